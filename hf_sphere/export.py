@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_sphere.utils.files import atomic_files
-from hf_sphere.utils.modes import eval_mode
+from hf_sphere.utils.modules import eval_mode
 
 
 def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mapping[str, str] | None = None) -> None:

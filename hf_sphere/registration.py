@@ -138,10 +138,7 @@ def _register_optimizers_with_timm(factory: ModuleType) -> None:
         kind = classes.get(opt.lower().split("_")[-1])
         if kind is not None and isinstance(model_or_params, nn.Module):
             if options.get("layer_decay") is not None:
-                raise ValueError(
-                    f"{opt} does not support layer_decay: its parameter groups follow the scale-invariant weights. Set "
-                    "lr in the groups of radial_parameter_groups(model) instead."
-                )
+                raise ValueError(f"{opt} does not support layer_decay; set lr in radial_parameter_groups(model).")
             if options.get("param_group_fn") is None:
                 decay_all = options.get("weight_decay_exclude_1d", True) is False
                 options["param_group_fn"] = functools.partial(_groups_for_timm, kind, decay_all=decay_all)

@@ -105,8 +105,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
     from hf_sphere.analysis import model_sources, reinitialization_robustness
     from hf_sphere.analysis.results import SavedAccuracies
     from hf_sphere.training.output_dir import can_resume_results, check_results_dir, prepare_results_dir, write_settings
-    from hf_sphere.utils.digest import digest_weights
-    from hf_sphere.utils.input_length import check_input_shape
+    from hf_sphere.utils.modules import check_input_shape, digest_weights
     from hf_sphere.utils.snapshots import list_snapshots
 
     transformers.utils.logging.disable_progress_bar()  # only the bar of the layers is shown

@@ -9,8 +9,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from hf_sphere.training.measures import show_published
 from hf_sphere.training.model_card import on_one_line, wrap_command
-from hf_sphere.training.published import show_published
 from hf_sphere.training.tasks import find_task
 from reproduction.claims import show_seeds
 from reproduction.definitions import define, is_share

@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hf_sphere.training.published import read_published, show_published
+from hf_sphere.training.measures import read_published, show_published
 from hf_sphere.utils.arguments import read_config
 from reproduction.comparisons import Comparison, compare, correct, show_interval, show_p_value
 from reproduction.definitions import is_share, scale

@@ -14,10 +14,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_sphere.utils.digest import digest_weights
-from hf_sphere.utils.input_length import longest_input
 from hf_sphere.utils.loading import load_model, load_pretrained
-from hf_sphere.utils.modes import eval_mode
+from hf_sphere.utils.modules import digest_weights, eval_mode, longest_input
 
 Kind = Literal["masked", "causal", "embedding"]
 

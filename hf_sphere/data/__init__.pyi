@@ -1,9 +1,12 @@
 from .augmentation import Augmentation as Augmentation
-from .batches import ImageBatches as ImageBatches, ImagesFromDisk as ImagesFromDisk, ImagesInMemory as ImagesInMemory
-from .computed_values import COMPUTED_VALUES as COMPUTED_VALUES
+from .batches import (
+    FewShotBatches as FewShotBatches,
+    FewShotData as FewShotData,
+    ImageBatches as ImageBatches,
+    ImagesFromDisk as ImagesFromDisk,
+    ImagesInMemory as ImagesInMemory,
+)
 from .decoding import CorruptImageError as CorruptImageError, ImageShape as ImageShape
-from .episodes import Episodes as Episodes, EpisodeSampler as EpisodeSampler
-from .few_shot import FewShotBatches as FewShotBatches, FewShotData as FewShotData
 from .images import (
     ImageData as ImageData,
     ImageSplit as ImageSplit,
@@ -17,5 +20,7 @@ from .options import (
     TextDataOptions as TextDataOptions,
     ValueOptions as ValueOptions,
 )
+from .sampling import Episodes as Episodes, EpisodeSampler as EpisodeSampler
+from .targets import COMPUTED_VALUES as COMPUTED_VALUES
 from .text import TextData as TextData, load_text_data as load_text_data
 from .text_batches import Masking as Masking, TextBatches as TextBatches, Vocabulary as Vocabulary

@@ -3,95 +3,36 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms.v2 import RandAugment, functional as tvF
 
+from hf_sphere.data.options import AugmentationOptions
+
 _DRAWS = 10
 """Attempts at a random resized crop before the full image is used."""
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """Random augmentation of training images.
+@dataclass
+class Augmentation(AugmentationOptions):
+    """Random augmentation of training images, with the options of `AugmentationOptions` in this order.
+
+    RandAugment (Cubuk et al., 2019, arXiv:1909.13719) and color jitter are applied to each image before it is cropped.
+    Jitter multiplies brightness, contrast and saturation by up to one plus or minus their strengths, and rotates the
+    hue by up to a fraction of the color circle, in random order. Random resized crops keep a uniform fraction of the
+    area, at a uniform position, with a log-uniform aspect ratio; one that would be wider or higher than the image is
+    resampled, and after ten attempts the full image is used. Positions are not rounded to pixels, and resizing is
+    bilinear: crops are only enlarged, so no antialiasing is needed. Images are cropped at the size of the model, not at
+    their original size, so a small crop is blurrier than one cut out of a large original. With alternating flips, two
+    epochs have each image both ways (Jordan, arXiv:2404.00498). Rotations use the nearest pixel, and zeros outside.
 
     Attributes:
-        crop_padding: Padding in pixels on each side before a random crop of the original size.
-        crop_padding_mode: Pad with `zeros`, or `reflect` the image about its outermost pixels.
-        horizontal_flip: Whether to flip images with probability 1/2.
-        alternating_flip: Whether to flip each image in every other epoch instead, beginning with a random half of the
-            images, so that two epochs have each image both ways (Jordan, arXiv:2404.00498).
-        rotation: Maximum angle, in degrees, of a random rotation in either direction (nearest pixel, zeros outside).
-        random_resized_crop: Minimum fraction of the area that a crop keeps, above 0 and up to 1 (0.08 is common); None
-            for no such crop. The fraction is uniform up to 1, the position is uniform, and the aspect ratio log-uniform
-            from 3/4 to 4/3 times that of the image; the crop is resized to the size of the image. A crop that would be
-            wider or higher than the image is resampled; after ten attempts the full image is used. Positions are
-            not rounded to pixels, and resizing is bilinear: crops are only enlarged, so no antialiasing is needed.
-            Images are cropped at the size of the model, not at their original size, so a small crop is blurrier than
-            one cut out of a large original.
-        crop_aspect_ratio: Largest aspect ratio of random resized crops, in place of 4/3; the smallest is its inverse.
-        color_jitter: Strengths of random changes of brightness, contrast, saturation (each a factor of up to one plus
-            or minus its strength, from 0 to 1) and hue (a rotation by up to this fraction of the color circle, at most
-            0.5), applied to each image in random order before it is cropped. None for no change.
-        rand_augment: Number of operations and magnitude, from 0 to 30, of torchvision's RandAugment
-            (Cubuk et al., 2019, arXiv:1909.13719), applied to each image before it is cropped. None for no change.
-        occlusion: Side in pixels of a square that is covered by `occlusion_color`, at a uniform position inside the
-            image; 0 for none.
-        occlusion_color: Value per channel, from 0 to 255.
+        occlusion_color: Value per channel of the occluded square, from 0 to 255.
     """
 
-    crop_padding: int = 0
-    horizontal_flip: bool = False
-    alternating_flip: bool = False
-    rotation: float = 0.0
-    random_resized_crop: float | None = None
-    crop_padding_mode: Literal["zeros", "reflect"] = "zeros"
-    crop_aspect_ratio: float = 4 / 3
-    color_jitter: Sequence[float] | None = None
-    occlusion: int = 0
     occlusion_color: Sequence[float] = (0.0,)
-    rand_augment: Sequence[int] | None = None
-
-    def __post_init__(self) -> None:
-        if self.horizontal_flip and self.alternating_flip:
-            raise ValueError("horizontal_flip and alternating_flip are two ways to flip; use only one of them.")
-        if self.crop_padding < 0:
-            raise ValueError(f"crop_padding must not be negative; got {self.crop_padding}.")
-        if not 0.0 <= self.rotation <= 180.0:
-            raise ValueError(f"rotation must lie between 0 and 180 degrees; got {self.rotation}.")
-        if self.random_resized_crop is not None:
-            if not 0.0 < self.random_resized_crop <= 1.0:
-                raise ValueError(
-                    "random_resized_crop is the minimum fraction of the area to keep, above 0 and up to 1 (0.08 is "
-                    f"common); got {self.random_resized_crop}."
-                )
-            if self.crop_padding:
-                raise ValueError(
-                    f"crop_padding={self.crop_padding} and random_resized_crop={self.random_resized_crop} are two ways "
-                    "to crop; use only one of them."
-                )
-        if not self.crop_aspect_ratio >= 1.0:
-            raise ValueError(f"crop_aspect_ratio must be at least 1, for square crops; got {self.crop_aspect_ratio}.")
-        if self.color_jitter is not None:
-            strengths = list(self.color_jitter)
-            limits = (1.0, 1.0, 1.0, 0.5)
-            if len(strengths) != 4 or not all(0.0 <= s <= limit for s, limit in zip(strengths, limits, strict=True)):
-                raise ValueError(
-                    "color_jitter must be the strengths of brightness, contrast, saturation (each from 0 to 1) and hue "
-                    f"(from 0 to 0.5); got {strengths}."
-                )
-        if self.rand_augment is not None:
-            given = list(self.rand_augment)
-            if len(given) != 2 or given[0] < 1 or not 0 <= given[1] <= 30:
-                raise ValueError(
-                    "rand_augment must be a number of operations, at least 1, and a magnitude from 0 to 30; got "
-                    f"{given}."
-                )
-        if self.occlusion < 0:
-            raise ValueError(f"occlusion must not be negative; got {self.occlusion}.")
 
     def check_size(self, height: int, width: int) -> None:
         """Raise an error if images of this size, in pixels, are too small for the padding or the occlusion."""
@@ -142,11 +83,6 @@ def _rand_augment(images: Tensor, strengths: Sequence[int], generator: torch.Gen
 def _random_crop(images: Tensor, padding: int, mode: str, generator: torch.Generator) -> Tensor:
     """Random crop of the original size from the padded image."""
     count, channels, height, width = images.shape
-    if mode == "reflect" and padding >= min(height, width):
-        raise ValueError(
-            f"images of {height} x {width} pixels can be reflected by at most {min(height, width) - 1}; got "
-            f"crop_padding={padding}."
-        )
     padded = tvF.pad(images, [padding], padding_mode="constant" if mode == "zeros" else mode)
     top, left = torch.randint(0, 2 * padding + 1, (2, count), generator=generator).to(images.device)
     rows = top[:, None] + torch.arange(height, device=images.device)
@@ -195,8 +131,6 @@ def _rotate(images: Tensor, radians: Tensor) -> Tensor:
 def _occlude(images: Tensor, side: int, color: Sequence[float], generator: torch.Generator) -> Tensor:
     """Cover a square of each image."""
     count, _, height, width = images.shape
-    if side > min(height, width):
-        raise ValueError(f"images of {height} x {width} pixels have no square of occlusion={side} pixels to cover.")
     top = torch.randint(0, height - side + 1, (count, 1), generator=generator)
     left = torch.randint(0, width - side + 1, (count, 1), generator=generator)
     rows = ((step := torch.arange(height) - top) >= 0) & (step < side)

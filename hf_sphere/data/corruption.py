@@ -8,7 +8,7 @@ resumes, in every process, and for any choice of held-out images.
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class Corruption:
         seed: Seed of all three.
 
     Raises:
-        ValueError: If a value is invalid.
+        ValueError: If `shuffled_pixels` is invalid.
     """
 
     label_noise: float = 0.0
@@ -48,37 +48,8 @@ class Corruption:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.label_noise <= 1.0:
-            raise ValueError(
-                f"--label_noise is the fraction of the training labels to replace, from 0 to 1; got {self.label_noise}."
-            )
-        if self.shuffled_pixels is not None and self.shuffled_pixels not in get_args(PixelShuffling):
-            raise ValueError(
-                "--shuffled_pixels is per_image (a permutation for each image) or shared (one for all images); got "
-                f"{self.shuffled_pixels!r}."
-            )
-        if self.sample_classes is not None and self.sample_classes < 2:
-            raise ValueError(
-                f"--sample_classes must be at least 2; got {self.sample_classes}. Leave it out to keep all classes."
-            )
-
-    def check_task(self, task: str) -> None:
-        """Raise an error if a task, one of `hf_sphere.data.targets.Task`, does not support the corruption."""
-        if task == "regression" and self.label_noise:
-            raise ValueError(
-                f"--label_noise {self.label_noise} draws classes, and regression has none: leave it out, or choose "
-                "task classification or joint."
-            )
-        if task == "regression" and self.sample_classes is not None:
-            raise ValueError(
-                f"--sample_classes {self.sample_classes} keeps classes, and regression has none: leave it out; "
-                "--max_train_samples keeps some of the images."
-            )
-        if task in ("retrieval", "few_shot") and self.sample_classes is not None:
-            raise ValueError(
-                f"--sample_classes {self.sample_classes} keeps the same classes in both splits, but {task} "
-                "evaluates on others: use --train_classes, which trains on some classes and evaluates on the rest."
-            )
+        if self.shuffled_pixels not in (None, *get_args(PixelShuffling)):
+            raise ValueError(f"--shuffled_pixels must be per_image or shared; got {self.shuffled_pixels!r}.")
 
     def draw_classes(self, count: int) -> Tensor:
         """Draw the classes to keep.
@@ -95,10 +66,7 @@ class Corruption:
         if self.sample_classes is None:
             return torch.arange(count)
         if self.sample_classes > count:
-            raise ValueError(
-                f"--sample_classes {self.sample_classes} is more than the data has: {count} classes. Use 2 to "
-                f"{count}, or leave it out to keep all."
-            )
+            raise ValueError(f"--sample_classes {self.sample_classes} is more than the data has: {count} classes.")
         return torch.randperm(count, generator=self._generator(_CLASSES))[: self.sample_classes].sort().values
 
     def replace_labels(self, labels: Tensor, rows: Tensor, *, num_rows: int, num_classes: int) -> Tensor:
@@ -146,12 +114,6 @@ class Corruption:
         if isinstance(images, EncodedImages):
             shuffle = partial(self._shuffle_one, split)
             return EncodedImages(images.dataset, images.column, images.shape, images.rows, shuffle)
-        return self._shuffle(images, rows, split)
-
-    def _shuffle_one(self, split: str, image: Tensor, row: Tensor) -> Tensor:
-        return self._shuffle(image[None], row[None], split)[0]
-
-    def _shuffle(self, images: Tensor, rows: Tensor, split: str) -> Tensor:
         num_pixels = images.shape[-2] * images.shape[-1]
         step = max(_PIXELS_AT_A_TIME // num_pixels, 1)
         shuffled = torch.empty_like(images)
@@ -160,6 +122,9 @@ class Corruption:
             order = self._permutations(chunk_rows, num_pixels, split).to(images.device)
             torch.gather(pixels, 2, order[:, None, :].expand_as(pixels), out=out)
         return shuffled
+
+    def _shuffle_one(self, split: str, image: Tensor, row: Tensor) -> Any:
+        return self.shuffle(image[None], row[None], split)[0]
 
     def _permutations(self, rows: Tensor, num_pixels: int, split: str) -> Tensor:
         """Return the source of each pixel, (N, P), or (1, P) if shared by all images."""

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,25 +177,22 @@ def decode_all(
 
 def find_good(images: EncodedImages, *, num_workers: int | None = None, progress: bool = True) -> Tensor:
     """Decode every image once and return the indices of those that are not corrupt, int64 of shape (N,)."""
-    passed = _pass_over(images, True, num_workers, progress, "Looking for corrupt images", collate=_only_mask)
+    passed = _pass_over(
+        images, True, num_workers, progress, "Looking for corrupt images", collate=partial(stack_images, keep=False)
+    )
     good = torch.cat([mask for mask, _ in passed]).nonzero()[:, 0]
     _report_left_out(images, good)
     return good
 
 
-def stack_images(images: list[Tensor | CorruptImageError]) -> tuple[Tensor, Tensor | None, CorruptImageError | None]:
-    """Collate decoded images: a mask of the good ones, (B,), these stacked (None if none), and the first error."""
+def stack_images(
+    images: list[Tensor | CorruptImageError], keep: bool = True
+) -> tuple[Tensor, Tensor | None, CorruptImageError | None]:
+    """Collate decoded images: a mask of the good ones, (B,), these stacked if there are any, and the first error."""
     good = [image for image in images if isinstance(image, Tensor)]
-    errors = [image for image in images if isinstance(image, CorruptImageError)]
-    return _mask(images), torch.stack(good) if good else None, errors[0] if errors else None
-
-
-def _mask(images: list[Tensor | CorruptImageError]) -> Tensor:
-    return torch.tensor([isinstance(image, Tensor) for image in images])
-
-
-def _only_mask(images: list[Tensor | CorruptImageError]) -> tuple[Tensor, None, None]:
-    return _mask(images), None, None
+    error = next((image for image in images if isinstance(image, CorruptImageError)), None)
+    mask = torch.tensor([isinstance(image, Tensor) for image in images])
+    return mask, torch.stack(good) if good and keep else None, error
 
 
 def _pass_over(

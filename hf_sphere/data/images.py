@@ -1,45 +1,56 @@
-"""Preparation of image data sets for training: columns, classes, splits, statistics, batches."""
+"""Preparation of image data sets for training: columns, classes, splits, statistics, batches; and thumbnails."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-from datasets import Dataset, DatasetDict, concatenate_datasets
+from datasets import DatasetDict, concatenate_datasets
+from torch import Tensor
 
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.batches import ImageBatches
-from hf_sphere.data.computed_values import CHANGED_BY, COMPUTED_VALUES
 from hf_sphere.data.corruption import Corruption
-from hf_sphere.data.decoding import EncodedImages, ImageShape, file_names
-from hf_sphere.data.episodes import Episodes, check_episodes
-from hf_sphere.data.open_set import first_classes, warn_of_shared_classes, warn_of_untrained_classes
-from hf_sphere.data.options import ImageDataOptions, ImageSourceOptions, OpenSetOptions, ValueOptions
+from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all, file_names, probe_shape
+from hf_sphere.data.options import (
+    AugmentationOptions,
+    ImageDataOptions,
+    ImageSourceOptions,
+    OpenSetOptions,
+    ValueOptions,
+)
+from hf_sphere.data.sampling import Episodes, check_episodes
 from hf_sphere.data.sources import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
-    VALUE_COLUMNS,
+    as_splits,
     choose_eval_split,
-    choose_splits,
-    common_column,
-    count_training_classes,
     find_column,
     find_split,
+    held_out_names,
     load_splits,
     usual_label_column,
 )
-from hf_sphere.data.split_names import as_splits, held_out_names
 from hf_sphere.data.splits import (
-    Split,
-    check_computable,
     choose_shape,
     find_range,
     find_statistics,
+    first_classes,
     hold_out,
+    open_parts,
+    open_split,
+    pool,
     prepare_images,
 )
-from hf_sphere.data.targets import OPEN_SETS, Task, check_task, read_class_names, read_labels, read_values
+from hf_sphere.data.targets import (
+    CHANGED_BY,
+    OPEN_SETS,
+    Task,
+    check_task,
+    read_class_names,
+)
 from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
@@ -152,26 +163,11 @@ def load_image_data(
     """
     values = targets if isinstance(targets, ValueOptions) else ValueOptions()
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
-    check_task(task, options.label_column_name, values, train_classes, episodes)
-    balanced = options.class_balanced_sampling
-    if balanced and (task == "regression" or episodes is not None):
-        what = "regression, which has no classes" if episodes is None else "episodes, which draw classes themselves"
-        raise ValueError(f"class_balanced_sampling does not apply to {what}; leave it out.")
-    augmentation = Augmentation(
-        options.crop_padding,
-        options.horizontal_flip,
-        rotation=options.rotation,
-        random_resized_crop=options.random_resized_crop,
-        alternating_flip=options.alternating_flip,
-        crop_padding_mode=options.crop_padding_mode,
-        color_jitter=options.color_jitter,
-        crop_aspect_ratio=options.crop_aspect_ratio,
-        occlusion=options.occlusion,
-        rand_augment=options.rand_augment,
-    )
-    corruption = _corruption(options, seed, task)
+    check_task(task, options, values, train_classes, episodes)
+    augmentation = Augmentation(**{part.name: getattr(options, part.name) for part in fields(AugmentationOptions)})
+    corruption = _corruption(options, seed)
     splits = _load_splits(options, dataset)
-    parts, class_names, shape = _open_parts(splits, options, task, values, train_classes, corruption)
+    parts, class_names, shape = open_parts(splits, options, task, values, train_classes, corruption)
     augmentation.check_size(shape.height, shape.width)
     _warn_of_augmentation(augmentation, class_names, values.computed_value)
     limits = {"train": options.max_train_samples, "eval": options.max_eval_samples}
@@ -189,7 +185,8 @@ def load_image_data(
             train.known_classes, train.rows, num_rows=train.num_rows, num_classes=len(names["train"])
         )
     mean, std = find_statistics(train.images, shape, options)
-    augmentation = replace(augmentation, occlusion_color=[255 * value for value in mean])
+    augmentation.occlusion_color = [255 * value for value in mean]
+    balanced = options.class_balanced_sampling
     drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
     for key, part in parts.items():
         if (wanted := drawn[key]) is not None:
@@ -211,9 +208,7 @@ def load_image_data(
         )
 
     return ImageData(
-        train=batches(
-            "train", batch_size, seed, augmentation=augmentation, shuffle=True, balanced=options.class_balanced_sampling
-        ),
+        train=batches("train", batch_size, seed, augmentation=augmentation, shuffle=True, balanced=balanced),
         # With the seed of training, the evaluation episodes would equal the training episodes.
         evaluation=batches("eval", eval_batch_size, mix_seed(seed, 1)),
         eval_split=parts["eval"].name,
@@ -249,7 +244,7 @@ def load_image_split(
             `seed` or `corruption_seed`, classes and pixels are those of `load_image_data`. Mean and standard deviation
             are required; the image processor of a model has them. The split may have no labels. Other options are
             ignored.
-        split: Name of the split, or a part of the data, see `hf_sphere.data.split_names.read_split`: `all`,
+        split: Name of the split, or a part of the data, see `hf_sphere.data.sources.read_split`: `all`,
             `train[:80%]`, `held_out(train, 0.2, seed=0)`. None for the evaluation split of
             `load_image_data`, or if a part would be held out of images without labels, for all of them.
         dataset: See `load_image_data`.
@@ -270,7 +265,8 @@ def load_image_split(
     """
     if options.image_mean is None or options.image_std is None:
         raise ValueError("image_mean and image_std are required to load a split as in evaluation.")
-    corruption = _corruption(options, seed, "classification" if train_classes is None else "retrieval", noise=False)
+    check_task("classification" if train_classes is None else "retrieval", options, ValueOptions(), train_classes)
+    corruption = _corruption(options, seed)
     splits = _load_splits(options, dataset)
     classes, train = options.label_column_name or usual_label_column(splits), options.train_split
     name = choose_eval_split(splits, split)
@@ -288,11 +284,11 @@ def load_image_split(
             find_column(with_classes, label_column, (), "label")
         if train_classes is not None:
             find_column(with_classes, image_column, (), "image")
-            name, rows = _pool({options.train_split: with_classes, name: rows}, [image_column, label_column])
+            name, rows = pool({options.train_split: with_classes, name: rows}, [image_column, label_column])
             with_classes = rows
         class_names = read_class_names(with_classes, label_column)
     shape = choose_shape(rows, image_column, options)
-    part = _open_split(name, rows, image_column, shape, label_column, class_names)
+    part = open_split(name, rows, image_column, shape, label_column, class_names)
     if label_column is None:
         part.classes = torch.full((len(part),), -1)
     if train_classes is not None:
@@ -320,12 +316,9 @@ def load_image_split(
     return ImageSplit(batches, class_names, len(part), part.name, files)
 
 
-def _corruption(options: ImageSourceOptions, seed: int, task: str, noise: bool = True) -> Corruption:
+def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:
     seed = seed if options.corruption_seed is None else options.corruption_seed
-    share = options.label_noise if noise else 0.0
-    corruption = Corruption(share, options.shuffled_pixels, options.sample_classes, seed)
-    corruption.check_task(task)
-    return corruption
+    return Corruption(options.label_noise, options.shuffled_pixels, options.sample_classes, seed)
 
 
 def _load_splits(options: ImageSourceOptions, dataset: Any) -> DatasetDict:
@@ -336,79 +329,9 @@ def _load_splits(options: ImageSourceOptions, dataset: Any) -> DatasetDict:
     return as_splits(dataset, {name: limit for name, limit in limits.items() if limit is not None})
 
 
-def _open_parts(
-    splits: DatasetDict,
-    options: ImageSourceOptions,
-    task: str,
-    values: ValueOptions,
-    train_classes: int | None,
-    corruption: Corruption,
-) -> tuple[dict[str, Split], list[str], ImageShape]:
-    """Return the parts `train`, `eval` and possibly `validation`, the class names and the image shape."""
-    rows = choose_splits(splits, options, task, train_classes)
-    image_column = common_column(rows, options.image_column_name, IMAGE_COLUMNS, "image")
-    label_column, value_column, class_names = None, None, []
-    if task != "regression":
-        label_column = common_column(rows, options.label_column_name, LABEL_COLUMNS, "label")
-        _, with_classes = rows["train"]
-        if task in OPEN_SETS:
-            pooled = _pool(dict(rows.values()), [image_column, label_column])
-            _, with_classes = pooled
-            if train_classes is None and rows["eval"][0] == rows["train"][0]:  # there is no evaluation split
-                train_classes = count_training_classes(with_classes, label_column, options)
-            rows = rows if train_classes is None else dict.fromkeys(rows, pooled)
-        class_names = read_class_names(with_classes, label_column)
-    if task in ("regression", "joint") and values.computed_value is None:
-        instead = f", or compute a value with --computed_value ({', '.join(COMPUTED_VALUES)})"
-        value_column = common_column(rows, values.value_column_name, VALUE_COLUMNS, "value", instead)
-    shape = choose_shape(rows["train"][1], image_column, options)
-    if values.computed_value is not None:
-        check_computable(values.computed_value, shape)
-    parts = {
-        key: _open_split(name, part_rows, image_column, shape, label_column, class_names, value_column)
-        for key, (name, part_rows) in rows.items()
-    }
-    if train_classes is not None:
-        trained = first_classes(parts["train"].known_classes, train_classes)
-        parts = {"train": parts["train"].select(trained), "eval": parts["eval"].select(~trained)}
-    elif task not in OPEN_SETS and label_column is not None:
-        warn_of_untrained_classes(parts["train"].known_classes, parts["eval"].known_classes, class_names)
-    elif task in OPEN_SETS:
-        for key in list(parts)[1:]:
-            which = "evaluation" if key == "eval" else key
-            warn_of_shared_classes(parts["train"].known_classes, parts[key].known_classes, which)
-    if options.sample_classes is not None:
-        kept = corruption.draw_classes(len(class_names))
-        parts = {key: part.keep_classes(kept, class_names) for key, part in parts.items()}
-        class_names = [class_names[index] for index in kept]
-    return parts, class_names, shape
-
-
-def _pool(rows: dict[str, Dataset], columns: list[str]) -> tuple[str, Dataset]:
-    """Return the joined names and the concatenation of splits."""
-    return "+".join(rows), concatenate_datasets([part.select_columns(columns) for part in rows.values()])
-
-
-def _open_split(
-    name: str,
-    rows: Dataset,
-    image_column: str,
-    shape: ImageShape,
-    label_column: str | None,
-    class_names: list[str],
-    value_column: str | None = None,
-) -> Split:
-    """Open all images of a split, encoded, with their targets."""
-    classes = None if label_column is None else read_labels(rows, label_column, class_names, name)
-    values = None if value_column is None else read_values(rows, value_column, name)
-    images = EncodedImages(rows, image_column, shape)
-    return Split(name, len(rows), images, torch.arange(len(rows)), classes, values)
-
-
 def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], computed_value: str | None) -> None:
-    if (augmentation.horizontal_flip or augmentation.alternating_flip) and {str(digit) for digit in range(10)} <= set(
-        class_names
-    ):
+    flips = augmentation.horizontal_flip or augmentation.alternating_flip
+    if flips and set("0123456789") <= set(class_names):
         logger.warning("Mirrored digits are not digits: images of classes named %s are flipped.", class_names)
     changing = [f"--{name}" for name in CHANGED_BY.get(computed_value or "", ()) if getattr(augmentation, name)]
     if changing:
@@ -417,3 +340,51 @@ def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], co
             " and ".join(changing),
             computed_value,
         )
+
+
+def load_thumbnails(
+    name: str,
+    splits: Sequence[str],
+    rows: Tensor,
+    *,
+    config_name: str | None = None,
+    image_column: str | None = None,
+    side: int = 32,
+    cache_dir: str | os.PathLike | None = None,
+    progress: bool = True,
+) -> Tensor:
+    """Load images by row, downscaled if they are larger.
+
+    Args:
+        name: Bundled data set, Hub id, or folder; see `hf_sphere.data.sources.load_splits`.
+        splits: The split; several are concatenated.
+        rows: (N,) rows of the split, in any order.
+        config_name: Configuration, for a data set with several.
+        image_column: Column of the images; detected by name if None.
+        side: Length of the longest side of a thumbnail in pixels. All have the aspect ratio of the first image.
+        cache_dir: Folder for decoded images; in the Hugging Face home if None.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        uint8, (N, channels, height, width); an image that cannot be decoded is black.
+
+    Raises:
+        ValueError: If a split or a row does not exist.
+    """
+    loaded = load_splits(name, config_name)
+    parts = [find_split(loaded, split, "--split") for split in splits]
+    column = find_column(parts[0], image_column, IMAGE_COLUMNS, "image")
+    images = concatenate_datasets([part.select_columns([column]) for part in parts])
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(images):
+        raise ValueError(
+            f"rows run from {int(rows.min())} to {int(rows.max())}, but {name} has {len(images)} images in "
+            f"{'+'.join(splits)}."
+        )
+    first = probe_shape(images, column)
+    scale = min(1.0, side / max(first.height, first.width))
+    shape = ImageShape(first.channels, max(1, round(scale * first.height)), max(1, round(scale * first.width)))
+    encoded = EncodedImages(images.select(rows.tolist()), column, shape)
+    decoded, good = decode_all(encoded, skip_corrupt=True, cache_dir=cache_dir, progress=progress)
+    thumbnails = torch.zeros((len(rows), *decoded.shape[1:]), dtype=torch.uint8)
+    thumbnails[good] = decoded
+    return thumbnails

@@ -50,7 +50,7 @@ class ImageSourceOptions(Arguments):
     num_channels: int | None = argument(None, "1 or 3; default: the first image's.", ge=1, le=3)
     image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")
     image_std: list[float] | None = argument(None, "Standard deviation per channel; default: measured.", gt=0)
-    sample_classes: int | None = argument(None, "Keep only this many classes, sampled with corruption_seed.", ge=1)
+    sample_classes: int | None = argument(None, "Keep only this many classes, sampled with corruption_seed.", ge=2)
     label_noise: float = argument(
         0.0, "Fraction of the training labels to replace by uniformly sampled classes.", ge=0, le=1
     )
@@ -72,20 +72,17 @@ class ImageSourceOptions(Arguments):
         if isinstance(self.image_size, int):
             self.image_size = [self.image_size]
         super().__post_init__()
+        if self.num_channels not in (None, 1, 3):
+            raise ValueError(f"num_channels must be 1 or 3; got {self.num_channels}.")
+        if self.image_size is not None and len(self.image_size) not in (1, 2):
+            raise ValueError(f"image_size must be a side in pixels or (height, width); got {self.image_size}.")
 
 
 @dataclass
-class ImageDataOptions(ImageSourceOptions):
-    """Images, and the augmentation of training images."""
+class AugmentationOptions(Arguments):
+    """Random augmentation of training images."""
 
-    class_balanced_sampling: bool = argument(
-        False, "Draw the training images of an epoch with replacement, each class equally often on average."
-    )
-    rand_augment: list[int] | None = argument(
-        None, "Number of operations and magnitude (0 to 30) of RandAugment on training images, for instance 2 9.", ge=0
-    )
     crop_padding: int = argument(0, "Padding in pixels before a random crop of training images.", ge=0, le=LARGEST_SIDE)
-    crop_padding_mode: Literal["zeros", "reflect"] = argument("zeros", "Pad with zeros, or reflect the image.")
     horizontal_flip: bool = argument(False, "Flip training images horizontally with probability 1/2.")
     alternating_flip: bool = argument(
         False, "Flip each training image in every other epoch, beginning with a random half of the images."
@@ -94,6 +91,7 @@ class ImageDataOptions(ImageSourceOptions):
     random_resized_crop: float | None = argument(
         None, "Train on random resized crops of at least this fraction of the area, for instance 0.08.", gt=0, le=1
     )
+    crop_padding_mode: Literal["zeros", "reflect"] = argument("zeros", "Pad with zeros, or reflect the image.")
     crop_aspect_ratio: float = argument(
         4 / 3, "Largest aspect ratio of random resized crops relative to the image.", ge=1
     )
@@ -103,18 +101,46 @@ class ImageDataOptions(ImageSourceOptions):
     occlusion: int = argument(
         0, "Side in pixels of a square of the mean color on each training image; 0 for none.", ge=0, le=LARGEST_SIDE
     )
+    rand_augment: list[int] | None = argument(
+        None, "Number of operations and magnitude (0 to 30) of RandAugment on training images, for instance 2 9.", ge=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for one, other, what in (
+            ("horizontal_flip", "alternating_flip", "flip"),
+            ("crop_padding", "random_resized_crop", "crop"),
+        ):
+            if getattr(self, one) and getattr(self, other):
+                raise ValueError(f"{one} and {other} are two ways to {what}; use only one of them.")
+        jitter, operations = self.color_jitter, self.rand_augment
+        if jitter is not None and (len(jitter) != 4 or jitter[3] > 0.5):
+            raise ValueError(
+                "color_jitter must be the strengths of brightness, contrast, saturation (each from 0 to 1) and hue "
+                f"(from 0 to 0.5); got {list(jitter)}."
+            )
+        if operations is not None and (len(operations) != 2 or operations[0] < 1 or operations[1] > 30):
+            raise ValueError(
+                "rand_augment must be a number of operations, at least 1, and a magnitude from 0 to 30; got "
+                f"{list(operations)}."
+            )
+
+
+@dataclass
+class ImageDataOptions(AugmentationOptions, ImageSourceOptions):
+    """Images, and the augmentation of training images."""
+
+    class_balanced_sampling: bool = argument(
+        False, "Draw the training images of an epoch with replacement, each class equally often on average."
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         corruptions = (self.sample_classes, self.label_noise, self.shuffled_pixels)
         if self.corruption_seed is not None and not any(corruptions):
-            raise ValueError(
-                "corruption_seed is for sample_classes, label_noise and shuffled_pixels, none of which is set."
-            )
+            raise ValueError("corruption_seed is for sample_classes, label_noise and shuffled_pixels; none is set.")
         if self.crop_aspect_ratio != 4 / 3 and self.random_resized_crop is None:
-            raise ValueError(
-                f"crop_aspect_ratio {self.crop_aspect_ratio} is for random_resized_crop, which is not set."
-            )
+            raise ValueError(f"crop_aspect_ratio {self.crop_aspect_ratio} is for random_resized_crop; it is not set.")
         if self.crop_padding_mode != "zeros" and not self.crop_padding:
             raise ValueError(f"crop_padding_mode {self.crop_padding_mode} is for crop_padding, which is not set.")
 

@@ -132,10 +132,7 @@ def read_imagenet200(reader: Reader) -> tuple[Splits, Features]:
     trained, tested = ({row.values["label"] for row in rows} for rows in found.values())
     splits = {split: reader.present(rows, split) for split, rows in found.items()}
     if alone := sorted(trained ^ tested):
-        raise ValueError(
-            f"the training and the test split must have the same classes; {len(alone)} are in only one of them: "
-            f"{_shorten(alone)}."
-        )
+        raise ValueError(f"the training and the test split must have the same classes; not in both: {_shorten(alone)}.")
     folders = sorted(trained)
     words = dict(reader.lines("words.txt", 2, "\t")) if (reader.source / "words.txt").is_file() else {}
     names = [words.get(folder, folder) for folder in folders]

@@ -1,16 +1,29 @@
-"""Sources of image data sets: the Hub, a folder, or the data bundled with the library."""
+"""Sources of image data sets, their columns, and parts of them by name."""
 
 import difflib
 import logging
-from collections.abc import Callable
-from functools import cache
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+import torch
+from datasets import (
+    ClassLabel,
+    Dataset,
+    DatasetDict,
+    Features,
+    Image,
+    IterableDataset,
+    IterableDatasetDict,
+    ReadInstruction,
+    concatenate_datasets,
+)
+from torch import Tensor
 
 from hf_sphere.data.options import ImageSourceOptions
-from hf_sphere.data.split_names import held_out_names, read_split
-from hf_sphere.data.targets import OPEN_SETS
+from hf_sphere.data.targets import OPEN_SETS, read_class_names, read_labels
 from hf_sphere.utils.loading import load_dataset
 
 logger = logging.getLogger(__name__)
@@ -30,7 +43,11 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
     """
     if name in BUNDLED:
         return DatasetDict(BUNDLED[name]())
-    splits = load_dataset(name, config_name)
+    return require_splits(load_dataset(name, config_name), name)
+
+
+def require_splits(splits: Any, name: str) -> DatasetDict:
+    """Return the splits of the data set `name`, or raise an error if it was not loaded as such."""
     if not isinstance(splits, DatasetDict):
         raise ValueError(f"data set {name!r} does not load as named splits; got {type(splits).__name__}.")
     return splits
@@ -75,7 +92,7 @@ def find_split(splits: DatasetDict, name: str, option: str, label_column: str | 
 
     Args:
         splits: All splits.
-        name: See `hf_sphere.data.split_names.read_split`.
+        name: See `hf_sphere.data.sources.read_split`.
         option: Option that chooses it, for error messages.
         label_column: Column of the classes, for parts that are held out.
     """
@@ -116,33 +133,29 @@ def choose_splits(
         )
     if (name := options.validation_split) is not None:
         if options.validation_fraction:
-            raise ValueError(
-                f"--validation_split {name} and --validation_fraction {options.validation_fraction} are two sources of "
-                "images to select the epoch on; use only one of them."
-            )
+            raise ValueError(f"--validation_split {name} and --validation_fraction exclude each other; use only one.")
         if by_class:
             raise ValueError(
-                f"--train_classes divides the classes of all images, and --validation_split {name} would contain "
-                "classes of both sides; hold out training classes with --validation_fraction instead."
+                f"--train_classes divides all classes, and --validation_split {name} would contain some of both parts; "
+                "hold out training classes with --validation_fraction instead."
             )
         for key, other in names.items():
             if other == name:
                 raise ValueError(
-                    f"--validation_split {name} is also the split of --{key}_split, so the epoch would not be "
-                    "selected on separate images; name another one, or hold out training images with "
-                    "--validation_fraction."
+                    f"--validation_split {name} is also the split of --{key}_split; name another one, or hold out "
+                    "training images with --validation_fraction."
                 )
         names["validation"] = name
     return {key: (name, find_split(splits, name, f"--{key}_split", label_column)) for key, name in names.items()}
 
 
 def common_column(
-    rows: dict[str, tuple[str, Dataset]], given: str | None, candidates: tuple[str, ...], what: str, instead: str = ""
+    rows: dict[str, Dataset], given: str | None, candidates: tuple[str, ...], what: str, instead: str = ""
 ) -> str:
     """Find a column in the training split, and check that the other splits have it."""
-    found = find_column(rows["train"][1], given, candidates, what, instead=instead)
-    for _, part_rows in rows.values():
-        find_column(part_rows, found, (), what)
+    found = find_column(rows["train"], given, candidates, what, instead=instead)
+    for part in rows.values():
+        find_column(part, found, (), what)
     return found
 
 
@@ -199,18 +212,107 @@ def _two_clusters() -> DatasetDict:
 
 
 def _as_splits(splits: dict[str, tuple[np.ndarray, np.ndarray]], names: list[str]) -> DatasetDict:
-    from PIL.Image import fromarray
-
     features = Features({"image": Image(), "label": ClassLabel(names=names)})
-    return DatasetDict(
-        {
-            split: Dataset.from_dict(
-                {"image": [fromarray(image) for image in images], "label": labels.tolist()}, features=features
-            )
-            for split, (images, labels) in splits.items()
-        }
-    )
+    columns = {split: {"image": list(images), "label": labels.tolist()} for split, (images, labels) in splits.items()}
+    return DatasetDict({split: Dataset.from_dict(part, features) for split, part in columns.items()})
 
 
 BUNDLED: dict[str, Callable[[], DatasetDict]] = {"digits": _digits, "two_clusters": _two_clusters}
 """Data sets that need no network."""
+
+
+_HELD_OUT = re.compile(r"(kept|held_out)\((.+), ([0-9.]+), seed=([0-9]+)\)")
+
+
+def as_splits(data: Any, max_rows: Mapping[str, int] | None = None) -> DatasetDict:
+    """Return the splits of a data set of `datasets`, and those of a streaming one as files of its cache.
+
+    Args:
+        data: A `Dataset`, which becomes the split `train`, `DatasetDict`, `IterableDataset` or `IterableDatasetDict`.
+        max_rows: Number of rows, by split, that are read from a streaming data set; the others are read to their end.
+
+    Raises:
+        TypeError: If it is something else.
+    """
+    splits = data if isinstance(data, (DatasetDict, IterableDatasetDict)) else {"train": data}
+    for part in splits.values():
+        if not isinstance(part, (Dataset, IterableDataset)):
+            raise TypeError(
+                f"a data set must be one of `datasets` or a dictionary of these; got {type(part).__name__}."
+            )
+    return DatasetDict({name: _stored(part, (max_rows or {}).get(name)) for name, part in splits.items()})
+
+
+def _stored(part: Any, max_rows: int | None) -> Dataset:
+    if isinstance(part, Dataset):
+        return part
+    part = part if max_rows is None else part.take(max_rows)
+    return Dataset.from_generator(partial(iter, part), features=part.features)
+
+
+def held_out_names(split: str, fraction: float, seed: int) -> tuple[str, str]:
+    """Return the names of the two parts of a split, of which the second has a random fraction of the rows."""
+    return f"kept({split}, {fraction:g}, seed={seed})", f"held_out({split}, {fraction:g}, seed={seed})"
+
+
+def read_split(splits: DatasetDict, name: str, label_column: str | None = None) -> Dataset:
+    """Return the rows of a split or of a part of the data.
+
+    Args:
+        splits: All splits.
+        name: Name of a split; an expression of `datasets` such as `train[:80%]` or `train+test`; `all`; or one of
+            `held_out_names`, whose parts have the same proportion of classes.
+        label_column: Column of the classes; None if there is none.
+
+    Raises:
+        KeyError: If there is no such split.
+        ValueError: If the expression is invalid, or no part can be held out.
+    """
+    if name in splits:
+        return splits[name]
+    if found := _HELD_OUT.fullmatch(name):
+        part, split, fraction, seed = found.groups()
+        rows = read_split(splits, split, label_column)
+        names = [] if label_column is None else read_class_names(rows, label_column)
+        classes = None if label_column is None else read_labels(rows, label_column, names, split)
+        held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names)
+        return rows.select((held_out if part == "held_out" else ~held_out).nonzero()[:, 0].tolist())
+    if name == "all":
+        name = "+".join(splits)
+    elif not re.search(r"[\[+]", name):
+        raise KeyError(name)
+    read = ReadInstruction.from_spec(name).to_absolute({key: len(rows) for key, rows in splits.items()})
+    parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in read]
+    return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
+
+
+def draw_held_out(
+    count: int, fraction: float, seed: int, classes: Tensor | None = None, names: Sequence[str] = ()
+) -> Tensor:
+    """Draw a random fraction of the images, bool (`count`,), with the same proportion of each class if there are any.
+
+    Args:
+        count: Number of images.
+        fraction: Fraction to draw, between 0 and 1.
+        seed: Seed of the draw.
+        classes: (`count`,), class indices.
+        names: Names of the classes, for error messages.
+
+    Raises:
+        ValueError: If a part would be empty or lack a class.
+    """
+    from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
+
+    known, counts = (None, None) if classes is None else classes.unique(return_counts=True)
+    if known is not None and counts is not None and counts.min() < 2:
+        single = [names[index] if names else str(index) for index in known[counts < 2].tolist()]
+        raise ValueError(
+            f"{len(single)} class(es) have a single image, which cannot be both in training and held out: "
+            f"{', '.join(single[:5])}. Leave them out, or name a split instead of a fraction."
+        )
+    splitter = (ShuffleSplit if classes is None else StratifiedShuffleSplit)(1, test_size=fraction, random_state=seed)
+    try:
+        _, drawn = next(splitter.split(torch.arange(count).numpy(), classes))
+    except ValueError as error:
+        raise ValueError(f"a fraction of {fraction} cannot be held out of {count} images: {error}") from error
+    return torch.zeros(count, dtype=torch.bool).index_fill_(0, torch.as_tensor(drawn), True)

@@ -1,16 +1,16 @@
-"""Images and targets of one split, before they are converted to batches."""
+"""Images and targets of one split, before they are converted to batches; splits by class."""
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict, concatenate_datasets
 from torch import Tensor
 
 from hf_sphere.data.batches import ImageBatches, ImagesFromDisk, ImagesInMemory
-from hf_sphere.data.computed_values import COMPUTED_VALUES
 from hf_sphere.data.corruption import Corruption
 from hf_sphere.data.decoding import (
     CorruptImageError,
@@ -21,9 +21,26 @@ from hf_sphere.data.decoding import (
     probe_shape,
     stack_images,
 )
-from hf_sphere.data.open_set import held_out_classes
-from hf_sphere.data.options import ImageSourceOptions
-from hf_sphere.data.split_names import draw_held_out
+from hf_sphere.data.options import ImageSourceOptions, ValueOptions
+from hf_sphere.data.sampling import draw_subset
+from hf_sphere.data.sources import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    VALUE_COLUMNS,
+    choose_splits,
+    common_column,
+    count_training_classes,
+    draw_held_out,
+)
+from hf_sphere.data.targets import (
+    COMPUTED_VALUES,
+    OPEN_SETS,
+    read_class_names,
+    read_labels,
+    read_values,
+)
+
+logger = logging.getLogger(__name__)
 
 LARGEST_SIDE_IN_MEMORY = 96
 """Images with sides up to this length are decoded once and kept on the device; larger ones are read from disk."""
@@ -65,12 +82,7 @@ class Split:
 
     def sample(self, count: int | None, seed: int) -> "Split":
         """Select `count` random images, or all of them if `count` is None."""
-        if count is None or count >= len(self):
-            return self
-        if count < 1:
-            raise ValueError(f"a subset must have at least one image; got {count}.")
-        drawn = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count]
-        return self.select(drawn.sort().values)
+        return self if count is None or count >= len(self) else self.select(draw_subset(len(self), count, seed))
 
     def keep_classes(self, kept: Tensor, names: Sequence[str]) -> "Split":
         """Select the images of some classes, (K,) in increasing order, and number these classes from 0."""
@@ -118,6 +130,76 @@ class Split:
         return replace(self, images=images, rows=self.rows[indices], classes=classes, values=values)
 
 
+def open_parts(
+    splits: DatasetDict,
+    options: ImageSourceOptions,
+    task: str,
+    values: ValueOptions,
+    train_classes: int | None,
+    corruption: Corruption,
+) -> tuple[dict[str, Split], list[str], ImageShape]:
+    """Return the parts `train`, `eval` and possibly `validation`, the class names and the image shape."""
+    rows = choose_splits(splits, options, task, train_classes)
+    only_rows = {key: part for key, (_, part) in rows.items()}
+    image_column = common_column(only_rows, options.image_column_name, IMAGE_COLUMNS, "image")
+    label_column, value_column, class_names = None, None, []
+    if task != "regression":
+        label_column = common_column(only_rows, options.label_column_name, LABEL_COLUMNS, "label")
+        _, with_classes = rows["train"]
+        if task in OPEN_SETS:
+            pooled = pool(dict(rows.values()), [image_column, label_column])
+            _, with_classes = pooled
+            if train_classes is None and rows["eval"][0] == rows["train"][0]:  # there is no evaluation split
+                train_classes = count_training_classes(with_classes, label_column, options)
+            rows = rows if train_classes is None else dict.fromkeys(rows, pooled)
+        class_names = read_class_names(with_classes, label_column)
+    if task in ("regression", "joint") and values.computed_value is None:
+        instead = f", or compute a value with --computed_value ({', '.join(COMPUTED_VALUES)})"
+        value_column = common_column(only_rows, values.value_column_name, VALUE_COLUMNS, "value", instead)
+    shape = choose_shape(rows["train"][1], image_column, options)
+    if values.computed_value is not None:
+        check_computable(values.computed_value, shape)
+    parts = {
+        key: open_split(name, part_rows, image_column, shape, label_column, class_names, value_column)
+        for key, (name, part_rows) in rows.items()
+    }
+    if train_classes is not None:
+        trained = first_classes(parts["train"].known_classes, train_classes)
+        parts = {"train": parts["train"].select(trained), "eval": parts["eval"].select(~trained)}
+    elif task not in OPEN_SETS and label_column is not None:
+        warn_of_untrained_classes(parts["train"].known_classes, parts["eval"].known_classes, class_names)
+    elif task in OPEN_SETS:
+        for key in list(parts)[1:]:
+            which = "evaluation" if key == "eval" else key
+            warn_of_shared_classes(parts["train"].known_classes, parts[key].known_classes, which)
+    if options.sample_classes is not None:
+        kept = corruption.draw_classes(len(class_names))
+        parts = {key: part.keep_classes(kept, class_names) for key, part in parts.items()}
+        class_names = [class_names[index] for index in kept]
+    return parts, class_names, shape
+
+
+def pool(rows: dict[str, Dataset], columns: list[str]) -> tuple[str, Dataset]:
+    """Return the joined names and the concatenation of splits."""
+    return "+".join(rows), concatenate_datasets([part.select_columns(columns) for part in rows.values()])
+
+
+def open_split(
+    name: str,
+    rows: Dataset,
+    image_column: str,
+    shape: ImageShape,
+    label_column: str | None,
+    class_names: list[str],
+    value_column: str | None = None,
+) -> Split:
+    """Open all images of a split, encoded, with their targets."""
+    classes = None if label_column is None else read_labels(rows, label_column, class_names, name)
+    values = None if value_column is None else read_values(rows, value_column, name)
+    images = EncodedImages(rows, image_column, shape)
+    return Split(name, len(rows), images, torch.arange(len(rows)), classes, values)
+
+
 def prepare_images(
     split: Split,
     options: ImageSourceOptions,
@@ -150,9 +232,7 @@ def find_range(values: Tensor) -> tuple[float, float]:
     """Return the smallest and largest of the training values, (N,), which must differ."""
     smallest, largest = values.min().item(), values.max().item()
     if smallest == largest:
-        raise ValueError(
-            f"all values of the {len(values)} training images are {smallest:g}; there is nothing to learn."
-        )
+        raise ValueError(f"all {len(values)} training values are {smallest:g}; there is nothing to learn.")
     return smallest, largest
 
 
@@ -165,23 +245,16 @@ def check_computable(value: str, shape: ImageShape) -> None:
     """Raise an error if a value cannot be computed from images of this shape, since they are read from disk."""
     if not stays_in_memory(shape):
         raise ValueError(
-            f"--computed_value {value} is for images of up to {LARGEST_SIDE_IN_MEMORY} pixels a side, which are kept "
-            f"in memory; these have {shape.height} x {shape.width} and are read from disk. Resize them with "
-            "--image_size, or name a column of values with --value_column_name."
+            f"--computed_value {value} is for images of up to {LARGEST_SIDE_IN_MEMORY} pixels a side; these have "
+            f"{shape.height} x {shape.width}. Resize them with --image_size, or use --value_column_name."
         )
 
 
 def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> ImageShape:
     """Return the shape set by the options, by default that of the first image."""
     found = probe_shape(rows, column)
-    if options.num_channels not in (None, 1, 3):
-        raise ValueError(f"num_channels must be 1 or 3; got {options.num_channels}.")
-    height, width = found.height, found.width
-    if (size := options.image_size) is not None:
-        if len(size) not in (1, 2) or min(size) < 1:
-            raise ValueError(f"image_size must be a side in pixels or (height, width); got {size}.")
-        height, width = size[0], size[-1]
-    return ImageShape(options.num_channels or found.channels, height, width, options.crop_pct)
+    size = options.image_size or [found.height, found.width]
+    return ImageShape(options.num_channels or found.channels, size[0], size[-1], options.crop_pct)
 
 
 def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:
@@ -212,13 +285,82 @@ def find_statistics(
     if mean is None or std is None:
         measured_mean, measured_std = measure_pixels(images)
         mean, std = mean or measured_mean, std or measured_std
-    return _per_channel(mean, shape, "mean"), _per_channel(std, shape, "std")
+    for values in (mean, std):
+        if len(values) not in (1, shape.channels):
+            raise ValueError(f"mean and std need one value or {shape.channels} (one per channel); got {list(values)}.")
+    mean, std = ([float(value) for value in values] * (shape.channels // len(values)) for values in (mean, std))
+    return mean, std
 
 
-def _per_channel(values: Sequence[float], shape: ImageShape, what: str) -> list[float]:
-    """Repeat a single statistic for all channels."""
-    if len(values) not in (1, shape.channels):
-        raise ValueError(f"{what} needs one value or {shape.channels} (one per channel); got {list(values)}.")
-    if what == "std" and min(values) <= 0:
-        raise ValueError(f"std must be positive; got {list(values)}.")
-    return [float(value) for value in values] * (shape.channels // len(values))
+def first_classes(labels: Tensor, count: int) -> Tensor:
+    """Return a mask of the images of the first classes, the split of CUB-200-2011 and Cars196 for metric learning.
+
+    Args:
+        labels: (N,) class indices.
+        count: Number of classes, among those that occur.
+
+    Returns:
+        bool, (N,).
+
+    Raises:
+        ValueError: If one of the two parts would be empty.
+    """
+    classes = labels.unique()
+    if not 1 <= count < len(classes):
+        raise ValueError(
+            f"--train_classes {count} does not divide {len(classes)} classes: use at least 1, and at most "
+            f"{len(classes) - 1} to leave one for evaluation."
+        )
+    return labels < classes[count]
+
+
+def held_out_classes(labels: Tensor, fraction: float, seed: int) -> Tensor:
+    """Return a mask of the images of randomly sampled classes.
+
+    Args:
+        labels: (N,) class indices.
+        fraction: Fraction of the classes that occur, between 0 and 1; rounded to at least one class in each part.
+        seed: Seed of the sampling.
+
+    Returns:
+        bool, (N,).
+
+    Raises:
+        ValueError: If there is a single class.
+    """
+    classes = labels.unique()
+    if len(classes) < 2:
+        raise ValueError(
+            f"validation_fraction={fraction} holds out whole classes, and needs at least two; the training images have "
+            f"{len(classes)}."
+        )
+    count = min(max(round(fraction * len(classes)), 1), len(classes) - 1)
+    order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))
+    return torch.isin(labels, classes[order[:count]])
+
+
+def warn_of_shared_classes(train: Tensor, evaluation: Tensor, what: str = "evaluation") -> None:
+    """Warn if two splits with class indices (N,) and (M,) share classes; `what` is the name of the second one."""
+    trained, evaluated = train.unique(), evaluation.unique()
+    shared = int(torch.isin(evaluated, trained).sum())
+    if shared:
+        logger.warning(
+            "%d of the %d classes of the %s split are trained on, so this is not an open set; --train_classes "
+            "makes one by dividing the classes.",
+            shared,
+            len(evaluated),
+            what,
+        )
+
+
+def warn_of_untrained_classes(train: Tensor, evaluation: Tensor, names: Sequence[str]) -> None:
+    """Warn if evaluation images, with class indices (M,), have classes without training images, (N,)."""
+    trained = set(train.unique().tolist())
+    untrained = [names[index] for index in evaluation.unique().tolist() if index not in trained]
+    if untrained:
+        logger.warning(
+            "%d class(es) of the evaluation images have no training image: %s. Slices such as train[:80%%] follow the "
+            "order of the data, which is often by class.",
+            len(untrained),
+            ", ".join(untrained[:10]),
+        )

@@ -1,5 +1,6 @@
 """Targets of images: class labels, real values, or both."""
 
+from collections.abc import Callable, Iterator
 from typing import Literal, get_args
 
 import pyarrow as pa
@@ -7,9 +8,8 @@ import torch
 from datasets import ClassLabel, Dataset
 from torch import Tensor
 
-from hf_sphere.data.computed_values import COMPUTED_VALUES
-from hf_sphere.data.episodes import Episodes
-from hf_sphere.data.options import ValueOptions
+from hf_sphere.data.options import ImageSourceOptions, ValueOptions
+from hf_sphere.data.sampling import Episodes
 
 Task = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
 """Kind of `labels`: classes, real values, classes with real values in addition, or (the last two) classes that are
@@ -21,12 +21,12 @@ OPEN_SETS = ("retrieval", "few_shot")
 
 def check_task(
     task: str,
-    label_column: str | None,
+    options: ImageSourceOptions,
     values: ValueOptions,
     train_classes: int | None = None,
     episodes: Episodes | None = None,
 ) -> None:
-    """Raise an error if a task does not exist, or does not support the targets or episodes."""
+    """Raise an error if a task does not exist, or does not support the options, targets or episodes."""
     if task not in get_args(Task):
         raise ValueError(f"task must be classification, regression, joint, retrieval or few_shot; got {task!r}.")
     sources = {"value_column_name": values.value_column_name, "computed_value": values.computed_value}
@@ -40,12 +40,21 @@ def check_task(
             f"--train_classes {train_classes} does not apply to {task}, which trains on all classes: leave it out, or "
             "choose task retrieval or few_shot."
         )
-    if episodes is not None and task == "regression":
-        raise ValueError("episodes are drawn by class, and regression has no classes: leave them out.")
-    if label_column is not None and task == "regression":
+    need_classes = ("label_column_name", "label_noise", "sample_classes", "class_balanced_sampling")
+    used = {name: value for name in need_classes if (value := getattr(options, name, None))}
+    used |= {"episodes": episodes} if episodes is not None else {}
+    if task == "regression" and used:
+        name, value = next(iter(used.items()))
         raise ValueError(
-            f"--label_column_name {label_column} does not apply to regression, which has no classes: leave it out, or "
-            "choose task classification or joint. Real values come from --value_column_name."
+            f"--{name} {value} does not apply to regression, which has no classes: leave it out, or choose task "
+            "classification or joint."
+        )
+    if episodes is not None and "class_balanced_sampling" in used:
+        raise ValueError("class_balanced_sampling does not apply to episodes, which draw classes; leave it out.")
+    if task in OPEN_SETS and options.sample_classes is not None:
+        raise ValueError(
+            f"--sample_classes {options.sample_classes} keeps the same classes in both splits, but {task} evaluates on "
+            "others: use --train_classes."
         )
     if values.computed_value is not None and values.computed_value not in COMPUTED_VALUES:
         raise ValueError(f"no computed value {values.computed_value!r}; there are {', '.join(COMPUTED_VALUES)}.")
@@ -55,35 +64,23 @@ def read_values(rows: Dataset, column: str, split: str) -> Tensor:
     """Read real values, float32, (N,).
 
     Raises:
-        ValueError: If a value is missing, not a number or not finite; the message contains its row and the split.
+        ValueError: If a value is missing, not a number or not finite; the message contains the split.
     """
     cells = rows.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
-    where = f"in split {split!r}"
-    missing = torch.tensor(cells.is_null().to_numpy(zero_copy_only=False))
-    if missing.any():
-        raise ValueError(
-            f"value column {column!r} has {int(missing.sum())} missing values: row {_first(missing)} {where} is the "
-            "first. Leave such rows out of the data."
-        )
     if not (pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)):
         raise ValueError(
-            f"value column {column!r} contains {rows.features[column]}, beginning with row 0 {where}; values must be "
-            "integers or real numbers. Convert it, or name another column with --value_column_name."
+            f"value column {column!r} of split {split!r} contains {rows.features[column]}; values must be integers or "
+            "real numbers. Convert it, or name another column with --value_column_name."
         )
     exact = cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     values = torch.tensor(exact, dtype=torch.float32)
-    infinite = ~values.isfinite()
-    if infinite.any():
-        first = _first(infinite)
+    unusable = (~values.isfinite()).nonzero()[:, 0].tolist()
+    if unusable:
         raise ValueError(
-            f"value column {column!r} has {int(infinite.sum())} values that are not finite in single precision: "
-            f"{exact[first]} of row {first} {where} is the first. Repair them or leave such rows out of the data."
+            f"value column {column!r} has {len(unusable)} values that are missing or not finite in single precision: "
+            f"{exact[unusable[0]]} of row {unusable[0]} in split {split!r} is the first. Leave such rows out."
         )
     return values
-
-
-def _first(marked: Tensor) -> int:
-    return int(marked.nonzero()[0, 0])
 
 
 def read_class_names(rows: Dataset, column: str) -> list[str]:
@@ -119,3 +116,70 @@ def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) 
     if unknown:
         raise ValueError(f"split {split!r} has classes that the training split lacks: {', '.join(unknown[:10])}.")
     return torch.tensor([index[str(value)] for value in values])
+
+
+_PIXELS_AT_A_TIME = 1 << 20
+"""Maximum number of pixels converted to double precision at once: 8 MB."""
+
+
+def intensity(images: Tensor) -> Tensor:
+    """Mean intensity of each image on the scale from 0 (black) to 1.
+
+    Args:
+        images: uint8, (N, C, H, W).
+
+    Returns:
+        float32, (N,).
+    """
+    return _joined(images, [ink.mean((1, 2)) / (255 * images.shape[1]) for ink in _ink(images)])
+
+
+def slant(images: Tensor) -> Tensor:
+    """Slant of the stroke from the vertical in degrees, between -90 and 90, positive where it leans right.
+
+    It is computed from central second moments of the ink: tan(slant) = mu_xy / mu_yy, with x to the right and y up.
+    Shearing an image by -tan(slant) makes the stroke upright. Images without ink, or with ink in a single row only,
+    have slant 0.
+
+    Args:
+        images: uint8, (N, C, H, W), light on dark.
+
+    Returns:
+        float32, (N,), in degrees.
+    """
+    height, width = images.shape[-2:]
+    across = torch.arange(width, dtype=torch.float64, device=images.device)
+    down = torch.arange(height, dtype=torch.float64, device=images.device)
+    slants = []
+    for ink in _ink(images):
+        in_rows = ink.sum(2)
+        total = in_rows.sum(1, keepdim=True).clamp_min(1)  # a sum of integers, so only blank images are clamped
+        offset = down - in_rows @ down[:, None] / total
+        moment_yy = (in_rows * offset.square()).sum(1)
+        moment_xy = (ink @ across * offset).sum(1)
+        # Rows are counted downward, hence the sign.
+        slants.append(torch.where(moment_yy > 0, -moment_xy / moment_yy, 0.0).atan().rad2deg())
+    return _joined(images, slants)
+
+
+COMPUTED_VALUES: dict[str, Callable[[Tensor], Tensor]] = {"intensity": intensity, "slant": slant}
+"""Regression targets computed from pixels, so that any images of strokes can be used for regression.
+
+Light ink on a dark background is assumed, as in MNIST; images of dark ink on paper must be inverted first.
+"""
+
+CHANGED_BY = {
+    "intensity": ("crop_padding", "random_resized_crop", "color_jitter", "occlusion"),
+    "slant": ("horizontal_flip", "alternating_flip", "rotation", "random_resized_crop", "occlusion"),
+}
+"""Options of `Augmentation` that change the value of an image."""
+
+
+def _ink(images: Tensor) -> Iterator[Tensor]:
+    """Yield sums over the channels, integers as float64 (n, H, W), for chunks of the images."""
+    for part in images.split(max(_PIXELS_AT_A_TIME // max(images[0:1].numel(), 1), 1)):
+        yield part.sum(1, dtype=torch.float64)
+
+
+def _joined(images: Tensor, parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts).float() if parts else torch.zeros(0, device=images.device)

@@ -14,7 +14,8 @@ from datasets import Dataset, DatasetDict, Features, List, Value
 from torch import Tensor
 
 from hf_sphere.data.options import TextDataOptions
-from hf_sphere.data.sources import find_column, find_split
+from hf_sphere.data.sampling import draw_subset
+from hf_sphere.data.sources import common_column, find_split, require_splits
 from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
 from hf_sphere.utils.loading import load_dataset
 
@@ -82,19 +83,14 @@ def load_text_data(
     vocabulary = Vocabulary.of(tokenizer)
     room = block_length - len(vocabulary.prefix) - len(vocabulary.suffix)
     if room < 1:
-        raise ValueError(
-            f"max_seq_length {block_length} leaves no room for text besides the special tokens; use at least 8."
-        )
+        raise ValueError(f"max_seq_length {block_length} leaves no room for text; use at least 8.")
     if options.whole_word_masking and not tokenizer.is_fast:
-        raise ValueError(
-            f"whole_word_masking needs a fast tokenizer, which maps tokens to words; {type(tokenizer).__name__} is a "
-            "slow one. Leave it out, or name a fast one with --tokenizer_name."
-        )
+        raise ValueError(f"whole_word_masking needs a fast tokenizer; {type(tokenizer).__name__} is a slow one.")
     with _progress_bars(progress):
         splits = load_text_splits(options.dataset_name, options.dataset_config_name, options.cache_dir)
         names = _choose_splits(splits, options)
         rows = {key: find_split(splits, split, f"--{key}_split") for key, split in names.items()}
-        column = _find_text_column(rows, options.text_column_name)
+        column = common_column(rows, options.text_column_name, TEXT_COLUMNS, "text")
         workers = options.preprocessing_num_workers
         parts = {key: _read_blocks(each, column, tokenizer, room, workers) for key, each in rows.items()}
     if fraction := options.validation_fraction:
@@ -102,12 +98,14 @@ def load_text_data(
         parts["train"], parts[held_out] = _hold_out(parts["train"], fraction)
         names[held_out] = f"the last {fraction:.0%} of {options.train_split}"
     for key, blocks in parts.items():
-        parts[key] = _sample(blocks, options.max_train_samples if key == "train" else options.max_eval_samples, seed)
-        if len(parts[key][0]) == 0:
+        count, size = len(blocks[0]), options.max_train_samples if key == "train" else options.max_eval_samples
+        if count == 0:
             raise ValueError(
-                f"{names[key]} has too little text for one block of {block_length} tokens; use more text or a smaller "
-                "--max_seq_length."
+                f"{names[key]} has too little text for {block_length} tokens; use a smaller --max_seq_length."
             )
+        if size is not None and size < count:
+            drawn = draw_subset(count, size, seed)
+            parts[key] = (blocks[0][drawn], blocks[1][drawn])
     masking = None
     if options.objective == "masked":
         masking = Masking(options.mask_probability or Masking.probability, options.whole_word_masking)
@@ -158,9 +156,7 @@ def load_text_splits(
         splits = load_dataset(str(path / config_name), cache_dir=cache)
     else:
         splits = load_dataset(name, config_name, cache_dir=cache)
-    if not isinstance(splits, DatasetDict):
-        raise ValueError(f"data set {name!r} does not load as named splits; got {type(splits).__name__}.")
-    return splits
+    return require_splits(splits, name)
 
 
 def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, str]:
@@ -176,7 +172,7 @@ def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, s
     elif not fraction:
         raise ValueError(
             f"there is no split to report results on; the data has {', '.join(splits)}. Choose one with --eval_split, "
-            "or hold out a part of the training text with --validation_fraction 0.1."
+            "or hold out training text with --validation_fraction."
         )
     if validation is None and not fraction and "validation" in splits and "validation" not in names.values():
         validation = "validation"
@@ -185,20 +181,11 @@ def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, s
     return names
 
 
-def _find_text_column(rows: dict[str, Dataset], given: str | None) -> str:
-    found = find_column(rows["train"], given, TEXT_COLUMNS, "text")
-    for split in rows.values():
-        find_column(split, found, (), "text")
-        kind = split.features[found]
-        if getattr(kind, "dtype", None) not in ("string", "large_string"):
-            raise ValueError(
-                f"column {found!r} does not contain text but {kind}; name another with --text_column_name."
-            )
-    return found
-
-
 def _read_blocks(rows: Dataset, column: str, tokenizer: Any, room: int, num_proc: int | None) -> tuple[Tensor, Tensor]:
     """Return the tokens of all texts joined, (N, room), int32, and whether each begins a word; drop the remainder."""
+    kind = rows.features[column]
+    if getattr(kind, "dtype", None) not in ("string", "large_string"):
+        raise ValueError(f"column {column!r} does not contain text but {kind}; name another with --text_column_name.")
     tokenized = rows.map(
         _tokenize,
         batched=True,
@@ -241,16 +228,6 @@ def _hold_out(blocks: tuple[Tensor, Tensor], fraction: float) -> tuple[tuple[Ten
         raise ValueError(f"validation_fraction={fraction} does not split {count} blocks; use more text.")
     (train, first), (rest, last) = ((part[:-held_out], part[-held_out:]) for part in blocks)
     return (train, rest), (first, last)
-
-
-def _sample(blocks: tuple[Tensor, Tensor], count: int | None, seed: int) -> tuple[Tensor, Tensor]:
-    """Select `count` random blocks, in their order; all of them if `count` is None."""
-    if count is None or count >= len(blocks[0]):
-        return blocks
-    if count < 1:
-        raise ValueError(f"a subset must have at least one block; got {count}.")
-    drawn = torch.randperm(len(blocks[0]), generator=torch.Generator().manual_seed(seed))[:count].sort().values
-    return blocks[0][drawn], blocks[1][drawn]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hf_sphere.data.sharing import log_repetition, shuffled
+from hf_sphere.data.sampling import log_repetition, shuffled
 from hf_sphere.geometry.sampling import keyed_integers, keyed_uniforms
 from hf_sphere.utils.seeds import mix_seed
 
@@ -43,8 +43,7 @@ class Vocabulary:
         """
         if tokenizer.mask_token_id is None:
             raise ValueError(
-                f"the tokenizer of {tokenizer.name_or_path!r} has no mask token; choose a "
-                "masked language model such as bert-base-cased, or name its tokenizer with --tokenizer_name."
+                f"the tokenizer of {tokenizer.name_or_path!r} has no mask token; name another with --tokenizer_name."
             )
         encoded = tokenizer("a", return_special_tokens_mask=True)
         ids, special = encoded["input_ids"], encoded["special_tokens_mask"]

@@ -22,8 +22,8 @@ from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, choose_eval_spl
 from hf_sphere.data.targets import read_class_names, read_labels
 from hf_sphere.embeddings.extract import class_names, load_embedding_model, read_output
 from hf_sphere.models import SphereVisionImageProcessor
-from hf_sphere.utils.digest import digest_weights
 from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import convert_image
 
 SUFFIXES = {

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from hf_sphere.embeddings.encoder import ImageEncoder, ImageSource
 from hf_sphere.metrics.search import APPROXIMATE, NeighborSearch, SearchKind
-from hf_sphere.utils.files import atomic_folder, read_json, write_json
-from hf_sphere.utils.manifest import MANIFEST_FILE, find_damage, write_manifest
+from hf_sphere.utils.files import MANIFEST_FILE, atomic_folder, find_damage, read_json, write_json, write_manifest
 
 ABOUT_FILE = "index.json"
 """Model, distance, sources and kind of search."""

@@ -16,7 +16,7 @@ from safetensors.torch import load_model
 from torch import Tensor
 
 from hf_sphere.data import ImageSourceOptions
-from hf_sphere.data.thumbnails import load_thumbnails
+from hf_sphere.data.images import load_thumbnails
 from hf_sphere.embeddings.extract import class_names, embed_split, load_embedding_model, load_source_images
 from hf_sphere.embeddings.store import Embeddings
 from hf_sphere.utils.snapshots import Snapshot, list_snapshots

@@ -2,4 +2,7 @@
 
 from hf_sphere.models.sphere_text.encoders import attach
 
+REQUIRES = "pip install hf_sphere, and import hf_sphere before loading"
+"""Note in every saved configuration, since transformers alone does not have the models."""
+
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -8,10 +8,8 @@ from .sphere_vision.modeling_sphere_vision import (
     SphereVisionForImageClassification as SphereVisionForImageClassification,
     SphereVisionModel as SphereVisionModel,
 )
-from .sphere_vision.modeling_sphere_vision_few_shot import (
+from .sphere_vision.modeling_sphere_vision_tasks import (
     SphereVisionForFewShotClassification as SphereVisionForFewShotClassification,
-)
-from .sphere_vision.modeling_sphere_vision_regression import (
     SphereVisionForJointPrediction as SphereVisionForJointPrediction,
     SphereVisionForRegression as SphereVisionForRegression,
 )

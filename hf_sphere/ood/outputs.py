@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_sphere.metrics.checks import check_embeddings, check_labels, check_scores
-from hf_sphere.utils.modes import eval_mode
+from hf_sphere.utils.modules import eval_mode
 
 
 class Outputs(NamedTuple):

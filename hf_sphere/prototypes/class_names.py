@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.utils.loading import load_model, load_pretrained
-from hf_sphere.utils.modes import eval_mode
+from hf_sphere.utils.modules import eval_mode
 
 
 @torch.no_grad()  # unlike inference mode, it returns tensors that can be modified in place

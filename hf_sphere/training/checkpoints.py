@@ -1,4 +1,4 @@
-"""Checkpoints of a training run, written atomically.
+"""Checkpoints and snapshots of a training run, written atomically.
 
 A checkpoint has a manifest, written last, with the checksums of its files. A folder without one is not a checkpoint: it
 is incomplete, or was written before checkpoints had manifests and can be resumed only with the version that wrote it.
@@ -6,31 +6,37 @@ is incomplete, or was written before checkpoints had manifests and can be resume
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list
+from safetensors import SafetensorError
+from torch import nn
 
 from hf_sphere.training.class_shards import total_norm
 from hf_sphere.training.errors import CheckpointError
-from hf_sphere.training.optimizer_state import check_state
+from hf_sphere.training.optimization import check_state
 from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, checkpoint_folders, list_checkpoints
 from hf_sphere.utils.arguments import error_text
 from hf_sphere.utils.files import (
+    MANIFEST_FILE,
     REPLACED,
     UNFINISHED,
     atomic_files,
     atomic_folder,
+    find_damage,
     remove_folder,
     restore_folder,
     write_json,
+    write_manifest,
 )
-from hf_sphere.utils.manifest import MANIFEST_FILE, find_damage, write_manifest
+from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots, save_snapshot
 
 STATE_FILE = "trainer_state.json"
 
@@ -136,10 +142,9 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
             if not total_norm(accelerator.unwrap_model(model)).isfinite():
                 raise ValueError("its weights are not finite")
     except Exception as error:  # a damaged file raises an error of pickle or safetensors
-        text = error_text(error)
         intact = newest_intact(checkpoint.parent)
         other = f" Another checkpoint: {intact}." if intact not in (None, checkpoint) else ""
-        raise CheckpointError(f"cannot resume from {checkpoint}: {text.rstrip('.')}.{other}") from error
+        raise CheckpointError(f"cannot resume from {checkpoint}: {error_text(error).rstrip('.')}.{other}") from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -162,9 +167,7 @@ def find_checkpoint(name: str, output_dir: Path) -> Path:
         if not found:
             names = ", ".join(path.name for path in checkpoint_folders(output_dir))
             ignored = f" ({names}: incomplete, since there is no {MANIFEST_FILE})" if names else ""
-            raise CheckpointError(
-                f"there is no checkpoint in {output_dir} to resume from{ignored}; start without resuming."
-            )
+            raise CheckpointError(f"there is no checkpoint in {output_dir} to resume from{ignored}.")
         return found[-1]
     if not (Path(name) / MANIFEST_FILE).is_file():
         have = f" The checkpoints of this run: {', '.join(str(p) for p in found)}." if found else ""
@@ -182,3 +185,61 @@ def _free_space(folder: Path) -> str:
     """Describe the free disk space: a full disk is the usual cause, and torch's error does not mention it."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return f"{shutil.disk_usage(existing).free / 2**20:.1f} MiB free"
+
+
+class Snapshots:
+    """The snapshots of a run; see `hf_sphere.utils.snapshots`.
+
+    Saves the initialization, every `every`-th epoch, all epochs up to `until`, and the last one, if either is set.
+
+    Args:
+        output_dir: Output directory of the run.
+        every: Epochs between two snapshots.
+        until: Save every epoch up to this one.
+        metadata: Metadata of each file besides the epoch.
+    """
+
+    def __init__(
+        self, output_dir: str | PathLike, every: int | None, until: int | None, metadata: Mapping[str, str]
+    ) -> None:
+        if min(every or 1, until or 1) < 1 or 0 in (every, until):
+            raise ValueError(f"snapshot_epochs and snapshot_until must be at least 1; got {every} and {until}.")
+        self.every, self.until = every, until
+        self.folder = Path(output_dir, SNAPSHOT_FOLDER)
+        self.processes = PartialState()
+        self.metadata = metadata
+
+    @property
+    def requested(self) -> bool:
+        """Whether snapshots were requested."""
+        return self.every is not None or self.until is not None
+
+    def after_epoch(self, model: nn.Module, epoch: int) -> None:
+        """Save the weights after an epoch (0 for the initialization) if requested."""
+        regular = self.every is not None and epoch % self.every == 0
+        early = epoch <= (self.until or 0)
+        if self.requested and (regular or early):
+            self._save(model, epoch)
+
+    def at_end(self, model: nn.Module, epoch: int) -> None:
+        """Save the weights of the last epoch if requested."""
+        if self.requested:
+            self._save(model, epoch, replace=False)
+
+    def remove_after(self, epoch: int) -> None:
+        """Remove snapshots of later epochs, left over if training was resumed from an earlier checkpoint."""
+        if self.processes.is_main_process:
+            for snapshot in list_snapshots(self.folder):
+                if snapshot.epoch > epoch:
+                    snapshot.path.unlink()
+
+    def _save(self, model: nn.Module, epoch: int, *, replace: bool = True) -> None:
+        # Only the main process looks at the folder: the others could find it before or after a file is written.
+        if self.processes.is_main_process:
+            kept = {snapshot.epoch for snapshot in list_snapshots(self.folder)}
+            try:
+                if replace or epoch not in kept:
+                    save_snapshot(model, self.folder, epoch, self.metadata)
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"could not write the snapshot of epoch {epoch}: {error}") from error
+        self.processes.wait_for_everyone()

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast, gather_object
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from hf_sphere.metrics import accuracy_by_certainty, retrieval_scores, score_queries
 from hf_sphere.nn.heads.mixins import class_shards
-from hf_sphere.training.batches import Batches, count_targets, loss_is_sum
-from hf_sphere.training.measures import Batch, Measure, measure_classification
+from hf_sphere.nn.processes import count_processes
+from hf_sphere.training.measures import Batch, Batches, Measure, count_targets, loss_is_sum, measure_classification
 
 if TYPE_CHECKING:  # text tasks do not import the dependencies of image tasks
-    from hf_sphere.data.batches import ImageBatches
-    from hf_sphere.data.few_shot import FewShotBatches
+    from hf_sphere.data.batches import FewShotBatches, ImageBatches
 
 _NUMBERS_AT_ONCE = 1 << 24  # maximum number of elements of query-prototype differences computed at once: 64 MB
 
@@ -38,7 +37,7 @@ def evaluate(
         Means over all images, or over all target tokens of a text: `loss`, and for instance `accuracy` in [0, 1].
     """
     model.eval()
-    kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
+    wide = torch.float32 if accelerator.device.type == "mps" else torch.float64
     sums: dict[str, Any] = {"count": 0}
     for batch, is_new in _in_step(batches, model):
         with accelerator.autocast():  # an averaged model was not prepared by Accelerate
@@ -46,7 +45,7 @@ def evaluate(
         count = count_targets(batches, batch) if is_new else 0
         loss = output.loss / max(count, 1) if loss_is_sum(model) else output.loss
         for name, value in {**measure(output, batch), "loss": loss}.items():
-            sums[name] = sums.get(name, 0) + value.to(kind) * count
+            sums[name] = sums.get(name, 0) + value.to(wide) * count
         sums["count"] += count
     # Gathered by name, since a process without a batch has no metrics.
     shares = gather_object([{name: float(value) for name, value in sums.items()}])
@@ -215,7 +214,7 @@ def initialize_from_data(
     encoder: Any = getattr(model, "base_model", model)
     backbone: Any = getattr(encoder, "backbone", None)
     inputs_of: Any = getattr(model, "head_inputs", None)
-    processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    processes = count_processes()
     share = math.ceil(max_examples / processes)
     if getattr(backbone, "needs_data_initialization", False):
         backbone.initialize_from_data(_first(share, (batch["pixel_values"] for batch in _unaugmented(batches))))

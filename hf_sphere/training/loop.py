@@ -21,7 +21,10 @@ from hf_sphere.nn.heads.mixins import class_shards, exclude_class_shards
 from hf_sphere.optim import as_metrics, radial_channel_dims, radial_diagnostics
 from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.arguments import TrainingArguments
-from hf_sphere.training.batches import (
+from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, newest_intact, save_checkpoint
+from hf_sphere.training.class_shards import ClassShardCheckpoint, total_norm
+from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
+from hf_sphere.training.measures import (
     Batch,
     Batches,
     count_examples,
@@ -29,11 +32,9 @@ from hf_sphere.training.batches import (
     counts_targets,
     global_places,
     loss_is_sum,
+    show_metric,
+    show_metrics,
 )
-from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, newest_intact, save_checkpoint
-from hf_sphere.training.class_shards import ClassShardCheckpoint, total_norm
-from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
-from hf_sphere.training.measures import show_metric, show_metrics
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average
 from hf_sphere.utils.seeds import mix_seed
 
@@ -99,7 +100,10 @@ class TrainingLoop:
         if args.max_steps is not None:
             self.total_steps = min(self.total_steps, args.max_steps)
         self._loss_is_sum = loss_is_sum(model)
-        few = self._few_examples() if args.optimizer in optimizer_names() or args.radial_logging_steps else None
+        few = None
+        if args.optimizer in optimizer_names() or args.radial_logging_steps:
+            # A few examples for finding the radially invariant weights, the same on every process.
+            few = broadcast({name: value[:16] for name, value in next(iter(batches.epoch())).items()})
         optimizer = optimizer_from_arguments(model, args, few)
         self.average = None if args.ema_decay is None else start_average(model, args.ema_decay)
         if self.average is not None:
@@ -121,6 +125,7 @@ class TrainingLoop:
         self.state = RunState(num_processes=accelerator.num_processes)
         self._recent_losses: list[tuple[int, Tensor]] = []
         self._totals: dict[str, Tensor] = {}
+        self._wide = torch.float32 if accelerator.device.type == "mps" else torch.float64
         self._stop_signal = 0
         if args.resume_from_checkpoint:
             self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))
@@ -130,11 +135,6 @@ class TrainingLoop:
     def trained_model(self) -> nn.Module:
         """The model to evaluate and save: the averaged one if there is one."""
         return self.accelerator.unwrap_model(self.model) if self.average is None else self.average.module
-
-    def _few_examples(self) -> Batch:
-        """Return a few examples for finding the radially invariant weights, the same on every process."""
-        few = {name: value[:16] for name, value in next(iter(self.batches.epoch())).items()}
-        return broadcast(few) if self.accelerator.num_processes > 1 else few
 
     def run(self) -> RunState:
         """Train until the last step, or until training stops early.
@@ -185,7 +185,9 @@ class TrainingLoop:
             at_log = state.step % self.args.logging_steps == 0
             if at_log or state.step == self.total_steps:
                 self._check_losses()
-                self._log(bar)
+                means = self._train_metrics()
+                bar.set_postfix({name.removeprefix("train_"): show_metric(name, mean) for name, mean in means.items()})
+                self.accelerator.log({**means, "learning_rate": self._learning_rate()}, step=state.step)
             if state.step == self.total_steps:
                 break
             if self._should_stop(at_log):
@@ -209,8 +211,7 @@ class TrainingLoop:
                 places = global_places(self.batches, done, batch, self.accelerator)
                 inner.before_forward(mix_seed(self.args.seed, self.state.step), places)
             done += count_examples(batch)
-            waits = self.accelerator.no_sync(self.model) if position < len(group) else nullcontext()
-            with waits:
+            with self.accelerator.no_sync(self.model) if position < len(group) else nullcontext():
                 output = self.model(**batch)
                 # Gradients are averaged over processes, so summed losses are multiplied by the number of processes.
                 share = self.accelerator.num_processes if self._loss_is_sum else size / total
@@ -220,8 +221,11 @@ class TrainingLoop:
             with torch.no_grad():
                 loss = loss / size if self._loss_is_sum else loss
                 self._count({"loss": loss, **self.measure(output, batch)}, size)
-        if self.args.max_grad_norm is not None:
-            self._clip_gradients(self.args.max_grad_norm)
+        if self.args.max_grad_norm is not None and class_shards(inner):
+            norm = total_norm(inner, of_gradients=True)
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.args.max_grad_norm, norm)
+        elif self.args.max_grad_norm is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         self.optimizer.step()
         if hasattr(inner, "after_step"):
             inner.after_step(lambda values: self.accelerator.reduce(values, "sum"))
@@ -235,14 +239,6 @@ class TrainingLoop:
         if not isinstance(self.scheduler, ReduceLROnPlateau) and not self.accelerator.optimizer_step_was_skipped:
             self.scheduler.step()
 
-    def _clip_gradients(self, largest: float) -> None:
-        model = self.accelerator.unwrap_model(self.model)
-        if not class_shards(model):
-            self.accelerator.clip_grad_norm_(self.model.parameters(), largest)
-            return
-        norm = total_norm(model, of_gradients=True)
-        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), largest, norm)
-
     def _finish_epoch(self, started: float, bar: tqdm) -> None:
         state, reached_end = self.state, self.state.batch >= len(self.batches)
         self._check_losses()
@@ -253,7 +249,9 @@ class TrainingLoop:
         epoch = state.epoch + state.batch / len(self.batches)
         entry = {"epoch": epoch, "step": state.step, **train, "learning_rate": self._learning_rate()}
         self._check_weights()
-        self._share_buffers()
+        if self.accelerator.num_processes > 1:  # the batch-norm statistics of the first process are saved
+            for buffer in self.trained_model.buffers():
+                buffer.copy_(broadcast(buffer))
         entry |= self.evaluate(self.trained_model)
         state.history.append(entry)
         self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=state.step)
@@ -261,8 +259,12 @@ class TrainingLoop:
         if self.accelerator.is_main_process:
             number = f"{epoch:.0f}" if float(epoch).is_integer() else f"{epoch:.2f}"
             bar.write(f"epoch {number}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
-        value = self._chosen_by(entry)
-        if self._is_better(value):
+        if self.metric not in entry:
+            raise ValueError(f"metric_for_best_model is {self.metric!r}; this run measures: {', '.join(entry)}.")
+        value = entry[self.metric]
+        best = state.best_metric
+        better = best is None or math.isnan(best) or (value > best if self.higher_is_better else value < best)
+        if better:
             state.best_metric, state.best_epoch = value, state.epoch + 1
             self.save_best(self.trained_model)
         if reached_end:
@@ -275,23 +277,13 @@ class TrainingLoop:
         if finished or state.epoch % self.args.save_epochs == 0 or self._stops_early():
             self._save()
 
-    def _chosen_by(self, entry: Mapping[str, float]) -> float:
-        if self.metric not in entry:
-            known = ", ".join(name for name in entry if name not in ("epoch", "step", "learning_rate"))
-            raise ValueError(f"metric_for_best_model is {self.metric!r}; this run measures: {known}.")
-        return entry[self.metric]
-
-    def _is_better(self, value: float) -> bool:
-        best = self.state.best_metric
-        return best is None or math.isnan(best) or (value > best if self.higher_is_better else value < best)
-
     def _stops_early(self) -> bool:
         patience, best = self.args.early_stopping_patience, self.state.best_epoch
         return patience is not None and best is not None and self.state.epoch - best >= patience
 
     def _count(self, metrics: Mapping[str, Tensor], size: int | Tensor) -> None:
         for name, value in {"examples": torch.ones_like(metrics["loss"]), **metrics}.items():
-            value = (value.float() if value.device.type == "mps" else value.double()) * size
+            value = value.to(self._wide) * size
             self._totals[name] = self._totals[name] + value if name in self._totals else value
 
     def _train_metrics(self) -> dict[str, float]:
@@ -309,10 +301,8 @@ class TrainingLoop:
         if not self._recent_losses:
             return
         steps, losses = zip(*self._recent_losses, strict=True)
-        finite = torch.stack(losses).isfinite()
         self._recent_losses = []
-        bad = (~finite).double() if finite.device.type != "mps" else (~finite).float()
-        bad = self.accelerator.reduce(bad, "sum") > 0
+        bad = self.accelerator.reduce((~torch.stack(losses).isfinite()).float(), "sum") > 0
         if bad.any():
             step = steps[int(bad.nonzero()[0])]
             raise TrainingDivergedError(f"the loss is not finite at step {step}. {self._advice()}")
@@ -322,21 +312,10 @@ class TrainingLoop:
         if not total_norm(self.accelerator.unwrap_model(self.model)).isfinite():
             raise TrainingDivergedError(f"the weights are not finite after step {self.state.step}. {self._advice()}")
 
-    def _share_buffers(self) -> None:
-        """Copy the batch-norm statistics of the first process, which are saved, to all processes."""
-        if self.accelerator.num_processes > 1:
-            for buffer in self.trained_model.buffers():
-                buffer.copy_(broadcast(buffer))
-
     def _advice(self) -> str:
         found = newest_intact(self.output_dir)
         advice = f"The last good checkpoint is {found}" if found else "There is no checkpoint yet"
         return f"{advice}. A lower --learning_rate, --max_grad_norm or --warmup_epochs may help."
-
-    def _log(self, bar: tqdm) -> None:
-        metrics = self._train_metrics()
-        bar.set_postfix({name.removeprefix("train_"): show_metric(name, value) for name, value in metrics.items()})
-        self.accelerator.log({**metrics, "learning_rate": self._learning_rate()}, step=self.state.step)
 
     def _learning_rate(self) -> float:
         return self.optimizer.param_groups[0]["lr"]
@@ -364,10 +343,9 @@ class TrainingLoop:
         if self.state.metric in ("", self.metric) or not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.load_state_dict(self.state.scheduler)
         self._adopt_settings(requested)
-        kind = torch.float32 if self.accelerator.device.type == "mps" else torch.float64
         device = self.accelerator.device
         self.state.num_processes = self.accelerator.num_processes
-        self._totals = {n: torch.tensor(v, dtype=kind, device=device) for n, v in self.state.totals.items()}
+        self._totals = {n: torch.tensor(v, dtype=self._wide, device=device) for n, v in self.state.totals.items()}
         logger.info("Resumed from %s at step %d.", checkpoint, self.state.step)
 
     def _adopt_settings(self, requested: list[dict[str, Any]]) -> None:

@@ -12,9 +12,15 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from hf_sphere.utils.files import UNFINISHED, read_json, remove_folder, write_json
-from hf_sphere.utils.manifest import MANIFEST_FILE
-from hf_sphere.utils.privacy import hide_private, hide_tokens
+from hf_sphere.utils.files import (
+    MANIFEST_FILE,
+    UNFINISHED,
+    hide_private,
+    hide_tokens,
+    read_json,
+    remove_folder,
+    write_json,
+)
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 logger = logging.getLogger(__name__)
@@ -53,6 +59,7 @@ def locked(output_dir: Path) -> Iterator[None]:
     path = output_dir.resolve() / LOCK_FILE
     lock: BaseFileLock = FileLock(path, thread_local=False, is_singleton=True)
     is_first = not lock.is_locked  # a process can lock a directory again
+    owner = "another process"
     try:
         lock.acquire(timeout=0)
         if is_first and not isinstance(lock, SoftFileLock):  # which has its own format
@@ -60,9 +67,10 @@ def locked(output_dir: Path) -> Iterator[None]:
     except OSError as error:
         # The lock file of another user may not be writable.
         if isinstance(error, Timeout) or (isinstance(error, PermissionError) and path.exists()):
+            with suppress(OSError):
+                owner = " ".join(path.read_text(encoding="utf-8", errors="replace").split()) or owner
             raise FileExistsError(
-                f"{output_dir} is in use by the run of {_owner(path)}, which has locked {path.name}. Wait until it has "
-                "ended, or choose another --output_dir."
+                f"{output_dir} is in use by the run of {owner}. Wait for its end, or choose another --output_dir."
             ) from error
         logger.warning("%s cannot be locked (%s); do not start another run in it.", output_dir, error)
     try:
@@ -92,7 +100,7 @@ def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe:
     if before is not None and before.get("recipe") != recipe:
         raise FileExistsError(
             f"{output_dir} contains a run of {before.get('recipe') or 'another recipe'}, which {recipe} does not "
-            "resume. Choose another --output_dir, or replace the run with --overwrite_output_dir."
+            "resume. Choose another --output_dir, or replace it with --overwrite_output_dir."
         )
     foreign = sorted(path.name for path in output_dir.iterdir() if not path.name.startswith(".") and path not in traces)
     if foreign and before is None:
@@ -119,10 +127,7 @@ def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recip
     check_output_dir(output_dir, overwrite=overwrite, resume=resume, recipe=recipe)
     for folder in (output_dir, output_dir / SNAPSHOT_FOLDER, output_dir / BEST_FOLDER):
         for leftover in folder.glob(f"*{UNFINISHED}"):  # of a run that was killed
-            if leftover.is_dir():
-                shutil.rmtree(leftover, ignore_errors=True)
-            else:
-                leftover.unlink(missing_ok=True)
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     for path in [] if resume else _traces_of_a_run(output_dir):
         remove_folder(path) if path.is_dir() else path.unlink()
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -165,15 +170,9 @@ def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False
     held = [path.name for path in _traces_of_a_run(output_dir) if path.name not in own]
     held += [name for name in MODEL_FILES if (output_dir / name).exists()]
     if held:
-        raise FileExistsError(
-            f"{output_dir} contains a model or a training run ({held[0]}), and results go to a separate directory; "
-            "choose another --output_dir."
-        )
+        raise FileExistsError(f"{output_dir} contains a model or a run ({held[0]}); choose another --output_dir.")
     if not overwrite and not resume and any((output_dir / name).exists() for name in own):
-        raise FileExistsError(
-            f"{output_dir} already contains results. Choose another --output_dir, or replace them with "
-            "--overwrite_output_dir."
-        )
+        raise FileExistsError(f"{output_dir} already contains results. Choose another, or pass --overwrite_output_dir.")
 
 
 def prepare_results_dir(output_dir: Path, names: Collection[str], *, overwrite: bool, resume: bool = False) -> None:
@@ -221,10 +220,3 @@ def _traces_of_a_run(output_dir: Path) -> list[Path]:
     names = (RUN_FILE, RESULTS_FILE, BEST_FOLDER, SNAPSHOT_FOLDER)
     traces = [*checkpoint_folders(output_dir), *(output_dir / name for name in names)]
     return [trace for trace in traces if trace.exists()]
-
-
-def _owner(path: Path) -> str:
-    """Return the process that a lock file names."""
-    with suppress(OSError):
-        return " ".join(path.read_text(encoding="utf-8", errors="replace").split()) or "another process"
-    return "another process"

@@ -11,23 +11,25 @@ from huggingface_hub import HfApi
 from torch import nn
 
 from hf_sphere.nn.heads.mixins import class_shards
-from hf_sphere.training.checkpoints import RunState, write_model_files
+from hf_sphere.training.checkpoints import RunState, Snapshots, write_model_files
 from hf_sphere.training.class_shards import gather_classes
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.loop import TrainingLoop
-from hf_sphere.training.measures import INTERVAL, show_metrics
+from hf_sphere.training.measures import INTERVAL, PUBLISHED, find_published, show_metrics, show_published
 from hf_sphere.training.model_card import TrainingRecord, write_model_card
 from hf_sphere.training.output_dir import BEST_FOLDER, LOCAL_PATHS_FILE, LOCK_FILE
-from hf_sphere.training.published import PUBLISHED, find_published, show_published
 from hf_sphere.training.run import Run, start_run
-from hf_sphere.training.snapshots import Snapshots
 from hf_sphere.training.tasks.base import Prepared, Task
 from hf_sphere.utils.arguments import error_text
-from hf_sphere.utils.files import UNFINISHED
+from hf_sphere.utils.files import UNFINISHED, find_damage, hide_private, write_manifest
 from hf_sphere.utils.loading import load_model
-from hf_sphere.utils.manifest import find_damage, write_manifest
-from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
+
+_NOT_UPLOADED = [
+    *("checkpoint-*", ".checkpoint-*", f"{BEST_FOLDER}/*", f"{SNAPSHOT_FOLDER}/*", "logs/*"),
+    *(LOCK_FILE, LOCAL_PATHS_FILE, f"*{UNFINISHED}"),
+]
+"""Files in the output directory beside model, processor, results and card."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,13 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
         )
         if hub is not None:
             with _explain_failed_upload(run):
-                _upload(run, hub, name)
+                hub.upload_folder(
+                    repo_id=name,
+                    folder_path=run.output_dir,
+                    ignore_patterns=_NOT_UPLOADED,
+                    commit_message="Upload trained model",
+                )
+            run.print(f"uploaded to {name}")
     headline = [f"eval_{name}" for name in task.headline]
     shown = {key: results[key] for name in headline for key in (name, f"{name}{INTERVAL}") if key in results}
     run.print(f"{'  '.join(show_metrics(shown))}  (model and results in {run.output_dir})")
@@ -134,8 +142,6 @@ def _save(run: Run, prepared: Prepared, folder: Path, model: Any) -> None:
 
 def _load_best(model: Any, run: Run) -> None:
     best = run.output_dir / BEST_FOLDER
-    if not (best / "config.json").is_file():
-        raise FileNotFoundError(f"{best} does not exist; the last model is in the latest checkpoint.")
     if damage := find_damage(best):
         raise CheckpointError(f"cannot load the best model from {best}: {damage}. The last one is in the checkpoints.")
     model.load_state_dict(load_model(type(model), best).state_dict())
@@ -207,23 +213,3 @@ def _explain_failed_upload(run: Run) -> Iterator[None]:
             f"the upload failed: {error_text(error).rstrip('.')}. The model is saved in "
             f"{run.output_dir}; to upload it, repeat the command with --resume_from_checkpoint latest."
         ) from error
-
-
-def _upload(run: Run, hub: HfApi, repo: str) -> None:
-    """Upload model, processor, results and card."""
-    hub.upload_folder(
-        repo_id=repo,
-        folder_path=run.output_dir,
-        ignore_patterns=[
-            "checkpoint-*",
-            ".checkpoint-*",
-            f"{BEST_FOLDER}/*",
-            "logs/*",
-            f"{SNAPSHOT_FOLDER}/*",
-            LOCK_FILE,
-            LOCAL_PATHS_FILE,
-            f"*{UNFINISHED}",
-        ],
-        commit_message="Upload trained model",
-    )
-    run.print(f"uploaded to {repo}")

@@ -16,9 +16,9 @@ from hf_sphere.nn.heads.base import Head, option_names
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
 from hf_sphere.optim.optimizers import optimizer_names
-from hf_sphere.training.batches import count_examples, global_places, loss_is_sum
+from hf_sphere.training.checkpoints import Snapshots
 from hf_sphere.training.evaluation import initialize_from_data
-from hf_sphere.training.snapshots import Snapshots
+from hf_sphere.training.measures import count_examples, global_places, loss_is_sum
 from hf_sphere.utils.seeds import mix_seed
 
 
@@ -143,14 +143,11 @@ def _check_settings(args: Any, model: nn.Module, snapshots: Snapshots) -> None:
     parts = args.gradient_accumulation_steps * args.world_size * max(args.n_gpu, 1)
     if loss_is_sum(model) and parts > 1:
         raise ValueError(
-            f"the loss of the model is the sum over a batch, but the Trainer would average it over {parts} batches per "
-            "step. Use one device and gradient_accumulation_steps=1, or a head with reduction='mean'."
+            f"the loss is the sum over a batch, but the Trainer would average it over {parts} batches per step. Use "
+            "one device and gradient_accumulation_steps=1, or reduction='mean'."
         )
     if PartialState().num_processes > 1 and class_shards(model):
-        raise ValueError(
-            "the Trainer would save only the class weights of the first process. Leave out shard_classes, or use "
-            "the recipes."
-        )
+        raise ValueError("the Trainer would save only the class weights of the first process; leave out shard_classes.")
     if PartialState().distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         return
     if snapshots.requested:

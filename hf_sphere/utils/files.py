@@ -1,13 +1,17 @@
-"""Atomic writes: a file or folder appears under its name only when it is complete."""
+"""Files: atomic writes, manifests with checksums, and removal of private texts from what is written.
 
-import contextlib
+A file or folder that is written atomically appears under its name only when it is complete.
+"""
+
 import errno
 import json
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +153,7 @@ def _finalize(path: Path) -> None:
     files = [file for file in paths if file.is_file() and not file.is_symlink()]
     private = [file for file in files if stat.S_IMODE(file.stat().st_mode) == 0o600]
     if private:
-        with contextlib.suppress(OSError):  # some mounted file systems have no modes
+        with suppress(OSError):  # some mounted file systems have no modes
             mode = _default_mode(private[0].parent)
             for file in private:
                 file.chmod(mode)
@@ -182,5 +186,82 @@ def _flush(path: Path) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # Windows cannot open folders, and some file systems cannot flush them
+    with suppress(OSError):  # Windows cannot open folders, and some file systems cannot flush them
         _flush(folder)
+
+
+MANIFEST_FILE = "manifest.json"
+
+
+def write_manifest(folder: Path) -> None:
+    """Write `manifest.json` for all files below a folder. It is written last, so it marks a complete folder.
+
+    The checksum is CRC-32: it detects any flipped bit, in half the time of SHA-256, but no deliberate changes.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST_FILE)
+    files = {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "crc32": _checksum(path)} for path in paths
+    }
+    write_json(folder / MANIFEST_FILE, {"files": files}, strict=True)
+
+
+def find_damage(folder: Path) -> str | None:
+    """Compare the files of a folder with its manifest; files that the manifest does not list are ignored.
+
+    Returns:
+        A description of the first file that is missing or has changed, or None.
+    """
+    name = MANIFEST_FILE
+    try:
+        files = json.loads((folder / name).read_text(encoding="utf-8"))["files"]
+        for name, values in files.items():
+            size = (folder / name).stat().st_size
+            if size != values["size"]:
+                return f"{name} is damaged: it has {size:,} bytes instead of {values['size']:,}"
+            if _checksum(folder / name) != values["crc32"]:
+                return f"{name} is damaged: it does not match its checksum in {MANIFEST_FILE}"
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read: {error}"
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return f"{MANIFEST_FILE} is damaged"
+    return None
+
+
+def _checksum(path: Path) -> str:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return f"{value:08x}"
+
+
+_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+_FOLDERS = re.compile(r"(?<![\w./:~])(?:/[^/\s'\",{}]+)+/(?=[^/\s])")  # not in URLs and relative paths
+
+
+def hide_tokens(value: Any) -> Any:
+    """Replace access tokens of the Hub in a text, or in all texts of a mapping or list."""
+    return _map_texts(value, lambda text: _TOKEN.sub("<token>", text))
+
+
+def hide_private(value: Any) -> Any:
+    """Replace access tokens, and also absolute paths.
+
+    A path becomes relative to the working directory if it is below it; otherwise only its last part is kept.
+    """
+    return _map_texts(hide_tokens(value), _hide_folders)
+
+
+def _hide_folders(text: str) -> str:
+    text = text.replace(f"{Path.cwd()}/", "")
+    return Path(text).name or text if Path(text).is_absolute() else _FOLDERS.sub("", text)
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _map_texts(part, change) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_map_texts(part, change) for part in value]
+    return change(value) if isinstance(value, str) else value

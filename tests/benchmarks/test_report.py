@@ -10,7 +10,7 @@ from reproduction.entries import CONFIGS, Entry, read_settings
 from reproduction.results import Results
 from reproduction.tables import CIFAR_NOTE, Source, Table, compare_rows, read_rows, render
 
-from hf_sphere.training.published import PUBLISHED, read_published
+from hf_sphere.training.measures import PUBLISHED, read_published
 
 # Quantiles of Student's t distribution at 97.5 %, from a printed table.
 T_QUANTILES = {2: 4.302653}

@@ -101,8 +101,8 @@ class TestAugmentation:
             assert any(np.array_equal(crop, window) for window in windows(image, 3, "reflect"))
 
     def test_a_reflection_beyond_the_image_is_an_error(self):
-        with pytest.raises(ValueError, match="4 x 9 pixels can be reflected by at most 3; got crop_padding=4"):
-            Augmentation(crop_padding=4, crop_padding_mode="reflect")(noise(1, 3, 4, 9), torch.Generator())
+        with pytest.raises(ValueError, match="crop_padding 4 exceeds what images of 4 x 9 pixels allow, 3"):
+            Augmentation(crop_padding=4, crop_padding_mode="reflect").check_size(4, 9)
 
     def test_every_window_occurs(self):
         image = noise(1, 5, 4)
@@ -162,12 +162,12 @@ class TestAugmentation:
         assert 39.0 < degrees.max() <= 40.0
 
     def test_a_negative_padding_is_an_error(self):
-        with pytest.raises(ValueError, match="crop_padding must not be negative; got -1"):
+        with pytest.raises(ValueError, match=r"crop_padding must be at least 0 .*; got -1"):
             Augmentation(crop_padding=-1)
 
     @pytest.mark.parametrize("rotation", [-1.0, 180.5, math.inf, math.nan])
     def test_an_angle_outside_0_to_180_is_an_error(self, rotation):
-        with pytest.raises(ValueError, match=f"rotation must lie between 0 and 180 degrees; got {rotation}"):
+        with pytest.raises(ValueError, match=f"rotation must be at least 0 and at most 180.*; got {rotation}"):
             Augmentation(rotation=rotation)
 
 
@@ -249,7 +249,7 @@ class TestRandomResizedCrop:
         torch.testing.assert_close(boxes[0][:, 0], boxes[0][:, 1], atol=0, rtol=0)
 
     def test_an_aspect_ratio_below_1_is_an_error(self):
-        with pytest.raises(ValueError, match=r"crop_aspect_ratio must be at least 1, for square crops; got 0\.75"):
+        with pytest.raises(ValueError, match=r"crop_aspect_ratio must be at least 1; got 0\.75"):
             Augmentation(random_resized_crop=0.16, crop_aspect_ratio=0.75)
 
     def test_positions_are_uniform(self):
@@ -288,11 +288,11 @@ class TestRandomResizedCrop:
 
     @pytest.mark.parametrize("share", [0.0, -0.1, 1.01, math.nan])
     def test_an_area_fraction_outside_0_to_1_is_an_error(self, share):
-        with pytest.raises(ValueError, match=f"above 0 and up to 1 .*got {share}"):
+        with pytest.raises(ValueError, match=f"random_resized_crop must be above 0 and at most 1; got {share}"):
             Augmentation(random_resized_crop=share)
 
     def test_combining_both_crops_is_an_error_that_names_both(self):
-        with pytest.raises(ValueError, match=r"crop_padding=4 and random_resized_crop=0\.08 .*one of them"):
+        with pytest.raises(ValueError, match="crop_padding and random_resized_crop are two ways to crop"):
             Augmentation(crop_padding=4, random_resized_crop=0.08)
 
 
@@ -358,7 +358,7 @@ class TestColorJitter:
         "strengths", [(0.3, 0.3, 0.3), (0.3, 0.3, 1.5, 0.1), (0.3, 0.3, 0.3, 0.6), (-0.1, 0, 0, 0)]
     )
     def test_wrong_strengths_are_an_error(self, strengths):
-        with pytest.raises(ValueError, match="color_jitter must be the strengths of brightness, contrast, saturation"):
+        with pytest.raises(ValueError, match="color_jitter must be"):
             Augmentation(color_jitter=strengths)
 
 
@@ -386,16 +386,16 @@ class TestOcclusion:
         assert pixels.abs().max() <= 0.5 / 255 / 0.5
 
     def test_a_square_larger_than_the_image_is_an_error(self):
-        with pytest.raises(ValueError, match="4 x 9 pixels have no square of occlusion=5 pixels"):
-            Augmentation(occlusion=5)(noise(1, 3, 4, 9), torch.Generator())
-        with pytest.raises(ValueError, match="occlusion must not be negative; got -1"):
+        with pytest.raises(ValueError, match="occlusion 5 exceeds what images of 4 x 9 pixels allow, 4"):
+            Augmentation(occlusion=5).check_size(4, 9)
+        with pytest.raises(ValueError, match=r"occlusion must be at least 0 .*; got -1"):
             Augmentation(occlusion=-1)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"crop_aspect_ratio": 1.0}, "crop_aspect_ratio 1.0 is for random_resized_crop, which is not set"),
+        ({"crop_aspect_ratio": 1.0}, "crop_aspect_ratio 1.0 is for random_resized_crop; it is not set"),
         ({"crop_padding_mode": "reflect"}, "crop_padding_mode reflect is for crop_padding, which is not set"),
     ],
     ids=["ratio", "mode"],

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hf_sphere.data import COMPUTED_VALUES, computed_values
+from hf_sphere.data import COMPUTED_VALUES, targets
 from hf_sphere.data.augmentation import _rotate
 
 intensity, slant = COMPUTED_VALUES["intensity"], COMPUTED_VALUES["slant"]
@@ -51,7 +51,7 @@ def test_images_are_not_modified(name):
 def test_values_are_the_same_in_chunks(name, monkeypatch):
     images = noise(50, 3, 5, 6)
     whole = COMPUTED_VALUES[name](images)
-    monkeypatch.setattr(computed_values, "_PIXELS_AT_A_TIME", 7 * 3 * 5 * 6)
+    monkeypatch.setattr(targets, "_PIXELS_AT_A_TIME", 7 * 3 * 5 * 6)
     assert torch.equal(COMPUTED_VALUES[name](images), whole)
 
 
@@ -70,7 +70,7 @@ def test_a_blank_image_has_value_0(name):
 def test_options_that_change_a_value_exist_in_augmentation(name):
     from hf_sphere.data import Augmentation
 
-    assert all(hasattr(Augmentation(), option) for option in computed_values.CHANGED_BY[name])
+    assert all(hasattr(Augmentation(), option) for option in targets.CHANGED_BY[name])
 
 
 @pytest.mark.parametrize("channels", [1, 3])

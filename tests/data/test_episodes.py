@@ -152,10 +152,6 @@ class TestDistinctImages:
         assert f"(class {3 * smallest + 5} has {counts[smallest]}" in str(refusal.value)
         assert f"Use at most {min(counts)}" in str(refusal.value)
 
-    def test_the_error_for_a_single_image_class_does_not_suggest_smaller_episodes(self):
-        with pytest.raises(ValueError, match=r"\(class 8 has 1\)\. Leave these classes out, or use more images\.$"):
-            EpisodeSampler(labels_of([6, 1]), Episodes(2, 5, 3, distinct=True))
-
     @pytest.mark.parametrize("asked", [(3, 2), (2, 5)], ids=["classes", "images"])
     def test_the_error_includes_the_origin_of_the_numbers(self, asked):
         with pytest.raises(ValueError, match=r"\. Set by the user\.$"):
@@ -201,16 +197,8 @@ class TestInvalidInput:
 
     @pytest.mark.parametrize(("labels", "there_are"), [(TEN_OF_TEN, 10), (torch.empty(0), 0), ([], 0)])
     def test_too_many_classes_are_an_error_that_states_both_numbers(self, labels, there_are):
-        with pytest.raises(ValueError, match=f"11 different classes cannot be drawn from {there_are};"):
+        with pytest.raises(ValueError, match=f"11 different classes cannot be drawn from {there_are}"):
             EpisodeSampler(labels, Episodes(11, 2, 3))
-
-    @pytest.mark.parametrize(
-        ("there_are", "advice"),
-        [(1, "use images of more classes."), (2, "use at most as many as there are.")],
-    )
-    def test_too_many_classes_are_an_error_that_suggests_a_valid_number(self, there_are, advice):
-        with pytest.raises(ValueError, match=f"cannot be drawn from {there_are}; {advice}"):
-            EpisodeSampler(labels_of([4] * there_are), Episodes(3, 2, 3))
 
     @pytest.mark.parametrize("labels", [torch.rand(8), torch.zeros(4, 2, dtype=torch.int64), torch.tensor(3)])
     def test_labels_that_are_not_a_1d_integer_array_are_an_error(self, labels):
@@ -219,7 +207,7 @@ class TestInvalidInput:
 
     @pytest.mark.parametrize(("index", "processes"), [(0, 0), (2, 2), (-1, 2), (0, -1)])
     def test_an_invalid_process_index_is_an_error_that_states_both_numbers(self, index, processes):
-        with pytest.raises(ValueError, match=f"got process_index={index} and num_processes={processes}"):
+        with pytest.raises(ValueError, match=f"less than num_processes={processes}; got {index}"):
             EpisodeSampler(TEN_OF_TEN, Episodes(2, 2, 2), process_index=index, num_processes=processes)
 
 
@@ -278,7 +266,7 @@ class TestBatches:
 
     def test_a_conflicting_batch_size_is_an_error_that_states_both(self):
         assert batches(batch_size=12).batch_size == 12
-        with pytest.raises(ValueError, match="4 classes with 3 images each are batches of 12; got batch_size=128"):
+        with pytest.raises(ValueError, match="these episodes are batches of 12 images; leave out batch_size=128"):
             batches(batch_size=128)
 
     def test_neither_episodes_nor_a_batch_size_is_an_error(self):
@@ -296,5 +284,5 @@ class TestLoading:
         assert len(next(data.evaluation.epoch())["labels"]) == 40
 
     def test_episodes_for_regression_are_an_error(self, make_dataset, load):
-        with pytest.raises(ValueError, match="regression has no classes"):
+        with pytest.raises(ValueError, match=r"--episodes .* does not apply to regression"):
             load(make_dataset([]), task="regression", episodes=Episodes(3, 2, 5))

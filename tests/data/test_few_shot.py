@@ -171,12 +171,12 @@ class TestLoading:
 class TestInvalidInput:
     @pytest.mark.parametrize("episodes", [None, Episodes(3, 6, 7)])
     def test_episodes_that_may_repeat_images_are_an_error(self, episodes):
-        with pytest.raises(ValueError, match=r"episodes without repeated images; .*distinct=True"):
+        with pytest.raises(ValueError, match=r"few-shot batches require .*distinct=True"):
             make(episodes=episodes, **({"batch_size": 4} if episodes is None else {}))
 
     @pytest.mark.parametrize("shot", [0, 6, 9])
     def test_an_invalid_shot_is_an_error_that_states_the_valid_range(self, shot):
-        with pytest.raises(ValueError, match=f"of 6 images of a class, 1 to 5 can be support images; got shot={shot}"):
+        with pytest.raises(ValueError, match=f"shot must be at least 1 and less than the 6 images; got {shot}"):
             FewShotBatches(make().images, shot)
 
     def test_indices_of_batches_without_episodes_are_an_error(self):

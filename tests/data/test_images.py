@@ -334,7 +334,7 @@ class TestStatistics:
     @pytest.mark.parametrize("statistic", ["mean", "std"])
     @pytest.mark.parametrize("values", [[0.5, 0.5], [0.5] * 4])
     def test_statistics_with_a_wrong_number_of_channels_are_an_error(self, statistic, values, make_dataset, load):
-        with pytest.raises(ValueError, match=f"{statistic} needs one value or 3 .*got"):
+        with pytest.raises(ValueError, match=r"mean and std need one value or 3 .*got"):
             load(make_dataset([noise(6, 4, 3)]), **{f"image_{statistic}": values})
 
     @pytest.mark.parametrize("values", [[0.0], [-0.5], [0.5, 0.5, 0.0]])

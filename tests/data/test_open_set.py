@@ -7,8 +7,7 @@ from datasets import ClassLabel, Value
 from hypothesis import given, settings, strategies as st
 
 from hf_sphere.data import ImagesFromDisk
-from hf_sphere.data.open_set import first_classes, held_out_classes
-from hf_sphere.data.splits import Split
+from hf_sphere.data.splits import Split, first_classes, held_out_classes
 
 without_deadline = settings(deadline=None, max_examples=60)
 """No deadline, since the machine may be busy."""
@@ -301,7 +300,7 @@ class TestOneSplit:
             load_split(*animals(["fox"]), split="dev")
 
     def test_statistics_with_a_wrong_number_of_channels_are_an_error(self, animals, load_split):
-        with pytest.raises(ValueError, match="mean needs one value or 1"):
+        with pytest.raises(ValueError, match="mean and std need one value or 1"):
             load_split(*animals(["fox"]), image_mean=[0.1, 0.2, 0.3])
 
 

@@ -188,7 +188,7 @@ class TestClassBalancedSampling:
         path = str(folder(cats=4, dogs=4))
         with pytest.raises(ValueError, match="does not apply to regression, which has no classes"):
             load_named(path, task="regression", computed_value="intensity", class_balanced_sampling=True)
-        with pytest.raises(ValueError, match="does not apply to episodes, which draw classes themselves"):
+        with pytest.raises(ValueError, match="does not apply to episodes, which draw classes"):
             load_named(path, class_balanced_sampling=True, episodes=Episodes(2, 2, 1))
 
 

@@ -220,13 +220,13 @@ def test_the_options_determine_the_masking(load, options, expected):
 @pytest.mark.parametrize(
     ("splits", "options", "message"),
     [
-        ({"train": ["cat"], "test": LINES}, {}, "train has too little text for one block of 8 tokens"),
-        ({"train": LINES, "test": [""]}, {}, "test has too little text for one block"),
+        ({"train": ["cat"], "test": LINES}, {}, "train has too little text for 8 tokens"),
+        ({"train": LINES, "test": [""]}, {}, "test has too little text for"),
         ({"train": LINES}, {}, "no split to report results on; the data has train"),
         (None, {"eval_split": "dev"}, "no split 'dev'; the data has"),
         (None, {"train_split": "full"}, "no split 'full'; the data has"),
         (None, {"text_column_name": "txt"}, "no text column 'txt'.* Did you mean 'text'"),
-        (None, {"block_length": 2}, "max_seq_length 2 leaves no room for text besides the special tokens"),
+        (None, {"block_length": 2}, "max_seq_length 2 leaves no room for text"),
         (None, {"validation_fraction": 1.5}, "validation_fraction must be at least 0 and below 1; got 1.5"),
         (None, {"validation_fraction": 0.001}, "validation_fraction=0.001 does not split"),
         (None, {"validation_fraction": 0.5, "validation_split": "test"}, "exclude each other"),

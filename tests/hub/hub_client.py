@@ -25,7 +25,7 @@ from transformers.utils import logging
 import hf_sphere
 from hf_sphere import SphereVisionImageProcessor
 from hf_sphere.models.sphere_text.encoders import ENCODERS, IMAGE_TASKS
-from hf_sphere.utils.digest import digest_weights
+from hf_sphere.utils.modules import digest_weights
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))

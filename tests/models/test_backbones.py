@@ -216,7 +216,7 @@ def test_normalized_lenet_supports_small_images(size):
 
 
 def test_normalized_lenet_rejects_images_that_are_too_small():
-    with pytest.raises(ValueError, match="'lenet5_bn' needs images of at least 4 pixels per side; got 3 x 3"):
+    with pytest.raises(ValueError, match="'lenet5_bn' needs at least 4 pixels per side; got 3 x 3"):
         create_backbone("lenet5_bn", num_channels=1, image_size=3)
 
 
@@ -486,7 +486,7 @@ def test_backbone_of_timm_is_built_by_name():
 
 
 def test_unknown_backbone_error_suggests_similar_names():
-    with pytest.raises(ValueError, match=r"unknown backbone 'lenet'; similar names are .*lenet5"):
+    with pytest.raises(ValueError, match=r"unknown backbone 'lenet'; similar names: .*lenet5"):
         create_backbone("lenet", num_channels=1, image_size=28)
 
 
@@ -568,7 +568,7 @@ def test_resnet12_supports_images_of_16_pixels_or_more(channels, side):
 
 
 def test_resnet12_rejects_images_that_are_too_small():
-    with pytest.raises(ValueError, match="'resnet12' needs images of at least 16 pixels per side; got 15 x 15"):
+    with pytest.raises(ValueError, match="'resnet12' needs at least 16 pixels per side; got 15 x 15"):
         create_backbone("resnet12", num_channels=1, image_size=15)
 
 

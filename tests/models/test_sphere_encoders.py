@@ -110,7 +110,7 @@ def test_scaling_and_radius_are_parameters_only_if_learned(family, learned):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"spherized_layers": [3]}, r"spherized_layers \[3\] contains layer 3, but the encoder has 3 layers: 0 to 2"),
+        ({"spherized_layers": [3]}, r"spherized_layers \[3\] contains layer 3, but the encoder has 3 layers"),
         ({"spherized_layers": [0, -4]}, r"contains layer -4.*or -3 to -1 from the end"),
         ({"spherized_layers": [1, 1]}, "contains a layer twice"),
         ({"spherized_layers": [0, -3]}, "contains a layer twice"),

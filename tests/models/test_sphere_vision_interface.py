@@ -145,7 +145,7 @@ def test_loss_of_a_regression_is_the_squared_error_of_the_logits(shape):
     [("multi_label_classification", torch.tensor([0, 1, 2])), ("single_label_classification", TARGETS)],
 )
 def test_labels_that_contradict_the_problem_type_are_rejected(problem_type, labels):
-    with pytest.raises(ValueError, match=rf"problem_type '{problem_type}' requires labels of shape \(batch,"):
+    with pytest.raises(ValueError, match=rf"problem_type '{problem_type}' requires labels \(batch,"):
         classifier(head="softmax", problem_type=problem_type)(images(), labels=labels)
 
 

@@ -324,8 +324,8 @@ def test_str_describes_the_fit(load, tokenizer):
 @pytest.mark.parametrize(
     ("count", "options", "message"),
     [
-        (2, {}, r"too few tokens to fit a map of 65 inputs: got \d+ tokens in 2 texts; at least 65 tokens in 5 texts"),
-        (0, {}, "got 0 tokens in 0 texts"),
+        (2, {}, r"too few tokens: at least 65 in 5 texts are required; got \d+ in 2"),
+        (0, {}, "got 0 in 0"),
         (100, {"max_tokens": 40, "batch_size": 1}, r"Pass more texts, or increase max_tokens \(40\)"),
         (100, {"max_tokens": 64, "batch_size": 5}, "too few tokens"),
     ],
@@ -348,7 +348,7 @@ def test_negative_ridge_is_rejected(load, tokenizer, ridge):
 
 def test_underdetermined_fit_without_ridge_is_rejected(load, tokenizer):
     same = sentences(1) * 50
-    with pytest.raises(ValueError, match=r"layer 1 .*no unique solution with ridge 0.*larger ridge or other texts"):
+    with pytest.raises(ValueError, match=r"layer 1 .*no unique solution with ridge 0.*use a larger one"):
         calibrate_spherization(*load(), same, tokenizer=tokenizer, ridge=0.0)
     calibrate_spherization(*load(), same, tokenizer=tokenizer)  # a ridge is chosen automatically
 
@@ -377,5 +377,5 @@ def test_reference_of_wrong_size_is_rejected(load, tokenizer, name, value):
     model, reference = load()
     config = BertConfig.from_dict({**reference.config.to_dict(), name: value})
     its = getattr(reference.config, name)
-    with pytest.raises(ValueError, match=f"{name} is {its} in the model and {value} in the reference"):
+    with pytest.raises(ValueError, match=f"its {name} is {value}, that of the model {its}"):
         calibrate_spherization(model, BertModel(config), sentences(20), tokenizer=tokenizer)

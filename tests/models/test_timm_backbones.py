@@ -49,5 +49,5 @@ def test_only_a_backbone_that_keeps_a_last_activation_causes_a_warning(backbone,
 
 
 def test_unknown_backbone_error_suggests_the_backbone_of_the_library_first():
-    with pytest.raises(ValueError, match=r"unknown backbone 'resnet20'; similar names are resnet20_cifar, "):
+    with pytest.raises(ValueError, match=r"unknown backbone 'resnet20'; similar names: resnet20_cifar, "):
         create_backbone("resnet20", num_channels=3, image_size=32)

@@ -15,8 +15,8 @@ from hf_sphere.data import ImageDataOptions, images as data_images, text as data
 from hf_sphere.data.sources import BUNDLED
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import find_task, initialize_from_data, start_run
+from hf_sphere.training.measures import read_published
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments
-from hf_sphere.training.published import read_published
 from hf_sphere.training.tasks.classification import EvaluationArguments, ImageDataArguments
 from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
 from hf_sphere.training.tasks.image import EncoderArguments, ImageTask

@@ -225,14 +225,14 @@ def test_resuming_does_not_repeat_the_data_dependent_initialization(train, monke
     ("words", "message"),
     [
         (["--max_seq_length", "65"], "max_seq_length 65 exceeds the maximum of the model, 64 tokens"),
-        (["--max_seq_length", "2"], "max_seq_length 2 leaves no room for text besides the special tokens"),
+        (["--max_seq_length", "2"], "max_seq_length 2 leaves no room for text"),
         (
             ["--spherized", "--spherization_kwargs", "{scale: 1}"],
             "no option 'scale' .* the options are: scaling",
         ),
         (["--spherized", "--spherized_layers", "2"], "contains layer 2, but the encoder has 2 layers"),
         (["--text_column_name", "words"], "no text column 'words'"),
-        (["--spherized", "--calibrate", "--max_train_samples", "2"], "too few tokens to fit a map of 65 inputs"),
+        (["--spherized", "--calibrate", "--max_train_samples", "2"], "too few tokens: at least 65"),
     ],
     ids=lambda value: " ".join(value[-2:]).strip("-") if isinstance(value, list) else "",
 )
@@ -286,7 +286,7 @@ def test_a_tokenizer_without_a_mask_token_is_refused(train, tiny_bert, tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
     tokenizer.mask_token = None
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    with pytest.raises(ValueError, match="tokenizer has no mask token, which a masked language model needs"):
+    with pytest.raises(ValueError, match="has no mask token"):
         train("--tokenizer_name", str(tmp_path / "tokenizer"))
 
 

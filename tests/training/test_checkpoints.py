@@ -10,7 +10,7 @@ from hf_sphere.training import CheckpointError, RunState, prepare_output_dir
 from hf_sphere.training.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint, write_model_files
 from hf_sphere.training.optimization import start_average
 from hf_sphere.training.output_dir import list_checkpoints
-from hf_sphere.utils.manifest import write_manifest
+from hf_sphere.utils.files import write_manifest
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from hf_sphere.training import (
     loop as loop_module,
 )
 from hf_sphere.training.output_dir import list_checkpoints
-from hf_sphere.utils.manifest import write_manifest
+from hf_sphere.utils.files import write_manifest
 
 # The data is 40 images in batches of 8: 5 steps per epoch.
 

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from hf_sphere.optim import AdamSRT
 from hf_sphere.training import CheckpointError, RunState
 from hf_sphere.training.checkpoints import load_checkpoint, save_checkpoint
-from hf_sphere.utils.manifest import write_manifest
+from hf_sphere.utils.files import write_manifest
 
 Edit = Callable[[dict[str, Any]], None]
 Check = Callable[[Edit], None]

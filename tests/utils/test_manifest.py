@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_sphere.utils.manifest import MANIFEST_FILE, find_damage, write_manifest
+from hf_sphere.utils.files import MANIFEST_FILE, find_damage, write_manifest
 
 
 @pytest.fixture

@@ -132,10 +132,7 @@ def feature_side(name: str, img_size: ImageSize, least: int, halvings: int) -> t
     """Return height and width of a feature map after `halvings` poolings; images need `least` pixels per side."""
     height, width = to_2tuple(img_size)
     if min(height, width) < least:
-        raise ValueError(
-            f"backbone {name!r} needs images of at least {least} pixels per side; got {height} x {width}. Set "
-            "image_size to enlarge them."
-        )
+        raise ValueError(f"backbone {name!r} needs at least {least} pixels per side; got {height} x {width}.")
     return height >> halvings, width >> halvings
 
 
@@ -188,10 +185,7 @@ def create_backbone(
         own = [backbone for backbone in BACKBONES if backbone.startswith(architecture)]
         close = own + [match for match in difflib.get_close_matches(architecture, known, n=5) if match not in own]
         close = close or timm.list_models("*_cifar")
-        raise ValueError(
-            f"unknown backbone {name!r}; similar names are {', '.join(close)}; `timm.list_models()` lists all "
-            f"{len(known)}."
-        )
+        raise ValueError(f"unknown backbone {name!r}; similar names: {', '.join(close)}; see `timm.list_models()`.")
     pretrained_cfg = timm.get_pretrained_cfg(architecture)
     has_fixed_size = pretrained_cfg is not None and pretrained_cfg.fixed_input_size  # timm's mark of such models
     if has_fixed_size or "img_size" in inspect.signature(timm.model_entrypoint(architecture)).parameters:

@@ -1,11 +1,21 @@
-"""timm's ResNets with a stem for small images: one 3x3 convolution."""
+"""ResNets and DenseNet with a stem for small images, and ResNets of few-shot classification."""
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
-from timm.models.resnet import BasicBlock, Bottleneck, ResNet
-from torch import nn
+from timm.layers import SelectAdaptivePool2d
+from timm.models.densenet import DenseNet
+from timm.models.resnet import BasicBlock, Bottleneck, ResNet, downsample_conv
+from torch import Tensor, nn
 
-from hf_sphere.models.backbones.base import register_backbone
+from hf_sphere.models.backbones.base import (
+    EmbeddingNet,
+    ImageSize,
+    feature_side,
+    initialize_fan_out,
+    register_backbone,
+)
 
 
 class SmallStemResNet(ResNet):
@@ -80,3 +90,149 @@ def resnet34_cifar(**options: Any) -> ResNet:
 def resnet50_cifar(**options: Any) -> ResNet:
     """ResNet-50 with a 3x3 stem."""
     return SmallStemResNet(Bottleneck, (3, 4, 6, 3), **options)
+
+
+class SmallStemDenseNet(DenseNet):
+    """timm's DenseNet whose stem is one 3x3 convolution, without norm, activation and pooling.
+
+    Args:
+        in_chans: Channels of the images.
+        **options: See timm's `DenseNet`.
+    """
+
+    def __init__(self, *, in_chans: int = 3, **options: Any) -> None:
+        super().__init__(in_chans=in_chans, **options)
+        stem = self.features.conv0
+        self.features.conv0 = nn.Conv2d(in_chans, stem.out_channels, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(self.features.conv0.weight)  # as in timm
+        self.features.norm0 = nn.Identity()  # with its activation
+        self.features.pool0 = nn.Identity()
+        self.pretrained_cfg: dict[str, Any] = {}
+
+    def remove_final_activation(self) -> None:
+        """Remove the ReLU after the last batch norm, for a head that replaces it."""
+        self.features.norm5.act = nn.Identity()
+
+
+@register_backbone
+def densenet121_cifar(**options: Any) -> DenseNet:
+    """DenseNet-121 (Huang et al., 2017) for images of 32 or 64 pixels: growth rate 32, a 3x3 convolution as stem."""
+    return SmallStemDenseNet(growth_rate=32, block_config=(6, 12, 24, 16), **options)
+
+
+SLOPE = 0.1
+"""Negative slope of the leaky ReLUs."""
+
+
+class PooledBlock(nn.Module):
+    """Residual block of three 3x3 convolutions with batch norm and a 1x1 shortcut, followed by 2x2 max pooling.
+
+    Args:
+        in_channels: Number of input channels.
+        out_channels: Number of channels of all convolutions.
+        activation: Whether leaky ReLU follows the sum.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, *, activation: bool = True) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inputs in (in_channels, out_channels, out_channels):
+            convolution = nn.Conv2d(inputs, out_channels, 3, padding=1, bias=False)
+            layers += [convolution, nn.BatchNorm2d(out_channels), nn.LeakyReLU(SLOPE)]
+        layers.pop()  # the last activation follows the sum
+        self.residual = nn.Sequential(*layers)
+        self.shortcut = nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, bias=False), nn.BatchNorm2d(out_channels))
+        self.activation = nn.LeakyReLU(SLOPE) if activation else nn.Identity()
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute (B, in_channels, H, W) -> (B, out_channels, H // 2, W // 2)."""
+        return self.pool(self.activation(self.residual(x) + self.shortcut(x)))
+
+
+class AveragedNet(EmbeddingNet):
+    """A sequence of blocks whose last feature map, returned by `forward_features`, is averaged to the embedding.
+
+    The final activation is that of the last block. Without it, where a spherization or a head replaces it, the
+    embedding is the average of the values before activation, which can be negative.
+
+    Args:
+        blocks: The blocks, the last one without activation.
+        num_features: Number of channels of the last feature map.
+        activation: The last activation.
+        num_classes: See `EmbeddingNet`.
+        drop_rate: Dropout of the embedding; removed with the final activation.
+        final_activation: Whether the last block has an activation.
+    """
+
+    def __init__(
+        self,
+        blocks: nn.Sequential,
+        num_features: int,
+        activation: nn.Module,
+        *,
+        num_classes: int = 1000,
+        drop_rate: float = 0.0,
+        final_activation: bool = True,
+    ) -> None:
+        super().__init__(blocks, num_features, num_classes=num_classes, final_activation=False)
+        self.remove_final_activation()
+        if final_activation:
+            pooled = (activation, self.final_activation, nn.Dropout(drop_rate))
+            self.final_activation = nn.Sequential(*pooled)
+
+    def remove_final_activation(self) -> None:
+        """End with the average of the last feature map before its activation."""
+        self.final_activation = SelectAdaptivePool2d(pool_type="avg", flatten=True)
+
+
+@register_backbone
+def resnet12(
+    *, img_size: ImageSize = 84, in_chans: int = 3, widths: Sequence[int] = (64, 160, 320, 640), **net: Any
+) -> AveragedNet:
+    """ResNet-12 of few-shot learning: four pooled residual blocks of `widths` channels and global average pooling.
+
+    `drop_rate` is dropout of the embedding, instead of the DropBlock of some implementations.
+
+    Reference:
+        Oreshkin, Rodriguez and Lacoste, "TADAM", NeurIPS 2018; the widths are those of Lee, Maji, Ravichandran and
+        Soatto, "Meta-learning with differentiable convex optimization", CVPR 2019.
+    """
+    if len(widths) != 4 or min(widths) < 1:
+        raise ValueError(f"widths of resnet12 must be four positive numbers of channels; got {list(widths)}.")
+    feature_side("resnet12", img_size, least=16, halvings=4)
+    pairs = itertools.pairwise([in_chans, *widths])
+    blocks = nn.Sequential(*(PooledBlock(*pair, activation=place < 3) for place, pair in enumerate(pairs)))
+    for module in blocks.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, a=SLOPE, mode="fan_out", nonlinearity="leaky_relu")
+    # After the last pooling, which is equivalent because leaky ReLU is increasing.
+    return AveragedNet(blocks, widths[-1], nn.LeakyReLU(SLOPE), **net)
+
+
+@register_backbone
+def wrn28(*, img_size: ImageSize = 80, in_chans: int = 3, final_norm: bool = False, **net: Any) -> AveragedNet:
+    """Wide ResNet of few-shot learning: 28 layers, three stages of four blocks with 160, 320 and 640 channels.
+
+    Each stage halves the feature map, and global average pooling follows. With `final_norm`, the last feature map has
+    its ReLU and then a batch norm, and there is no final activation to remove, as before the spherization of Kim and
+    Kim (2022).
+
+    Reference:
+        Qiao, Liu, Shen and Yuille, "Few-shot image recognition by predicting parameters from activations", CVPR 2018.
+    """
+    feature_side("wrn28", img_size, least=8, halvings=3)
+    channels = 80
+    blocks = [nn.Conv2d(in_chans, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
+    for width in (160, 320, 640):
+        shortcut = downsample_conv(channels, width, kernel_size=1, stride=2)
+        blocks.append(BasicBlock(channels, width, stride=2, downsample=shortcut))
+        blocks += [BasicBlock(width, width) for _ in range(3)]
+        channels = width
+    if final_norm:
+        blocks.append(nn.BatchNorm2d(channels))
+    else:
+        blocks[-1].act2 = nn.Identity()  # the final activation
+    layers = nn.Sequential(*blocks)
+    initialize_fan_out(layers)
+    return AveragedNet(layers, channels, nn.ReLU(), **{"final_activation": not final_norm, **net})

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from hf_sphere.models.requires import REQUIRES
+from hf_sphere.models import REQUIRES
 from hf_sphere.models.sphere_text.encoders import IMAGE_TASKS, find_encoder
 
 
@@ -100,10 +100,7 @@ class SphereEncoderConfigMixin:
         if not 0 < self.spherization_radius < math.inf:
             raise ValueError(f"spherization_radius must be positive; got {self.spherization_radius}.")
         if not 0.0 < self.spherization_delta < 1.0:
-            raise ValueError(
-                f"spherization_delta must lie between 0 and 1 (exclusive); got {self.spherization_delta}. The usual "
-                "value is 1e-6."
-            )
+            raise ValueError(f"spherization_delta must lie between 0 and 1 (exclusive); got {self.spherization_delta}.")
 
 
 @dataclass(kw_only=True, repr=False, eq=False)

@@ -1,5 +1,6 @@
 """Fit the spherized layers of an encoder to the plain encoder it was initialized from, by ridge regression."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_sphere.models.sphere_text.encoders import Encoder
-from hf_sphere.utils.modes import eval_mode
+from hf_sphere.utils.modules import eval_mode
 
 RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))
 """Candidate ridges, relative to the mean square of each coordinate."""
@@ -104,9 +105,8 @@ def calibrate_spherization(
     num_texts = sum(int(mask.any(dim=1).sum()) for _, mask in batches)
     if num_tokens < least or num_texts < HELD_OUT:
         raise ValueError(
-            f"too few tokens to fit a map of {least} inputs: got {num_tokens} tokens in {num_texts} texts; at least "
-            f"{least} tokens in {HELD_OUT} texts are required, and several thousand are better. Pass more texts, or "
-            f"increase max_tokens ({max_tokens})."
+            f"too few tokens: at least {least} in {HELD_OUT} texts are required; got {num_tokens} in {num_texts}. Pass "
+            f"more texts, or increase max_tokens ({max_tokens})."
         )
     fits = []
     parts = _split(batches)
@@ -126,8 +126,8 @@ def calibrate_spherization(
             ]
             if not candidates:
                 raise ValueError(
-                    f"the equations of layer {index} have no unique solution with ridge {ridge}: the texts do not vary "
-                    "enough, or produce values that are not finite. Use a larger ridge or other texts."
+                    f"the equations of layer {index} have no unique solution with ridge {ridge}; use a larger one, or "
+                    "more varied texts."
                 )
             _, best = min(candidates)
             linear = layer.get_submodule(row.second_map).linear
@@ -206,10 +206,8 @@ def _layer_pairs(
         # If layers before this one are spherized, the residuals differ, and the map compensates for this.
         target = outputs + plain_residual - residual.to(plain_residual)
         points = modules[0].spherization(values)
-        yield (
-            _to_float64(points[kept.to(points.device)]),
-            _to_float64(target[kept.to(target.device)]).to(_solver_device(points)),
-        )
+        pairs = [_to_float64(values[kept.to(values.device)]) for values in (points, target)]
+        yield pairs[0], pairs[1].to(pairs[0].device)
 
 
 def _explained_variance(model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Batch]) -> float:
@@ -248,12 +246,8 @@ def _record(module: nn.Module) -> Iterator[list[tuple[tuple[Tensor, ...], Tensor
         hook.remove()
 
 
-def _solver_device(tensor: Tensor) -> torch.device:
-    return torch.device("cpu") if tensor.device.type == "mps" else tensor.device  # Metal has no float64
-
-
 def _to_float64(tensor: Tensor) -> Tensor:
-    return tensor.to(_solver_device(tensor)).double()
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()  # Metal has no float64
 
 
 def _check_reference(model: Any, reference: Any) -> tuple[Encoder, Sequence[int]]:
@@ -268,15 +262,9 @@ def _check_reference(model: Any, reference: Any) -> tuple[Encoder, Sequence[int]
     for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "hidden_dim", "vocab_size"):
         own, other = getattr(model.config, name, None), getattr(reference.config, name, None)
         if own != other:
-            raise ValueError(
-                f"the reference does not match the model: {name} is {own} in the model and {other} in the reference."
-            )
-    for index in spherized:
-        if index in getattr(reference.config, "spherized_layer_indices", ()):
-            raise ValueError(
-                f"layer {index} of the reference is spherized; it must be the plain model that the spherized one was "
-                "loaded from."
-            )
+            raise ValueError(f"the reference does not match: its {name} is {other}, that of the model {own}.")
+    if common := set(spherized).intersection(getattr(reference.config, "spherized_layer_indices", ())):
+        raise ValueError(f"layer {min(common)} of the reference is spherized; pass the plain model it was loaded from.")
     return row, spherized
 
 
@@ -290,53 +278,40 @@ def _collect(
 ) -> list[Batch]:
     """Collect batches of model inputs with a mask until they have `max_tokens` tokens."""
     if isinstance(texts, (str, Mapping)):  # which are iterable as well
-        raise ValueError(
-            f"texts must be an iterable of texts or batches, for instance a list; got one {type(texts).__name__}."
-        )
-    main_input = reference.main_input_name
-    batches: list[Batch] = []
-    pending: list[str] = []
-    count = 0
-
-    def encode() -> dict[str, Tensor]:
-        nonlocal tokenizer
-        if tokenizer is None and not reference.config.name_or_path:
-            raise ValueError("the reference was not loaded from a checkpoint with a tokenizer; pass a tokenizer.")
-        name = reference.config.name_or_path
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-        longest = min(max_length, tokenizer.model_max_length)
-        encoded = tokenizer(pending, truncation=True, max_length=longest, padding=True, return_tensors="pt")
-        pending.clear()
-        return dict(encoded)
-
-    def add(batch: Mapping[str, Tensor]) -> None:
-        nonlocal count
-        if not isinstance(batch, Mapping) or main_input not in batch:
+        raise ValueError(f"texts must be an iterable of texts or batches; got one {type(texts).__name__}.")
+    name, batches, count = reference.main_input_name, [], 0
+    for batch in _encode(texts, reference, tokenizer, max_length, batch_size):
+        if not isinstance(batch, Mapping) or name not in batch:
             what = f"the columns {list(batch)}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
-            if main_input != "input_ids":
-                raise ValueError(f"texts must be batches with {main_input}, the inputs of the model; got {what}.")
-            raise ValueError(
-                f"texts must be strings, or batches with input_ids; got {what}. Pass a column of a data set, for "
-                "instance dataset['text']."
-            )
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        if main_input == "input_ids":
-            mask = inputs.setdefault("attention_mask", torch.ones_like(inputs["input_ids"]))
+            kinds = "strings, or batches" if name == "input_ids" else "batches"
+            raise ValueError(f"texts must be {kinds} with {name}; got {what}.")
+        inputs = {key: value for key, value in batch.items() if key != "labels"}
+        if name == "input_ids":
+            mask = inputs.setdefault("attention_mask", torch.ones_like(inputs[name]))
         else:
-            images = inputs[main_input]
-            mask = torch.ones(len(images), _run(reference, {main_input: images[:1]}).shape[1])
+            mask = torch.ones(len(inputs[name]), _run(reference, {name: inputs[name][:1]}).shape[1])
         batches.append((inputs, mask))
         count += int(mask.sum())
-
-    for text in texts:
-        if not isinstance(text, str) or main_input != "input_ids":
-            add(text)
-        elif text.strip():
-            pending.append(text)
-            if len(pending) == batch_size:
-                add(encode())
         if count >= max_tokens:
-            return batches
-    if pending:
-        add(encode())
+            break
     return batches
+
+
+def _encode(
+    texts: Iterable[Any], reference: Any, tokenizer: PreTrainedTokenizerBase | None, max_length: int, batch_size: int
+) -> Iterator[Any]:
+    """Yield batches of texts that are not blank, tokenized; anything else is yielded as it is."""
+    items = iter(texts)
+    first = next(items, "")
+    items = itertools.chain([first], items)
+    if not isinstance(first, str) or reference.main_input_name != "input_ids":
+        yield from items
+        return
+    name = reference.config.name_or_path
+    if tokenizer is None and not name:
+        raise ValueError("the reference was not loaded from a checkpoint with a tokenizer; pass a tokenizer.")
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    longest = min(max_length, tokenizer.model_max_length)
+    filled = (text for text in items if text.strip())
+    while some := list(itertools.islice(filled, batch_size)):
+        yield dict(tokenizer(some, truncation=True, max_length=longest, padding=True, return_tensors="pt"))

@@ -7,8 +7,11 @@ from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
 
 from hf_sphere.models.sphere_text.modeling_sphere_text import SphereEncoderPreTrainedModel
-from hf_sphere.models.sphere_vision.modeling_sphere_vision import ModelWithHead, reset_missing_parameters
-from hf_sphere.models.sphere_vision.outputs_sphere_vision import SphereVisionClassifierOutput
+from hf_sphere.models.sphere_vision.modeling_sphere_vision import (
+    ModelWithHead,
+    SphereVisionClassifierOutput,
+    reset_missing_parameters,
+)
 
 
 class SphereEncoderForImageClassification(ModelWithHead, SphereEncoderPreTrainedModel):
@@ -43,10 +46,4 @@ class SphereEncoderForImageClassification(ModelWithHead, SphereEncoderPreTrained
         encoder: Any = self.base_model
         encoded = encoder(pixel_values, return_dict=True, **kwargs)
         output = self.classify(encoded.last_hidden_state[:, 0], labels)
-        return SphereVisionClassifierOutput(
-            loss=output.loss,
-            logits=output.logits,
-            embeddings=output.embeddings,
-            concentration=output.concentration,
-            hidden_states=encoded.hidden_states,
-        )
+        return SphereVisionClassifierOutput(**vars(output), hidden_states=encoded.hidden_states)

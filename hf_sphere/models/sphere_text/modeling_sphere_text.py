@@ -146,8 +146,8 @@ class SphereEncoderPreTrainedModel(PreTrainedModel):
         config = kwargs.get("config")
         if isinstance(config, PreTrainedConfig) and not isinstance(config, cls.config_class):
             raise ValueError(
-                f"config must be a {cls.config_class.__name__}; got a {type(config).__name__}. Read it with "
-                f"{cls.config_class.__name__}.from_pretrained, or omit it and pass its settings as keywords."
+                f"config must be a {cls.config_class.__name__}; got a {type(config).__name__}. Omit it, or read it "
+                f"with {cls.config_class.__name__}.from_pretrained."
             )
         returns_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
@@ -157,8 +157,7 @@ class SphereEncoderPreTrainedModel(PreTrainedModel):
         if found and found != configured:
             raise ValueError(
                 f"in the checkpoint {pretrained_model_name_or_path} the layers {sorted(found)} are spherized, but the "
-                f"configuration has spherized_layers {sorted(configured)}. Load it with "
-                f"spherized_layers={sorted(found)}, or start from a checkpoint of the plain encoder."
+                f"configuration has spherized_layers {sorted(configured)}. Load it with those of the checkpoint."
             )
         return (model, info) if returns_info else model
 

@@ -9,7 +9,7 @@ from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import PreTrainedConfig
 
-from hf_sphere.models.requires import REQUIRES
+from hf_sphere.models import REQUIRES
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.layers import Spherization
 from hf_sphere.nn.prototypical import PrototypicalClassifier

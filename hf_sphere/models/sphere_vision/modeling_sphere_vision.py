@@ -1,18 +1,18 @@
 """Image models: a timm backbone, an embedding and a head on the hypersphere."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization as init
+from transformers.modeling_outputs import ModelOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
-from hf_sphere.models.sphere_vision.outputs_sphere_vision import SphereVisionClassifierOutput, SphereVisionModelOutput
 from hf_sphere.nn.calibration import calibrate
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.heads.mixins import ClassVectorHead
@@ -20,6 +20,40 @@ from hf_sphere.nn.heads.softmax import SpherizedHead
 from hf_sphere.nn.layers import Spherization, names_kept_in_float32
 
 logger = logging.get_logger(__name__)
+
+
+@dataclass
+class SphereVisionModelOutput(ModelOutput):
+    """Output of `SphereVisionModel`.
+
+    Attributes:
+        embeddings: (B, d), the input of a head; on the sphere if the configuration has a `spherization`.
+        pooler_output: The embeddings, by the name they have in other models.
+        hidden_states: Features of the backbone's stages or blocks, if `output_hidden_states` is set.
+    """
+
+    embeddings: Tensor | None = None
+    pooler_output: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class SphereVisionClassifierOutput(ModelOutput):
+    """Output of `SphereVisionForImageClassification`.
+
+    Attributes:
+        loss: Scalar, if labels were given.
+        logits: (B, K); `argmax` is the prediction, `softmax` the confidence.
+        embeddings: (B, d'), transformed by the head: on the sphere for a spherized head.
+        concentration: (B,), the certainty of the embeddings, for heads that have one.
+        hidden_states: See `SphereVisionModelOutput`.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    embeddings: Tensor | None = None
+    concentration: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
 
 
 class SphereVisionPreTrainedModel(PreTrainedModel):
@@ -38,6 +72,7 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     def post_init(self) -> None:
         """Finish the construction, and let quantizers skip spherical and angular layers."""
         self._keep_in_fp32_modules = names_kept_in_float32(self)
+        self.supports_gradient_checkpointing = hasattr(self.base_model.backbone, "set_grad_checkpointing")
         super().post_init()
 
     def initialize_weights(self) -> None:
@@ -88,7 +123,6 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         if config.spherization is not None:
             self.spherization = Spherization(self.embedding_dim, **config.spherization)
             self.embedding_dim += 1
-        self.supports_gradient_checkpointing = hasattr(self.backbone, "set_grad_checkpointing")
         self.gradient_checkpointing = False  # `is_activation_checkpointing` reads it
         self.post_init()
         self.train(self.training)  # freezes batch norms if configured
@@ -143,26 +177,19 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
             raise ValueError(
                 f"expected pixel_values of shape (batch, {self.config.num_channels}, height, width); got "
-                f"{tuple(pixel_values.shape)}. Use the model's image processor to convert images."
+                f"{tuple(pixel_values.shape)}."
             )
         pixel_values, hidden_states = pixel_values.to(self.dtype), None
         if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
-            features, hidden_states = self._intermediate_features(pixel_values)
+            backbone: Any = self.backbone
+            if not hasattr(backbone, "forward_intermediates"):
+                raise ValueError(f"backbone {self.config.backbone!r} does not support output_hidden_states.")
+            last, intermediates = backbone.forward_intermediates(pixel_values)
+            features, hidden_states = backbone.forward_head(last), tuple(intermediates)
         else:
             features = self.backbone(pixel_values)
         embeddings = self.spherization(self.projection(features))
         return SphereVisionModelOutput(embeddings, pooler_output=embeddings, hidden_states=hidden_states)
-
-    def _intermediate_features(self, pixel_values: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the features of the backbone and, before pooling, those of its stages or blocks."""
-        backbone: Any = self.backbone
-        if not hasattr(backbone, "forward_intermediates"):
-            raise ValueError(
-                f"backbone {self.config.backbone!r} does not support output_hidden_states, which needs timm's "
-                "`forward_intermediates`. Leave out output_hidden_states, or use another backbone."
-            )
-        last, intermediates = backbone.forward_intermediates(pixel_values)
-        return backbone.forward_head(last), tuple(intermediates)
 
 
 class ModelWithHead(nn.Module):
@@ -194,8 +221,7 @@ class ModelWithHead(nn.Module):
         head = getattr(self, "head", None)
         if state_dict is None and isinstance(head, ClassVectorHead) and head.is_sharded:
             raise ValueError(
-                "the class weights are spread over processes. Call hf_sphere.training.gather_classes(model) on all of "
-                "them, and pass its result as `state_dict` on the first."
+                "the class weights are spread over processes; pass the result of gather_classes(model) as `state_dict`."
             )
         options = self.config.head_kwargs
         if options and "shard_classes" in options:
@@ -246,9 +272,7 @@ class ModelWithHead(nn.Module):
         axes = 2 if problem_type == "multi_label_classification" else 1
         if labels.ndim != axes:
             shape = "(batch, num_labels)" if axes == 2 else "(batch,)"
-            raise ValueError(
-                f"problem_type {problem_type!r} requires labels of shape {shape}; got {tuple(labels.shape)}."
-            )
+            raise ValueError(f"problem_type {problem_type!r} requires labels {shape}; got {tuple(labels.shape)}.")
         return self.head(inputs, labels)
 
     @property
@@ -259,14 +283,11 @@ class ModelWithHead(nn.Module):
     @staticmethod
     def _build_head(config: Any, embedding_dim: int) -> Head:
         if config.head is None:
-            raise ValueError(
-                f"the model needs a head: {', '.join(HEADS)}. For a regression, which has none, use "
-                "SphereVisionForRegression."
-            )
+            raise ValueError(f"the model needs a head: {', '.join(HEADS)}; SphereVisionForRegression needs none.")
         if getattr(config, "spherization", None) is not None and issubclass(HEADS[config.head], SpherizedHead):
             raise ValueError(
-                f"head {config.head!r} would spherize embeddings that the configuration's spherization has spherized "
-                "already. Use only one of them: set spherization=None, or use another head such as 'softmax'."
+                f"head {config.head!r} would spherize embeddings that are spherized already: set spherization=None, or "
+                "use another head such as 'softmax'."
             )
         if config.problem_type not in (None, "single_label_classification"):
             HEADS[config.head].require_cross_entropy(f"problem_type {config.problem_type!r}")
@@ -297,7 +318,6 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
         super().__init__(config)
         self.sphere_vision = SphereVisionModel(config, pretrained=pretrained)
         self.head = self._build_head(config, self.sphere_vision.embedding_dim)
-        self.supports_gradient_checkpointing = self.sphere_vision.supports_gradient_checkpointing
         self.post_init()
 
     @can_return_tuple
@@ -314,13 +334,7 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
         """
         encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
         output = self.classify(encoded.embeddings, labels)
-        return SphereVisionClassifierOutput(
-            loss=output.loss,
-            logits=output.logits,
-            embeddings=output.embeddings,
-            concentration=output.concentration,
-            hidden_states=encoded.hidden_states,
-        )
+        return SphereVisionClassifierOutput(**vars(output), hidden_states=encoded.hidden_states)
 
 
 def reset_missing_parameters(module: nn.Module, *, xavier: bool = False) -> None:
@@ -356,9 +370,7 @@ def _build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = Fals
     from hf_sphere.models.backbones import create_backbone
 
     if pretrained and config.initialization is not None:
-        raise ValueError(
-            "initialization would overwrite the pretrained weights of the backbone; use only one of the two."
-        )
+        raise ValueError("initialization would overwrite the pretrained weights; use only one of the two.")
     if config.backbone_config is not None:
         from hf_sphere.models.pretrained_backbones import TransformersBackbone
 

@@ -125,10 +125,8 @@ class ImageClassification(ImageTask):
                 settings["calibration"] = None
         else:
             head = self.model_args.head or self.default_head
-            settings |= {
-                "head": head,
-                "head_kwargs": self.model_args.head_kwargs | self._loss_options(head, image_data),
-            }
+            settings["head"] = head
+            settings["head_kwargs"] = self.model_args.head_kwargs | self._loss_options(head, image_data)
         names = dict(enumerate(image_data.class_names))
         return settings | {"id2label": names, "label2id": {name: index for index, name in names.items()}}
 

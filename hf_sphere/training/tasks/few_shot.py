@@ -60,9 +60,8 @@ class FewShotArguments(OpenSetOptions):
     def episodes(self, count: int, per_batch: int = 1) -> "Episodes":
         """Return episodes in which no image is both support and query."""
         origin = (
-            f"--way {self.way} is the number of classes, --shot {self.shot} and --query {self.query} the numbers of "
+            f"--way {self.way} is the number of classes, --shot {self.shot} and --query {self.query} those of images."
         )
-        origin += "images of each."
         return data.Episodes(self.way, self.shot + self.query, count, per_batch, distinct=True, origin=origin)
 
 
@@ -91,10 +90,7 @@ class FewShotClassification(ImageTask):
         if self.data_args.validation_split is not None or self.data_args.validation_fraction:
             validation = few_shot.episodes(VALIDATION_EPISODES if count is None else count)
         elif count is not None:
-            raise ValueError(
-                f"validation_episodes {count} needs images to draw from: give --validation_split or "
-                "--validation_fraction, or leave it out."
-            )
+            raise ValueError(f"validation_episodes {count} needs --validation_split or --validation_fraction.")
         return {
             "episodes": few_shot.episodes(few_shot.episodes_per_epoch, few_shot.episodes_per_step),
             "validation_episodes": validation,
@@ -107,8 +103,8 @@ class FewShotClassification(ImageTask):
         # The evaluation split may have been named by default.
         if self.few_shot.train_classes is None and image_data.eval_split == self.data_args.train_split:
             raise ValueError(
-                f"train_split and eval_split are both {image_data.eval_split}, so training would use the classes to "
-                "evaluate on; name another split, or divide the classes of this one with --train_classes."
+                f"train_split and eval_split are both {image_data.eval_split}; name another split, or divide the "
+                "classes of this one with --train_classes."
             )
         return image_data
 
@@ -120,9 +116,7 @@ class FewShotClassification(ImageTask):
         """Return similarity, temperature and spherization."""
         settings = super().model_settings(image_data, saved)
         if self.args.label_smoothing_factor:
-            raise ValueError(
-                "label_smoothing_factor is for models with a head, and a few-shot model has none; leave it out."
-            )
+            raise ValueError("label_smoothing_factor is for models with a head; a few-shot model has none.")
         if self.args.loss_reduction == "sum":
             raise ValueError("few-shot models do not support loss_reduction sum: their loss is a mean; leave it out.")
         requested = {"metric": self.few_shot.metric, "temperature": self.few_shot.temperature}

@@ -69,9 +69,8 @@ class EncoderArguments(Arguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sources = [
-            name for name in ("pretrained_backbone", "backbone_weights", "initial_weights") if getattr(self, name)
-        ]
+        names = ("pretrained_backbone", "backbone_weights", "initial_weights")
+        sources = [name for name in names if getattr(self, name)]
         if len(sources) > 1:
             raise ValueError(
                 f"{' and '.join(sources)} are two sources of the backbone's weights; use only one of them."
@@ -115,7 +114,7 @@ class ImageTask(Task):
         import torch
 
         from hf_sphere.training.evaluation import initialize_from_data
-        from hf_sphere.utils.input_length import check_input_shape
+        from hf_sphere.utils.modules import check_input_shape
 
         if self.model_args.model_name_or_path is not None:
             processor = load_pretrained(models.SphereVisionImageProcessor, self.model_args.model_name_or_path)
@@ -131,9 +130,8 @@ class ImageTask(Task):
         check_input_shape(model.base_model, (shape.channels, shape.height, shape.width))
         self.check_data(model, image_data)
         self.before_epoch(model, self.model_args.linear_probe_epochs)  # freezes stages
-        if self.model_args.linear_probe_epochs and len([*model.parameters()]) == len(
-            [*model.base_model.backbone.parameters()]
-        ):
+        in_backbone = len([*model.base_model.backbone.parameters()])
+        if self.model_args.linear_probe_epochs and len([*model.parameters()]) == in_backbone:
             raise ValueError("linear_probe_epochs needs layers after the backbone to train; set embedding_dim.")
         if self.args.resume_from_checkpoint is None:
             initialize_from_data(model, image_data.train)
@@ -153,8 +151,8 @@ class ImageTask(Task):
         batch_size, drawn = args.per_device_train_batch_size, episodes.get("episodes")
         if drawn is not None and batch_size not in (TrainingArguments.per_device_train_batch_size, drawn.batch_size):
             raise ValueError(
-                f"per_device_train_batch_size {batch_size} does not match episodes of {drawn.classes} classes and "
-                f"{drawn.examples} images of each, which are batches of {drawn.batch_size}; leave it out."
+                f"per_device_train_batch_size {batch_size} does not match episodes of {drawn.classes} classes "
+                f"and {drawn.examples} images, which are batches of {drawn.batch_size}; leave it out."
             )
         with accelerator.main_process_first():
             return data.load_image_data(
@@ -341,19 +339,12 @@ class ImageTask(Task):
 
 @dataclass(frozen=True)
 class HeadDescription:
-    """Description, for the model card, of the part of a model that computes predictions from embeddings.
+    """Description, for the model card, of the part of a model that computes predictions from embeddings."""
 
-    Attributes:
-        predicts: What it predicts.
-        head: Its name.
-        tag: A tag of the card.
-        properties: Further properties by name.
-    """
-
-    predicts: list[str]
-    head: str
-    tag: str
-    properties: dict[str, str]
+    predicts: list[str]  # what it predicts
+    head: str  # its name
+    tag: str  # a tag of the card
+    properties: dict[str, str]  # further properties by name
 
 
 def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig") -> None:
@@ -361,10 +352,10 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig")
     default: Mapping[str, Any] = vars(type(args)())
     known = {field.name for field in fields(args)}
     for name in ("backbone", "backbone_kwargs", "embedding_dim", "head", "head_kwargs"):
-        if name in known and (given := getattr(args, name)) not in (
-            default[name],
-            have := getattr(saved, name) or default[name],
-        ):
+        if name not in known:
+            continue
+        given, have = getattr(args, name), getattr(saved, name) or default[name]
+        if given not in (default[name], have):
             raise ValueError(f"{name} is {given} but {args.model_name_or_path} has {have}; leave {name} out.")
     weights = ("pretrained_backbone", "backbone_weights", "initial_weights", "initialization")
     for name, what in (*((name, "weights") for name in weights), ("prototypes_file", "prototypes")):

@@ -67,8 +67,7 @@ class TextModelArguments(Arguments):
                 raise ValueError(f"{', '.join(given)} is for spherized models; add --spherized, or leave it out.")
         if self.calibrate and self.from_scratch:
             raise ValueError(
-                "calibrate fits spherized layers to those of a trained model, and from_scratch trains a new one; leave "
-                "one of them out."
+                "calibrate needs a trained model, and from_scratch trains a new one; use only one of them."
             )
         if self.calibration_tokens is not None and not self.calibrate:
             raise ValueError("calibration_tokens needs --calibrate; add it, or leave calibration_tokens out.")
@@ -165,21 +164,10 @@ class MaskedLanguageModeling(Task):
 
 
 def load_tokenizer(args: TextModelArguments) -> Any:
-    """Load the tokenizer of the arguments, by default that of the model.
-
-    Raises:
-        ValueError: If it has no mask token.
-    """
+    """Load the tokenizer of the arguments, by default that of the model."""
     from transformers import AutoTokenizer
 
-    name = args.tokenizer_name or args.model_name_or_path
-    tokenizer = load_pretrained(AutoTokenizer, name)
-    if tokenizer.mask_token_id is None:
-        raise ValueError(
-            f"the tokenizer of {name} has no mask token, which a masked language model needs; name another one with "
-            "--tokenizer_name."
-        )
-    return tokenizer
+    return load_pretrained(AutoTokenizer, args.tokenizer_name or args.model_name_or_path)
 
 
 def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
@@ -196,17 +184,13 @@ def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
     name = args.model_name_or_path
     config = load_pretrained(AutoConfig, name)
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
-        raise ValueError(
-            f"{name} is a {config.model_type} model, which has no masked language model; choose for instance a bert or "
-            "roberta model."
-        )
+        raise ValueError(f"{name} is a {config.model_type} model, which has no masked language model; choose another.")
     model_class: Any = AutoModelForMaskedLM
     if args.spherized:
         config, model_class = _spherized(args, config)
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"the tokenizer has {len(tokenizer)} tokens and {name} only {config.vocab_size}; name the tokenizer that "
-            "belongs to it with --tokenizer_name."
+            f"the tokenizer has {len(tokenizer)} tokens, {name} only {config.vocab_size}; choose another tokenizer."
         )
     if args.from_scratch:
         return MODEL_FOR_MASKED_LM_MAPPING[type(config)](config)
@@ -236,13 +220,11 @@ def choose_block_length(requested: int | None, model: Any, tokenizer: Any) -> in
     Raises:
         ValueError: If the model supports fewer tokens than requested.
     """
-    from hf_sphere.utils.input_length import longest_input
+    from hf_sphere.utils.modules import longest_input
 
     longest = longest_input(model, tokenizer)
     if requested is not None and longest is not None and requested > longest:
-        raise ValueError(
-            f"max_seq_length {requested} exceeds the maximum of the model, {longest} tokens; use at most that."
-        )
+        raise ValueError(f"max_seq_length {requested} exceeds the maximum of the model, {longest} tokens.")
     return min(longest or LONGEST_BLOCK, LONGEST_BLOCK) if requested is None else requested
 
 
@@ -268,18 +250,15 @@ def _spherized(args: TextModelArguments, config: Any) -> tuple[Any, Any]:
     """Return configuration and class of the spherized counterpart of a plain model."""
     name = args.model_name_or_path
     if config.model_type not in SPHERIZED:
+        done = config.model_type.startswith("sphere_")
         advice = (
-            "it is spherized already; leave --spherized out"
-            if config.model_type.startswith("sphere_")
-            else f"it has no spherized form. {how_to_add()}"
+            "it is spherized already; leave --spherized out." if done else f"it has no spherized form. {how_to_add()}"
         )
-        raise ValueError(f"{name} is a {config.model_type} model: {advice.removesuffix('.')}.")
-    unknown = [key for key in args.spherization_kwargs if key not in SETTINGS]
-    if unknown:
+        raise ValueError(f"{name} is a {config.model_type} model: {advice}")
+    if unknown := [key for key in args.spherization_kwargs if key not in SETTINGS]:
         raise ValueError(f"no option {unknown[0]!r} in spherization_kwargs; the options are: {', '.join(SETTINGS)}.")
     settings = {SETTINGS[key]: value for key, value in args.spherization_kwargs.items()}
     prefix = SPHERIZED[config.model_type]
-    spherized = load_pretrained(
-        getattr(models, f"{prefix}Config"), name, spherized_layers=args.spherized_layers, **settings
-    )
+    config_class = getattr(models, f"{prefix}Config")
+    spherized = load_pretrained(config_class, name, spherized_layers=args.spherized_layers, **settings)
     return spherized, getattr(models, f"{prefix}ForMaskedLM")

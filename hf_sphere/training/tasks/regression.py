@@ -83,21 +83,13 @@ class ImageRegression(ImageTask):
             raise ValueError("prototypes_file needs the head prototype; the model has no head.")
 
     def check_data(self, model: Any, image_data: "ImageData") -> None:
-        """Check, before training starts, that the values are in the model's range.
-
-        Raises:
-            ValueError: If a value is outside the range and values are not clipped.
-        """
+        """Raise an error if a value is outside the model's range and values are not clipped."""
         super().check_data(model, image_data)
         regression = model.regression
         if regression.out_of_range == "clip":
             return
-        splits = {
-            "training": image_data.train,
-            "evaluation": image_data.evaluation,
-            "validation": image_data.validation,
-        }
-        for name, batches in splits.items():
+        for name in ("train", "evaluation", "validation"):
+            batches = getattr(image_data, name)
             if batches is None:
                 continue
             values = batches.labels if batches.regression_labels is None else batches.regression_labels
@@ -120,6 +112,5 @@ class ImageRegression(ImageTask):
     def describe_head(self, config: "SphereVisionConfig") -> HeadDescription:
         """Return the description of the regression for the model card."""
         ends = " to ".join(f"{end:g}" for end in config.value_range or ())
-        return HeadDescription(
-            ["a real value"], "regression", "regression", {"values": f"{ends}, computed from the angle to a pole"}
-        )
+        values = {"values": f"{ends}, computed from the angle to a pole"}
+        return HeadDescription(["a real value"], "regression", "regression", values)

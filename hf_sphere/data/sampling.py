@@ -1,4 +1,4 @@
-"""Episodes for metric learning and few-shot learning: P x K sampling of P classes with K images each."""
+"""The order of the examples of an epoch: random, or episodes of P classes with K images each (P x K sampling)."""
 
 import logging
 import math
@@ -69,25 +69,24 @@ def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | No
     classes, counts = labels.unique(return_counts=True)
     origin = f" {episodes.origin}" if episodes.origin else ""
     if episodes.classes > len(classes):
-        # Episodes of one class are not useful, so they are not suggested.
-        advice = "use at most as many as there are" if len(classes) > 1 else "use images of more classes"
         raise ValueError(
-            f"{what} episode of {episodes.classes} different classes cannot be drawn from {len(classes)}; "
-            f"{advice}.{origin}"
+            f"{what} episode of {episodes.classes} different classes cannot be drawn from {len(classes)}.{origin}"
         )
-    too_small = int((counts < episodes.examples).sum())
-    if episodes.distinct and too_small:
-        order = counts.argsort(stable=True)[: min(too_small, _NAMED)].tolist()
-        smallest = [(classes[place].item(), counts[place].item()) for place in order]
-        fewest = int(counts.min())
-        # Nor are episodes with a single image per class, which cannot be compared with another one.
-        fewer = f"Use at most {fewest}, or leave these classes out"
-        advice = fewer if fewest > 1 else "Leave these classes out, or use more images"
-        named = ", ".join(f"{names[label] if names else f'class {label}'} has {count}" for label, count in smallest)
+    small = counts < episodes.examples
+    if episodes.distinct and small.any():
         raise ValueError(
-            f"{what} episode takes {episodes.examples} different images of a class, but {too_small} of {len(classes)} "
-            f"classes have fewer ({named}{', ...' if too_small > _NAMED else ''}). {advice}.{origin}"
+            f"{what} episode takes {episodes.examples} different images of a class, but {int(small.sum())} of "
+            f"{len(classes)} classes have fewer ({_name_small(classes, counts, small, names)}). Use at most "
+            f"{int(counts.min())}, or leave these classes out.{origin}"
         )
+
+
+def _name_small(classes: Tensor, counts: Tensor, small: Tensor, names: Sequence[str] | None = None) -> str:
+    """Name the smallest classes with their numbers of images."""
+    order = counts.argsort(stable=True)[: min(int(small.sum()), _NAMED)].tolist()
+    smallest = [(int(classes[place]), int(counts[place])) for place in order]
+    named = [f"{names[label] if names else f'class {label}'} has {count}" for label, count in smallest]
+    return ", ".join(named) + (", ..." if small.sum() > _NAMED else "")
 
 
 class EpisodeSampler(Sampler[list[int]]):
@@ -120,16 +119,10 @@ class EpisodeSampler(Sampler[list[int]]):
         num_processes: int = 1,
     ) -> None:
         if not 0 <= process_index < num_processes:
-            raise ValueError(
-                f"process_index must lie between 0 and num_processes - 1; got process_index={process_index} and "
-                f"num_processes={num_processes}."
-            )
+            raise ValueError(f"process_index must be less than num_processes={num_processes}; got {process_index}.")
         labels = torch.as_tensor(labels).cpu()
         if labels.dim() != 1 or (len(labels) and labels.is_floating_point()):
-            raise ValueError(
-                f"episodes are drawn by class, from integer labels of shape (N,); got {labels.dtype} of shape "
-                f"{tuple(labels.shape)}."
-            )
+            raise ValueError(f"episodes need integer labels of shape (N,); got {labels.dtype}, {tuple(labels.shape)}.")
         check_episodes(labels, episodes)
         classes, counts = labels.unique(return_counts=True)
         self.episodes = episodes
@@ -141,8 +134,15 @@ class EpisodeSampler(Sampler[list[int]]):
         self._by_class = labels.argsort(stable=True)
         self._starts = (counts.cumsum(0) - counts).tolist()
         self._counts = counts.tolist()
-        if process_index == 0:
-            self._warn_of_small_classes(classes, counts)
+        small = counts < episodes.examples
+        if process_index == 0 and small.any():
+            logger.warning(
+                "%d of %d classes have fewer than the %d images of an episode (%s), which are repeated within it.",
+                int(small.sum()),
+                len(classes),
+                episodes.examples,
+                _name_small(classes, counts, small),
+            )
 
     def __len__(self) -> int:
         """Batches per epoch and process."""
@@ -184,17 +184,29 @@ class EpisodeSampler(Sampler[list[int]]):
             places += draws.sample(members, rest)
         return self._by_class[places]
 
-    def _warn_of_small_classes(self, classes: Tensor, counts: Tensor) -> None:
-        small = counts < self.episodes.examples
-        if not small.any():
-            return
-        some = list(zip(classes[small].tolist(), counts[small].tolist(), strict=True))[:_NAMED]
-        named = ", ".join(f"class {label} has {count}" for label, count in some)
-        logger.warning(
-            "%d of %d classes have fewer than the %d images of an episode (%s%s), which are repeated within it.",
-            int(small.sum()),
-            len(classes),
-            self.episodes.examples,
-            named,
-            ", ..." if small.sum() > _NAMED else "",
+
+def shuffled(count: int, seed: int, num_processes: int, weights: Tensor | None = None) -> Tensor:
+    """Return a random order of examples, repeated from its start so that it divides evenly among processes.
+
+    With `weights` (`count`,), as many examples are drawn with replacement, with probabilities proportional to these.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if weights is None:
+        order = torch.randperm(count, generator=generator)
+    else:
+        order = weights.multinomial(count, replacement=True, generator=generator)
+    total = math.ceil(count / num_processes) * num_processes
+    return order.repeat(math.ceil(total / count))[:total]
+
+
+def draw_subset(count: int, size: int, seed: int) -> Tensor:
+    """Return the indices of `size` random examples of `count`, in increasing order."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:size].sort().values
+
+
+def log_repetition(used: int, count: int, what: str) -> None:
+    """Log a message if an epoch uses more examples or episodes than there are."""
+    if used > count:
+        logger.info(
+            "Each epoch repeats %d of %d %s, so that every process gets equally many.", used - count, count, what
         )

@@ -1,13 +1,54 @@
-"""Sizes of inputs that models support: the length of texts and the shape of images."""
+"""Modules: evaluation mode, digests of weights, and the sizes of inputs that models support."""
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from hf_sphere.utils.arguments import error_text
-from hf_sphere.utils.modes import eval_mode
+
+
+@contextmanager
+def eval_mode(*models: nn.Module) -> Iterator[None]:
+    """Put models into eval mode, and restore the mode of each of their modules, of which some may be frozen in it."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def digest_weights(model: nn.Module, about: Any = None) -> str:
+    """Compute the SHA-256 digest of a model's parameters and buffers, with their names, dtypes and shapes.
+
+    Args:
+        model: The model, on any device.
+        about: JSON-serializable value to include in the digest.
+
+    Returns:
+        64 hexadecimal digits.
+    """
+    digest = hashlib.sha256(_as_bytes(about))
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, tensor in sorted(model.state_dict().items()):
+        memory = (str(tensor.device), tensor.data_ptr(), tensor.shape, tensor.stride())
+        first = seen.setdefault(memory, name)  # tied tensors are hashed once
+        digest.update(_as_bytes([name, first, str(tensor.dtype), list(tensor.shape)]))
+        if first == name:
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _as_bytes(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, default=str).encode()
+
 
 UNLIMITED = 10**6
 """A tokenizer whose `model_max_length` is at least this has no known limit."""
