@@ -97,7 +97,8 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
     Raises:
         SystemExit: On an unknown key or a value of the wrong type, with a message that includes it.
     """
-    parser = _Parser(description=description, allow_abbrev=False)
+    usage = "%(prog)s [--config FILE] [--OPTION VALUE ...]"
+    parser = _Parser(description=description, usage=usage, formatter_class=_Formatter, allow_abbrev=False)
     parser.add_argument(
         "--config", action="append", default=[], help="YAML file of arguments; of several, later ones take precedence."
     )
@@ -169,8 +170,20 @@ def error_text(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Shows an option once, without its variant with dashes."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = action.option_strings
+        action.option_strings = [name for name in names if "-" not in name[2:]]
+        try:
+            return super()._format_action_invocation(action)
+        finally:
+            action.option_strings = names
+
+
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are not preceded by the usage, which has a hundred lines."""
+    """A parser whose help and errors are not preceded by the usage, which has a hundred lines."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\nSee {self.prog} --help.\n")
