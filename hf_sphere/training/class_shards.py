@@ -145,7 +145,8 @@ def _read_rows(paths: list[Path], name: str, key: str, classes: range, num_class
                 return file.get_tensor(f"{name}:{key}")
             if (start, stop - start, total) != (end, shape[0], num_classes):
                 raise ValueError(
-                    f"{path.name} has the classes {start} to {stop - 1} of {total}, not from {end} of {num_classes}"
+                    f"{path.name} has {shape[0]} rows of {name} for the classes {start} to {stop - 1} of {total}; "
+                    f"expected classes from {end}, of {num_classes}"
                 )
             parts.append(part[max(classes.start - start, 0) : max(min(classes.stop, stop) - start, 0)])
             end = stop

@@ -125,7 +125,7 @@ class TestSmallClasses:
             list(sampler)
         (record,) = caplog.records
         assert "3 of 5 classes have fewer than the 5 images" in record.message
-        assert "(class 8 has 3, class 14 has 1, class 17 has 4)" in record.message
+        assert "(class 14 has 1, class 8 has 3, class 17 has 4)" in record.message
 
     def test_the_warning_lists_only_a_few_classes(self, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):

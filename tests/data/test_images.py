@@ -460,7 +460,7 @@ class TestHeldOutPart:
             load(make_dataset(marked(10)), validation_fraction=fraction)
 
     def test_a_class_with_a_single_image_cannot_be_split(self, make_dataset, load):
-        with pytest.raises(ValueError, match=r"1 class\(es\) have a single image, .*: 1\. Add images"):
+        with pytest.raises(ValueError, match=r"1 class\(es\) have a single image, .*: 1\. Leave them out"):
             load(make_dataset(marked(10), [0] * 9 + [1]), validation_fraction=0.5)
 
 

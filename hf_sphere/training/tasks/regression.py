@@ -88,8 +88,12 @@ class ImageRegression(ImageTask):
         regression = model.regression
         if regression.out_of_range == "clip":
             return
-        for name in ("train", "evaluation", "validation"):
-            batches = getattr(image_data, name)
+        splits = {
+            "training": image_data.train,
+            "evaluation": image_data.evaluation,
+            "validation": image_data.validation,
+        }
+        for name, batches in splits.items():
             if batches is None:
                 continue
             values = batches.labels if batches.regression_labels is None else batches.regression_labels
