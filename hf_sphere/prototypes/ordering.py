@@ -210,7 +210,7 @@ def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch
     from scipy.optimize import quadratic_assignment
 
     if len(points) > MAX_GRAM_CLASSES:
-        limit = f"up to {MAX_GRAM_CLASSES} classes; got {len(points)}"
+        limit = f"up to {MAX_GRAM_CLASSES} classes, since its time grows cubically; got {len(points)}"
         raise ValueError(f"ordering 'assignment' supports {limit}. Use ordering 'ranking'.")
     vectors = check_class_vectors(class_vectors, len(points))
     count = len(points)

@@ -158,7 +158,7 @@ def write_interactive_sphere(
             raise ValueError(f"there are {len(given)} {what} for {len(points)} points; pass one per point.")
     if images is not None and (images.ndim != 4 or images.dtype != torch.uint8 or images.shape[1] not in (1, 3)):
         given = f"{tuple(images.shape)}, {images.dtype}"
-        raise ValueError(f"images must be uint8 (N, C, H, W) with C of 1 or 3; got {given}.")
+        raise ValueError(f"images do not fit: pass uint8 (N, C, H, W), C of 1 or 3; got {given}.")
     content = {
         "note": "2 coordinates, shown on the equator" if flat else scene.note,
         "names": list(map(str, class_names)),
