@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def method_names() -> list[str]:
-    """Return the names of the placement methods, from file names, since importing them takes seconds."""
-    folder = Path(hf_sphere.prototypes.__path__[0]) / "methods"
-    return sorted(path.stem for path in folder.glob("[!_]*.py") if path.stem != "base")
+METHODS = ("auto", "catalogue", "closed_form", "lbfgs", "sgd", "sgd_as_published", "slsqp")
+"""Names of the placement methods, since importing them takes seconds."""
 
 
 @dataclass
@@ -33,7 +31,7 @@ class PlacementArguments(Arguments):
 
     dim: int = argument(help="Dimension of the space.", ge=1)
     num_classes: int | None = argument(None, "Number of classes; by default that of the data set.", ge=1)
-    method: str = argument("auto", "Placement method.", choices=method_names)
+    method: str = argument("auto", "Placement method.", choices=METHODS)
     restarts: int | None = argument(None, "Number of random starts of a search.", ge=1)
     max_iterations: int | None = argument(None, "Iterations of a search; for `lbfgs`, per sharpness.", ge=1)
     seed: int = argument(0, "Seed of the placement.", **SEED)

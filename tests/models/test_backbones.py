@@ -258,7 +258,7 @@ def test_vgg_averages_larger_images():
 
 @pytest.mark.parametrize("name", ["lenet5", "vgg11_cifar", "conv4", "conv4_maxpool", "alexnet", "alexnet_cifar"])
 def test_images_too_small_for_the_pooling_are_rejected(name):
-    with pytest.raises(ValueError, match=f"backbone '{name}' needs images of at least"):
+    with pytest.raises(ValueError, match=f"backbone '{name}' needs at least"):
         create_backbone(name, num_channels=3, image_size=8)
 
 
@@ -513,7 +513,7 @@ def test_every_backbone_can_omit_the_final_activation(name):
 
 
 def test_small_alexnet_error_recommends_alexnet_for_larger_images():
-    with pytest.raises(ValueError, match=r"29 to 60 pixels per side; got 64\. For larger images use alexnet"):
+    with pytest.raises(ValueError, match=r"29 to 60 pixels per side, got 64; for larger ones use alexnet"):
         create_backbone("alexnet_cifar", num_channels=3, image_size=64)
 
 

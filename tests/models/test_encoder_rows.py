@@ -274,7 +274,7 @@ def test_reference_of_another_encoder_is_rejected():
 
 def test_texts_for_an_image_encoder_are_rejected():
     row = BY_TYPE["vit"]
-    with pytest.raises(ValueError, match="texts must be batches with pixel_values, the inputs of the model; got a str"):
+    with pytest.raises(ValueError, match="texts must be batches with pixel_values; got a str"):
         calibrate_spherization(spherized(row), plain(row), ["a text"])
 
 

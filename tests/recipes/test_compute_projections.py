@@ -68,7 +68,7 @@ def test_an_unfinished_run_is_measured_at_its_last_snapshot(recipe, trained, tmp
 @pytest.mark.parametrize("words", [[], ["--overwrite_output_dir"]])
 def test_results_are_never_written_to_a_model_folder(words, recipe, trained):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
-    with pytest.raises(FileExistsError, match="contains a model or a training run"):
+    with pytest.raises(FileExistsError, match="contains a model or a run"):
         compute(recipe, trained, trained, *words)
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 

@@ -193,7 +193,7 @@ def test_invalid_arguments_are_refused_by_the_parser(place, tmp_path, capsys, wo
 
 
 def test_the_valid_methods_are_those_of_the_library(load_recipe):
-    assert load_recipe("place_prototypes").method_names() == list(METHODS)
+    assert list(load_recipe("place_prototypes").METHODS) == list(METHODS)
 
 
 # Existing output folders

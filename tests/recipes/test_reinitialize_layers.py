@@ -199,7 +199,7 @@ def test_image_subsets_cover_all_classes(recipe, trained):
 @pytest.mark.parametrize("words", [[], ["--overwrite_output_dir"]])
 def test_results_are_never_written_to_a_model_folder(words, measure, trained):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
-    with pytest.raises(FileExistsError, match="contains a model or a training run"):
+    with pytest.raises(FileExistsError, match="contains a model or a run"):
         measure(trained, trained, *words)
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 

@@ -247,7 +247,7 @@ def test_invalid_arguments_are_refused(train, words, message):
         (["--calibrate"], "calibrate is for spherized models; add --spherized"),
         (["--spherized_layers", "0"], "spherized_layers is for spherized models"),
         (["--spherization_kwargs", "{radius: 2}"], "spherization_kwargs is for spherized models"),
-        (["--spherized", "--calibrate", "--from_scratch"], "from_scratch trains a new one; leave one of them out"),
+        (["--spherized", "--calibrate", "--from_scratch"], "from_scratch trains a new one; use only one of them"),
         (["--calibration_tokens", "9"], "calibration_tokens needs --calibrate"),
         (["--objective", "reconstruction", "--whole_word_masking"], "objective reconstruction masks no tokens"),
         (["--label_smoothing_factor", "0.1"], "language models do not support label_smoothing_factor"),
@@ -294,7 +294,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(train, tiny_bert
     tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
     tokenizer.add_tokens(["sphere"])
     tokenizer.save_pretrained(tmp_path / "tokenizer")
-    with pytest.raises(ValueError, match=r"the tokenizer has 401 tokens and .* only 400"):
+    with pytest.raises(ValueError, match=r"the tokenizer has 401 tokens, but .* only 400"):
         train("--tokenizer_name", str(tmp_path / "tokenizer"))
 
 

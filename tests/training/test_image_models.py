@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 
 from hf_sphere.data import ImageData, ImageShape, ImagesInMemory
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
+from hf_sphere.nn import HEADS
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import TrainingArguments
-from hf_sphere.training.tasks.classification import ImageClassification, ImageDataArguments, ModelArguments
+from hf_sphere.training.tasks.classification import HEAD_NAMES, ImageClassification, ImageDataArguments, ModelArguments
 from hf_sphere.training.tasks.image import ImageTask
 from hf_sphere.training.tasks.joint import JointArguments, JointPrediction
 from hf_sphere.training.tasks.regression import ImageRegression, RegressionArguments
@@ -270,7 +271,7 @@ def test_prototypes_of_a_joint_model_have_one_dimension_less(file):
 
 @pytest.mark.parametrize(("count", "dim"), [(5, 4), (3, 6)])
 def test_prototype_shape_error_names_the_required_shape(file, count, dim):
-    with pytest.raises(ValueError, match="Place 3 prototypes in 4 dimensions") as refusal:
+    with pytest.raises(ValueError, match="the model has 3 classes and requires 4 coordinates") as refusal:
         build(ImageClassification, head="prototype", prototypes_file=file(count, dim))
     assert f"does not fit: the prototypes are {count} x {dim}" in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -475,3 +476,7 @@ def test_run_reduction_overrides_the_head_reduction(reduction):
 def test_sum_reduction_is_rejected_if_the_head_has_none():
     with pytest.raises(ValueError, match="head softmax does not support loss_reduction sum"):
         build(ImageClassification, head="softmax", reduction="sum")
+
+
+def test_the_help_names_every_head():
+    assert list(HEAD_NAMES) == sorted(HEADS)
