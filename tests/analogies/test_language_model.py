@@ -255,7 +255,6 @@ def test_everything_that_affects_scores_changes_the_fingerprint(golden_folder, t
 def test_training_changes_the_fingerprint(build, tokenizer, kind):
     language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
     before = language_model.fingerprint
-    assert language_model.fingerprint == before
     optimizer = kind(language_model.model.parameters(), lr=0.1)
     language_model.model(input_ids=torch.tensor([[2, 4, 3]]), labels=torch.tensor([[-100, 7, -100]])).loss.backward()
     optimizer.step()
