@@ -190,7 +190,8 @@ def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
         config, model_class = _spherized(args, config)
     if len(tokenizer) > config.vocab_size:
         raise ValueError(
-            f"the tokenizer has {len(tokenizer)} tokens, but {name} has only {config.vocab_size}; choose another tokenizer."
+            f"the tokenizer has {len(tokenizer)} tokens, but {name} has only {config.vocab_size}; "
+            "choose another tokenizer."
         )
     if args.from_scratch:
         return MODEL_FOR_MASKED_LM_MAPPING[type(config)](config)
