@@ -1,6 +1,7 @@
 import copy
 from collections.abc import Callable
 from typing import get_args
+from unittest import mock
 
 import pytest
 import torch
@@ -169,7 +170,8 @@ def test_missing_compute_logits_error_names_the_method():
         Head(6, 4)(torch.randn(2, 6))
 
 
-def test_subclass_options_include_inherited_ones(monkeypatch):
+@mock.patch.dict(HEADS)
+def test_subclass_options_include_inherited_ones():
     class MarginHead(HEADS["softmax"]):
         name = "margin"
 
@@ -177,7 +179,6 @@ def test_subclass_options_include_inherited_ones(monkeypatch):
             super().__init__(embedding_dim, num_classes, **options)
             self.margin = margin
 
-    monkeypatch.setitem(HEADS, "margin", MarginHead)
     assert build_head("margin", 6, 4, margin=0.1, bias=False).linear.bias is None
 
 
