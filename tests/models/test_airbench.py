@@ -95,3 +95,8 @@ def test_saved_network_remains_whitened(pictures, tmp_path):
     assert not loaded.base_model.backbone.needs_data_initialization
     assert loaded.num_parameters(only_trainable=True) == model.num_parameters(only_trainable=True)
     torch.testing.assert_close(loaded(pictures).logits, model(pictures).logits)
+
+
+def test_blocks_have_the_given_widths():
+    net = create_backbone("airbench_cifar", num_channels=3, image_size=12, widths=[16, 40])
+    assert net(torch.rand(2, 3, 12, 12)).shape == (2, 40)

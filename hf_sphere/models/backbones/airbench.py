@@ -1,5 +1,6 @@
 """A small network for CIFAR-10 that trains in minutes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -82,8 +83,10 @@ class _ScaledGELU(nn.GELU):
 
 
 @register_backbone
-def airbench_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) -> EmbeddingNet:
-    """Whitened 2x2 patches, then three blocks of two convolutions with 64, 256 and 256 channels, globally max-pooled.
+def airbench_cifar(
+    *, img_size: ImageSize = 32, in_chans: int = 3, widths: Sequence[int] = (64, 256, 256), **net: Any
+) -> EmbeddingNet:
+    """Whitened 2x2 patches, then a block of two convolutions for each of `widths` (channels), globally max-pooled.
 
     The convolutions begin as identities on as many channels as they can preserve, and the gains of the batch norms are
     fixed. The final activation divides the embeddings by 9, so that logits are small and learning rates can be large;
@@ -93,10 +96,10 @@ def airbench_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) -
     Reference:
         Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", arXiv:2404.00498.
     """
-    feature_side("airbench_cifar", img_size, least=9, halvings=0)
+    feature_side("airbench_cifar", img_size, least=2 ** len(widths) + 1, halvings=0)
     layers: list[nn.Module] = [PatchWhitening(in_chans), nn.GELU()]
     channels = 8 * in_chans
-    for width in (64, 256, 256):
+    for width in widths:
         layers += [_identity_conv(channels, width), nn.MaxPool2d(2), _norm(width), nn.GELU()]
         layers += [_identity_conv(width, width), _norm(width), nn.GELU()]
         channels = width
