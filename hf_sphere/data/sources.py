@@ -1,6 +1,7 @@
 """Sources of image data sets, their columns, and parts of them by name."""
 
 import difflib
+import itertools
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -277,13 +278,30 @@ def read_split(splits: DatasetDict, name: str, label_column: str | None = None) 
         classes = None if label_column is None else read_labels(rows, label_column, names, split)
         held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names)
         return rows.select((held_out if part == "held_out" else ~held_out).nonzero()[:, 0].tolist())
-    if name == "all":
-        name = "+".join(splits)
-    elif not re.search(r"[\[+]", name):
+    if name != "all" and not re.search(r"[\[+]", name):
         raise KeyError(name)
-    read = ReadInstruction.from_spec(name).to_absolute({key: len(rows) for key, rows in splits.items()})
-    parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in read]
+    parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in _slices(splits, name)]
     return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
+
+
+def warn_of_shared_rows(splits: DatasetDict, train: str, evaluation: str) -> None:
+    """Warn if two splits or expressions of different names have rows in common; held-out parts never have."""
+    if train == evaluation or any(_HELD_OUT.fullmatch(name) for name in (train, evaluation)):
+        return
+    shared = sum(
+        max(0, min(first.to, second.to) - max(first.from_, second.from_))
+        for first, second in itertools.product(_slices(splits, train), _slices(splits, evaluation))
+        if first.splitname == second.splitname
+    )
+    if shared:
+        logger.warning("The splits %s and %s have %d images in common.", train, evaluation, shared)
+
+
+def _slices(splits: DatasetDict, name: str) -> list[Any]:
+    """Return split and first and last row of each part of an expression of `datasets`, of `all` or of a split."""
+    name = "+".join(splits) if name == "all" else name
+    sizes = {key: len(rows) for key, rows in splits.items()}
+    return (ReadInstruction(name) if name in splits else ReadInstruction.from_spec(name)).to_absolute(sizes)
 
 
 def draw_held_out(

@@ -139,6 +139,15 @@ class TestSplitExpressions:
         load_named(str(folder(cats=10, dogs=10)), train_split="train[:50%]", eval_split="train[50%:]")
         assert "1 class(es) of the evaluation images have no training image: dogs." in caplog.text
 
+    @pytest.mark.parametrize(
+        ("train", "evaluation", "shared"),
+        [("train[:60%]", "train[50%:]", 2), ("all", "train", 20), ("train[:50%]", "train[50%:]", 0)],
+    )
+    def test_overlapping_parts_cause_a_warning(self, train, evaluation, shared, folder, load_named, caplog):
+        load_named(str(folder(cats=10, dogs=10)), train_split=train, eval_split=evaluation)
+        warning = f"The splits {train} and {evaluation} have {shared} images in common."
+        assert (warning in caplog.text) == (shared > 0)
+
     @pytest.mark.parametrize("name", ["train[:200%]", "test[:5]", "train[", "held_out(train, 7, seed=0)"])
     def test_an_invalid_expression_is_an_error_that_names_it_and_the_splits(self, name, folder, load_named):
         with pytest.raises(ValueError, match=r"split '.* of train \(--eval_split\) cannot be read: "):
