@@ -1,11 +1,12 @@
 """Compare scores of out-of-distribution images on classifiers with several heads.
 
 python benchmarks/ood.py [--dataset_name ylecun/mnist] [--far brendenlake/omniglot uoft-cs/cifar10] [--seeds 3]
-python benchmarks/ood.py --models outputs/cifar10-8classes --dataset_name uoft-cs/cifar10 \
-    --far brendenlake/omniglot ylecun/mnist --name ood_cifar10
+python benchmarks/ood.py --dataset_name uoft-cs/cifar10 --far brendenlake/omniglot ylecun/mnist --name ood_cifar10 \
+    --epochs 4 --backbone airbench_cifar --backbone_kwargs "{widths: [32, 128, 128]}" --mixed_precision bf16
 
 Without `--models`, LeNet-5 is trained on eight of the ten classes by the recipe, for each head and seed; the other two
-depend on the seed. With it, all models below the folder are measured; they must not know all classes of the data set.
+depend on the seed. Unknown options, such as `--backbone`, are passed to the recipe. With `--models`, all models below
+the folder are measured; they must not know all classes of the data set.
 The near images are the test images of the classes that the model does not know, the far ones those of other data sets.
 Scores are fitted to training images of the known classes. Results are written to `results/<name>.json`; finished models
 in the output folder are neither trained nor measured again. About one core-minute per model.
@@ -48,7 +49,8 @@ def main() -> None:
     )
     parser.add_argument("--output_dir", type=Path, default=ROOT / "outputs" / "ood")
     parser.add_argument("--name", default="ood", help="name of the results file")
-    args = parser.parse_args()
+    args, args.recipe_options = parser.parse_known_args()
+    args.output_dir /= args.name
     torch.set_num_threads(1)
     if args.models is None:
         folders = [args.output_dir / f"{head}-{seed}" for seed in range(args.seeds) for head in HEADS]
@@ -58,7 +60,7 @@ def main() -> None:
     for folder in folders:
         if args.models is None and not (folder / "config.json").is_file():
             train(args, folder)
-        result = args.output_dir / "scores" / args.name / f"{folder.name}.json"
+        result = args.output_dir / "scores" / f"{folder.name}.json"
         if not result.is_file():
             result.parent.mkdir(parents=True, exist_ok=True)
             write_json(result, measure(args, str(folder)))
@@ -72,7 +74,8 @@ def train(args: argparse.Namespace, folder: Path) -> None:
     command += ["--dataset_name", local(args.dataset_name), "--sample_classes", "8", "--corruption_seed", seed]
     command += ["--head", head, "--optimizer", "adam", "--learning_rate", "1e-3", "--seed", seed, "--disable_tqdm"]
     command += ["--per_device_train_batch_size", "128", "--num_train_epochs", str(args.epochs)]
-    subprocess.run([*command, "--output_dir", str(folder), "--overwrite_output_dir"], check=True)
+    command += ["--output_dir", str(folder), "--overwrite_output_dir", *args.recipe_options]
+    subprocess.run(command, check=True)
 
 
 def measure(args: argparse.Namespace, folder: str) -> dict:
@@ -115,7 +118,8 @@ def write(args: argparse.Namespace, finished: dict[str, dict]) -> None:
                 cells.append(f"{means['auroc']:.1f} ± {spread:.1f} / {means['fpr_at_95_tpr']:.1f}")
                 rows += [row(f"{head}, {score}, {name}: {METRICS[key]} %", mean) for key, mean in means.items()]
             lines.append(f"| {head} | {score} | {' | '.join(cells)} |")
-    report(args.name, rows, models=finished, epochs=args.epochs, max_samples=args.max_samples)
+    settings = {name: getattr(args, name) for name in ("epochs", "max_samples", "recipe_options")}
+    report(args.name, rows, models=finished, **settings)
     header = f"| head | score | {' | '.join(sets)} |"
     print("\n".join([header, "|" + "---|" * (2 + len(sets)), *lines]), flush=True)
 
