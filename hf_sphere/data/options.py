@@ -128,7 +128,7 @@ class AugmentationOptions(Arguments):
 
 @dataclass
 class ImageDataOptions(AugmentationOptions, ImageSourceOptions):
-    """Images, and the augmentation of training images."""
+    """Drawing of training images."""
 
     class_balanced_sampling: bool = argument(
         False, "Draw the training images of an epoch with replacement, each class equally often on average."

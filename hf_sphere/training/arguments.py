@@ -17,7 +17,7 @@ def optimizer_choices() -> Iterable[str]:
 
 
 @dataclass
-class TrainingArguments(Arguments):
+class _RunArguments(Arguments):
     """Training."""
 
     output_dir: str = argument(help="Directory for the model, checkpoints and results.")
@@ -36,6 +36,12 @@ class TrainingArguments(Arguments):
         None, "Precision of the forward pass; that of `accelerate launch` if not set."
     )
     compile: bool = argument(False, "Compile the model with torch.compile.")
+
+
+@dataclass
+class _OptimizerArguments(Arguments):
+    """Optimizer and loss."""
+
     optimizer: str = argument("adam", OPTIMIZER_HELP, choices=optimizer_choices)
     learning_rate: float = argument(1e-3, "Peak learning rate.", ge=0)
     layer_decay: float | None = argument(
@@ -65,6 +71,12 @@ class TrainingArguments(Arguments):
     loss_reduction: Literal["mean", "sum"] | None = argument(
         None, "Reduction of the loss over a batch; the prototype paper uses `sum`. `mean` if not set."
     )
+
+
+@dataclass
+class _ScheduleArguments(Arguments):
+    """Learning-rate schedule and choice of the epoch."""
+
     lr_scheduler_type: Literal["constant", "linear", "cosine", "step", "multistep", "plateau"] = argument(
         "constant", "Learning-rate schedule after the warmup."
     )
@@ -80,6 +92,12 @@ class TrainingArguments(Arguments):
         "for names that end in loss, error or perplexity); the metric of the task if not set.",
     )
     load_best_model_at_end: bool = argument(False, "Report and save the model of the best epoch instead of the last.")
+
+
+@dataclass
+class _SavingArguments(Arguments):
+    """Checkpoints, logs and upload."""
+
     save_epochs: int = argument(1, "Epochs between checkpoints.", ge=1)
     save_steps: int | None = argument(None, "Optimizer steps between additional checkpoints.", ge=1)
     save_total_limit: int = argument(2, "Checkpoints to keep.", ge=1)
@@ -103,6 +121,11 @@ class TrainingArguments(Arguments):
     push_to_hub: bool = argument(False, "Upload the model and its card at the end.")
     license: str = argument("unknown", "License of the model on its card, for instance apache-2.0.")
     hub_model_id: str | None = argument(None, "Name on the Hub; the name of output_dir if not set.")
+
+
+@dataclass
+class TrainingArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments, _RunArguments):
+    """Arguments of a training run, by topic in the classes that it inherits from."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

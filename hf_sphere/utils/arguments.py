@@ -6,6 +6,7 @@ Nothing heavy is imported here, so that `--help` and a mistyped argument return 
 import argparse
 import dataclasses
 import difflib
+import inspect
 import json
 import math
 import operator
@@ -103,7 +104,7 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
         "--config", action="append", default=[], help="YAML file of arguments; of several, later ones take precedence."
     )
     for cls in types:
-        _add_arguments(parser.add_argument_group((cls.__doc__ or "").partition("\n")[0].rstrip(".")), cls)
+        _add_arguments(parser, cls)
     names = [field.name for cls in types for field in dataclasses.fields(cls)]
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -202,9 +203,14 @@ def _check_number(name: str, number: float, bounds: Mapping[str, float]) -> None
     raise ValueError(f"{name} must be {' and '.join(rules) or 'a number'}; got {number}.")
 
 
-def _add_arguments(group: Any, cls: type) -> None:
-    hints = get_type_hints(cls)
+def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
+    """Add the fields of a dataclass, in a group for each class that declares some; its docstring is the heading."""
+    hints, groups = get_type_hints(cls), dict[type, Any]()
     for field in dataclasses.fields(cls):
+        declaring = next(base for base in reversed(cls.__mro__) if field.name in inspect.get_annotations(base))
+        if declaring not in groups:
+            groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
+        group = groups[declaring]
         options: dict[str, Any] = {"help": field.metadata.get("help", "").replace("%", "%%")}
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if default is dataclasses.MISSING:

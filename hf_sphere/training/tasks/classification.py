@@ -31,7 +31,7 @@ HEAD_NAMES = (  # those of `hf_sphere.nn.HEADS`, which would import torch
 
 @dataclass
 class ModelArguments(EncoderArguments):
-    """Image encoder and head."""
+    """Head."""
 
     head: str | None = argument(
         None, f"Head: {', '.join(HEAD_NAMES)}; if not set, `spherized`, or `prototype` in joint prediction."
@@ -54,7 +54,7 @@ class ModelArguments(EncoderArguments):
 
 @dataclass
 class ImageDataArguments(ImageDataOptions):
-    """Images and batches."""
+    """Batches of a fixed number of classes."""
 
     episode_classes: int | None = argument(
         None, "P x K sampling: classes per training batch, instead of a batch size.", ge=1
