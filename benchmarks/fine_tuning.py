@@ -6,7 +6,8 @@ python benchmarks/fine_tuning.py --weights efficientnet_lite0.safetensors --cifa
 
 EfficientNet-Lite0 with ImageNet weights is fine-tuned on images of the first five classes of CIFAR-10, enlarged to 64
 pixels, by `recipes/train_image_retrieval.py`, and Recall@1 and MAP@R are those of 5,000 images of the five other
-classes after the last epoch. All heads have the same learning rate. Finished runs in `--work_dir` are not repeated.
+classes after the last epoch. All heads have the same learning rate, and batch norms keep the pretrained statistics.
+Finished runs in `--work_dir` are not repeated. Unknown options are passed to the recipe.
 Writes `results/fine_tuning.json`.
 """
 
@@ -33,7 +34,6 @@ def fine_tune(head: str, seed: int, options: argparse.Namespace) -> dict[str, An
             "backbone": "efficientnet_lite0",
             "backbone_weights": options.weights,
             "head": head,
-            "embedding_dim": 128,
             "image_size": 64,
             "train_classes": 5,
             "max_train_samples": options.images,
@@ -42,7 +42,8 @@ def fine_tune(head: str, seed: int, options: argparse.Namespace) -> dict[str, An
             "optimizer": "adamw",
             "learning_rate": options.learning_rate,
             "weight_decay": 0.01,
-            "layer_decay": 0.8,
+            "layer_decay": 0.5,
+            "per_device_train_batch_size": 64,
             "lr_scheduler_type": "cosine",
             "warmup_epochs": 0.5,
             "seed": seed,
@@ -50,7 +51,18 @@ def fine_tune(head: str, seed: int, options: argparse.Namespace) -> dict[str, An
         }
         words = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
         recipe = ROOT / "recipes" / "train_image_retrieval.py"
-        subprocess.run([sys.executable, recipe, *words, "--disable_tqdm", "--overwrite_output_dir"], check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                recipe,
+                *words,
+                "--freeze_batch_norm",
+                "--disable_tqdm",
+                "--overwrite_output_dir",
+                *options.recipe_options,
+            ],
+            check=True,
+        )
     return json.loads((folder / "all_results.json").read_text())
 
 
@@ -64,8 +76,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--images", type=int, default=5_000)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--learning_rate", type=float, default=1e-3)
-    options = parser.parse_args()
+    parser.add_argument("--learning_rate", type=float, default=3e-4)
+    options, options.recipe_options = parser.parse_known_args()
     rows, values = [], {}
     for head in options.heads:
         results = [fine_tune(head, seed, options) for seed in range(options.seeds)]
