@@ -51,18 +51,8 @@ def fine_tune(head: str, seed: int, options: argparse.Namespace) -> dict[str, An
         }
         words = [word for name, value in arguments.items() for word in (f"--{name}", str(value))]
         recipe = ROOT / "recipes" / "train_image_retrieval.py"
-        subprocess.run(
-            [
-                sys.executable,
-                recipe,
-                *words,
-                "--freeze_batch_norm",
-                "--disable_tqdm",
-                "--overwrite_output_dir",
-                *options.recipe_options,
-            ],
-            check=True,
-        )
+        flags = ["--freeze_batch_norm", "--disable_tqdm", "--overwrite_output_dir"]
+        subprocess.run([sys.executable, recipe, *words, *flags, *options.recipe_options], check=True)
     return json.loads((folder / "all_results.json").read_text())
 
 
