@@ -56,8 +56,6 @@ class SphereOptimizer(NamedOptimizer):
                 "radial_parameter_groups(model) creates groups that have them.",
                 type(self).__name__,
             )
-        # Loss scaling is left to GradScaler: it unscales the gradients and skips the step if they overflow.
-        self._step_supports_amp_scaling = False
 
     @classmethod
     def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
@@ -106,9 +104,6 @@ class SphereOptimizer(NamedOptimizer):
         if options["decoupled_weight_decay"] and options["lr"] * options["weight_decay"] >= 1.0:
             rate = f"{options['weight_decay']} at lr {options['lr']}"
             raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
-        for name in self.unsupported:
-            if options.get(name):
-                raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")
         if options["low_precision"] not in LOW_PRECISION:
             given = options["low_precision"]
             raise ValueError(f"low_precision must be one of {', '.join(LOW_PRECISION)}; got {given!r}.")
@@ -225,10 +220,6 @@ class SphereOptimizer(NamedOptimizer):
         for number, parameter in enumerate(group["params"]):
             if isinstance(parameter, DTensor) and parameter.grad is not None and self._is_radial(parameter, group):
                 check_shards(self._names(group)[number], parameter, group["channel_dims"])
-
-    @staticmethod
-    def _names(group: Group) -> list[str]:
-        return group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
 
     def _keeps_momentum(self, group: Group) -> bool:
         return True

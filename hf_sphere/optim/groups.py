@@ -83,8 +83,8 @@ def radial_parameter_groups(
     logger.info(found.summary())
     if not found.channel_dims:
         warnings.warn(
-            f"{type(model).__name__} has no radially invariant weight, so the optimizer will be the ordinary one. "
-            f"Checked weights:\n{found}",
+            f"{type(model).__name__} has no radially invariant weight, so the optimizer will be the ordinary one of "
+            "torch. Print find_radial_weights(model) for the reasons.",
             stacklevel=2,
         )
     groups = parameter_groups(model, found.channel_dims)
@@ -257,6 +257,29 @@ class NamedOptimizer(Optimizer):
     """Options of `form_groups` that `optim_args` of the Trainer can set, with their defaults."""
     unsupported: ClassVar[tuple[str, ...]] = ()
     """Options of the optimizer of torch or timm that this one does not have."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # Loss scaling is left to GradScaler: it unscales the gradients and skips the step if they overflow.
+        self._step_supports_amp_scaling = False
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters; see `torch.optim.Optimizer.add_param_group`.
+
+        Raises:
+            ValueError: If an option is not supported.
+        """
+        # torch's __init__ creates `defaults` and then calls this method for the first group.
+        self.defaults.update(self.__dict__.pop("_own", {}))
+        super().add_param_group(param_group)
+        for name in self.unsupported:
+            if self.param_groups[-1].get(name):
+                self.param_groups.pop()
+                raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")
+
+    @staticmethod
+    def _names(group: dict[str, Any]) -> list[str]:
+        return group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
 
     @classmethod
     def option_defaults(cls) -> dict[str, Any]:

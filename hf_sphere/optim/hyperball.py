@@ -1,16 +1,16 @@
 """Weights that keep their norm, and whose steps are a fixed share of it."""
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from hf_sphere.optim.groups import HIDDEN, NamedOptimizer, ParameterGroups, find_hidden_matrices, form_groups_by_pattern
 from hf_sphere.optim.invariance import find_radial_weights
-from hf_sphere.optim.layout import local, round_stochastically
+from hf_sphere.optim.layout import check_axes, local, round_stochastically, whole
 
 
 class Hyperball(NamedOptimizer):
@@ -31,17 +31,24 @@ class Hyperball(NamedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step; see `torch.optim.Optimizer.step`."""
+        """Take a step; see `torch.optim.Optimizer.step`.
+
+        Raises:
+            ValueError: If the norm of a weight that should keep it is 0 or not finite.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        kept = [
-            (parameter, parameter.clone(), group["lr"])
-            for group in self.param_groups
-            for parameter in group["params"]
-            if group.get("hyperball", False) and parameter.grad is not None
-        ]
+        kept = []
+        for group in self.param_groups:
+            for name, parameter in zip(self._names(group), group["params"], strict=True):
+                if group.get("hyperball", False) and parameter.grad is not None:
+                    kept.append((parameter, parameter.clone(), group["lr"]))
+                    if "radius" not in self.state[parameter]:
+                        check_axes(name, parameter)
+                        if not 0 < (norm := float(_norm(parameter))) < math.inf:
+                            raise ValueError(f"{name} has the norm {norm}, which cannot be kept; use another rule.")
         try:
             for parameter, _, _ in kept:
                 parameter.zero_()  # what the step of the other optimizer leaves here is its update
@@ -94,14 +101,14 @@ class Hyperball(NamedOptimizer):
                 found[name] = rule, reason
         groups = form_groups_by_pattern(model, found, dict(cls.rules_of), **options)
         if all(rule.name != kept for rule in groups.rules.values()):
+            hint = "" if hyperball_on == "matrices" else "; hyperball_on='matrices' keeps the norm of hidden matrices"
             warnings.warn(
                 f"no weight of {type(model).__name__} keeps its norm, so the optimizer is {' and '.join(others)}. "
-                f"The rules of its weights:\n{groups}",
+                f"Print {cls.__name__}.form_groups(model) for the reasons{hint}.",
                 stacklevel=3,
             )
         return groups
 
 
 def _norm(tensor: Tensor) -> Tensor:
-    norm = torch.linalg.vector_norm(tensor.to(torch.promote_types(tensor.dtype, torch.float32)))
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return whole(torch.linalg.vector_norm(tensor.to(torch.promote_types(tensor.dtype, torch.float32))))

@@ -65,9 +65,23 @@ def check_shards(name: str, parameter: DTensor, dims: ChannelDims) -> None:
             )
 
 
+def check_axes(name: str, parameter: Tensor) -> None:
+    """Raise a `RuntimeError` if a weight has a single axis."""
+    if parameter.ndim < 2:
+        raise RuntimeError(
+            f"{name} of shape {list(parameter.shape)} is no matrix or kernel; FSDP1 and DeepSpeed flatten weights. Use "
+            "FSDP2 (fully_shard), which keeps their shapes, or update this weight by the rule adamw."
+        )
+
+
 def local(tensor: Tensor) -> Tensor:
     """Return the local shard of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the entire tensor, gathered if it is sharded."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class Layout:

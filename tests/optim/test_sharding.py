@@ -20,15 +20,19 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import Optimizer
 
-from hf_sphere.optim import SGDMRT, AdamG, AdamSRT
+from hf_sphere.optim import SGDMRT, AdamG, AdamSRT, AdamWHyperball, Muon, MuonHyperball
 
 pytestmark = pytest.mark.slow
 
-CASES = {
-    "AdamSRT": (AdamSRT, {"lr": 1e-2, "weight_decay": 0.01}),
-    "AdamG": (AdamG, {"lr": 1e-2}),
-    "SGDMRT": (SGDMRT, {"lr": 1e-1, "weight_decay": 0.01}),
-    "AdamSRT in bfloat16": (AdamSRT, {"lr": 1e-2, "low_precision": "master"}),
+FILTERS = {"channel_dims": [0]}
+CASES: dict[str, tuple[type[Optimizer], dict[str, Any], dict[str, Any]]] = {
+    "AdamSRT": (AdamSRT, FILTERS, {"lr": 1e-2, "weight_decay": 0.01}),
+    "AdamG": (AdamG, FILTERS, {"lr": 1e-2}),
+    "SGDMRT": (SGDMRT, FILTERS, {"lr": 1e-1, "weight_decay": 0.01}),
+    "AdamSRT in bfloat16": (AdamSRT, FILTERS, {"lr": 1e-2, "low_precision": "master"}),
+    "Muon": (Muon, {"muon": True}, {"lr": 1e-2, "weight_decay": 0.01}),
+    "MuonHyperball": (MuonHyperball, {"muon": True, "hyperball": True}, {"lr": 1e-2}),
+    "AdamWHyperball": (AdamWHyperball, {"hyperball": True}, {"lr": 1e-2, "fused": True}),
 }
 FULL = StateDictOptions(full_state_dict=True)
 STEPS, MORE = 4, 2
@@ -50,9 +54,9 @@ def small_model(case: str, seed: int = 0) -> nn.Sequential:
 
 
 def optimizer_of(model: nn.Sequential, case: str) -> Optimizer:
-    kind, options = CASES[case]
+    kind, group, options = CASES[case]
     rest = [*model[1].parameters(), *model[4].parameters(), *model[7].parameters()]
-    return kind([{"params": [model[0].weight, model[3].weight], "channel_dims": [0]}, {"params": rest}], **options)
+    return kind([{"params": [model[0].weight, model[3].weight], **group}, {"params": rest}], **options)
 
 
 def train(model: nn.Sequential, optimizer: Optimizer, start: int, count: int) -> None:

@@ -6,10 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, EPS, muon  # torch.optim.Muon accepts no kernels
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+# torch.optim.Muon accepts neither kernels nor all shards.
+from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, EPS, _adjust_lr, _zeropower_via_newtonschulz
 
 from hf_sphere.optim.groups import HIDDEN, NamedOptimizer, ParameterGroups, find_hidden_matrices, form_groups_by_pattern
+from hf_sphere.optim.layout import check_axes, whole
 
 
 class Muon(NamedOptimizer, torch.optim.AdamW):
@@ -17,7 +20,8 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
 
     The step of a matrix has the root mean square 0.2, so that learning rates are those of AdamW. Kernels of
     convolutions (m, c, h, w) are matrices (m, c h w). Steps equal those of `torch.optim.Muon` with
-    `adjust_lr_fn="match_rms_adamw"`, and of `torch.optim.AdamW`.
+    `adjust_lr_fn="match_rms_adamw"`, and of `torch.optim.AdamW`. Of sharded matrices, each process gathers the update,
+    one matrix at a time.
 
     Args:
         params: Parameter groups of `form_groups`, of which those with `muon` contain the hidden matrices.
@@ -28,7 +32,7 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         **options: Options of `torch.optim.AdamW`. `weight_decay` is decoupled and applies to all weights.
 
     Raises:
-        RuntimeError: In a step, if a hidden matrix is sharded, since each shard would be orthogonalized separately.
+        RuntimeError: In a step, if a hidden matrix was flattened, as FSDP1 and DeepSpeed do.
 
     Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; the size of the step: Liu
     et al., "Muon is scalable for LLM training", arXiv:2502.16982.
@@ -53,11 +57,6 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
             raise ValueError(f"momentum must lie in [0, 1); got {momentum}.")
         self._own = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "muon": False}
         super().__init__(params, lr=lr, **options)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters; see `torch.optim.Optimizer.add_param_group`."""
-        self.defaults.update(self.__dict__.pop("_own", {}))  # torch's __init__ calls this method for the first group
-        super().add_param_group(param_group)
 
     @classmethod
     def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
@@ -88,29 +87,21 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         return loss
 
     def _step_muon(self, group: dict[str, Any]) -> None:
-        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-        for parameter in parameters:
-            if isinstance(parameter, DTensor):
-                raise RuntimeError(
-                    f"Muon cannot update a sharded matrix, {list(parameter.placements)}: each shard would be "
-                    "orthogonalized separately. Train without sharding, or with the optimizer adamw_hyperball or adamw."
-                )
+        lr, keep = float(group["lr"]), group["momentum"]
+        for name, parameter in zip(self._names(group), group["params"], strict=True):
+            if parameter.grad is None:
+                continue
+            check_axes(name, parameter)
             state = self.state[parameter]
             if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(parameter.flatten(1))
+                state["momentum_buffer"] = torch.zeros_like(parameter)
                 state["step"] = torch.zeros(())  # torch's AdamW expects it when it loads a state
             state["step"] += 1
-        matrices = [parameter.flatten(1) for parameter in parameters]  # views, or copies in channels_last
-        muon(
-            matrices,
-            [parameter.grad.flatten(1) for parameter in parameters],
-            [self.state[parameter]["momentum_buffer"] for parameter in parameters],
-            ns_coefficients=(DEFAULT_A, DEFAULT_B, DEFAULT_C),
-            eps=EPS,
-            adjust_lr_fn="match_rms_adamw",
-            has_complex=False,
-            **{name: group[name] for name in ("lr", "weight_decay", "momentum", "nesterov", "ns_steps")},
-        )
-        for parameter, matrix in zip(parameters, matrices, strict=True):
-            if matrix.data_ptr() != parameter.data_ptr():
-                parameter.copy_(matrix.view_as(parameter))
+            momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - keep)
+            matrix = whole(parameter.grad.lerp(momentum, keep) if group["nesterov"] else momentum).flatten(1)
+            coefficients = (DEFAULT_A, DEFAULT_B, DEFAULT_C)
+            update = _zeropower_via_newtonschulz(matrix, coefficients, group["ns_steps"], EPS).view(parameter.shape)
+            if isinstance(parameter, DTensor):  # every process has the entire update
+                update = distribute_tensor(update, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.mul_(1 - lr * group["weight_decay"])
+            parameter.add_(update, alpha=-_adjust_lr(lr, "match_rms_adamw", matrix.shape))
