@@ -260,26 +260,7 @@ class SphereOptimizer(NamedOptimizer):
         return at_least_float32(parameter.dtype) if precise else parameter.dtype
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state; it may have been saved with parameters of another dtype.
-
-        Args:
-            state_dict: A result of `state_dict()`.
-
-        Raises:
-            ValueError: If it is not a state of this optimizer, or does not fit the groups.
-        """
-        wanted = set(self.defaults) - {"channel_wise"}
-        lacking = {key for group in state_dict["param_groups"] for key in wanted - set(group)}
-        if lacking:
-            raise ValueError(f"not a state of {type(self).__name__}: its groups lack {', '.join(sorted(lacking))}.")
-        for number, (saved, group) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
-            for key in ("channel_dims", "param_names"):
-                before, now = saved.get(key), group.get(key)
-                if (key == "channel_dims" or (before and now)) and _plain(before) != _plain(now):
-                    raise ValueError(
-                        f"{key} of parameter group {number} is {_plain(before)} in the state and {_plain(now)} in the "
-                        "optimizer. Build the optimizer with the groups that the state was saved with."
-                    )
+        """Load a state, which may have been saved with parameters of another dtype; see `NamedOptimizer`."""
         super().load_state_dict(state_dict)
         # torch casts every tensor to the dtype of its parameter; restore those in higher precision.
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
@@ -289,7 +270,3 @@ class SphereOptimizer(NamedOptimizer):
                 dtype = value.dtype if key == "step" else self._state_dtype(key, parameter, group)
                 if self.state[parameter][key].dtype != dtype:
                     self.state[parameter][key] = value.to(device=parameter.device, dtype=dtype)
-
-
-def _plain(value: Any) -> Any:
-    return None if value is None else list(value)

@@ -55,8 +55,9 @@ def build_optimizer(
         raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join((*TORCH, *optimizer_names()))}.")
     kind: Any = TORCH.get(name) or optimizer_class(name)
     valid = option_defaults(name)
-    unknown = sorted(set(options) - set(valid) - {"rules"})
-    if unknown:
+    if "adamw_lr_scale" in valid:
+        valid["rules"] = None
+    if unknown := sorted(set(options) - set(valid)):
         raise ValueError(f"optimizer {name} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
     if name in TORCH:
         groups: list[dict[str, Any]] = parameter_groups(model)

@@ -174,8 +174,10 @@ def form_groups_by_pattern(
         rules: Pattern, such as `*.attn.*`, to the name of a rule.
 
     Raises:
-        ValueError: If a rule is unknown, or a pattern matches no parameter.
+        ValueError: If `adamw_lr_scale` is negative, a rule is unknown, or a pattern matches no parameter.
     """
+    if not adamw_lr_scale >= 0:
+        raise ValueError(f"adamw_lr_scale must be a nonnegative number; got {adamw_lr_scale}.")
     tensors = dict(model.named_parameters())
     options = {**options, "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
     chosen = {name: Rule(rule, reason, options[rule]) for name, (rule, reason) in found.items()}
@@ -276,6 +278,29 @@ class NamedOptimizer(Optimizer):
             if self.param_groups[-1].get(name):
                 self.param_groups.pop()
                 raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state.
+
+        Args:
+            state_dict: A result of `state_dict()`.
+
+        Raises:
+            ValueError: If it is not a state of this optimizer, or does not fit the groups.
+        """
+        wanted = set(self.defaults) - {"channel_wise"}
+        lacking = {key for group in state_dict["param_groups"] for key in wanted - set(group)}
+        if lacking:
+            raise ValueError(f"not a state of {type(self).__name__}: its groups lack {', '.join(sorted(lacking))}.")
+        for number, (saved, group) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
+            for key in ("channel_dims", "muon", "hyperball", "param_names"):
+                before, now = (list(v) if isinstance(v := of.get(key), (list, tuple)) else v for of in (saved, group))
+                if (key != "param_names" or (before and now)) and before != now:
+                    raise ValueError(
+                        f"{key} of parameter group {number} is {before} in the state and {now} in the optimizer. "
+                        "Build the optimizer with the groups that the state was saved with."
+                    )
+        super().load_state_dict(state_dict)
 
     @staticmethod
     def _names(group: dict[str, Any]) -> list[str]:

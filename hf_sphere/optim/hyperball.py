@@ -60,14 +60,13 @@ class Hyperball(NamedOptimizer):
         for place, (parameter, before, lr) in enumerate(kept):
             state = self.state[parameter]
             if "radius" not in state:
-                state["radius"], state["hyperball_steps"] = float(_norm(before)), 0
-            state["hyperball_steps"] += 1
+                state["radius"] = float(_norm(before))  # a number, since torch casts tensors that it loads
             update = parameter.to(torch.promote_types(parameter.dtype, torch.float32))
             size = _norm(update)
             moved = update * (lr * state["radius"] / size.clamp_min(torch.finfo(size.dtype).tiny)) + before
             moved = local(moved * (state["radius"] / _norm(moved)))
             if parameter.dtype == torch.bfloat16:
-                seed = state["hyperball_steps"] * 1_000_003 + place  # equal on all processes and in resumed runs
+                seed = int(state["step"]) * 1_000_003 + place  # equal on all processes and in resumed runs
                 moved = round_stochastically(moved, torch.Generator(parameter.device).manual_seed(seed))
             local(parameter).copy_(moved)
         return loss
@@ -86,8 +85,7 @@ class Hyperball(NamedOptimizer):
         """
         if hyperball_on not in ("scale_invariant", "matrices"):
             raise ValueError(f"hyperball_on must be scale_invariant or matrices; got {hyperball_on!r}.")
-        kept, *others = [*dict(cls.rules_of), "adamw"]
-        of_matrices = others[0]
+        kept, of_matrices, *_ = [*dict(cls.rules_of), "adamw"]
         kinds, radial = find_hidden_matrices(model, batch), find_radial_weights(model, batch)
         found = {}
         for name, tensor in model.named_parameters():
@@ -102,8 +100,9 @@ class Hyperball(NamedOptimizer):
         groups = form_groups_by_pattern(model, found, dict(cls.rules_of), **options)
         if all(rule.name != kept for rule in groups.rules.values()):
             hint = "" if hyperball_on == "matrices" else "; hyperball_on='matrices' keeps the norm of hidden matrices"
+            used = " and ".join(sorted({rule.name for rule in groups.rules.values()}))
             warnings.warn(
-                f"no weight of {type(model).__name__} keeps its norm, so the optimizer is {' and '.join(others)}. "
+                f"no weight of {type(model).__name__} keeps its norm, so the optimizer is {used}. "
                 f"Print {cls.__name__}.form_groups(model) for the reasons{hint}.",
                 stacklevel=3,
             )

@@ -131,9 +131,9 @@ def fitting_example(trial: nn.Module) -> Any:
         else:
             return example
     raise ValueError(
-        f"no input could be generated for {type(trial).__name__} ({failure}). Pass a batch: build the optimizer from "
-        "radial_parameter_groups(model, batch); for the Trainer, optimizer_cls_and_kwargs=(optimizer class, "
-        '{"params": radial_parameter_groups(model, batch), "lr": ...}).'
+        f"no input could be generated for {type(trial).__name__} ({failure}). Pass a batch: "
+        "build_optimizer(model, name, batch); for the Trainer, optimizer_cls_and_kwargs=(optimizer class, "
+        '{"params": optimizer class.form_groups(model, batch), "lr": ...}).'
     )
 
 

@@ -60,6 +60,9 @@ class _OptimizerArguments(Arguments):
     adamw_lr_scale: float = argument(
         1.0, "Learning rate of AdamW relative to learning_rate, in muon and the hyperball optimizers.", ge=0
     )
+    hyperball_on: Literal["scale_invariant", "matrices"] = argument(
+        "scale_invariant", "Weights whose norm the hyperball optimizers keep: scale-invariant ones or hidden matrices."
+    )
     max_grad_norm: float | None = argument(None, "Clip gradients to this norm.", gt=0)
     ema_decay: float | None = argument(
         None,

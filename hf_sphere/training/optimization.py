@@ -28,6 +28,7 @@ def optimizer_from_arguments(
         "betas": (args.adam_beta1, args.adam_beta2),
         "eps": args.adam_epsilon,
         "adamw_lr_scale": args.adamw_lr_scale,
+        "hyperball_on": args.hyperball_on,
         **({"nesterov": args.nesterov} if args.optimizer == "sgd" else {}),
     }
     valid = option_defaults(args.optimizer)
@@ -106,7 +107,8 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state = state_dict["state"].get(index, {})
         for key, value in state.items():
             name = group["param_names"][number] if group.get("param_names") else f"parameter {index}"
-            if value is None:  # the momentum of SGD before its first step
+            # The momentum of SGD before its first step; the norm that a weight keeps.
+            if value is None or (key == "radius" and isinstance(value, float)):
                 continue
             if not isinstance(value, Tensor):
                 raise ValueError(f"{key} of {name} in the optimizer state is no tensor but {value!r:.50}")

@@ -13,6 +13,7 @@ from hf_sphere.optim import AdamWHyperball, Muon, MuonHyperball, build_optimizer
 from hf_sphere.optim.groups import HIDDEN, find_hidden_matrices
 
 HYPERBALL = ["muon_hyperball", "adamw_hyperball"]
+NAMES = ["muon", *HYPERBALL]
 
 
 class Net(nn.Module):
@@ -200,7 +201,56 @@ def test_the_norm_is_constant_in_bfloat16_and_small_steps_are_not_lost(name):
     assert angle == pytest.approx(200 * 5e-4, rel=0.2)  # round to nearest would lose every step
 
 
-@pytest.mark.parametrize("name", ["muon", *HYPERBALL])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=str)
+@pytest.mark.parametrize("name", HYPERBALL)
+def test_norms_are_constant_over_a_thousand_steps(name, dtype, tolerance):
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(8, 12, generator=generator).to(dtype))
+    kind, group = AdamWHyperball, {"params": [weight], "hyperball": True}
+    if name == "muon_hyperball":
+        kind, group = MuonHyperball, {**group, "muon": True, "ns_steps": 1}
+    optimizer, first = kind([group], lr=0.02, weight_decay=0.1), weight.detach().double().norm()
+    gradients = torch.randn(1000, 8, 12, generator=generator).to(dtype)
+    norms = []
+    for gradient in gradients:
+        weight.grad = gradient
+        optimizer.step()
+        norms.append(weight.detach().double().norm())
+    assert (torch.stack(norms) / first - 1).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scaled_gradients_with_clipping_and_accumulation_give_the_same_weights(name):
+    trained = []
+    for scaled in (False, True):
+        model = net()
+        optimizer = build_optimizer(model, name, IDS)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scaled)
+        for _ in range(5):
+            optimizer.zero_grad()
+            for part in IDS[:4].chunk(2):
+                scaler.scale(model(part).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+        trained.append(model.state_dict())
+    torch.testing.assert_close(trained[0], trained[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_with_overflowing_gradients_is_skipped(name):
+    model = net()
+    optimizer = build_optimizer(model, name, IDS, fused=True)
+    scaler = torch.amp.GradScaler("cpu")
+    before = copy.deepcopy(model.state_dict())
+    scaler.scale(model.eval()(IDS).square().mean()).backward()
+    model.conv.weight.grad.fill_(torch.inf)
+    scaler.step(optimizer)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_run_equals_the_uninterrupted_one(name, tmp_path):
     whole, model = net(), net()
     take_steps(whole, build_optimizer(whole, name, IDS), 6)
@@ -217,7 +267,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(name, tmp_path):
         assert torch.equal(expected, value)
 
 
-@pytest.mark.parametrize("name", ["muon", *HYPERBALL])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_other_parameters_have_the_scaled_learning_rate(name):
     optimizer = build_optimizer(net(), name, IDS, lr=0.01, adamw_lr_scale=0.1)
     rates = {name: g["lr"] for g in optimizer.param_groups for name in g["param_names"]}
@@ -266,8 +316,14 @@ def test_a_closure_is_called_once_and_its_loss_returned():
 @pytest.mark.parametrize("name", HYPERBALL)
 def test_a_model_without_scale_invariant_weights_is_warned_about(name):
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
-    with pytest.warns(UserWarning, match=r"no weight of Sequential keeps its norm, so the optimizer is .*adamw"):
+    message = r"^no weight of Sequential keeps its norm, so the optimizer is adamw.*\. Print .* for the reasons; .*\.$"
+    with pytest.warns(UserWarning, match=message):
         build_optimizer(model, name)
+
+
+def test_the_warning_names_only_rules_in_use():
+    with pytest.warns(UserWarning, match=r"so the optimizer is adamw\. Print \S+ for the reasons\.$"):
+        build_optimizer(nn.Linear(3, 2), "muon_hyperball", hyperball_on="matrices")
 
 
 def test_a_model_without_hidden_matrices_is_warned_about():
@@ -285,9 +341,42 @@ def test_a_weight_of_norm_zero_does_not_keep_it():
     assert groups.rules["conv.weight"].reason.endswith("its norm is 0")
 
 
+def step_of(kind: type, weight: Tensor, **options: object) -> None:
+    weight = nn.Parameter(weight)
+    weight.grad = torch.ones_like(weight)
+    kind([{"params": [("w", weight)], **options}]).step()
+
+
+def test_a_weight_of_norm_zero_cannot_be_made_to_keep_it():
+    with pytest.raises(ValueError, match=r"w has the norm 0\.0, which cannot be kept"):
+        step_of(AdamWHyperball, torch.zeros(2, 3), hyperball=True)
+
+
+@pytest.mark.parametrize(("kind", "rule"), [(Muon, "muon"), (AdamWHyperball, "hyperball")])
+def test_a_flattened_weight_is_an_error(kind, rule):
+    with pytest.raises(RuntimeError, match=r"w of shape \[6\] is no matrix or kernel; FSDP1 and DeepSpeed flatten"):
+        step_of(kind, torch.ones(6), **{rule: True})
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        (lambda model: torch.optim.AdamW(model.parameters()), "not a state of MuonHyperball: its groups lack momentum"),
+        (lambda model: build_optimizer(model, "muon", IDS), "hyperball of parameter group 0 is None in the state and "),
+    ],
+)
+def test_the_state_of_another_optimizer_is_an_error(saved, message):
+    with pytest.raises(ValueError, match=message):
+        build_optimizer(net(), "muon_hyperball", IDS).load_state_dict(saved(net()).state_dict())
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: build_optimizer(net(), "adam", rules={"*": "adamw"}), "optimizer adam has no option rules"),
+        (lambda: build_optimizer(net(), "muon", IDS, adamw_lr_scale=-1.0), "adamw_lr_scale must be .*; got -1.0"),
+        (lambda: Muon(net().parameters(), maximize=True), "Muon does not support maximize; omit it"),
+        (lambda: AdamWHyperball(net().parameters(), amsgrad=True), "AdamWHyperball does not support amsgrad"),
         (lambda: build_optimizer(net(), "shampoo"), "unknown optimizer 'shampoo'; the optimizers are: adam, .*muon"),
         (
             lambda: build_optimizer(net(), "muon", IDS, beta=1),

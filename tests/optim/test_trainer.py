@@ -247,17 +247,24 @@ def test_the_unmodified_trainer_can_train(name, rate, arguments, digits):
     assert [len(group["params"]) for group in radial] == [21]
 
 
-@pytest.mark.parametrize(("name", "rate"), [("adam_srt", 1e-2), ("sgd_mrt", 0.1)])
+NEW = ["muon", "muon_hyperball", "adamw_hyperball"]
+
+
+@pytest.mark.parametrize(("name", "rate"), [("adam_srt", 1e-2), ("sgd_mrt", 0.1), *((name, 1e-2) for name in NEW)])
 def test_a_resumed_run_matches_an_uninterrupted_run(name, rate, arguments, digits, tmp_path):
     def train(folder: str, **options: Any) -> dict[str, Tensor]:
+        model = small_net()
+        model.linear = nn.Sequential(nn.Linear(72, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
         schedule = {
             "optim": name,
             "learning_rate": rate,
             "lr_scheduler_type": "cosine",
             "output_dir": tmp_path / folder,
+            "gradient_accumulation_steps": 2,
+            "max_grad_norm": 0.5,
         }
-        args = arguments(**schedule, save_strategy="steps", save_steps=10)  # 15 steps per epoch
-        trainer = Trainer(small_net(), args, train_dataset=digits)
+        args = arguments(**schedule, save_strategy="steps", save_steps=10)  # 8 steps per epoch
+        trainer = Trainer(model, args, train_dataset=digits)
         trainer.train(**options)
         return {key: value.clone() for key, value in trainer.model.state_dict().items()}
 

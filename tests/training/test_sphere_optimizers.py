@@ -46,7 +46,10 @@ def test_radial_logging_without_a_tracker_is_rejected(make_args):
         make_args(radial_logging_steps=10)
 
 
-@pytest.mark.parametrize("optimizer", ["adam_s", "adam_srt", "adam_g", "sgd_mrt"])
+NEW = ["muon", "muon_hyperball", "adamw_hyperball"]
+
+
+@pytest.mark.parametrize("optimizer", ["adam_s", "adam_srt", "adam_g", "sgd_mrt", *NEW])
 def test_resumed_run_has_the_weights_of_an_uninterrupted_one(optimizer, make_loop, make_model):
     options = {"optimizer": optimizer, "learning_rate": 0.01, "num_train_epochs": 2, "save_steps": 3}
     whole = make_model(seed=1)
