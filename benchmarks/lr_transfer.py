@@ -2,14 +2,16 @@
 
 python benchmarks/lr_transfer.py --data ../shared/data [--models resnet8] [--optimizers muon adamw]
 
-ResNet-8 has 8, 16 and 32 channels in its first stage and learns 10,000 images of CIFAR-10 in two epochs; a character
-model with two layers of 16, 32 and 64 units learns the validation text of WikiText-2 in one epoch. Learning rates fall
-linearly to 0. The `_hyperball` optimizers keep the norm of scale-invariant weights, which the character model does not
-have; there, they keep that of all hidden matrices.
+ResNet-8 has 8, 16 and 32 channels in its first stage and learns 10,000 images of CIFAR-10, reduced to 16 pixels, in two
+epochs; a character model with two layers of 8, 16 and 32 units learns the validation text of WikiText-2 in one epoch.
+Learning rates fall linearly to 0. The `_hyperball` optimizers keep the norm of scale-invariant weights, which the
+character model does not have; there, they keep that of all hidden matrices.
 
-The best learning rate has the smallest loss on held-out data: it is found in steps of 2 with one seed, then in steps of
-the square root of two by the mean of three seeds. Each run is appended to a file in `--work_dir`, and those in it are
-not repeated. Writes `results/lr_transfer.json` and `docs/optimizers/lr_transfer.png`.
+The best learning rate has the smallest loss on held-out data. With one seed it is found in steps of two for the
+smallest width, and from there in steps of the square root of two for each width; then by the mean of three seeds, until
+both neighbors of the best are worse. Each run is appended to a file in `--work_dir`, and those in it are not repeated:
+a stopped run continues, and models or optimizers may run in turn or at once, before a last run with all of them
+collects the results. Writes `results/lr_transfer.json` and `docs/optimizers/lr_transfer.png`.
 """
 
 import argparse
@@ -30,12 +32,12 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_sphere.optim import build_optimizer
-from hf_sphere.optim.build import option_defaults
 from hf_sphere.visualization.figures import new_figure, save_figure, style_axes
 
 OPTIMIZERS = ("adamw", "adam_srt", "muon", "muon_hyperball", "adamw_hyperball")
-WIDTHS = {"resnet8": (8, 16, 32), "characters": (16, 32, 64)}
+MODELS, WIDTHS = ("resnet8", "characters"), (8, 16, 32)
 SEEDS, BATCH, CONTEXT = 3, 128, 64
+START = -12  # the first learning rate is the square root of two to this power, 0.0156
 PICTURE = Path(__file__).parent.parent / "docs" / "optimizers" / "lr_transfer.png"
 
 Run = Callable[[float, int], float]
@@ -58,7 +60,7 @@ class Block(nn.Module):
 
 
 def resnet8(width: int) -> nn.Module:
-    """Build ResNet-8 for images of 32 pixels."""
+    """Build ResNet-8 for small images."""
     stem = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     blocks = [Block(width, width, 1), Block(width, 2 * width, 2), Block(2 * width, 4 * width, 2)]
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 10))
@@ -86,11 +88,12 @@ class Images:
         )
 
     def read(self, name: str, split: str) -> tuple[Tensor, Tensor]:
-        """Return images (N, 3, 32, 32) from -1 to 1 and labels (N,)."""
+        """Return images (N, 3, 16, 16) from -1 to 1 and labels (N,)."""
         images = load_dataset(name, split=split)
         column = "image" if "image" in images.column_names else "img"
         pixels = torch.from_numpy(np.stack([np.asarray(image) for image in images[column]])).permute(0, 3, 1, 2)
-        return (pixels.float() / 127.5 - 1).contiguous(memory_format=torch.channels_last), torch.tensor(images["label"])
+        pixels = F.avg_pool2d(pixels.float() / 127.5 - 1, 2).contiguous(memory_format=torch.channels_last)
+        return pixels, torch.tensor(images["label"])
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Compute the cross-entropy of a batch."""
@@ -127,7 +130,7 @@ class Characters:
         torch.manual_seed(seed)
         model = GPT2LMHeadModel(
             GPT2Config(
-                vocab_size=self.size, n_positions=CONTEXT, n_embd=width, n_layer=2, n_head=4, bos_token_id=0,
+                vocab_size=self.size, n_positions=CONTEXT, n_embd=width, n_layer=2, n_head=2, bos_token_id=0,
                 eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
             )
         )  # fmt: skip
@@ -154,31 +157,37 @@ def remembered(file: Path, run: Run) -> Run:
     return look_up
 
 
-def search(run: Run, start: float) -> dict[float, list[float]]:
-    """Return the losses of the learning rates around the best one, of which all have `SEEDS` seeds."""
+def search(run: Run, best: int, steps: tuple[tuple[int, int], ...]) -> tuple[int, dict[float, list[float]]]:
+    """Return the best learning rate, and the losses of those with `SEEDS` seeds.
+
+    Learning rates are powers of the square root of two: 2 ** (best / 2).
+
+    Args:
+        run: Loss at a learning rate for a seed.
+        best: Power at the start.
+        steps: Step from a power to its neighbors, and number of seeds, of searches one after another.
+    """
     losses: dict[float, list[float]] = {}
 
-    def loss(step: int, seeds: int) -> float:
-        """The learning rate is the start times the square root of two to the power of `step`."""
-        found = losses.setdefault(start * 2 ** (step / 2), [])
+    def loss(power: int, seeds: int) -> float:
+        found = losses.setdefault(2 ** (power / 2), [])
         while len(found) < seeds:
-            value = run(start * 2 ** (step / 2), len(found))
+            value = run(2 ** (power / 2), len(found))
             found.append(value if math.isfinite(value) else math.inf)
-        return statistics.mean(found)
+        return statistics.mean(found[:seeds])
 
-    best = 0
-    for width, seeds in ((2, 1), (1, SEEDS)):
-        while (better := min((best - width, best, best + width), key=lambda step: loss(step, seeds))) != best:
+    for step, seeds in steps:
+        while (better := min((best, best - step, best + step), key=lambda power: loss(power, seeds))) != best:
             best = better
-    return {lr: found for lr, found in sorted(losses.items()) if len(found) == SEEDS}
+    return best, {lr: found for lr, found in sorted(losses.items()) if len(found) == SEEDS}
 
 
 def main() -> None:
     """Search for each model, optimizer and width."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with uoft-cs/cifar10 and Salesforce/wikitext")
-    parser.add_argument("--models", nargs="+", default=list(WIDTHS), choices=list(WIDTHS))
-    parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS))
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--work_dir", type=Path, default=Path("outputs/lr_transfer"))
     options = parser.parse_args()
     options.work_dir.mkdir(parents=True, exist_ok=True)
@@ -187,17 +196,19 @@ def main() -> None:
     for name in options.models:
         data: Any = {"resnet8": Images, "characters": Characters}[name](options.data)
         for optimizer in options.optimizers:
-            best: list[float] = []
-            for width in WIDTHS[name]:
+            powers: list[int] = []
+            for width in WIDTHS:
                 what = f"{name}, {optimizer}, width {width}"
                 run = remembered(options.work_dir / f"{what}.jsonl", partial(data.run, optimizer, width))
-                found = search(run, best[-1] if best else option_defaults(optimizer)["lr"])
-                best.append(min(found, key=lambda lr: statistics.mean(found[lr])))
-                print(f"{what}: {best[-1]:.3g}", flush=True)
+                fine = ((1, 1), (1, SEEDS))
+                power, found = search(run, powers[-1], fine) if powers else search(run, START, ((2, 1), *fine))
+                powers.append(power)
+                best = 2 ** (power / 2)
+                print(f"{what}: {best:.3g}", flush=True)
                 curves[what] = {str(lr): losses for lr, losses in found.items()}
-                rows.append(row(f"{what}: best learning rate", best[-1]))
-                rows.append(row(f"{what}: loss", statistics.mean(found[best[-1]])))
-            rows.append(row(f"{name}, {optimizer}: best at 4 x width / best", best[-1] / best[0]))
+                rows.append(row(f"{what}: best learning rate", best))
+                rows.append(row(f"{what}: loss", statistics.mean(found[best])))
+            rows.append(row(f"{name}, {optimizer}: best at 4 x width / best", 2 ** ((powers[-1] - powers[0]) / 2)))
     report("lr_transfer", rows, curves=curves, seeds=SEEDS)
     draw(curves, options.models, options.optimizers)
 
@@ -208,7 +219,7 @@ def draw(curves: dict[str, dict[str, list[float]]], models: list[str], optimizer
     panels = figure.subplots(len(models), len(optimizers), sharey="row", squeeze=False)
     for line, model in zip(panels, models, strict=True):
         for axes, optimizer in zip(line, optimizers, strict=True):
-            for width in WIDTHS[model]:
+            for width in WIDTHS:
                 curve = curves[f"{model}, {optimizer}, width {width}"]
                 means = [statistics.mean(losses) for losses in curve.values()]
                 axes.plot([float(lr) for lr in curve], means, marker="o", label=str(width))
