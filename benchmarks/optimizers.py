@@ -1,4 +1,4 @@
-"""Adam-SRT and SGD-MRT on ResNet-18, compared with torch's fused optimizers and a plain implementation of the rule.
+"""Steps on ResNet-18, compared with torch's optimizers, and for Adam-SRT with a plain implementation of the rule.
 
 python benchmarks/optimizers.py
 """
@@ -15,9 +15,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from hf_sphere.models.backbones import create_backbone
-from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, parameter_groups, radial_parameter_groups
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, build_optimizer, parameter_groups, radial_parameter_groups
+from hf_sphere.optim.groups import HIDDEN, find_hidden_matrices
 
 DECAY = 1e-4
+NAMES = ("muon", "muon_hyperball", "adamw_hyperball")
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "optimizers.safetensors"
 
 
@@ -47,13 +49,21 @@ def main() -> None:
         "SGD-MRT": sgd_mrt.step,
         "plain Adam-SRT, L2": PlainAdamSRT(with_gradients(net)).step,
     }
+    of_torch = torch_muon(with_gradients(net))
+    steps["Muon of torch"] = lambda: [optimizer.step() for optimizer in of_torch]
+    for name in NAMES:
+        steps[name] = build_optimizer(with_gradients(net), name, example(net), weight_decay=DECAY).step
     if device == "cuda":
         capturable = AdamSRT(radial_parameter_groups(with_gradients(net)), weight_decay=DECAY, capturable=True)
-        steps["Adam-SRT, CUDA graph"] = capture(capturable)
+        steps["Adam-SRT, CUDA graph"] = capture(capturable.step)
         adamw = torch.optim.AdamW(
             parameter_groups(with_gradients(net)), weight_decay=DECAY, fused=True, capturable=True
         )
-        steps["fused AdamW, CUDA graph"] = capture(adamw)
+        steps["fused AdamW, CUDA graph"] = capture(adamw.step)
+        muon = build_optimizer(with_gradients(net), "muon", example(net), weight_decay=DECAY, capturable=True)
+        steps["muon, CUDA graph"] = capture(muon.step)
+        in_graph = torch_muon(with_gradients(net), capturable=True)
+        steps["Muon of torch, CUDA graph"] = capture(lambda: [optimizer.step() for optimizer in in_graph])
     seconds = time_in_turn(steps, rounds=15, warmup=4)
     state = sum(t.numel() for s in adam_srt.state.values() for t in s.values())
     on_cpu = device == "cpu"
@@ -76,6 +86,9 @@ def main() -> None:
             ratio(seconds["Adam-SRT, L2"], seconds["fused AdamW"]),
             at_most=None if on_cpu else 1.3,
         ),
+        row("muon / torch's Muon and AdamW, time", ratio(seconds["muon"], seconds["Muon of torch"]), at_most=1.1),
+        row("muon_hyperball / muon, time", ratio(seconds["muon_hyperball"], seconds["muon"])),
+        row("adamw_hyperball / fused AdamW, time", ratio(seconds["adamw_hyperball"], seconds["fused AdamW"])),
         row("state of Adam-SRT, numbers per weight", state / weights, at_most=1.05),
         row("golden trajectories, largest relative error", golden_error(), at_most=1e-5),
     ]
@@ -87,6 +100,8 @@ def main() -> None:
                 at_most=1.3,
             )
         )
+        muon_times = seconds["muon, CUDA graph"], seconds["Muon of torch, CUDA graph"]
+        rows.append(row("muon / torch's Muon and AdamW, both in a CUDA graph", ratio(*muon_times), at_most=1.1))
     rows += [row(f"{name}, ms per step", 1e3 * sorted(times)[len(times) // 2]) for name, times in seconds.items()]
     report("optimizers", rows, weights=weights)
 
@@ -99,17 +114,35 @@ def with_gradients(net: nn.Module) -> nn.Module:
     return net
 
 
-def capture(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+def torch_muon(net: nn.Module, *, capturable: bool = False) -> list[torch.optim.Optimizer]:
+    """Build torch's Muon, for kernels viewed as matrices, and its AdamW for all other parameters, as `muon` does."""
+    hidden = {name for name, kind in find_hidden_matrices(net, example(net)).items() if kind == HIDDEN}
+    matrices = []
+    for name, parameter in net.named_parameters():
+        if name in hidden:
+            matrices.append(nn.Parameter(parameter.detach().flatten(1)))
+            matrices[-1].grad = parameter.grad.flatten(1)
+    others = [parameter for name, parameter in net.named_parameters() if name not in hidden]
+    muon = torch.optim.Muon(matrices, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(others, weight_decay=DECAY, fused=True, capturable=capturable)]
+
+
+def example(net: nn.Module) -> Tensor:
+    """Return input of the network."""
+    return torch.randn(4, 3, 32, 32, device=next(net.parameters()).device)
+
+
+def capture(step: Callable[[], object]) -> Callable[[], None]:
     """Capture a step in a CUDA graph, as is done for short training steps."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
-            optimizer.step()
+            step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        optimizer.step()
+        step()
     return graph.replay
 
 

@@ -61,14 +61,16 @@ class Hyperball(NamedOptimizer):
             state = self.state[parameter]
             if "radius" not in state:
                 state["radius"] = float(_norm(before))  # a number, since torch casts tensors that it loads
-            update = parameter.to(torch.promote_types(parameter.dtype, torch.float32))
-            size = _norm(update)
-            moved = update * (lr * state["radius"] / size.clamp_min(torch.finfo(size.dtype).tiny)) + before
-            moved = local(moved * (state["radius"] / _norm(moved)))
+            moved = parameter.to(torch.promote_types(parameter.dtype, torch.float32))  # the parameter, or a copy
+            size = _norm(moved)
+            moved.mul_(lr * state["radius"] / size.clamp_min(torch.finfo(size.dtype).tiny)).add_(before)
+            moved.mul_(state["radius"] / _norm(moved))
             if parameter.dtype == torch.bfloat16:
                 seed = int(state["step"]) * 1_000_003 + place  # equal on all processes and in resumed runs
-                moved = round_stochastically(moved, torch.Generator(parameter.device).manual_seed(seed))
-            local(parameter).copy_(moved)
+                generator = torch.Generator(parameter.device).manual_seed(seed)
+                local(parameter).copy_(round_stochastically(local(moved), generator))
+            elif moved is not parameter:
+                parameter.copy_(moved)
         return loss
 
     @classmethod
