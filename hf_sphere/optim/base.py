@@ -1,7 +1,6 @@
 """Base class of the optimizers: parameter groups with `channel_dims`, their state, and the flow of a step."""
 
 import itertools
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -24,8 +23,6 @@ from hf_sphere.optim.layout import (
 )
 from hf_sphere.optim.rules import Block, Number, portions
 
-logger = logging.getLogger(__name__)
-
 Group = dict[str, Any]
 
 
@@ -40,6 +37,7 @@ class SphereOptimizer(NamedOptimizer):
     """Key of the momentum in the state."""
     has_second_moment: ClassVar[bool]
     """Whether the state has a second moment `exp_avg_sq`."""
+    group_key = "channel_dims"
     own_defaults = {"channel_dims": None, "channel_wise": False, "low_precision": "nearest"}
     unsupported = ("nesterov", "amsgrad", "differentiable")
 
@@ -49,13 +47,6 @@ class SphereOptimizer(NamedOptimizer):
         self._own = own
         self._axes: dict[Tensor, int] = {}  # number of axes of each parameter when it was added
         super().__init__(params, **options)
-        unsearched = all(group["channel_dims"] is None and not group.get("param_names") for group in self.param_groups)
-        if unsearched:  # groups with names come from radial_parameter_groups, which issues its own warning
-            logger.warning(
-                "No parameter group of %s has channel_dims, so every step is an ordinary step of torch. "
-                "radial_parameter_groups(model) creates groups that have them.",
-                type(self).__name__,
-            )
 
     @classmethod
     def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:

@@ -91,8 +91,9 @@ def radial_diagnostics(
         `anisotropy` of the second moment.
 
     Raises:
-        ValueError: If the optimizer has no radial weight with these names.
+        ValueError: If the optimizer has no radial weight with these names, or is Muon or a hyperball one.
     """
+    _check_rules(optimizer)
     measured = {}
     for name, parameter, group in _radial(optimizer, channel_dims, model):
         dims = group["channel_dims"] if channel_dims is None else channel_dims[name]
@@ -121,13 +122,25 @@ def radial_channel_dims(model: nn.Module, optimizer: Optimizer, batch: Any = Non
         model: The model; its weights are checked, see `find_radial_weights`, if the optimizer has no such axes.
         optimizer: The optimizer.
         batch: A batch of real data for the check.
+
+    Raises:
+        ValueError: If the optimizer is Muon or a hyperball one.
     """
+    _check_rules(optimizer)
     groups = [group for group in optimizer.param_groups if group.get("channel_dims") is not None]
     known = {name: group["channel_dims"] for group in groups for name in group.get("param_names", ())}
     radial = known or find_radial_weights(model, batch).channel_dims
     if not radial:
         logger.warning("No radial diagnostics are logged: the model has no radially invariant weights.")
     return radial
+
+
+def _check_rules(optimizer: Optimizer) -> None:
+    if any(group.get("muon") or group.get("hyperball") for group in optimizer.param_groups):
+        raise ValueError(
+            f"radial diagnostics (radial_logging_steps) are for steps x - lr a / b, which {type(optimizer).__name__} "
+            "does not take; leave them out."
+        )
 
 
 def _radial(

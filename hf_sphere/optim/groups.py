@@ -253,6 +253,8 @@ class NamedOptimizer(Optimizer):
     A subclass inherits from this class and from the optimizer of torch or timm that it extends.
     """
 
+    group_key: ClassVar[str]
+    """Option of the groups whose tensors have the update rule of the optimizer."""
     own_defaults: ClassVar[dict[str, Any]] = {}
     """Options that the optimizer of torch or timm lacks, with their defaults."""
     group_options: ClassVar[dict[str, Any]] = {}
@@ -264,6 +266,15 @@ class NamedOptimizer(Optimizer):
         super().__init__(*args, **options)
         # Loss scaling is left to GradScaler: it unscales the gradients and skips the step if they overflow.
         self._step_supports_amp_scaling = False
+        found = [
+            group.get("param_names") or group.get(self.group_key) not in (None, False) for group in self.param_groups
+        ]
+        if not any(found):  # groups with names come from form_groups, which issues its own warning
+            logger.warning(
+                "No parameter group of %s has %s, so every step is an ordinary step of torch. "
+                "%s.form_groups(model) creates groups that have it.",
+                *(type(self).__name__, self.group_key, type(self).__name__),
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters; see `torch.optim.Optimizer.add_param_group`.

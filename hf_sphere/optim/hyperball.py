@@ -27,6 +27,7 @@ class Hyperball(NamedOptimizer):
 
     rules_of: ClassVar[tuple[tuple[str, dict[str, Any]], ...]]
     """Name and group options of the rule that keeps the norm, and of that for other hidden matrices, if any."""
+    group_key = "hyperball"
     group_options = {"adamw_lr_scale": 1.0, "hyperball_on": "scale_invariant"}
 
     @torch.no_grad()

@@ -347,6 +347,12 @@ def step_of(kind: type, weight: Tensor, **options: object) -> None:
     kind([{"params": [("w", weight)], **options}]).step()
 
 
+@pytest.mark.parametrize(("kind", "key"), [(Muon, "muon"), (MuonHyperball, "hyperball"), (AdamWHyperball, "hyperball")])
+def test_parameters_without_groups_are_warned_about(kind, key, caplog):
+    kind(net().parameters())
+    assert f"No parameter group of {kind.__name__} has {key}, so every step is an ordinary step of torch" in caplog.text
+
+
 def test_a_weight_of_norm_zero_cannot_be_made_to_keep_it():
     with pytest.raises(ValueError, match=r"w has the norm 0\.0, which cannot be kept"):
         step_of(AdamWHyperball, torch.zeros(2, 3), hyperball=True)

@@ -1,5 +1,7 @@
 import pytest
 
+NEW = ["muon", "muon_hyperball", "adamw_hyperball"]
+
 
 def logged(loop) -> dict[int, dict]:
     """Radial metrics by step, as logged to the trackers."""
@@ -41,12 +43,15 @@ def test_radial_metrics_are_off_by_default(make_loop):
     assert logged(make_loop(optimizer="adam_srt", num_train_epochs=1)) == {}
 
 
+@pytest.mark.parametrize("optimizer", NEW)
+def test_radial_logging_of_other_steps_is_rejected(optimizer, make_loop):
+    with pytest.raises(ValueError, match=r"radial diagnostics .* are for steps x - lr a / b, which \w+ does not take"):
+        make_loop(optimizer=optimizer, radial_logging_steps=2, report_to=["tensorboard"])
+
+
 def test_radial_logging_without_a_tracker_is_rejected(make_args):
     with pytest.raises(ValueError, match="radial_logging_steps logs to trackers; name one in report_to"):
         make_args(radial_logging_steps=10)
-
-
-NEW = ["muon", "muon_hyperball", "adamw_hyperball"]
 
 
 @pytest.mark.parametrize("optimizer", ["adam_s", "adam_srt", "adam_g", "sgd_mrt", *NEW])
@@ -58,3 +63,10 @@ def test_resumed_run_has_the_weights_of_an_uninterrupted_one(optimizer, make_loo
     again = make_model(seed=2)
     make_loop(again, resume_from_checkpoint=str(loop.output_dir / "checkpoint-6"), **options).run()
     assert all(a.equal(b) for a, b in zip(whole.state_dict().values(), again.state_dict().values(), strict=True))
+
+
+def test_hidden_matrices_keep_their_norm_on_request(make_loop, make_model):
+    model = make_model(norm=False)
+    before = model.hidden.weight.norm().item()
+    make_loop(model, optimizer="adamw_hyperball", hyperball_on="matrices", learning_rate=0.1, num_train_epochs=1).run()
+    assert model.hidden.weight.norm().item() == pytest.approx(before, rel=1e-5)

@@ -41,6 +41,7 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         >>> optimizer = build_optimizer(model, "muon", lr=2e-3, weight_decay=0.01)
     """
 
+    group_key = "muon"
     group_options = {"adamw_lr_scale": 1.0}
     unsupported = ("amsgrad", "differentiable", "maximize")
 
