@@ -1,0 +1,71 @@
+"""Every public object has an example in its docstring that runs and prints what it shows, or a reason for none."""
+
+import ast
+import dataclasses
+import doctest
+import importlib
+import inspect
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import hf_sphere
+from hf_sphere.nn import HEADS
+
+ROOT = Path(hf_sphere.__file__).parent
+# Public names that have no example and are neither dataclasses nor exceptions, and why.
+REASONS: dict[str, str] = {}
+
+
+def public_objects() -> dict[str, object]:
+    """Return the classes and functions that the packages name in their `__init__.pyi`, each once."""
+    found: dict[int, tuple[str, object]] = {}
+    for stub in sorted(ROOT.rglob("__init__.pyi")):
+        package = ".".join(stub.parent.relative_to(ROOT.parent).parts)
+        module = importlib.import_module(package)
+        for node in ast.parse(stub.read_text()).body:
+            names = [name.asname or name.name for name in node.names] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                value = getattr(module, name)
+                if (inspect.isclass(value) or inspect.isfunction(value)) and not name.startswith("_"):
+                    found[id(value)] = f"{package}.{name}", value
+    return dict(found.values())
+
+
+OBJECTS = public_objects()
+
+
+def needs_no_example(value: object) -> bool:
+    """Whether an object is a dataclass, a named tuple or an exception, whose fields say what it is."""
+    return inspect.isclass(value) and (
+        dataclasses.is_dataclass(value) or hasattr(value, "_fields") or issubclass(value, Exception)
+    )
+
+
+@pytest.mark.parametrize("name", [name for name, value in OBJECTS.items() if not needs_no_example(value)])
+def test_a_public_object_has_an_example_that_runs_or_a_reason(name, tmp_path, monkeypatch):
+    value = OBJECTS[name]
+    found = doctest.DocTestFinder(recurse=False).find(value, name, globs={})
+    examples = [test for test in found if test.examples]
+    assert bool(examples) != (name in REASONS), f"{name} needs an example in its docstring, or a reason, not both"
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    # What an example need not say: torch, a small network and images for it, and the names of its package.
+    network = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
+    given = {"torch": torch, "nn": nn, "network": network, "images": torch.randn(8, 1, 8, 8)}
+    package = importlib.import_module(name.rpartition(".")[0])
+    for test in examples:
+        test.globs = {**{key: getattr(package, key) for key in dir(package)}, **given}
+        report: list[str] = []
+        with mock.patch.dict(HEADS):
+            doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).run(
+                test, out=report.append
+            )
+        assert not report, "".join(report)
+
+
+def test_no_reason_is_given_for_a_name_that_is_not_public():
+    assert set(REASONS) <= set(OBJECTS)
