@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         metadata["class_names"] = json.dumps([config.id2label[index] for index in range(config.num_labels)])
         metadata["distance"] = model.head.distance
     export_onnx(model, args.output, metadata)
-    print(f"wrote     {args.output}: {metadata}")
+    print(f"wrote     {args.output}, with the metadata {', '.join(metadata)}")
 
 
 if __name__ == "__main__":

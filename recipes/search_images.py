@@ -87,7 +87,7 @@ def make_table(index: "ImageIndex", found: "Neighbors") -> list[dict[str, Any]]:
             if row < 0:
                 continue
             cells = {"query": found.queries["file"][query], "rank": rank, "file": index.images["file"][row]}
-            cells |= {"class": classes[row], "distance": f"{distance:.6g}"}
+            cells |= {"class": classes[row], "distance": f"{round(distance, 6):.6g}"}
             for name in ("confidence", "concentration"):
                 if name in found.queries:
                     certainty = index.images[name][row]
@@ -134,7 +134,7 @@ def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequenc
                 neighbor, note = index.open_image(row), classes[row][:22]
             except (ValueError, OSError):
                 neighbor, note = None, "(file is missing)"
-            place(column, line, neighbor, f"{found.distances[line, column - 1]:.4g}\n{note}")
+            place(column, line, neighbor, f"{round(float(found.distances[line, column - 1]), 4):.4g}\n{note}")
     return sheet
 
 

@@ -210,7 +210,7 @@ class ImageEncoder:
             collate_fn=operator.itemgetter(0),
             generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
         )
-        with tqdm(total=len(rows), desc="Embedding", unit="image", disable=not progress, leave=False) as bar:
+        with tqdm(total=len(rows), unit="image", disable=not progress, leave=False) as bar:
             for indices, pixels, errors in loader:
                 if errors and not skip_unreadable:
                     raise ValueError(f"{errors[0]} Repair or remove it, or skip such images: --skip_unreadable_images.")
