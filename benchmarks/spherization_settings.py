@@ -20,7 +20,7 @@ WIDTH = 64
 SAMPLES = 20_000
 SCALINGS = (0.25, 0.5, 1.0, 2.0, 5.0)
 DELTAS = (1e-6, 0.1, 0.5, 0.9)
-DRAWN = ((5.0, 1e-6), (1.0, 1e-6), (1.0, 0.1), (0.5, 0.5))
+DRAWN = ((5.0, 1e-6), (1.0, 1e-6), (1.0, 0.1), (1.0, 0.5))
 
 
 def spread(scaling: float, delta: float, width: int = WIDTH) -> tuple[Tensor, Tensor, Tensor, float]:

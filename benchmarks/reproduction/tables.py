@@ -1,5 +1,6 @@
 """Tables of measured and published results, from `results/tables.yaml` and the files of `results/runs`."""
 
+import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -33,7 +34,7 @@ class Table:
         published: Further published values by column title: the end of the id of a record, after that of the run.
         task: Task of the runs, for the command of those that are not in the queue.
         columns: Other parts of the names. The table then has a cell with the published value, if there is one, and the
-            measured value of the run `<column>-<row>`.
+            measured value of the run `<column>-<row>`. What the columns' names begin with in common is above the rows.
         note: Further note below the table.
     """
 
@@ -189,7 +190,9 @@ def _render_matrix(table: Table, source: Source) -> str:
         rows += known
     order = ["Each cell: published; measured."] if any(row.published for row in rows) else []
     notes = [*order, *_notes(table, rows, source)]
-    return join_lines(["", *(f"`{column}`" for column in table.columns)], lines, notes)
+    shared = os.path.commonprefix(table.columns).rpartition("-")[0]
+    titles = [column.removeprefix(f"{shared}-") for column in table.columns]
+    return join_lines([f"`{shared}`" if shared else "", *(f"`{title}`" for title in titles)], lines, notes)
 
 
 def _show_cell(row: "_Row") -> str:

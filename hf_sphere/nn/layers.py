@@ -157,7 +157,7 @@ def _exact(x: Tensor) -> torch.dtype:
 SPHERIZATION_SETTINGS: dict[str, dict[str, float]] = {
     "steep": {"scaling": 5.0, "delta": 1e-6},
     "even": {"scaling": 1.0, "delta": 0.1},
-    "flat": {"scaling": 0.5, "delta": 0.5},
+    "flat": {"scaling": 1.0, "delta": 0.5},
 }
 """Slopes and floors of `Spherization` by name, for instance `Spherization(64, **SPHERIZATION_SETTINGS["even"])`.
 
