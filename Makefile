@@ -27,6 +27,7 @@ lint: $(READY)  ## check style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/mypy --strict examples/typed.py
 
 format: $(READY)  ## format the code
 	$(VENV)/bin/ruff check --fix .

@@ -1,9 +1,9 @@
 """Tables of measured and published results, from `results/tables.yaml` and the files of `results/runs`."""
 
-import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -190,9 +190,12 @@ def _render_matrix(table: Table, source: Source) -> str:
         rows += known
     order = ["Each cell: published; measured."] if any(row.published for row in rows) else []
     notes = [*order, *_notes(table, rows, source)]
-    shared = os.path.commonprefix(table.columns).rpartition("-")[0]
-    titles = [column.removeprefix(f"{shared}-") for column in table.columns]
-    return join_lines([f"`{shared}`" if shared else "", *(f"`{title}`" for title in titles)], lines, notes)
+    names = zip(*(column.split("-") for column in table.columns), strict=False)
+    alike = takewhile(lambda parts: len(set(parts)) == 1, names)
+    shared = "-".join(parts[0] for parts in alike)
+    titles = [column.removeprefix(shared).lstrip("-") for column in table.columns]
+    metric = next(iter(table.metrics), "")
+    return join_lines([f"`{shared}`" if shared else "", *(f"`{t}`" if t else metric for t in titles)], lines, notes)
 
 
 def _show_cell(row: "_Row") -> str:

@@ -5,6 +5,7 @@ import dataclasses
 import doctest
 import importlib
 import inspect
+import runpy
 from pathlib import Path
 from unittest import mock
 
@@ -69,3 +70,8 @@ def test_a_public_object_has_an_example_that_runs_or_a_reason(name, tmp_path, mo
 
 def test_no_reason_is_given_for_a_name_that_is_not_public():
     assert set(REASONS) <= set(OBJECTS)
+
+
+def test_the_program_that_is_checked_with_strict_types_runs(capsys):
+    runpy.run_path(str(ROOT.parent / "examples" / "typed.py"), run_name="__main__")
+    assert capsys.readouterr().out.endswith("cosine\n")

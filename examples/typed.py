@@ -1,0 +1,68 @@
+"""A program with types, checked by `mypy --strict`: a model, a loss, an optimizer, prototypes and scores.
+
+python examples/typed.py
+"""
+
+import torch
+from torch import Tensor, nn
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.cluster import SphericalKMeans
+from hf_sphere.distributions import VonMisesFisher
+from hf_sphere.geometry import spherize
+from hf_sphere.losses import ArcFaceLoss
+from hf_sphere.metrics import expected_calibration_error, retrieval_scores
+from hf_sphere.nn import SphericalLinear, Spherization
+from hf_sphere.ood import OODDetector
+from hf_sphere.optim import AdamSRT, build_optimizer, radial_parameter_groups
+from hf_sphere.prototypes import Placement, place_prototypes
+
+
+class Encoder(nn.Module):
+    """Linear map, spherization and linear map."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(inputs, 32, bias=False), nn.BatchNorm1d(32))
+        self.sphere = Spherization(32, radius=2.0)
+        self.last = SphericalLinear(33, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, inputs) to (B, outputs)."""
+        points: Tensor = self.sphere(self.first(x))
+        logits: Tensor = self.last(points)
+        return logits
+
+
+def train(model: nn.Module, loss: ArcFaceLoss, images: Tensor, labels: Tensor) -> float:
+    """Take a step and return the loss."""
+    optimizer = build_optimizer(model, "adam_srt", lr=1e-3)
+    value = loss(model(images), labels)
+    value.backward()
+    optimizer.step()
+    return float(value.detach())
+
+
+def main() -> None:
+    """Use each part once and print what it returns."""
+    torch.manual_seed(0)
+    images, labels = torch.randn(64, 20), torch.randint(4, (64,))
+    print(f"loss {train(Encoder(20, 8), ArcFaceLoss(8, num_classes=4), images, labels):.2f}")
+    network = nn.Sequential(nn.Linear(20, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    groups: AdamSRT = AdamSRT(radial_parameter_groups(network, images), lr=1e-3)
+    placement: Placement = place_prototypes(4, 3)
+    print(f"{len(groups.param_groups)} parameter groups, separation {placement.separation:.2f}")
+    embeddings = spherize(images)
+    scores: dict[str, float] = retrieval_scores(embeddings, labels)
+    error: float = expected_calibration_error(torch.rand(64), torch.rand(64) < 0.5)
+    print(f"Recall@1 {scores['recall_at_1']:.2f}, calibration error {error:.2f}")
+    direction: Tensor = VonMisesFisher(placement.prototypes[0], torch.tensor(10.0)).sample()
+    clusters = SphericalKMeans(3, random_state=0).fit(embeddings.numpy()).labels_
+    detector = OODDetector(score="knn").fit_embeddings(embeddings)
+    print(direction.shape, len(set(clusters.tolist())), detector.score_embeddings(embeddings).shape)
+    config = SphereVisionConfig(backbone="lenet5", head="cosine", num_channels=1, image_size=28, num_labels=10)
+    print(SphereVisionForImageClassification(config).config.head)
+
+
+if __name__ == "__main__":
+    main()
