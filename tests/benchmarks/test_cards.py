@@ -55,7 +55,7 @@ def test_a_card_has_the_mean_over_seeds_in_its_metadata(card):
         "| backbone | `lenet5` |",
         "| learning_rate | 0.001 |",
         "@article{one}",
-        'from_pretrained("outputs/spherization/mnist-lenet5-plain")',
+        'model_id = "outputs/spherization/mnist-lenet5-plain"',
     ],
 )
 def test_a_card_has_results_limits_settings_and_citation(card, text):

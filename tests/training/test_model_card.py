@@ -133,7 +133,7 @@ def test_run_details_are_in_the_text(write, text):
 
 
 def test_loading_code_names_the_model(write):
-    assert 'SphereVisionForImageClassification.from_pretrained("someone/a-model")' in write().text
+    assert 'model_id = "someone/a-model"' in write().text
 
 
 def test_loading_code_is_valid_python(write):
