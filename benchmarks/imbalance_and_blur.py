@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with ylecun/mnist and brendenlake/omniglot")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, nargs=2, default=(3000, 600), help="steps on MNIST and on Omniglot")
     options = parser.parse_args()
     mnist, omniglot = (
         {split: read(options.data / name, split) for split in ("train", "test")}
@@ -108,9 +108,9 @@ def main() -> None:
         "Recall@1 % of blurred queries": (blurred_recall, omniglot, ("adaface", "arcface")),
     }
     rows, values = [], {}
-    for what, (measure, data, heads) in comparisons.items():
+    for (what, (measure, data, heads)), steps in zip(comparisons.items(), options.steps, strict=True):
         for head in heads:
-            values[f"{what}, {head}"] = [measure(head, data, seed, options.steps) for seed in range(options.seeds)]
+            values[f"{what}, {head}"] = [measure(head, data, seed, steps) for seed in range(options.seeds)]
             rows.append(row(f"{what}, {head}", statistics.mean(values[f"{what}, {head}"])))
         rows.append(row(f"{what}: {heads[0]} - {heads[1]}", rows[-2]["value"] - rows[-1]["value"], at_least=0.0))
     report("imbalance_and_blur", rows, values=values, seeds=options.seeds, steps=options.steps)

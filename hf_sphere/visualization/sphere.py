@@ -187,11 +187,12 @@ class View:
 def choose_view(points: Tensor) -> View:
     """Choose a view of unit vectors (N, 3): centered on their mean, zoomed in until 0.5 % are outside.
 
-    The positive octant, which contains all points of a spherized head, is viewed along its diagonal. Points on all
-    sides are viewed from two opposite sides.
+    The positive octant, which contains all points of a spherized head, is viewed along its diagonal, on the whole
+    hemisphere: the class directions of such a head are often outside the octant. Points on all sides are viewed from two
+    opposite sides.
     """
     if (points >= -1e-6).all():
-        return View(90.0 - _OCTANT, 45.0, reach=_OCTANT + 3.0)
+        return View(90.0 - _OCTANT, 45.0)
     center = F.normalize(points.mean(0), dim=0)
     elevation, azimuth = center[2].clamp(-1, 1).asin(), torch.atan2(center[1], center[0])
     reach = (points @ center).clamp(-1, 1).acos().quantile(0.995).rad2deg().item()
