@@ -12,11 +12,6 @@ from torch import Tensor
 
 from hf_sphere.geometry.codes import constructions
 
-# Up to this size all pairs of points are verified; for larger codes, the pairs of a sample with all points.
-_FULLY_VERIFIED = 8192
-_SAMPLE = 64
-_BLOCK = 512
-
 _FEJES_TOTH = "Fejes Toth, 1943 (optimality, for 12 points)"
 _ANDREEV = "Andreev, A spherical code, 1999 (optimality)"
 _LEVENSHTEIN = "Levenshtein, Designs as maximum codes in polynomial metric spaces, 1992 (optimality)"
@@ -123,47 +118,19 @@ class SphericalCode:
     builder: Callable[[], np.ndarray] = field(repr=False, compare=False)
 
     def build(self, index: Tensor | slice = slice(None)) -> Tensor:
-        """Return the points of the code.
+        """Return the points of the code, unit vectors (K, d) in float64.
 
-        The code is constructed and verified once; every call returns a new copy. For codes of more than 8,192 points,
-        64 evenly spaced points are compared with all others, which is sufficient by the symmetry of these codes.
+        The code is constructed once; every call returns a new copy.
 
         Args:
             index: Which points to return; all by default.
-
-        Returns:
-            Unit vectors, (K, d), float64.
-
-        Raises:
-            RuntimeError: If the construction does not have the stated properties, which is a bug in this library.
         """
-        return _unit_rows(_verified_points(self)[index])
+        points = torch.from_numpy(_points(self)[index].astype(np.float64))
+        return points.div_(points.norm(dim=-1, keepdim=True))
 
 
 # The largest codes take more than 100 MB, so only a few are cached.
-@lru_cache(maxsize=16)
-def _verified_points(code: SphericalCode) -> np.ndarray:
-    """Return the read-only array of the builder, in its own dtype, after verification."""
-    points = code.builder()
-    if points.shape != (code.size, code.dim):
-        raise RuntimeError(f"internal error: {code.name} was built with the shape {points.shape}.")
-    count = code.size if code.size <= _FULLY_VERIFIED else _SAMPLE
-    sampled = torch.linspace(0, code.size - 1, count, dtype=torch.float64).round().long()
-    sample, largest = _unit_rows(points[sampled]), torch.tensor(-1.0, dtype=torch.float64)
-    for start in range(0, code.size, _BLOCK):
-        cosines = _unit_rows(points[start : start + _BLOCK]) @ sample.T
-        same = torch.arange(start, start + len(cosines))[:, None] == sampled
-        largest = largest.maximum(cosines.masked_fill_(same, -2.0).max())
-    # Coinciding points have the cosine 1. The negation also catches NaN.
-    if not abs(largest.item() - code.cosine) <= 1e-9:
-        raise RuntimeError(f"internal error: {code.name} was built with the largest cosine {largest.item()}.")
-    points.setflags(write=False)
-    return points
-
-
-def _unit_rows(points: np.ndarray) -> Tensor:
-    wide = torch.from_numpy(points.astype(np.float64))
-    return wide.div_(wide.norm(dim=-1, keepdim=True))
+_points = lru_cache(maxsize=16)(lambda code: code.builder())
 
 
 def find_code(num_points: int, dim: int) -> SphericalCode | None:
@@ -303,5 +270,5 @@ CATALOGUE: tuple[SphericalCode, ...] = (
     *_kissing_chain(_dual_bch(7), 8128, 2520, 918),
     _dual_bch(9),
 )
-"""All codes, each verified when it is built. The simplex (up to d + 1 points), the cross-polytope (up to 2 d points)
-and the polygon (dimension 2) are optimal and not listed."""
+"""All codes. The simplex (up to d + 1 points), the cross-polytope (up to 2 d points) and the polygon (dimension 2) are
+optimal and not listed."""
