@@ -56,7 +56,7 @@ class LBFGS(Method):
             yield Candidate(points, "random start")
             for sharpness in SHARPNESS * scale:
                 objective = task.with_ranking_loss(partial(soft_separation, sharpness=sharpness))
-                points = minimize_on_sphere(objective, points, task, max_iterations=self.max_iterations)
+                points = minimize_on_sphere(objective, points, max_iterations=self.max_iterations)
                 yield Candidate(points, "search by L-BFGS")
 
 
@@ -99,10 +99,8 @@ class SGD(Method):
                 objective = self.task.with_ranking_loss(mean_nearest_cosine)
             velocity.mul_(self.momentum).add_(objective(points)[1])
             points = F.normalize(points - self.learning_rate * velocity, dim=1)
-            self.task.latest = Candidate(points, f"{self.name}, {step} steps")
             if step % self.steps_per_candidate == 0 or step == self.max_iterations:
-                yield self.task.latest
-        self.task.latest = None
+                yield Candidate(points, f"{self.name}, {step} steps")
 
 
 class SGDAsPublished(SGD):
@@ -190,9 +188,6 @@ class SLSQP(Method):
             {"type": "eq", "fun": excess, "jac": excess_jacobian},
         ]
 
-        def record(x: np.ndarray) -> None:
-            self.task.latest = Candidate(torch.from_numpy(x[:-1].reshape(count, dim).copy()), "search by SLSQP")
-
         result = minimize(
             lambda x: x[-1],
             start,
@@ -200,7 +195,5 @@ class SLSQP(Method):
             method="SLSQP",
             constraints=constraints,
             options={"maxiter": self.max_iterations, "ftol": 1e-14},
-            callback=record,
         )
-        self.task.latest = None
         return F.normalize(torch.from_numpy(result.x[:-1].reshape(count, dim)), dim=1)
