@@ -79,14 +79,11 @@ class TestValues:
         labels=st.lists(st.integers(-2, 3), min_size=2, max_size=24).filter(lambda made: len(set(made)) < len(made)),
         distance=st.sampled_from(DISTANCES),
         ks=st.lists(st.integers(1, 30), min_size=1, max_size=3, unique=True),
-        block_size=st.sampled_from([None, 1, 5]),
         seed=st.integers(0, 10_000),
     )
-    def test_scores_match_the_definitions(self, labels, distance, ks, block_size, seed):
+    def test_scores_match_the_definitions(self, labels, distance, ks, seed):
         points = random_points(len(labels), seed=seed)
-        scores = retrieval_scores(
-            points, torch.tensor(labels), distance=distance, ks=ks, curvature=CURVATURE, block_size=block_size
-        )
+        scores = retrieval_scores(points, torch.tensor(labels), distance=distance, ks=ks, curvature=CURVATURE)
         assert scores == close(plain_scores(points, labels, distance, ks))
 
     @settings(max_examples=60, deadline=None)
@@ -170,14 +167,14 @@ class TestValues:
 class TestInvariance:
     @pytest.mark.parametrize("distance", DISTANCES)
     @pytest.mark.parametrize("block_size", [1, 7, 64, 1000])
-    def test_the_block_size_has_no_effect(self, clusters, distance, block_size):
+    def test_the_block_size_has_no_effect(self, clusters, distance, block_size, monkeypatch):
         embeddings, labels = clusters
         embeddings = torch.cat([embeddings, embeddings[::3]])  # with ties
         labels = torch.cat([labels, labels[::3].roll(1)])
-        whole, parts = (
-            retrieval_scores(embeddings, labels, distance=distance, ks=(1, 10), block_size=size, curvature=0.5)
-            for size in (None, block_size)
-        )
+        options = {"distance": distance, "ks": (1, 10), "curvature": 0.5}
+        whole = retrieval_scores(embeddings, labels, **options)
+        monkeypatch.setattr(Gallery, "block_size", lambda self, count: block_size)
+        parts = retrieval_scores(embeddings, labels, **options)
         assert parts == whole
 
     @pytest.mark.parametrize("distance", DISTANCES)
@@ -298,7 +295,6 @@ class TestRefusals:
             ({"distance": "manhattan"}, "unknown distance 'manhattan'; choose one of cosine, euclidean, hyperbolic"),
             ({"ks": (1, 0)}, r"ks must be integers of at least 1; got \[1, 0\]"),
             ({"ks": (1.5,)}, "ks must be integers"),
-            ({"block_size": 0}, "block_size must be at least 1"),
             ({"curvature": -1.0}, "curvature must be finite and positive, c for the curvature -c; got -1.0"),
             (
                 {"distance": "hyperbolic", "curvature": 100.0},

@@ -186,11 +186,6 @@ def test_noninteger_seed_is_rejected(seed):
         place_prototypes(4, 3, seed=seed)
 
 
-def test_unavailable_device_is_rejected():
-    with pytest.raises(ValueError, match="device nowhere is not available"):
-        place_prototypes(4, 3, device="nowhere")
-
-
 def test_string_is_rejected_as_class_names():
     with pytest.raises(ValueError, match="class_names must be a list of names; got the string 'abcd'"):
         place_prototypes(4, 3, class_names="abcd")

@@ -27,14 +27,9 @@ _GOLD = "Gold, Maximal recursive sequences with 3-valued recursive cross-correla
 
 
 def simplex(num_points: int, dim: int) -> Tensor:
-    """Vertices of a regular simplex, which is optimal: all cosines are -1 / (K - 1).
+    """Vertices of a regular simplex, (K, d) in float64, for 2 <= K <= d + 1: all cosines are -1 / (K - 1), the optimum.
 
-    Args:
-        num_points: Number K of points, 2 <= K <= d + 1.
-        dim: Dimension d; coordinates after the first K - 1 are zero.
-
-    Returns:
-        Unit vectors, (K, d), float64, with sum zero.
+    Their sum is zero, and coordinates after the first K - 1 are zero.
 
     Raises:
         ValueError: If K is outside 2..d + 1.
@@ -54,22 +49,12 @@ def simplex(num_points: int, dim: int) -> Tensor:
 
 
 def cross_polytope(num_points: int, dim: int) -> Tensor:
-    """First K vertices e_1, ..., e_d, -e_1, ..., -e_d of the cross-polytope.
+    """First K vertices e_1, ..., e_d, -e_1, ..., -e_d of the cross-polytope, (K, d) in float64, for 2 <= K <= 2 d.
 
-    All cosines are 0 or -1, which is optimal for K >= d + 2.
-
-    Args:
-        num_points: Number K of points, 2 <= K <= 2 d.
-        dim: Dimension d.
-
-    Returns:
-        Unit vectors, (K, d), float64.
+    All cosines are 0 or -1, which is optimal for K >= d + 2 (Rankin, 1955).
 
     Raises:
         ValueError: If K is outside 2..2 d.
-
-    Reference:
-        Rankin, "The closest packing of spherical caps in n dimensions", 1955.
     """
     if not 2 <= num_points <= 2 * dim:
         raise ValueError(f"a cross-polytope in R^{dim} has 2 to {2 * dim} points; got {num_points}. See find_code.")
@@ -78,13 +63,7 @@ def cross_polytope(num_points: int, dim: int) -> Tensor:
 
 
 def polygon(num_points: int) -> Tensor:
-    """Vertices of the regular polygon, which is optimal in dimension 2: the largest cosine is cos(2 pi / K).
-
-    Args:
-        num_points: Number K >= 2 of points.
-
-    Returns:
-        Unit vectors, (K, 2), float64, in counterclockwise order from (1, 0).
+    """Vertices of the regular polygon, (K, 2) in float64, counterclockwise from (1, 0); optimal in dimension 2.
 
     Raises:
         ValueError: If K is below 2.
@@ -134,17 +113,11 @@ _points = lru_cache(maxsize=16)(lambda code: code.builder())
 
 
 def find_code(num_points: int, dim: int) -> SphericalCode | None:
-    """Find the best code of the catalogue with at least K points in at most d dimensions.
+    """Find the code of the catalogue with the smallest largest cosine, at least K points and at most d dimensions.
 
-    The largest cosine of a subset, padded with zeros to d dimensions, is at most that of the code.
-
-    Args:
-        num_points: Number K of points.
-        dim: Dimension d.
-
-    Returns:
-        The code whose largest cosine is smallest, or None if there is none. Ties are broken by the smallest dimension,
-        then size. For K <= 2 d prefer `simplex` and `cross_polytope`.
+    The largest cosine of a subset, padded with zeros to d dimensions, is at most that of the code. Ties are broken by
+    the smallest dimension, then size. Returns None if there is none. For K <= 2 d prefer `simplex` and
+    `cross_polytope`.
     """
     fitting = [code for code in CATALOGUE if code.size >= num_points and code.dim <= dim]
     return min(fitting, key=lambda code: (code.cosine, code.dim, code.size), default=None)

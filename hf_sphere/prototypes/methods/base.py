@@ -29,10 +29,6 @@ class Task:
     generator: torch.Generator = field(init=False)  # CPU generator, seeded with `seed`
 
     def __post_init__(self) -> None:
-        try:
-            torch.zeros(1, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"device {self.device} is not available; omit it to use the CPU.") from error
         self.generator = torch.Generator().manual_seed(self.seed)
 
     def random_points(self) -> Tensor:
@@ -101,10 +97,6 @@ class Method:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-
-    def __len__(self) -> int:
-        """Maximum number of candidates."""
-        return 1
 
     def __iter__(self) -> Iterator[Candidate]:
         raise NotImplementedError(f"{type(self).__name__} must define `__iter__`.")

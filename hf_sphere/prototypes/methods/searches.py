@@ -45,9 +45,6 @@ class LBFGS(Method):
         evaluation = 1.2e-4 + count**2 * (0.9e-8 + 0.5e-9 * dim)
         return evaluation * self.max_iterations * len(SHARPNESS)
 
-    def __len__(self) -> int:
-        return self.restarts * (1 + len(SHARPNESS))
-
     def __iter__(self) -> Iterator[Candidate]:
         task = self.task
         scale = 1.0 / (1.0 - separation_bound(task.num_classes, task.dim))
@@ -85,9 +82,6 @@ class SGD(Method):
         self.momentum = momentum
         self.max_iterations = check_integer("max_iterations", max_iterations, 1)
         self.steps_per_candidate = max(1, self.max_iterations // 200)
-
-    def __len__(self) -> int:
-        return 1 + -(-self.max_iterations // self.steps_per_candidate)
 
     def __iter__(self) -> Iterator[Candidate]:
         points = self.task.random_points()
@@ -144,9 +138,6 @@ class SLSQP(Method):
         self.max_iterations = check_integer("max_iterations", max_iterations, 1)
         # A start takes about 1.5e-7 (K d)^3 seconds. The time is not measured, so results depend only on the seed.
         self.restarts = number_of_restarts(restarts, 0.5 / (1.5e-7 * (task.num_classes * task.dim) ** 3))
-
-    def __len__(self) -> int:
-        return 2 * self.restarts
 
     def __iter__(self) -> Iterator[Candidate]:
         for _ in range(self.restarts):
