@@ -47,9 +47,6 @@ class PlacementArguments(Arguments):
         None, "Preserve the order by a ranking loss (default), or by assigning well-separated points to classes."
     )
     ordering_weight: float | None = argument(None, "Weight of the ranking loss; 1 by default.", ge=0)
-    num_neighbors: int | None = argument(
-        None, "Neighbors of a class in the ranking loss; a tenth of all by default.", ge=1
-    )
     output_dir: str | None = argument(None, "Output folder; outputs/prototypes/<classes>-<dim> by default.")
     overwrite_output_dir: bool = argument(False, "Replace earlier results in output_dir.")
     disable_tqdm: bool = argument(False, "Disable progress bars.")
@@ -86,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"--num_classes is {args.num_classes}, but {args.dataset_name} has {count} classes.")
     folder = Path(args.output_dir or f"outputs/prototypes/{count}-{args.dim}")
     check_results_dir(folder, overwrite=args.overwrite_output_dir)
-    chosen = ("restarts", "max_iterations", "ordering", "ordering_weight", "num_neighbors")
+    chosen = ("restarts", "max_iterations", "ordering", "ordering_weight")
     placement = hf_sphere.prototypes.place_prototypes(
         count,
         args.dim,

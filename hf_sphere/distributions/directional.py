@@ -12,6 +12,7 @@ from torch.distributions import Distribution, constraints, register_kl
 from hf_sphere.distributions.hyperspherical_uniform import HypersphericalUniform, check_same_sphere, unit_vector
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.bessel import log_uniform_density
+from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.geometry.sampling import points_around, sample_cosine
 
@@ -117,7 +118,7 @@ class DirectionalDistribution(Distribution):
 
 def upcast(values: Tensor) -> Tensor:
     """Upcast to float64 where the device supports it, since terms computed from the values cancel."""
-    return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
+    return values.to(widest_dtype(values))
 
 
 @register_kl(DirectionalDistribution, HypersphericalUniform)

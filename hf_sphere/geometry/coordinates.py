@@ -126,14 +126,14 @@ def _spherize_in_blocks(x: Tensor, scaling: Tensor, radius: Tensor, low: float) 
     size, dtype = x.shape[-1], scaling.dtype
     result = x.new_empty(*x.shape[:-1], size + 1)
     memory: dict[str, Tensor] = {}
-    slope, zero, start = -scaling, torch.zeros_like(scaling), radius.to(_accumulator(x)).square()
+    slope, zero, start = -scaling, torch.zeros_like(scaling), radius.to(widest_dtype(x)).square()
     for values, points in _row_blocks(x, result):
         cosine = _reuse(memory, "cosine", values, size, dtype)
         torch.mul(values.to(dtype), slope, out=cosine)
         cosine.sigmoid_().mul_(math.pi / 2 - low).sin_()
         # Squares of radius * (product of earlier sines). In float64 1 - cos^2 is accurate enough unless an angle is
         # close to 0, which is possible with few axes; then the sine is computed directly.
-        squares = _reuse(memory, "squares", values, size + 1, _accumulator(x))
+        squares = _reuse(memory, "squares", values, size + 1, widest_dtype(x))
         squares[:, 0] = start
         of_sines = squares[:, 1:]
         if low > math.pi / 4:
@@ -156,7 +156,7 @@ def _spherize_for_export(x: Tensor, scaling: Tensor, radius: Tensor, low: float)
     The logarithms are accumulated in float64, in which their rounding errors are negligible for any number of axes.
     """
     logits = x.to(scaling.dtype) * scaling
-    cosine = torch.sin(torch.sigmoid(-logits) * (math.pi / 2 - low)).to(_accumulator(x))
+    cosine = torch.sin(torch.sigmoid(-logits) * (math.pi / 2 - low)).to(widest_dtype(x))
     # As in `_spherize_in_blocks`. A logarithm of sin^2 = 1 - cos^2 is accurate even where the sine is close to 1.
     squares = 1 - cosine.square() if low > math.pi / 4 else _sine(logits, low).to(cosine.dtype).square()
     product = F.pad((0.5 * squares.log().cumsum(-1)).exp(), (1, 0), value=1.0)
@@ -177,7 +177,7 @@ def _gradient(
     cosine = torch.sin(falling * (math.pi / 2 - low)).clamp_min(torch.finfo(scaling.dtype).tiny)
     tangent = (torch.sqrt(1 - cosine * cosine) if low > math.pi / 4 else _sine(logits, low)) / cosine
     weighted = grad.to(scaling.dtype) * output.to(scaling.dtype)
-    sums = weighted.cumsum(-1, dtype=_accumulator(x))
+    sums = weighted.cumsum(-1, dtype=widest_dtype(x))
     # The coordinates decrease by at most a factor delta, so a difference of sums is accurate enough.
     later = (sums[..., -1:] - sums[..., :-1]).to(scaling.dtype)
     grad_logits = (later / tangent - tangent * weighted[..., :-1]) * rising * falling * (math.pi / 2 - low)
@@ -213,7 +213,7 @@ def _gradient_in_blocks(
         weighted = _reuse(memory, "weighted", values, size + 1, dtype)
         torch.mul(grad_points.to(dtype), points.to(dtype), out=weighted)
         # Minus the sum of all comes first, so that each sum is minus that of the later ones.
-        sums = _reuse(memory, "sums", values, size + 1, _accumulator(x))
+        sums = _reuse(memory, "sums", values, size + 1, widest_dtype(x))
         sums[:, 0], sums[:, 1:] = weighted[:, -1], weighted[:, :-1]
         total = sums.sum(-1)
         if needs[2]:
@@ -258,7 +258,7 @@ class _CartesianToAngles(torch.autograd.Function):
 
     @staticmethod
     def forward(points: Tensor) -> Tensor:
-        wide = points.to(_accumulator(points))
+        wide = points.to(widest_dtype(points))
         rest = _sum_of_later(wide.square(), wide.dtype).sqrt()
         # The last angle covers the full circle, so it has the sign of the last coordinate.
         opposite = torch.cat([rest[..., :-1], wide[..., -1:]], dim=-1)
@@ -271,8 +271,8 @@ class _CartesianToAngles(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (points,) = ctx.saved_tensors
-        wide = points.to(_accumulator(points))
-        head, rest_squared = wide[..., :-1], _sum_of_later(wide.square(), _accumulator(points))
+        wide = points.to(widest_dtype(points))
+        head, rest_squared = wide[..., :-1], _sum_of_later(wide.square(), widest_dtype(points))
         determined = rest_squared > 0
         rest = torch.where(determined, rest_squared, 1.0).sqrt()
         pull = torch.where(determined, grad.to(wide.dtype) / (head.square() + rest.square()), 0.0)
@@ -289,7 +289,7 @@ def _angle_terms(angles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     A sine of exactly zero is replaced by 1e-100, which is negligible in a product but can be divided out again. The
     closed-form gradient is therefore also exact there.
     """
-    wide = angles.to(_accumulator(angles))
+    wide = angles.to(widest_dtype(angles))
     sine = torch.sin(wide)
     if wide.dtype == torch.float64:
         sine = torch.where(sine.abs() < 1e-100, 1e-100, sine)
@@ -305,7 +305,8 @@ def _sum_of_later(terms: Tensor, accumulator: torch.dtype) -> Tensor:
     return terms[..., 1:].flip(-1).cumsum(-1, dtype=accumulator).flip(-1).to(terms.dtype)
 
 
-def _accumulator(x: Tensor) -> torch.dtype:
+def widest_dtype(x: Tensor) -> torch.dtype:
+    """Return float64 where the device of a tensor supports it."""
     return torch.float32 if x.device.type == "mps" else torch.float64  # Metal has no float64
 
 

@@ -274,13 +274,7 @@ def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, sine: Tensor) -> T
     `-dtheta/dkappa = integral of |cos(phi) - A| g(phi) / g(theta)` over the angles phi on one side of theta, where
     `g(theta) = exp(kappa cos(theta)) sin(theta)^(d-2)` is the density of the angle up to a constant. Both sides give
     the same result, since the integral over all angles vanishes. The side away from the mean resultant is used, where
-    the integrand has a constant sign and nothing cancels.
-
-    Args:
-        concentration: Concentration kappa, of any shape.
-        dim: Number of coordinates d.
-        gap: 1 - cos(theta) of the samples.
-        sine: sin(theta) of the samples.
+    the integrand has a constant sign and nothing cancels. `gap` is 1 - cos(theta) and `sine` is sin(theta).
     """
     angle = torch.atan2(sine, 1 - gap)
     above = mean_resultant_length_complement(concentration, dim) - gap  # cos(theta) - A

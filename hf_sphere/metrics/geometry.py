@@ -154,48 +154,35 @@ def class_overlap(
     }
 
 
-def alignment(embeddings: Tensor, labels: Tensor, *, alpha: float = 2.0) -> float:
-    """Compute the mean of |x - y|^alpha over all pairs of the same class, with x and y the normalized embeddings.
+def alignment(embeddings: Tensor, labels: Tensor) -> float:
+    """Compute the mean of |x - y|^2 over all pairs of the same class, with x and y the normalized embeddings.
 
-    It is 0 if every class is collapsed to a point. Classes with a single member have no pairs and do not count. The
-    time is linear in N for alpha = 2, and otherwise quadratic in the class sizes; the memory is bounded.
+    It is 0 if every class is collapsed to a point. Classes with a single member have no pairs and do not count.
 
     Args:
         embeddings: (N, d), of any nonzero norms. A tensor, an array or lists.
         labels: (N,), class of each embedding; any integers.
-        alpha: Exponent, positive.
 
     Returns:
-        The alignment, from 0 to 2^alpha; lower is better.
+        The alignment, from 0 to 4; lower is better.
 
     Raises:
         TypeError: If the embeddings are complex or the labels are not integers.
-        ValueError: If a shape is wrong, an embedding is zero or not finite, no class has two members or `alpha` is not
-            positive.
+        ValueError: If a shape is wrong, an embedding is zero or not finite, or no class has two members.
 
     Reference:
         Wang and Isola, "Understanding contrastive representation learning through alignment and uniformity on the
-        hypersphere", ICML 2020, where the pairs are two views of an image.
+        hypersphere", ICML 2020, with the exponent 2. There, the pairs are two views of an image.
     """
-    if not (alpha > 0 and math.isfinite(alpha)):
-        raise ValueError(f"alpha must be finite and positive, usually 2; got {alpha}.")
     unit = check_directions(embeddings)
     classes = check_classes(labels, len(unit))
     sizes = torch.bincount(classes)
     pairs = (sizes * (sizes - 1)).sum().item() / 2
     if pairs == 0:
         raise ValueError(f"none of the {len(sizes)} classes has two members, so there are no pairs.")
-    if alpha == 2:
-        # The squared distances of all pairs of n points sum to n times those to their mean.
-        means = torch.zeros(len(sizes), unit.shape[1], dtype=unit.dtype).index_add(0, classes, unit) / sizes[:, None]
-        return ((unit - means[classes]).square().sum(1) * sizes[classes]).sum().item() / pairs
-    total = 0.0
-    for members in unit[classes.argsort(stable=True)].split(sizes.tolist()):
-        for start, stop in _blocks(members):
-            # Computed from differences, since products lose digits for close points.
-            distances = torch.cdist(members[start:stop], members[start:], compute_mode="donot_use_mm_for_euclid_dist")
-            total += distances.triu(1).pow(alpha).sum().item()
-    return total / pairs
+    # The squared distances of all pairs of n points sum to n times those to their mean.
+    means = torch.zeros(len(sizes), unit.shape[1], dtype=unit.dtype).index_add(0, classes, unit) / sizes[:, None]
+    return ((unit - means[classes]).square().sum(1) * sizes[classes]).sum().item() / pairs
 
 
 def uniformity(embeddings: Tensor, *, t: float = 2.0) -> float:

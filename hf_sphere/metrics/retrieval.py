@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.metrics.checks import check_embeddings, check_labels
-from hf_sphere.metrics.neighbors import Backend, Distance, Gallery, choose_backend
+from hf_sphere.metrics.neighbors import Distance, Gallery
 
 
 @torch.no_grad()
@@ -22,9 +22,6 @@ def retrieval_scores(
     distance: Distance = "cosine",
     ks: Sequence[int] = (1,),
     curvature: float = 1e-5,
-    device: torch.device | str | None = None,
-    backend: Backend | None = None,
-    block_size: int | None = None,
 ) -> dict[str, float]:
     """Compute retrieval metrics with each embedding as a query among all others.
 
@@ -37,11 +34,10 @@ def retrieval_scores(
     Ties count against the query: of two neighbors at the same distance, the one of another class comes first. Collapsed
     embeddings therefore score 0, and the order of the embeddings does not matter.
 
-    Cosine and Euclidean distances of binary codes, small integers and their multiples by powers of two are compared
-    exactly. Other equal distances may be ordered by rounding errors, except distances to equal embeddings.
+    Distances to equal embeddings are equal; other equal distances may be ordered by rounding errors.
 
-    The computation is in blocks, in float32, or in float64 for float64 embeddings, for the hyperbolic distance and for
-    exact comparisons that require it.
+    The computation is on the device of the embeddings, in blocks, in float32, or in float64 for float64 embeddings and
+    for the hyperbolic distance.
 
     Args:
         embeddings: (N, d), finite, of any real dtype; N and d at least 1. A tensor, an array or lists.
@@ -50,10 +46,6 @@ def retrieval_scores(
             of radius 1 / sqrt(curvature).
         ks: Values of k for Recall@k.
         curvature: c > 0 for the curvature -c of the hyperbolic distance.
-        device: Device of the computation; by default that of the embeddings.
-        backend: `torch`, or `faiss` (on the CPU, not for the hyperbolic distance); by default the faster of those
-            installed. Their results are equal up to rounding. Comparisons in float64 always use torch.
-        block_size: Queries per block; by default as many as fit into about 256 MiB. Does not affect the result.
 
     Returns:
         `recall_at_<k>` for each k, `r_precision` and `map_at_r`, in [0, 1], higher is better: means over `num_queries`
@@ -61,13 +53,10 @@ def retrieval_scores(
 
     Raises:
         TypeError: If the embeddings are complex, the labels are not integers or `ks` is not a sequence.
-        ValueError: If a shape is wrong, an embedding is not finite or outside the ball, no class has two members, `ks`,
-            `curvature` or `block_size` is not positive, the distance or backend is unknown, or faiss does not support
-            the input.
-        ImportError: If `backend` is `faiss` and it is not installed.
+        ValueError: If a shape is wrong, an embedding is not finite or outside the ball, no class has two members, `ks`
+            or `curvature` is not positive, or the distance is unknown.
     """
-    options: dict[str, Any] = {"curvature": curvature, "device": device, "backend": backend, "block_size": block_size}
-    rows, scores = score_queries(embeddings, labels, distance=distance, ks=ks, **options)
+    rows, scores = score_queries(embeddings, labels, distance=distance, ks=ks, curvature=curvature)
     means = {name: float(values.double().mean()) for name, values in scores.items()}
     return {**means, "num_queries": len(rows), "num_excluded": len(labels) - len(rows)}
 
@@ -80,9 +69,6 @@ def score_queries(
     distance: Distance = "cosine",
     ks: Sequence[int] = (1,),
     curvature: float = 1e-5,
-    device: torch.device | str | None = None,
-    backend: Backend | None = None,
-    block_size: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the index of each query, (Q,) on the CPU, and its scores, (Q,) each; see `retrieval_scores`."""
     if distance not in get_args(Distance):
@@ -91,24 +77,21 @@ def score_queries(
         raise TypeError(f"ks must be a sequence of integers, for instance (1, 5); got {ks!r}.")
     if any(not isinstance(k, int) or k < 1 for k in ks):
         raise ValueError(f"ks must be integers of at least 1; got {list(ks)}.")
-    if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size must be at least 1, or None for the default; got {block_size}.")
     if not (curvature > 0 and math.isfinite(curvature)):
         raise ValueError(f"curvature must be finite and positive, c for the curvature -c; got {curvature}.")
     embeddings = check_embeddings(embeddings)
     labels = check_labels(labels, len(embeddings))
-    device = embeddings.device if device is None else torch.device(device)
-    embeddings = embeddings.to(device, torch.promote_types(embeddings.dtype, torch.float32))
+    device = embeddings.device
+    embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
     with _full_precision(device):
         gallery = Gallery.of(embeddings, labels.to(device), distance, curvature)
         excluded = int((gallery.relevant == 0).sum())
         if excluded == len(labels):
             raise ValueError(f"none of the {excluded} classes has two members, so there are no queries.")
         count = max([int(gallery.relevant.max()), *ks])
-        backend = choose_backend(backend, distance, embeddings, count)
         rows = torch.arange(excluded, len(labels), device=device)
-        blocks = rows.split(block_size or gallery.block_size(count))
-        scores = torch.cat([_scores(gallery, block, ks, backend) for block in blocks])
+        blocks = rows.split(gallery.block_size(count))
+        scores = torch.cat([_scores(gallery, block, ks) for block in blocks])
     names = [*(f"recall_at_{k}" for k in ks), "r_precision", "map_at_r"]
     return gallery.order[rows].cpu(), dict(zip(names, scores.unbind(1), strict=True))
 
@@ -122,7 +105,6 @@ def sampled_retrieval_scores(
     num_samples: int = 10,
     seed: int = 0,
     interval: float = 0.95,
-    device: torch.device | str | None = None,
     **options: Any,
 ) -> dict[str, dict[str, float]]:
     """Compute retrieval metrics of samples from embeddings that are von Mises-Fisher distributions.
@@ -138,7 +120,6 @@ def sampled_retrieval_scores(
         num_samples: Number of samples from each distribution.
         seed: Seed of the samples.
         interval: Fraction of the samples' scores inside the interval.
-        device: Device on which the scores are computed; by default that of the directions.
         **options: Options of `retrieval_scores`.
 
     Returns:
@@ -160,14 +141,13 @@ def sampled_retrieval_scores(
         raise ValueError(f"concentration must have the shape {tuple(labels.shape)}; got {tuple(concentration.shape)}.")
     if not directions.any(-1).all():
         raise ValueError("directions must not be zero vectors. Remove them.")
-    device = directions.device if device is None else device
     dtype = torch.promote_types(directions.dtype, torch.float32)
     # Explicit, since compiling a model disables the validation of distributions for the entire process.
     axes = F.normalize(directions.to("cpu", dtype), dim=-1)
     points = VonMisesFisher(axes, concentration.to("cpu", dtype), validate_args=True)
     generator = torch.Generator().manual_seed(seed)
     runs = [
-        retrieval_scores(points.rsample(generator=generator), labels, device=device, **options)
+        retrieval_scores(points.rsample(generator=generator).to(directions.device), labels, **options)
         for _ in range(num_samples)
     ]
     tail = (1 - interval) / 2
@@ -179,11 +159,11 @@ def sampled_retrieval_scores(
     return results
 
 
-def _scores(gallery: Gallery, rows: Tensor, ks: Sequence[int], backend: Backend) -> Tensor:
+def _scores(gallery: Gallery, rows: Tensor, ks: Sequence[int]) -> Tensor:
     """Return the scores of queries (b,): (b, len(ks) + 2), float32 on the CPU."""
     relevant = gallery.relevant[rows, None]
     count = max([int(relevant.max()), *ks])
-    same, others = gallery.nearest(rows, count, backend)
+    same, others = gallery.nearest(rows, count)
     # The j-th member ranks behind j - 1 members and all embeddings of other classes that are not farther away.
     order = torch.arange(1, same.shape[1] + 1, device=rows.device)
     rank = order + torch.searchsorted(-others, -same, right=True)

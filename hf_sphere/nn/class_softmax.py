@@ -182,16 +182,15 @@ def log_class_sum(
     further matrix product.
 
     Args:
-        direction: Mean directions mu, unit vectors (B, d), float32 or float64.
+        direction: mu, unit vectors (B, d), float32 or float64.
         cosine: (S, B), of S samples of each distribution.
         sine: (S, B), of the same samples, nonnegative.
-        tangents: Unit vectors v orthogonal to mu, (ceil(S/2), B, d), with a positive sign in the first half of the
-            samples and a negative one in the second.
-        class_vectors: Mean direction times concentration of each class, w: (K, d).
+        tangents: v, unit vectors orthogonal to mu, (ceil(S/2), B, d), negated for the second half of the samples.
+        class_vectors: w, mean direction times concentration of each class, (K, d).
         inverse_temperature: beta, a scalar.
         labels: Own class of each example, (B,), int64; outside 0..K-1 if it is none of these classes.
-        recompute: Whether the backward pass computes the blocks of classes again. Otherwise fewer than three matrices
-            (S B, K) are saved for it.
+        recompute: Whether the backward pass computes the blocks of classes again instead of saving them, which takes
+            the memory of almost three matrices (S B, K).
 
     Returns:
         The sums, (S, B), and the weights of the own classes, (B, d), zero where there is none. Once differentiable with

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry import spherize
 from hf_sphere.geometry.angular import Operator, angular_response, find_operator
+from hf_sphere.geometry.coordinates import widest_dtype
 
 
 class AngularLinear(nn.Linear):
@@ -131,7 +132,7 @@ def _upcast(x: Tensor, weight: Tensor, operator: Operator) -> tuple[Tensor, Tens
         raise TypeError(f"expected an input of a floating-point dtype; got {x.dtype}. Convert it with .float().")
     dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
     if operator.of_angle is not None:
-        dtype = _exact(x)
+        dtype = widest_dtype(x)
     return x.to(dtype), weight.to(dtype)
 
 
@@ -142,16 +143,12 @@ def _unit(vectors: Tensor, dims: int | tuple[int, ...]) -> Tensor:
 
 def _sum_of_squares(x: Tensor, dims: int | tuple[int, ...]) -> Tensor:
     """Sum in float64, in which squares of float32 values neither underflow nor overflow."""
-    return x.to(_exact(x)).square().sum(dims, keepdim=True)
+    return x.to(widest_dtype(x)).square().sum(dims, keepdim=True)
 
 
 def _divisor(squares: Tensor) -> Tensor:
     """Return square roots, with infinity for 0, so that quotients and all their derivatives are 0."""
     return squares.masked_fill(squares == 0, torch.inf).sqrt()
-
-
-def _exact(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.device.type == "mps" else torch.float64  # Metal has no float64
 
 
 SPHERIZATION_SETTINGS: dict[str, dict[str, float]] = {

@@ -19,17 +19,15 @@ def embed_class_names(
     tokenizer: Any = None,
     template: str = "{}",
     batch_size: int = 64,
-    device: torch.device | str = "cpu",
 ) -> Tensor:
     """Embed class names by mean pooling of the last hidden states of a text model.
 
     Args:
         class_names: K names; underscores are replaced by spaces.
-        model: Name or folder of an encoder or decoder that `AutoModel` loads, or a loaded model.
+        model: Name or folder of an encoder or decoder that `AutoModel` loads, or a loaded model, on any device.
         tokenizer: Tokenizer; required for a loaded model. By default that of the named model.
         template: Text with the placeholder `{}` for a name, for instance `a photo of a {}`.
         batch_size: Number of names per batch.
-        device: Device to run the model on.
 
     Returns:
         (K, hidden size), float32, on the CPU: `class_vectors` for `place_prototypes`.
@@ -49,20 +47,15 @@ def embed_class_names(
         model = load_model(AutoModel, model)
     elif tokenizer is None:
         raise ValueError("a loaded model needs its tokenizer: embed_class_names(names, model, tokenizer=tokenizer).")
-    original_device = next(model.parameters()).device
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # decoders often have no padding token
     texts = [template.replace("{}", name) for name in names]
     vectors = []
-    try:
-        with eval_mode(model):
-            model.to(device)
-            for start in range(0, len(texts), batch_size):
-                batch = tokenizer(texts[start : start + batch_size], padding=True, truncation=True, return_tensors="pt")
-                batch = batch.to(device)
-                states = model(**batch).last_hidden_state.float()
-                mask = batch["attention_mask"][..., None].float()
-                vectors.append(((states * mask).sum(1) / mask.sum(1)).cpu())
-    finally:
-        model.to(original_device)
+    with eval_mode(model):
+        for start in range(0, len(texts), batch_size):
+            batch = tokenizer(texts[start : start + batch_size], padding=True, truncation=True, return_tensors="pt")
+            batch = batch.to(model.device)
+            states = model(**batch).last_hidden_state.float()
+            mask = batch["attention_mask"][..., None].float()
+            vectors.append(((states * mask).sum(1) / mask.sum(1)).cpu())
     return torch.cat(vectors)

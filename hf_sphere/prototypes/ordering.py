@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer, check_positive
+from hf_sphere.geometry.checks import check_positive
 
 BLOCK_ENTRIES = 2**24  # maximum number of cosines in memory at a time; 128 MiB in float64
 
@@ -80,7 +80,7 @@ class TripletRanking:
     Args:
         class_vectors: One vector per class, (K, any length), for instance word embeddings of the class names.
         weight: Weight of the ranking loss relative to the separation.
-        num_neighbors: Number of nearest neighbors of each class, 1 to K - 2; a tenth of the classes if None.
+        num_neighbors: Number of nearest neighbors of each class, from 1 to K - 2; a tenth of the classes if None.
 
     Raises:
         ValueError: If the vectors are not finite, non-zero and pairwise different in direction.
@@ -96,10 +96,6 @@ class TripletRanking:
         check_positive("ordering_weight", weight)
         if num_neighbors is None:
             num_neighbors = min(max(1, round(num_classes / 10)), num_classes - 2)
-        num_neighbors = check_integer("num_neighbors", num_neighbors, 1)
-        if num_neighbors > num_classes - 2:
-            limit = num_classes - 2
-            raise ValueError(f"num_neighbors must be at most {limit} for {num_classes} classes; got {num_neighbors}.")
         self.weight = weight
         self.num_neighbors = num_neighbors
         blocks = (cosines_to_others(self.directions, start, block) for start, block in row_blocks(self.directions))

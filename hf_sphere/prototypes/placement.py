@@ -131,7 +131,6 @@ def place_prototypes(
     class_vectors: Tensor | None = None,
     ordering: Literal["ranking", "assignment"] = "ranking",
     ordering_weight: float = 1.0,
-    num_neighbors: int | None = None,
     class_names: Sequence[str] | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -149,7 +148,6 @@ def place_prototypes(
         ordering: How the order is preserved. `ranking` adds a ranking loss to the search, which may increase the
             largest cosine; `assignment` does not move the points and chooses which point belongs to which class.
         ordering_weight: Weight of the ranking loss. Values far above 1 increase the largest cosine considerably.
-        num_neighbors: Number of nearest neighbors of each class in the ranking loss; a tenth of the classes if None.
         class_names: Class names to store with the prototypes.
         seed: Seed of all random numbers; results are reproducible on the same machine.
         device: Device of the search.
@@ -173,7 +171,7 @@ def place_prototypes(
     num_classes, dim = check_integer("num_classes", num_classes, 2), check_integer("dim", dim, 2)
     seed = check_integer("seed", seed, 0)
     with _search_environment(num_classes, dim):
-        ranking = _build_ranking(num_classes, class_vectors, ordering, ordering_weight, num_neighbors)
+        ranking = _build_ranking(num_classes, class_vectors, ordering, ordering_weight)
         if isinstance(class_names, str):
             raise ValueError(f"class_names must be a list of names; got the string {class_names!r}.")
         if class_names is not None and len(class_names) != num_classes:
@@ -216,9 +214,6 @@ def _best_candidate(search: Method, task: Task, progress: bool | None) -> tuple[
     except KeyboardInterrupt:
         if best is None:
             raise
-        if task.latest is not None:
-            points = torch.nn.functional.normalize(task.latest.points, dim=1)
-            best = best if task.score(points) >= lowest else Candidate(points, task.latest.origin)
         return best, True
     finally:
         bar.close()
@@ -253,19 +248,19 @@ def _measure(points: Tensor) -> tuple[float, float]:
 
 
 def _build_ranking(
-    num_classes: int, class_vectors: Tensor | None, ordering: str, weight: float, num_neighbors: int | None
+    num_classes: int, class_vectors: Tensor | None, ordering: str, weight: float
 ) -> TripletRanking | None:
     if ordering not in ("ranking", "assignment"):
         raise ValueError(f"ordering must be 'ranking' or 'assignment'; got {ordering!r}.")
     if class_vectors is None:
-        if num_neighbors is not None or weight != 1.0 or ordering != "ranking":
-            raise ValueError("ordering, ordering_weight and num_neighbors require class_vectors.")
+        if weight != 1.0 or ordering != "ranking":
+            raise ValueError("ordering and ordering_weight require class_vectors.")
         return None
     check_class_vectors(class_vectors, num_classes)
     if ordering == "ranking":
-        return TripletRanking(class_vectors, weight=weight, num_neighbors=num_neighbors)
-    if num_neighbors is not None or weight != 1.0:
-        raise ValueError("ordering_weight and num_neighbors are options of ordering 'ranking', not of 'assignment'.")
+        return TripletRanking(class_vectors, weight=weight)
+    if weight != 1.0:
+        raise ValueError("ordering_weight is an option of ordering 'ranking', not of 'assignment'.")
     return None
 
 

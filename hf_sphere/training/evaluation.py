@@ -187,15 +187,6 @@ def gather_logits(model: nn.Module, batches: "ImageBatches", accelerator: Accele
 
 
 @torch.no_grad()
-def fit_confidence(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> None:
-    """Fit the confidence of a head to held-out images, over all processes, if the head supports it."""
-    head: Any = getattr(model, "head", None)
-    if not hasattr(head, "fit_concentration"):
-        return
-    head.fit_concentration(*_gather_embeddings(model.eval(), batches, accelerator))
-
-
-@torch.no_grad()
 def initialize_from_data(
     model: nn.Module, batches: "ImageBatches | Iterable[Batch]", *, max_examples: int = 10_000
 ) -> None:

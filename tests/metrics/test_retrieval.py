@@ -1,8 +1,6 @@
-import importlib.util
 import json
 import math
 import sys
-from fractions import Fraction
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from hf_sphere.metrics.neighbors import Gallery, _largest
 
 DISTANCES = ["cosine", "euclidean", "hyperbolic"]
 CURVATURE = 0.1
-BACKENDS = ["torch", "faiss"] if importlib.util.find_spec("faiss") else ["torch"]
 
 
 def random_points(count, dim=4, seed=0, dtype=torch.float64):
@@ -66,12 +63,9 @@ def clusters(root):
 
 
 class TestValues:
-    @pytest.mark.parametrize("backend", ["torch", "faiss"])
-    def test_scores_match_the_golden_values(self, clusters, root, backend):
-        if backend == "faiss":
-            pytest.importorskip("faiss")
+    def test_scores_match_the_golden_values(self, clusters, root):
         known = json.loads((root / "tests" / "golden" / "metrics.json").read_text())["retrieval"]
-        scores = retrieval_scores(*clusters, backend=backend)
+        scores = retrieval_scores(*clusters)
         assert scores == {
             "recall_at_1": pytest.approx(known["precision_at_1"], abs=1e-6),
             "r_precision": pytest.approx(known["r_precision"], abs=1e-6),
@@ -85,33 +79,23 @@ class TestValues:
         labels=st.lists(st.integers(-2, 3), min_size=2, max_size=24).filter(lambda made: len(set(made)) < len(made)),
         distance=st.sampled_from(DISTANCES),
         ks=st.lists(st.integers(1, 30), min_size=1, max_size=3, unique=True),
-        block_size=st.sampled_from([None, 1, 5]),
         seed=st.integers(0, 10_000),
     )
-    def test_scores_match_the_definitions(self, labels, distance, ks, block_size, seed):
+    def test_scores_match_the_definitions(self, labels, distance, ks, seed):
         points = random_points(len(labels), seed=seed)
-        scores = retrieval_scores(
-            points, torch.tensor(labels), distance=distance, ks=ks, curvature=CURVATURE, block_size=block_size
-        )
+        scores = retrieval_scores(points, torch.tensor(labels), distance=distance, ks=ks, curvature=CURVATURE)
         assert scores == close(plain_scores(points, labels, distance, ks))
 
     @settings(max_examples=60, deadline=None)
     @given(
         places=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=4, max_size=24),
         distance=st.sampled_from(DISTANCES),
-        backend=st.sampled_from(BACKENDS),
     )
-    def test_a_tie_counts_against_the_query(self, places, distance, backend):
+    def test_a_tie_counts_against_the_query(self, places, distance):
         points = random_points(5)[[place for place, _ in places]]
         labels = [0, 0, *(label for _, label in places[2:])]
-        if distance == "hyperbolic":
-            backend = None
-        elif backend == "faiss":
-            points = points.float()
-        scores = retrieval_scores(
-            points, torch.tensor(labels), distance=distance, ks=(1, 3), curvature=CURVATURE, backend=backend
-        )
-        assert scores == close(plain_scores(points.double(), labels, distance, (1, 3)))
+        scores = retrieval_scores(points, torch.tensor(labels), distance=distance, ks=(1, 3), curvature=CURVATURE)
+        assert scores == close(plain_scores(points, labels, distance, (1, 3)))
 
     def test_scores_match_pytorch_metric_learning(self):
         calculators = pytest.importorskip("pytorch_metric_learning.utils.accuracy_calculator")
@@ -167,6 +151,10 @@ class TestValues:
         assert found == [0.0, 0.0, 0.0, 1.0, 1.0]
         assert (scores["num_queries"], scores["num_excluded"]) == (2, 3)
 
+    def test_a_euclidean_tie_of_different_points_counts_against_the_query(self):
+        scores = retrieval_scores([[1], [2], [0], [7]], [0, 0, 1, 1], distance="euclidean")
+        assert scores["recall_at_1"] == 0.25
+
     def test_collapsed_embeddings_score_zero(self):
         scores = retrieval_scores(torch.ones(30, 3), torch.arange(30) % 3)
         assert (scores["recall_at_1"], scores["r_precision"], scores["map_at_r"]) == (0.0, 0.0, 0.0)
@@ -176,68 +164,17 @@ class TestValues:
         assert (scores["recall_at_1"], scores["r_precision"], scores["map_at_r"]) == (1.0, 1.0, 1.0)
 
 
-def random_codes(kind, count, dim):
-    """Integers (count, dim) with many equal distances."""
-    low, high = {"binary": (0, 2), "signs": (0, 2), "integers": (-9, 10), "bytes": (-128, 128)}[kind]
-    codes = torch.randint(low, high, (count, dim))
-    return 2 * codes - 1 if kind == "signs" else codes
-
-
-def integer_scores(codes, labels, distance):
-    """Recall@1, R-precision and MAP@R of integer codes, in rational arithmetic."""
-    rows, scores = codes.tolist(), []
-    for number, (query, label) in enumerate(zip(rows, labels, strict=True)):
-        near = []
-        for row, other in zip(rows, labels, strict=True):
-            product, square = (sum(x * y for x, y in zip(row, each, strict=True)) for each in (query, row))
-            near.append((square - 2 * product if distance == "euclidean" else -signed_square(product, square), other))
-        ordered = sorted((place, other == label) for index, (place, other) in enumerate(near) if index != number)
-        same = [found for _, found in ordered]
-        relevant = labels.count(label) - 1
-        average = sum(sum(same[: j + 1]) / (j + 1) for j in range(relevant) if same[j]) / relevant
-        scores.append((same[0], sum(same[:relevant]) / relevant, average))
-    means = [sum(column) / len(scores) for column in zip(*scores, strict=True)]
-    return dict(zip(["recall_at_1", "r_precision", "map_at_r"], means, strict=True))
-
-
-def signed_square(product, square):
-    return Fraction(product * abs(product), square or 1)
-
-
-class TestExactTies:
-    @pytest.mark.parametrize("backend", BACKENDS)
-    def test_a_euclidean_tie_of_different_points_counts_against_the_query(self, backend):
-        scores = retrieval_scores([[1], [2], [0], [7]], [0, 0, 1, 1], distance="euclidean", backend=backend)
-        assert scores["recall_at_1"] == 0.25
-
-    @pytest.mark.parametrize("backend", BACKENDS)
-    @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
-    @pytest.mark.parametrize("kind", ["binary", "signs", "integers", "bytes"])
-    def test_scores_of_codes_match_rational_arithmetic(self, kind, distance, backend):
-        for dim, count in [(1, 12), (3, 24), (16, 30), (64, 24), (300, 12)]:
-            codes, labels = random_codes(kind, count, dim), (torch.arange(count) // 3).tolist()
-            expected = integer_scores(codes, labels, distance)
-            for points in (codes, codes / 2, codes * 2.0**-30):
-                scores = retrieval_scores(points, labels, distance=distance, backend=backend)
-                assert {name: scores[name] for name in expected} == close(expected), dim
-
-    @pytest.mark.parametrize("kind", ["binary", "signs"])
-    def test_normalized_codes_have_the_cosine_ties_of_the_codes(self, kind):
-        codes, labels = random_codes(kind, 60, 24), torch.arange(60) // 4
-        assert retrieval_scores(F.normalize(codes.float(), dim=1), labels) == retrieval_scores(codes, labels)
-
-
 class TestInvariance:
     @pytest.mark.parametrize("distance", DISTANCES)
     @pytest.mark.parametrize("block_size", [1, 7, 64, 1000])
-    def test_the_block_size_has_no_effect(self, clusters, distance, block_size):
+    def test_the_block_size_has_no_effect(self, clusters, distance, block_size, monkeypatch):
         embeddings, labels = clusters
         embeddings = torch.cat([embeddings, embeddings[::3]])  # with ties
         labels = torch.cat([labels, labels[::3].roll(1)])
-        whole, parts = (
-            retrieval_scores(embeddings, labels, distance=distance, ks=(1, 10), block_size=size, curvature=0.5)
-            for size in (None, block_size)
-        )
+        options = {"distance": distance, "ks": (1, 10), "curvature": 0.5}
+        whole = retrieval_scores(embeddings, labels, **options)
+        monkeypatch.setattr(Gallery, "block_size", lambda self, count: block_size)
+        parts = retrieval_scores(embeddings, labels, **options)
         assert parts == whole
 
     @pytest.mark.parametrize("distance", DISTANCES)
@@ -288,55 +225,6 @@ class TestInvariance:
         assert torch.equal(given, embeddings)
 
 
-class TestBackends:
-    @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
-    @pytest.mark.parametrize("classes", [3, 40, 700])
-    def test_faiss_and_torch_agree(self, distance, classes):
-        pytest.importorskip("faiss")
-        labels = torch.arange(1500) % classes
-        embeddings = torch.randn(classes, 32)[labels] + torch.randn(1500, 32)
-        ours, theirs = (
-            retrieval_scores(embeddings, labels, distance=distance, ks=(1, 5, 50), backend=backend)
-            for backend in ("torch", "faiss")
-        )
-        assert theirs == close(ours)
-
-    def test_faiss_handles_ties_beyond_the_end_of_its_list(self):
-        pytest.importorskip("faiss")
-        embeddings = torch.eye(3).repeat_interleave(40, dim=0)
-        labels = torch.arange(120) // 2
-        ours, theirs = (retrieval_scores(embeddings, labels, ks=(1, 45), backend=name) for name in ("torch", "faiss"))
-        assert theirs == ours
-        assert ours["recall_at_1"] == 0.0
-
-    @pytest.mark.parametrize("installed", [True, False])
-    def test_faiss_is_selected_automatically_for_many_embeddings(self, monkeypatch, installed):
-        used = []
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: name if installed else None)
-        monkeypatch.setattr(Gallery, "_by_faiss", lambda self, rows, count: used.append("faiss") or 1 / 0)
-        monkeypatch.setattr(Gallery, "_by_product", lambda self, rows, count: used.append("torch") or 1 / 0)
-        for shape, distance in (
-            ((10_000, 128), "cosine"),
-            ((9_000, 128), "cosine"),
-            ((10_000, 2), "cosine"),
-            ((10_000, 128), "hyperbolic"),
-        ):
-            with pytest.raises(ZeroDivisionError):
-                retrieval_scores(torch.rand(shape), torch.arange(shape[0]) // 5, distance=distance)
-        assert used == ["faiss" if installed else "torch", "torch", "torch", "torch"]
-
-    def test_the_error_for_missing_faiss_has_install_instructions(self, clusters, monkeypatch):
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(ImportError, match="`pip install faiss-cpu`"):
-            retrieval_scores(*clusters, backend="faiss")
-
-    @pytest.mark.parametrize("options", [{"distance": "hyperbolic"}, {}])
-    def test_unsupported_uses_of_faiss_are_rejected(self, clusters, options):
-        embeddings, labels = clusters
-        with pytest.raises(ValueError, match=r"distances, float32, on the CPU; got"):
-            retrieval_scores(0.1 * embeddings.double(), labels, backend="faiss", **options)
-
-
 @pytest.mark.parametrize("count", [1, 3, 31, 32, 33, 1024])
 def test_grouped_top_k_matches_sorting(count):
     values = torch.randint(0, 200, (7, 1024)).float()  # with ties
@@ -348,9 +236,9 @@ class TestMemory:
         held = []
         nearest = Gallery.nearest
 
-        def measured(self, rows, count, backend):
+        def measured(self, rows, count):
             held.append(len(rows) * len(self.queries) * self.queries.element_size())
-            return nearest(self, rows, count, backend)
+            return nearest(self, rows, count)
 
         monkeypatch.setattr("hf_sphere.metrics.neighbors.BYTES_IN_MEMORY", 2**20)
         monkeypatch.setattr(Gallery, "nearest", measured)
@@ -364,7 +252,7 @@ class TestMemory:
 
         labels = torch.arange(20_000) % 4000
         embeddings = torch.randn(20_000, 16)
-        retrieval_scores(embeddings[:2000], labels[:2000] % 50, backend="torch")  # libraries are loaded by now
+        retrieval_scores(embeddings[:2000], labels[:2000] % 50)  # libraries are loaded by now
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         retrieval_scores(embeddings, labels, distance="hyperbolic", curvature=1e-3)
         mebibytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
@@ -407,9 +295,7 @@ class TestRefusals:
             ({"distance": "manhattan"}, "unknown distance 'manhattan'; choose one of cosine, euclidean, hyperbolic"),
             ({"ks": (1, 0)}, r"ks must be integers of at least 1; got \[1, 0\]"),
             ({"ks": (1.5,)}, "ks must be integers"),
-            ({"block_size": 0}, "block_size must be at least 1"),
             ({"curvature": -1.0}, "curvature must be finite and positive, c for the curvature -c; got -1.0"),
-            ({"backend": "annoy"}, "unknown backend 'annoy'; choose torch, faiss"),
             (
                 {"distance": "hyperbolic", "curvature": 100.0},
                 r"ball of curvature -100, of radius 0.1; one has the norm 1",

@@ -19,9 +19,6 @@ class RandomSearch(Method):
         super().__init__(task)
         self.draws = draws
 
-    def __len__(self):
-        return self.draws
-
     def __iter__(self):
         for draw in range(self.draws):
             yield Candidate(self.task.random_points(), f"draw {{draw}}")

@@ -62,19 +62,6 @@ def test_two_points_in_the_plane_end_up_opposite(name):
     assert place_prototypes(2, 2, method=name, **options).separation == pytest.approx(-1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - {"auto"}))
-def test_len_is_the_number_of_candidates(name):
-    task = Task(*SIZES.get(name, (7, 3)))
-    method = METHODS[name](task, **SHORT.get(name, {}))
-    assert len(list(method)) == len(method)
-
-
-@pytest.mark.parametrize("steps", [1, 199, 200, 450])
-def test_len_of_sgd_is_the_number_of_candidates_for_any_number_of_steps(steps):
-    method = METHODS["sgd"](Task(4, 3), max_iterations=steps)
-    assert len(list(method)) == len(method)
-
-
 @pytest.mark.parametrize("name", ["lbfgs", "sgd", "slsqp"])
 def test_candidates_are_not_modified_later(name):
     given = []

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from hf_sphere.geometry.codes import separation, separation_bound
 from hf_sphere.prototypes import ordering
-from hf_sphere.prototypes.methods.base import Task, minimize_on_sphere
+from hf_sphere.prototypes.methods.base import minimize_on_sphere
 from hf_sphere.prototypes.ordering import mean_nearest_cosine, soft_separation
 
 SHAPES = [(2, 2), (5, 3), (37, 4)]
@@ -113,7 +113,7 @@ def test_cosines_of_many_points_are_computed_in_blocks(monkeypatch):
 def test_minimizer_converges_on_the_sphere():
     targets = unit(4, 3, seed=1)
     found = minimize_on_sphere(
-        lambda points: (-(points * targets).sum().item(), -targets), unit(4, 3), Task(4, 3), max_iterations=99
+        lambda points: (-(points * targets).sum().item(), -targets), unit(4, 3), max_iterations=99
     )
     torch.testing.assert_close(found, targets, rtol=0, atol=1e-6)
 
@@ -125,7 +125,7 @@ def test_minimizer_uses_the_gradient_of_the_normalized_points(monkeypatch):
         scipy.optimize, "minimize", lambda function, *given, **options: functions.append(function)
         or minimize(function, *given, **options)
     )  # fmt: skip
-    minimize_on_sphere(lambda points: soft_separation(points, 7.0), unit(6, 3), Task(6, 3), max_iterations=1)
+    minimize_on_sphere(lambda points: soft_separation(points, 7.0), unit(6, 3), max_iterations=1)
     x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     expected = plain_soft_separation(F.normalize(x, dim=1), 7.0)
     value, slope = functions[0](x.detach().flatten().numpy())
@@ -136,5 +136,5 @@ def test_minimizer_uses_the_gradient_of_the_normalized_points(monkeypatch):
 def test_minimizer_does_not_modify_its_start():
     start = unit(5, 3)
     before = start.clone()
-    minimize_on_sphere(lambda points: soft_separation(points, 5.0), start, Task(*start.shape), max_iterations=5)
+    minimize_on_sphere(lambda points: soft_separation(points, 5.0), start, max_iterations=5)
     assert torch.equal(start, before)

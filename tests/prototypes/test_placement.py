@@ -168,33 +168,12 @@ def test_interrupted_search_returns_the_best_so_far(monkeypatch, caplog, call, o
     assert placed.separation == pytest.approx(start) if call == 1 else placed.separation <= start
 
 
-def test_interruption_within_a_stage_keeps_the_progress(monkeypatch):
-    start = separation(base.Task(40, 4).random_points()).item()
-    interrupt_at(monkeypatch, searches, "soft_separation", 60)  # the first stage makes several hundred calls
-    placed = place_prototypes(40, 4, method="lbfgs")
-    assert placed.method == "search by L-BFGS"
-    assert placed.separation < start - 0.05
-
-
 @pytest.mark.parametrize("name", ["assign_to_classes", "measure_order"])
 def test_interruption_after_the_search_keeps_the_result(monkeypatch, name):
     interrupt_at(monkeypatch, placement, name, 1)
     placed = place_prototypes(6, 3, class_vectors=torch.randn(6, 4), ordering="assignment")
     assert placed.interrupted
     assert placed.separation == pytest.approx(0.0)
-
-
-@pytest.mark.parametrize("method", ["slsqp", "sgd"])
-def test_every_search_can_be_interrupted(monkeypatch, method):
-    task = base.Task(12, 3)
-    search = METHODS[method](task)
-    seen = []
-    monkeypatch.setattr(base.Task, "latest", property(lambda self: None, lambda self, value: seen.append(value)), False)
-    for _, _ in zip(range(2), search, strict=False):
-        pass
-    kept = [candidate for candidate in seen if candidate is not None]
-    assert kept
-    assert all(candidate.points.shape == (12, 3) for candidate in kept)
 
 
 def test_numpy_integers_are_accepted():
@@ -205,11 +184,6 @@ def test_numpy_integers_are_accepted():
 def test_noninteger_seed_is_rejected(seed):
     with pytest.raises(ValueError, match="seed must be an integer of at least 0; got"):
         place_prototypes(4, 3, seed=seed)
-
-
-def test_unavailable_device_is_rejected():
-    with pytest.raises(ValueError, match="device nowhere is not available"):
-        place_prototypes(4, 3, device="nowhere")
 
 
 def test_string_is_rejected_as_class_names():

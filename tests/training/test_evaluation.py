@@ -15,7 +15,7 @@ from hf_sphere.training import (
     find_task,
     initialize_from_data,
 )
-from hf_sphere.training.evaluation import fit_confidence, loss_is_sum
+from hf_sphere.training.evaluation import loss_is_sum
 from hf_sphere.training.measures import measure_classification
 from hf_sphere.training.tasks.classification import EvaluationArguments
 from hf_sphere.training.tasks.image import ImageTask
@@ -248,26 +248,3 @@ def test_model_reports_whether_the_loss_is_a_sum(task, reduction):
 
 def test_loss_reduction_defaults_to_mean(make_model):
     assert loss_is_sum(make_model()) is False
-
-
-def test_confidence_is_fitted_to_held_out_images(make_batches):
-    config = SphereVisionConfig(
-        backbone="linear_embedding", backbone_kwargs={"width": 4}, num_channels=1, image_size=6, head="prototype",
-        embedding_dim=4, num_labels=3,
-    )  # fmt: skip
-    model, batches = SphereVisionForImageClassification(config), make_batches(shuffle=False, augment=False)
-    fit_confidence(model, batches, Accelerator(cpu=True))
-    fitted = model.head.class_concentration.clone()
-    model.head.reset_parameters()
-    assert fitted != model.head.class_concentration
-    with torch.no_grad():
-        embeddings = torch.cat([model.base_model(batch["pixel_values"]).embeddings for batch in batches.epoch()])
-    model.head.fit_concentration(embeddings, batches.labels)
-    torch.testing.assert_close(fitted, model.head.class_concentration)
-
-
-def test_head_without_a_fitted_confidence_is_unchanged(make_model, make_batches):
-    model = make_model()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    fit_confidence(model, make_batches(), Accelerator(cpu=True))
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

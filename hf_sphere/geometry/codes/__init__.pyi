@@ -8,4 +8,4 @@ from .catalogue import (
     polygon as polygon,
     simplex as simplex,
 )
-from .closest_pair import nearest_cosines as nearest_cosines, separation as separation
+from .closest_pair import separation as separation

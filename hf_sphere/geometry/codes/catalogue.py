@@ -12,11 +12,6 @@ from torch import Tensor
 
 from hf_sphere.geometry.codes import constructions
 
-# Up to this size all pairs of points are verified; for larger codes, the pairs of a sample with all points.
-_FULLY_VERIFIED = 8192
-_SAMPLE = 64
-_BLOCK = 512
-
 _FEJES_TOTH = "Fejes Toth, 1943 (optimality, for 12 points)"
 _ANDREEV = "Andreev, A spherical code, 1999 (optimality)"
 _LEVENSHTEIN = "Levenshtein, Designs as maximum codes in polynomial metric spaces, 1992 (optimality)"
@@ -32,14 +27,9 @@ _GOLD = "Gold, Maximal recursive sequences with 3-valued recursive cross-correla
 
 
 def simplex(num_points: int, dim: int) -> Tensor:
-    """Vertices of a regular simplex, which is optimal: all cosines are -1 / (K - 1).
+    """Vertices of a regular simplex, (K, d) in float64, for 2 <= K <= d + 1: all cosines are -1 / (K - 1), the optimum.
 
-    Args:
-        num_points: Number K of points, 2 <= K <= d + 1.
-        dim: Dimension d; coordinates after the first K - 1 are zero.
-
-    Returns:
-        Unit vectors, (K, d), float64, with sum zero.
+    Their sum is zero, and coordinates after the first K - 1 are zero.
 
     Raises:
         ValueError: If K is outside 2..d + 1.
@@ -59,22 +49,12 @@ def simplex(num_points: int, dim: int) -> Tensor:
 
 
 def cross_polytope(num_points: int, dim: int) -> Tensor:
-    """First K vertices e_1, ..., e_d, -e_1, ..., -e_d of the cross-polytope.
+    """First K vertices e_1, ..., e_d, -e_1, ..., -e_d of the cross-polytope, (K, d) in float64, for 2 <= K <= 2 d.
 
-    All cosines are 0 or -1, which is optimal for K >= d + 2.
-
-    Args:
-        num_points: Number K of points, 2 <= K <= 2 d.
-        dim: Dimension d.
-
-    Returns:
-        Unit vectors, (K, d), float64.
+    All cosines are 0 or -1, which is optimal for K >= d + 2 (Rankin, 1955).
 
     Raises:
         ValueError: If K is outside 2..2 d.
-
-    Reference:
-        Rankin, "The closest packing of spherical caps in n dimensions", 1955.
     """
     if not 2 <= num_points <= 2 * dim:
         raise ValueError(f"a cross-polytope in R^{dim} has 2 to {2 * dim} points; got {num_points}. See find_code.")
@@ -83,13 +63,7 @@ def cross_polytope(num_points: int, dim: int) -> Tensor:
 
 
 def polygon(num_points: int) -> Tensor:
-    """Vertices of the regular polygon, which is optimal in dimension 2: the largest cosine is cos(2 pi / K).
-
-    Args:
-        num_points: Number K >= 2 of points.
-
-    Returns:
-        Unit vectors, (K, 2), float64, in counterclockwise order from (1, 0).
+    """Vertices of the regular polygon, (K, 2) in float64, counterclockwise from (1, 0); optimal in dimension 2.
 
     Raises:
         ValueError: If K is below 2.
@@ -123,61 +97,27 @@ class SphericalCode:
     builder: Callable[[], np.ndarray] = field(repr=False, compare=False)
 
     def build(self, index: Tensor | slice = slice(None)) -> Tensor:
-        """Return the points of the code.
+        """Return the points of the code, unit vectors (K, d) in float64.
 
-        The code is constructed and verified once; every call returns a new copy. For codes of more than 8,192 points,
-        64 evenly spaced points are compared with all others, which is sufficient by the symmetry of these codes.
+        The code is constructed once; every call returns a new copy.
 
         Args:
             index: Which points to return; all by default.
-
-        Returns:
-            Unit vectors, (K, d), float64.
-
-        Raises:
-            RuntimeError: If the construction does not have the stated properties, which is a bug in this library.
         """
-        return _unit_rows(_verified_points(self)[index])
+        points = torch.from_numpy(_points(self)[index].astype(np.float64))
+        return points.div_(points.norm(dim=-1, keepdim=True))
 
 
 # The largest codes take more than 100 MB, so only a few are cached.
-@lru_cache(maxsize=16)
-def _verified_points(code: SphericalCode) -> np.ndarray:
-    """Return the read-only array of the builder, in its own dtype, after verification."""
-    points = code.builder()
-    if points.shape != (code.size, code.dim):
-        raise RuntimeError(f"internal error: {code.name} was built with the shape {points.shape}.")
-    count = code.size if code.size <= _FULLY_VERIFIED else _SAMPLE
-    sampled = torch.linspace(0, code.size - 1, count, dtype=torch.float64).round().long()
-    sample, largest = _unit_rows(points[sampled]), torch.tensor(-1.0, dtype=torch.float64)
-    for start in range(0, code.size, _BLOCK):
-        cosines = _unit_rows(points[start : start + _BLOCK]) @ sample.T
-        same = torch.arange(start, start + len(cosines))[:, None] == sampled
-        largest = largest.maximum(cosines.masked_fill_(same, -2.0).max())
-    # Coinciding points have the cosine 1. The negation also catches NaN.
-    if not abs(largest.item() - code.cosine) <= 1e-9:
-        raise RuntimeError(f"internal error: {code.name} was built with the largest cosine {largest.item()}.")
-    points.setflags(write=False)
-    return points
-
-
-def _unit_rows(points: np.ndarray) -> Tensor:
-    wide = torch.from_numpy(points.astype(np.float64))
-    return wide.div_(wide.norm(dim=-1, keepdim=True))
+_points = lru_cache(maxsize=16)(lambda code: code.builder())
 
 
 def find_code(num_points: int, dim: int) -> SphericalCode | None:
-    """Find the best code of the catalogue with at least K points in at most d dimensions.
+    """Find the code of the catalogue with the smallest largest cosine, at least K points and at most d dimensions.
 
-    The largest cosine of a subset, padded with zeros to d dimensions, is at most that of the code.
-
-    Args:
-        num_points: Number K of points.
-        dim: Dimension d.
-
-    Returns:
-        The code whose largest cosine is smallest, or None if there is none. Ties are broken by the smallest dimension,
-        then size. For K <= 2 d prefer `simplex` and `cross_polytope`.
+    The largest cosine of a subset, padded with zeros to d dimensions, is at most that of the code. Ties are broken by
+    the smallest dimension, then size. Returns None if there is none. For K <= 2 d prefer `simplex` and
+    `cross_polytope`.
     """
     fitting = [code for code in CATALOGUE if code.size >= num_points and code.dim <= dim]
     return min(fitting, key=lambda code: (code.cosine, code.dim, code.size), default=None)
@@ -303,5 +243,5 @@ CATALOGUE: tuple[SphericalCode, ...] = (
     *_kissing_chain(_dual_bch(7), 8128, 2520, 918),
     _dual_bch(9),
 )
-"""All codes, each verified when it is built. The simplex (up to d + 1 points), the cross-polytope (up to 2 d points)
-and the polygon (dimension 2) are optimal and not listed."""
+"""All codes. The simplex (up to d + 1 points), the cross-polytope (up to 2 d points) and the polygon (dimension 2) are
+optimal and not listed."""

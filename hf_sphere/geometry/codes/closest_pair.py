@@ -1,13 +1,16 @@
-"""Closest pairs of points on the sphere: nearest neighbors, and the separation."""
+"""The closest pair of points on the sphere."""
 
 import torch
 from torch import Tensor
+
+from hf_sphere.geometry.manifold import project_to_sphere
 
 
 def separation(points: Tensor) -> Tensor:
     """Largest cosine between two different points; lower is better.
 
-    Differentiable: the gradient is that of the closest pair, or of one of them if several are equally close.
+    Computed block by block in at least float32, without a K x K matrix. Differentiable: the gradient is that of the
+    closest pair, or of one of them if several are equally close.
 
     Args:
         points: Non-zero points, (K, d) with K >= 2.
@@ -19,27 +22,17 @@ def separation(points: Tensor) -> Tensor:
         TypeError: If `points` does not have a floating-point dtype.
         ValueError: If the shape is not (K, d) with K >= 2 and d >= 1, or a point is zero or not finite.
     """
-    return nearest_cosines(points).max()
-
-
-def nearest_cosines(points: Tensor) -> Tensor:
-    """Largest cosine of each point with any other point.
-
-    Computed block by block in at least float32, without a K x K matrix. Differentiable like `separation`.
-
-    Args:
-        points: Non-zero points, (K, d) with K >= 2.
-
-    Returns:
-        Cosines, (K,), with the dtype of `points`, but at least float32.
-
-    Raises:
-        TypeError: If `points` does not have a floating-point dtype.
-        ValueError: If the shape is not (K, d) with K >= 2 and d >= 1, or a point is zero or not finite.
-    """
-    unit = _unit_vectors(points)
+    if not points.is_floating_point():
+        raise TypeError(f"points must have a floating-point dtype; got {points.dtype}. Convert them with .float().")
+    if points.ndim != 2 or points.shape[0] < 2 or points.shape[1] < 1:
+        raise ValueError(f"points must have the shape (K, d) with K >= 2 and d >= 1; got {tuple(points.shape)}.")
+    invalid = ~(points.isfinite().all(-1) & points.any(-1))
+    if invalid.any():
+        row = int(invalid.nonzero()[0])
+        raise ValueError(f"all points must be finite and non-zero; point {row} is not. Remove or replace it.")
+    unit = project_to_sphere(points.to(torch.promote_types(points.dtype, torch.float32)))
     # The search is done without gradients; the cosines of the pairs found are then recomputed.
-    return (unit * unit[_nearest(unit.detach())]).sum(-1).clamp(-1.0, 1.0)
+    return (unit * unit[_nearest(unit.detach())]).sum(-1).clamp(-1.0, 1.0).max()
 
 
 @torch.no_grad()
@@ -54,19 +47,3 @@ def _nearest(unit: Tensor) -> Tensor:
             cosines.diagonal(first).fill_(-2.0)
             nearest[first : first + step] = cosines.argmax(-1)
     return nearest
-
-
-def _unit_vectors(points: Tensor) -> Tensor:
-    if not points.is_floating_point():
-        raise TypeError(f"points must have a floating-point dtype; got {points.dtype}. Convert them with .float().")
-    if points.ndim != 2 or points.shape[0] < 2 or points.shape[1] < 1:
-        raise ValueError(f"points must have the shape (K, d) with K >= 2 and d >= 1; got {tuple(points.shape)}.")
-    wide = points.to(torch.promote_types(points.dtype, torch.float32))
-    # Dividing by the largest coordinate first prevents underflow and overflow of the squares.
-    largest = wide.detach().abs().amax(-1, keepdim=True)
-    invalid = ~(largest.isfinite() & (largest > 0)).squeeze(-1)
-    if invalid.any():
-        row = int(invalid.nonzero()[0])
-        raise ValueError(f"all points must be finite and non-zero; point {row} is not. Remove or replace it.")
-    scaled = wide / largest
-    return scaled / scaled.norm(dim=-1, keepdim=True)

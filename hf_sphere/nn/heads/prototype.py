@@ -25,9 +25,8 @@ class PrototypeHead(RunningStatistics, Head):
     with equal weights and concentrations. The concentration affects neither the loss nor the predicted class. It is a
     buffer that tracks its maximum-likelihood value on the training batches, so that the softmax is a confidence. In the
     recipes there is one update per optimizer step, from the images of all its batches on all processes. In a loop that
-    does not call `before_forward` and `after_step`, each process makes an update per batch.
-    `fit_concentration` fits it to held-out images, which is necessary for overfitted networks (the recipes do this when
-    they hold out images by `validation_fraction`).
+    does not call `before_forward` and `after_step`, each process makes an update per batch. An overfitted network needs
+    a temperature fitted to held-out images: `fit_calibration`, or `--calibrate temperature` in the recipes.
 
     Args:
         embedding_dim: Length d of the embeddings, at least 2.
@@ -38,8 +37,7 @@ class PrototypeHead(RunningStatistics, Head):
             the batch size.
 
     Reference:
-        Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, equation 1. The concentration
-        is the inverse temperature of Guo et al., "On calibration of modern neural networks", ICML 2017.
+        Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, equation 1.
     """
 
     name = "prototype"
@@ -93,24 +91,23 @@ class PrototypeHead(RunningStatistics, Head):
         self.prototypes.copy_(prototypes / norms)
         self.class_concentration.fill_(INITIAL_CONCENTRATION)
 
-    @torch.no_grad()
-    def fit_concentration(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Fit the concentration to embeddings (N, d) of held-out images and their labels (N,): temperature scaling."""
-        self.check_labels(labels)
-        cosines = self._cosines(self.transform(embeddings))
-        for _ in range(200):
-            self.update_statistics(self._measure(cosines, labels), rate=0.5)
-
     def measure(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Return number, slope and curvature of the cross-entropies: (3,)."""
-        return self._measure(self._cosines(embeddings), labels)
+        """Return number, slope and curvature of the cross-entropies of `class_concentration * cosines`: (3,)."""
+        cosines = self._cosines(embeddings)
+        probabilities = (self.class_concentration.to(cosines.dtype) * cosines).softmax(dim=-1)
+        expected = (probabilities * cosines).sum(dim=-1)
+        variance = (probabilities * (cosines - expected[:, None]).square()).sum(dim=-1)
+        # Label smoothing of 0.001, since without any errors the maximum-likelihood value would be infinite.
+        target = cosines.gather(1, labels.clamp_min(0)[:, None])[:, 0].lerp(cosines.mean(dim=-1), 1e-3)
+        used = (labels != IGNORED).to(cosines.dtype)
+        return torch.stack([used.sum(), (used * (expected - target)).sum(), (used * variance).sum()])
 
-    def update_statistics(self, sums: Tensor, rate: float = RATE) -> None:
+    def update_statistics(self, sums: Tensor) -> None:
         """Take a damped multiplicative Newton step on the mean cross-entropy, given the sums of `measure`."""
         before = self.class_concentration.to(sums.dtype)
         count, slope, curvature = sums.unbind()
         step = (-(slope / count) / (before * (curvature / count) + 1e-6)).clamp(-1.0, 1.0)
-        after = (before * (rate * step).exp()).clamp(1e-2, 1e4)
+        after = (before * (RATE * step).exp()).clamp(1e-2, 1e4)
         # The slope of an empty or overflowed batch is not finite; skip it.
         self.class_concentration.copy_(torch.where(after.isfinite(), after, before))
 
@@ -132,16 +129,6 @@ class PrototypeHead(RunningStatistics, Head):
         """Return the cosines of unit vectors (B, d) to the prototypes: (B, K)."""
         with torch.autocast(embeddings.device.type, enabled=False):
             return embeddings @ self.prototypes.to(embeddings.dtype).T
-
-    def _measure(self, cosines: Tensor, labels: Tensor) -> Tensor:
-        """Return number, slope and curvature of the cross-entropies of `class_concentration * cosines` (B, K): (3,)."""
-        probabilities = (self.class_concentration.to(cosines.dtype) * cosines).softmax(dim=-1)
-        expected = (probabilities * cosines).sum(dim=-1)
-        variance = (probabilities * (cosines - expected[:, None]).square()).sum(dim=-1)
-        # Label smoothing of 0.001, since without any errors the maximum-likelihood value would be infinite.
-        target = cosines.gather(1, labels.clamp_min(0)[:, None])[:, 0].lerp(cosines.mean(dim=-1), 1e-3)
-        used = (labels != IGNORED).to(cosines.dtype)
-        return torch.stack([used.sum(), (used * (expected - target)).sum(), (used * variance).sum()])
 
     def directions(self) -> Tensor:
         """Return the prototypes."""

@@ -101,9 +101,6 @@ class Auto(Method):
             if code is None or restarts is not None or search.seconds() < (10.0 if _is_coarse(code, task) else 0.3):
                 self.parts.append(search)
 
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
     def __iter__(self) -> Iterator[Candidate]:
         for part in self.parts:
             yield from part

@@ -27,13 +27,8 @@ class Task:
     seed: int = 0  # seed of all random numbers
     device: torch.device | str = "cpu"  # device of the search
     generator: torch.Generator = field(init=False)  # CPU generator, seeded with `seed`
-    latest: "Candidate | None" = field(default=None, init=False)  # the iterate of a search, used if it is interrupted
 
     def __post_init__(self) -> None:
-        try:
-            torch.zeros(1, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"device {self.device} is not available; omit it to use the CPU.") from error
         self.generator = torch.Generator().manual_seed(self.seed)
 
     def random_points(self) -> Tensor:
@@ -103,10 +98,6 @@ class Method:
     def __init__(self, task: Task) -> None:
         self.task = task
 
-    def __len__(self) -> int:
-        """Maximum number of candidates."""
-        return 1
-
     def __iter__(self) -> Iterator[Candidate]:
         raise NotImplementedError(f"{type(self).__name__} must define `__iter__`.")
 
@@ -122,11 +113,8 @@ def number_of_restarts(restarts: int | None, affordable: float) -> int:
     return min(max(1, int(affordable)), 20) if restarts is None else check_integer("restarts", restarts, 1)
 
 
-def minimize_on_sphere(objective: Objective, points: Tensor, task: Task, *, max_iterations: int) -> Tensor:
-    """Minimize an objective over unit vectors (K, d), parametrized as x / |x|, by L-BFGS from initial points (K, d).
-
-    The result is on the device of the points. `task.latest` is updated at every iteration.
-    """
+def minimize_on_sphere(objective: Objective, points: Tensor, *, max_iterations: int) -> Tensor:
+    """Minimize an objective over unit vectors (K, d), parametrized as x / |x|, by L-BFGS from initial points (K, d)."""
     from scipy.optimize import minimize
 
     shape, device = points.shape, points.device
@@ -143,10 +131,5 @@ def minimize_on_sphere(objective: Objective, points: Tensor, task: Task, *, max_
     # A history of 20 vector pairs; fewer for many points, to limit the memory.
     options["maxcor"] = 20 if points.numel() < 10**6 else 6
     start = points.cpu().numpy().ravel()
-
-    def record(flat: Any) -> None:
-        task.latest = Candidate(torch.from_numpy(flat.copy()).view(shape), "search by L-BFGS")
-
-    result = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options, callback=record)
-    task.latest = None
+    result = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options)
     return F.normalize(torch.from_numpy(result.x).view(shape), dim=1).to(device)

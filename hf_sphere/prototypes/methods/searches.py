@@ -45,9 +45,6 @@ class LBFGS(Method):
         evaluation = 1.2e-4 + count**2 * (0.9e-8 + 0.5e-9 * dim)
         return evaluation * self.max_iterations * len(SHARPNESS)
 
-    def __len__(self) -> int:
-        return self.restarts * (1 + len(SHARPNESS))
-
     def __iter__(self) -> Iterator[Candidate]:
         task = self.task
         scale = 1.0 / (1.0 - separation_bound(task.num_classes, task.dim))
@@ -56,7 +53,7 @@ class LBFGS(Method):
             yield Candidate(points, "random start")
             for sharpness in SHARPNESS * scale:
                 objective = task.with_ranking_loss(partial(soft_separation, sharpness=sharpness))
-                points = minimize_on_sphere(objective, points, task, max_iterations=self.max_iterations)
+                points = minimize_on_sphere(objective, points, max_iterations=self.max_iterations)
                 yield Candidate(points, "search by L-BFGS")
 
 
@@ -86,9 +83,6 @@ class SGD(Method):
         self.max_iterations = check_integer("max_iterations", max_iterations, 1)
         self.steps_per_candidate = max(1, self.max_iterations // 200)
 
-    def __len__(self) -> int:
-        return 1 + -(-self.max_iterations // self.steps_per_candidate)
-
     def __iter__(self) -> Iterator[Candidate]:
         points = self.task.random_points()
         yield Candidate(points, "random start")
@@ -99,10 +93,8 @@ class SGD(Method):
                 objective = self.task.with_ranking_loss(mean_nearest_cosine)
             velocity.mul_(self.momentum).add_(objective(points)[1])
             points = F.normalize(points - self.learning_rate * velocity, dim=1)
-            self.task.latest = Candidate(points, f"{self.name}, {step} steps")
             if step % self.steps_per_candidate == 0 or step == self.max_iterations:
-                yield self.task.latest
-        self.task.latest = None
+                yield Candidate(points, f"{self.name}, {step} steps")
 
 
 class SGDAsPublished(SGD):
@@ -147,9 +139,6 @@ class SLSQP(Method):
         # A start takes about 1.5e-7 (K d)^3 seconds. The time is not measured, so results depend only on the seed.
         self.restarts = number_of_restarts(restarts, 0.5 / (1.5e-7 * (task.num_classes * task.dim) ** 3))
 
-    def __len__(self) -> int:
-        return 2 * self.restarts
-
     def __iter__(self) -> Iterator[Candidate]:
         for _ in range(self.restarts):
             points = self.task.random_points()
@@ -190,9 +179,6 @@ class SLSQP(Method):
             {"type": "eq", "fun": excess, "jac": excess_jacobian},
         ]
 
-        def record(x: np.ndarray) -> None:
-            self.task.latest = Candidate(torch.from_numpy(x[:-1].reshape(count, dim).copy()), "search by SLSQP")
-
         result = minimize(
             lambda x: x[-1],
             start,
@@ -200,7 +186,5 @@ class SLSQP(Method):
             method="SLSQP",
             constraints=constraints,
             options={"maxiter": self.max_iterations, "ftol": 1e-14},
-            callback=record,
         )
-        self.task.latest = None
         return F.normalize(torch.from_numpy(result.x[:-1].reshape(count, dim)), dim=1)

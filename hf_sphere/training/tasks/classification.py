@@ -166,18 +166,16 @@ class ImageClassification(ImageTask):
             )
 
     def finish(self, prepared: Prepared, accelerator: "Accelerator") -> dict[str, float]:
-        """Fit the confidence of heads that support it, and the requested calibration, to held-out images.
+        """Fit the requested calibration to held-out images.
 
         Returns the scores of the probabilities on the evaluation split without and with the calibration.
         """
         from hf_sphere.metrics import probability_scores
         from hf_sphere.nn.calibration import calibrate, fit_calibration
-        from hf_sphere.training.evaluation import fit_confidence, gather_logits
+        from hf_sphere.training.evaluation import gather_logits
 
         model, held_out = prepared.model, prepared.data.validation
         results: dict[str, float] = {}
-        if held_out is not None and not self.is_open_set:
-            fit_confidence(model, held_out, accelerator)
         if (kind := getattr(self.part(CalibrationArguments), "calibrate", None)) is not None:
             model.config.calibration = None
             fitted = fit_calibration(*gather_logits(model, held_out, accelerator), kind)

@@ -3,21 +3,20 @@ import math
 import pytest
 import torch
 
-from hf_sphere.geometry.codes import nearest_cosines, separation
+from hf_sphere.geometry.codes import separation
 
 
 def test_separation_is_the_largest_off_diagonal_entry_of_the_gram_matrix():
     points = torch.randn(50, 7, dtype=torch.float64)
     unit = points / points.norm(dim=-1, keepdim=True)
     gram = unit @ unit.T - 3 * torch.eye(50, dtype=torch.float64)
-    torch.testing.assert_close(nearest_cosines(points), gram.max(dim=-1).values)
     torch.testing.assert_close(separation(points), gram.max())
 
 
 def test_blockwise_computation_covers_all_pairs():
     points = torch.randn(5000, 6, dtype=torch.float64)  # 839 rows per block
     points[4321] = 2 * points[17] + 1e-9 * points[3]
-    assert (nearest_cosines(points) > 1 - 1e-12).nonzero().squeeze(-1).tolist() == [17, 4321]
+    assert separation(points) > 1 - 1e-12
 
 
 def test_separation_ignores_norms():
@@ -40,14 +39,13 @@ def test_result_is_at_least_float32(given, computed):
 def test_autocast_does_not_lower_the_precision():
     points = torch.randn(40, 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = nearest_cosines(points)
-    torch.testing.assert_close(inside, nearest_cosines(points), rtol=0, atol=0)
+        inside = separation(points)
+    assert inside == separation(points)
 
 
-@pytest.mark.parametrize("function", [separation, nearest_cosines])
-def test_gradients_pass_gradcheck(function):
+def test_gradients_pass_gradcheck():
     points = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(function, points)
+    assert torch.autograd.gradcheck(separation, points)
 
 
 def test_gradient_moves_only_the_closest_pair():
@@ -69,7 +67,7 @@ def test_zero_or_nonfinite_points_are_rejected_with_their_index(value):
     points = torch.ones(4, 3)
     points[2] = value
     with pytest.raises(ValueError, match="point 2"):
-        nearest_cosines(points)
+        separation(points)
 
 
 def test_integer_error_suggests_a_conversion():
