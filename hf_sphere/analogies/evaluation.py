@@ -105,10 +105,10 @@ def score_questions(
             model.
 
     Example:
-        >>> model = LanguageModel.load("bert-base-cased")
-        >>> questions = load_questions(config="sat")
-        >>> scores = score_questions(questions, model, "marginal_bias", weight_head=0.2, weight_tail=0.2)
-        >>> scores.accuracy(questions), chance_level(questions)
+        >>> model = LanguageModel.load("bert-base-cased")  # doctest: +SKIP
+        >>> questions = load_questions(config="sat")  # doctest: +SKIP
+        >>> scores = score_questions(questions, model, "marginal_bias", weight_head=0.2)  # doctest: +SKIP
+        >>> scores.accuracy(questions), chance_level(questions)  # doctest: +SKIP
     """
     built = build_scoring(scoring, **options)
     _check(built, questions, cache)
@@ -140,6 +140,9 @@ def measure_questions(
 
     Raises:
         ValueError: See `score_questions`; also if the scoring has no aggregations.
+
+    Example:
+        >>> measurements = measure_questions(questions, language_model, "marginal_bias")  # doctest: +SKIP
     """
     built = build_scoring(scoring, **({} if template is None else {"template": template}))
     if not isinstance(built, PermutedScoring):

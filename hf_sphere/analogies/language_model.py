@@ -61,6 +61,9 @@ class LanguageModel:
     Raises:
         ValueError: If the kind of the model is not supported, or the tokenizer lacks a vocabulary or, for a masked
             model, a mask token.
+
+    Example:
+        >>> language_model = LanguageModel(model, tokenizer)  # doctest: +SKIP
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any, name: str | None = None) -> None:

@@ -66,6 +66,9 @@ class ScoreCache:
     Raises:
         ValueError: From every method, if the file is damaged, or was written by another program or version.
         OSError: From every method, if the file is locked or cannot be written.
+
+    Example:
+        >>> cache = ScoreCache("scores.sqlite")
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

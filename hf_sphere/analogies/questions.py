@@ -51,6 +51,9 @@ def load_questions(
 
     Raises:
         ValueError: If the folder has no such configuration, a column is missing, or a question is invalid.
+
+    Example:
+        >>> load_questions("relbert/analogy_questions", "sat", "test")  # doctest: +SKIP
     """
     if Path(name).is_dir():
         folder = Path(name, config)
@@ -84,6 +87,11 @@ def make_questions(
 
     Raises:
         ValueError: If the columns differ in length, or a question is invalid (see `check_questions`).
+
+    Example:
+        >>> questions = make_questions([("dog", "puppy")], [[("cat", "kitten"), ("cat", "tail")]], answers=[0])
+        >>> questions[0].stem
+        ('dog', 'puppy')
     """
     answers = [None] * len(stems) if answers is None else answers
     groups = [None] * len(stems) if groups is None else groups
@@ -147,7 +155,13 @@ def answers_of(questions: Sequence[Question]) -> Tensor:
 
 
 def chance_level(questions: Sequence[Question]) -> float:
-    """Return the expected accuracy of guessing: the mean of one over the number of choices."""
+    """Return the expected accuracy of guessing: the mean of one over the number of choices.
+
+    Example:
+        >>> questions = make_questions([("dog", "puppy")], [[("cat", "kitten"), ("cat", "tail")]], answers=[0])
+        >>> chance_level(questions)
+        0.5
+    """
     return float((1.0 / choice_counts(questions).double()).mean())
 
 

@@ -114,6 +114,9 @@ def search_configurations(
     Raises:
         ValueError: If the scoring does not have an option or value, the measurements belong to other questions or lack
             permutations, or an answer is missing.
+
+    Example:
+        >>> search_configurations(measurements, questions).accuracy.max()  # doctest: +SKIP
     """
     scoring, counts = measurements.scoring, measurements.num_choices
     axes = _axes(scoring, grid or {})
@@ -158,6 +161,9 @@ def join_results(results: Sequence[SearchResult]) -> SearchResult:
 
     Raises:
         ValueError: If they are on different questions.
+
+    Example:
+        >>> join_results([search_configurations(measured, questions) for measured in by_template])  # doctest: +SKIP
     """
     first = results[0]
     if not all(torch.equal(first.answers, result.answers) for result in results):
@@ -180,6 +186,9 @@ def select_configuration(validation: SearchResult) -> Selection:
 
     Args:
         validation: Search on the validation questions.
+
+    Example:
+        >>> selection = select_configuration(search_configurations(measurements, questions))  # doctest: +SKIP
     """
     number = validation.best()
     best = validation.accuracy[number]
@@ -233,6 +242,11 @@ def bootstrap_interval(correct: Tensor, *, confidence: float = 0.95) -> tuple[fl
     Raises:
         ValueError: If `correct` is not of the shape (N,) with N >= 1 or has values other than 0 and 1, or the
             confidence is not between 0 and 1.
+
+    Example:
+        >>> low, high = bootstrap_interval(torch.tensor([True] * 60 + [False] * 40))
+        >>> low < 0.6 < high
+        True
     """
     correct = check_correct(correct)
     if not 0 < confidence < 1:
@@ -304,6 +318,9 @@ def selection_noise(result: SearchResult, *, num_repeats: int = 200, seed: int =
 
     Raises:
         ValueError: If there are no repeats.
+
+    Example:
+        >>> selection_noise(search_configurations(measurements, questions))  # doctest: +SKIP
     """
     if num_repeats < 1:
         raise ValueError(f"num_repeats must be at least 1; got {num_repeats}.")

@@ -72,6 +72,10 @@ def distance_from_initialization(
     Raises:
         ValueError: If the architectures differ (the message names the layer or the shapes), a weight is not finite, or
             `iterate_layers` raises it.
+
+    Example:
+        >>> distance_from_initialization(network, network).layers["0"].l2
+        0.0
     """
     trained, untrained = open_layers(model, layers, include_1x1), open_layers(initial, layers, include_1x1)
     for owner, own, other in (("the model", trained, untrained), ("its initialization", untrained, trained)):
@@ -105,6 +109,9 @@ def distances_along_training(
         TypeError: If `snapshots` is not a list.
         FileNotFoundError: If all are missing, or the first one is missing and `initial` is None.
         ValueError: If two have the same epoch, or `distance_from_initialization` raises it.
+
+    Example:
+        >>> distances_along_training(["epoch-0001.safetensors"], initial=network)  # doctest: +SKIP
     """
     if isinstance(snapshots, str | PathLike | Snapshot):
         raise TypeError(f"snapshots must be a list, even of one snapshot; got a {type(snapshots).__name__}.")

@@ -74,6 +74,10 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
     Raises:
         TypeError: If `model` is not a module.
         ValueError: If `layers` is unknown, the model has no such layer, or a layer is quantized.
+
+    Example:
+        >>> list(find_layers(network, "all"))
+        ['0', '2', '5']
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}.")

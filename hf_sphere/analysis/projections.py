@@ -186,6 +186,10 @@ def projection_statistics(
 
     Raises:
         ValueError: If a weight is not finite, or `iterate_layers` raises it.
+
+    Example:
+        >>> projection_statistics(network).net.num_filters
+        8
     """
     described: dict[str, LayerProjections] = {}
     raw, normalized, transforms = [], [], []

@@ -238,6 +238,9 @@ def reinitialization_robustness(
 
     References:
         Zhang, Bengio and Singer, "Are All Layers Created Equal?", 2019.
+
+    Example:
+        >>> reinitialization_robustness(network, ["epoch-0000.safetensors"], evaluate=accuracy)  # doctest: +SKIP
     """
     modules = find_layers(model, layers, include_1x1)
     for path, module in modules.items():

@@ -353,6 +353,10 @@ def iterate_layers(source: Source, layers: LayerSelection = "conv", include_1x1:
         FileNotFoundError: If there is no such file or folder, or a part of a sharded checkpoint is missing.
         ValueError: If there is no such layer or selection; if weights are quantized, offloaded, sharded in memory or
             stored in parts; if a file is damaged, or pickled instead of safetensors.
+
+    Example:
+        >>> [layer.name for layer in iterate_layers(network, "all")]
+        ['0', '2', '5']
     """
     for read in open_layers(source, layers, include_1x1).values():
         yield read()

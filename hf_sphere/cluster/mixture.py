@@ -59,9 +59,9 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         n_features_in_: Number of columns d.
 
     Example:
-        >>> mixture = VonMisesFisherMixture(n_components=10, random_state=0).fit(embeddings)
+        >>> mixture = VonMisesFisherMixture(n_components=3, random_state=0).fit(embeddings)
         >>> mixture.predict_proba(embeddings).shape
-        (1797, 10)
+        torch.Size([60, 3])
 
     Reference:
         Banerjee, Dhillon, Ghosh and Sra, "Clustering on the unit hypersphere using von Mises-Fisher distributions",

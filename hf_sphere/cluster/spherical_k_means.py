@@ -170,7 +170,7 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         n_features_in_: Number of columns d.
 
     Example:
-        >>> labels = SphericalKMeans(n_clusters=10, random_state=0).fit_predict(embeddings)
+        >>> labels = SphericalKMeans(n_clusters=3, random_state=0).fit_predict(embeddings)
 
     Reference:
         Dhillon and Modha, "Concept decompositions for large sparse text data using clustering", Machine Learning 2001;

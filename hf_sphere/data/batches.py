@@ -203,6 +203,11 @@ class ImagesInMemory(ImageBatches):
         images: uint8, (N, C, H, W).
         labels: (N,) class indices, or real values for regression.
         **options: See `ImageBatches`.
+
+    Example:
+        >>> batches = ImagesInMemory(torch.zeros(60, 1, 8, 8), labels, batch_size=16, mean=[0.5], std=[0.5])
+        >>> next(batches.epoch())["pixel_values"].shape
+        torch.Size([16, 1, 8, 8])
     """
 
     def __init__(self, images: Tensor, labels: Tensor, **options: Any) -> None:
@@ -222,6 +227,9 @@ class ImagesFromDisk(ImageBatches):
         labels: (N,) class indices, or real values for regression.
         num_workers: Number of decoding processes.
         **options: See `ImageBatches`.
+
+    Example:
+        >>> batches = ImagesFromDisk(encoded, labels, batch_size=16, mean=[0.5], std=[0.5])  # doctest: +SKIP
     """
 
     def __init__(self, encoded: EncodedImages, labels: Tensor, *, num_workers: int = 2, **options: Any) -> None:
@@ -268,6 +276,12 @@ class FewShotBatches:
 
     Raises:
         ValueError: If the batches are not of distinct episodes, or support or query would be empty.
+
+    Example:
+        >>> episodes = Episodes(classes=2, examples=4, count=5, distinct=True)
+        >>> images = ImagesInMemory(torch.zeros(60, 1, 8, 8), labels, episodes=episodes, mean=[0.5], std=[0.5])
+        >>> next(FewShotBatches(images, shot=1).epoch())["support_pixel_values"].shape
+        torch.Size([1, 2, 1, 1, 8, 8])
     """
 
     def __init__(self, images: ImageBatches, shot: int, *, eval_batch_size: int = 512) -> None:

@@ -160,6 +160,11 @@ def load_image_data(
     Raises:
         ValueError: If a split, column, size, fraction or number of classes is invalid, a label is outside the
             classes, a value is missing or not finite, or an image is corrupt; the message lists what is available.
+
+    Example:
+        >>> data = load_image_data(ImageDataOptions(dataset_name="digits"))
+        >>> next(data.train.epoch())["pixel_values"].shape
+        torch.Size([128, 1, 8, 8])
     """
     values = targets if isinstance(targets, ValueOptions) else ValueOptions()
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
@@ -262,6 +267,11 @@ def load_image_split(
     Raises:
         ValueError: If a split, a column, a size or a number of classes is invalid, a label is outside the classes,
             or an image is corrupt; the message lists what is available.
+
+    Example:
+        >>> options = ImageSourceOptions(dataset_name="digits", image_mean=[0.5], image_std=[0.5])
+        >>> load_image_split(options, "test").batches.labels.shape
+        torch.Size([355])
     """
     if options.image_mean is None or options.image_std is None:
         raise ValueError("image_mean and image_std are required to load a split as in evaluation.")

@@ -107,6 +107,11 @@ class EpisodeSampler(Sampler[list[int]]):
     Raises:
         ValueError: If labels are not integers, episodes have more classes than the data or more distinct images than a
             class, or the process index is out of range.
+
+    Example:
+        >>> sampler = EpisodeSampler(labels, Episodes(classes=2, examples=3, count=5))
+        >>> len(sampler), len(next(iter(sampler)))
+        (5, 6)
     """
 
     def __init__(

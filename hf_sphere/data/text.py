@@ -79,6 +79,9 @@ def load_text_data(
     Raises:
         ValueError: If a split, column, length or fraction is invalid, or there is too little text; the message
             lists what is available.
+
+    Example:
+        >>> load_text_data(TextDataOptions(dataset_name="wikitext"), tokenizer, block_length=128)  # doctest: +SKIP
     """
     vocabulary = Vocabulary.of(tokenizer)
     room = block_length - len(vocabulary.prefix) - len(vocabulary.suffix)

@@ -153,6 +153,10 @@ class ImageEncoder:
 
     Raises:
         ValueError: If the model is of another type, or has no image processor.
+
+    Example:
+        >>> encoder = ImageEncoder("outputs/my-model")  # doctest: +SKIP
+        >>> encoder.embed(["cat.jpg", "dog.jpg"]).shape  # doctest: +SKIP
     """
 
     def __init__(self, name: str, device: torch.device | str | None = None) -> None:

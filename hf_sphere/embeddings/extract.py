@@ -41,6 +41,9 @@ def load_embedding_model(name: str) -> Any:
 
     Raises:
         ValueError: If the model is of another class.
+
+    Example:
+        >>> model = load_embedding_model("outputs/my-model")  # doctest: +SKIP
     """
     config = load_pretrained(AutoConfig, name)
     if not isinstance(config, SphereVisionConfig):
@@ -138,6 +141,9 @@ def extract_embeddings(
 
     Returns:
         The names of the columns.
+
+    Example:
+        >>> extract_embeddings(model, data, "outputs/embeddings", Accelerator())  # doctest: +SKIP
     """
     head = getattr(model, "head", None)
     about = {**(about or {}), "backbone": model.config.backbone, "split": images.name}

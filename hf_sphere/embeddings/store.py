@@ -125,6 +125,9 @@ def embeddings_writer(
 
     Raises:
         ValueError: If `datasets` does not accept the name of the split, or no row was added.
+
+    Example:
+        >>> with embeddings_writer("vectors", "test", about={}) as add: add({"embedding": embeddings})
     """
     folder = Path(folder)
     if re.fullmatch(r"\w+(\.\w+)*", split) is None:
@@ -176,6 +179,9 @@ def read_embeddings(
     Raises:
         ValueError: If a column is missing or has invalid values, the split does not exist, or there are several and
             none was chosen.
+
+    Example:
+        >>> data = read_embeddings("outputs/embeddings")  # doctest: +SKIP
     """
     splits = load_splits(name)
     if len(splits) > 1 and split is None:

@@ -80,6 +80,10 @@ def angular_response(values: Tensor, operator: str) -> Tensor:
 
     Reference:
         Liu, Zhang, Li, Yu, Dai, Zhao and Song, "Deep hyperspherical learning", NeurIPS 2017, section 2.2.
+
+    Example:
+        >>> angular_response(torch.tensor([-1.0, 0.0, 1.0]), "linear")
+        tensor([-1.,  0.,  1.])
     """
     found = find_operator(operator)
     if not values.is_floating_point():

@@ -43,6 +43,10 @@ def log_vmf_normalizer(concentration: Tensor, dim: int) -> Tensor:
     Raises:
         ValueError: If `dim` is below 2.
         TypeError: If `concentration` does not have a floating-point dtype.
+
+    Example:
+        >>> log_vmf_normalizer(torch.tensor([0.0, 1e5]), dim=3)
+        tensor([-2.5310e+00, -9.9990e+04])
     """
     wide = _check(concentration, dim)
     return (log_uniform_density(dim) - _LogPartition.apply(wide, dim)).to(concentration.dtype)
@@ -81,6 +85,10 @@ def mean_resultant_length(concentration: Tensor, dim: int) -> Tensor:
     Raises:
         ValueError: If `dim` is below 2.
         TypeError: If `concentration` does not have a floating-point dtype.
+
+    Example:
+        >>> mean_resultant_length(torch.tensor(10.0), dim=3)
+        tensor(0.9000)
     """
     return _Length.apply(_check(concentration, dim), dim).to(concentration.dtype)
 
@@ -133,6 +141,10 @@ def concentration_from_mean_resultant_length(length: Tensor, dim: int) -> Tensor
         Initial value: Banerjee, Dhillon, Ghosh and Sra, "Clustering on the unit hypersphere using von Mises-Fisher
         distributions", JMLR 2005, equation 4.4. Newton iteration: Sra, "A short note on parameter
         approximation for von Mises-Fisher distributions", Computational Statistics 2012.
+
+    Example:
+        >>> concentration_from_mean_resultant_length(torch.tensor(0.9), dim=3).round()
+        tensor(10.)
     """
     return _Concentration.apply(_check(length, dim), dim).to(length.dtype)
 

@@ -39,6 +39,10 @@ def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 
 
     Reference:
         Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022, equations 3 to 6.
+
+    Example:
+        >>> spherize(torch.randn(2, 63), radius=5.0).norm(dim=-1).round()
+        tensor([5., 5.])
     """
     _check_points(x, min_length=1)
     if not 0.0 < delta < 1.0:
@@ -65,6 +69,10 @@ def angles_to_cartesian(angles: Tensor, radius: float | Tensor = 1.0) -> Tensor:
     Raises:
         TypeError: If `angles` does not have a floating-point dtype.
         ValueError: If the last axis of `angles` is missing or empty.
+
+    Example:
+        >>> angles_to_cartesian(torch.tensor([0.5, 1.0]), radius=2.0).norm().round()
+        tensor(2.)
     """
     _check_points(angles, min_length=1)
     return _AnglesToCartesian.apply(angles) * radius
@@ -83,6 +91,10 @@ def cartesian_to_angles(points: Tensor) -> Tensor:
     Raises:
         TypeError: If `points` does not have a floating-point dtype.
         ValueError: If the last axis of `points` is shorter than 2.
+
+    Example:
+        >>> cartesian_to_angles(torch.tensor([1.0, 1.0, 0.0]))
+        tensor([0.7854, 0.0000])
     """
     _check_points(points, min_length=2)
     return _CartesianToAngles.apply(points)

@@ -44,7 +44,12 @@ def _upcast(function: F) -> F:
 
 @_upcast
 def project_to_sphere(x: Tensor) -> Tensor:
-    """Return the directions x / |x| of vectors, (..., d). A zero vector has no direction and stays zero."""
+    """Return the directions x / |x| of vectors, (..., d). A zero vector has no direction and stays zero.
+
+    Example:
+        >>> project_to_sphere(torch.tensor([3.0, 4.0]))
+        tensor([0.6000, 0.8000])
+    """
     largest = x.detach().abs().amax(-1, keepdim=True)  # otherwise squares may overflow or underflow
     x = x / torch.where(largest > 0, largest, 1.0)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -53,13 +58,23 @@ def project_to_sphere(x: Tensor) -> Tensor:
 
 @_upcast
 def project_to_tangent(point: Tensor, vector: Tensor) -> Tensor:
-    """Project vectors (..., d) orthogonally onto the tangent spaces at points (..., d)."""
+    """Project vectors (..., d) orthogonally onto the tangent spaces at points (..., d).
+
+    Example:
+        >>> project_to_tangent(torch.tensor([1.0, 0.0]), torch.tensor([0.3, 0.4]))
+        tensor([0.0000, 0.4000])
+    """
     return vector - (point * vector).sum(-1, keepdim=True) * point
 
 
 @_upcast
 def exp_map(point: Tensor, tangent: Tensor) -> Tensor:
-    """Return the ends of the geodesics that start at points with tangents (..., d), whose norms are the lengths."""
+    """Return the ends of the geodesics that start at points with tangents (..., d), whose norms are the lengths.
+
+    Example:
+        >>> exp_map(torch.tensor([1.0, 0.0]), torch.tensor([0.0, torch.pi / 6]))
+        tensor([0.8660, 0.5000])
+    """
     square = tangent.square().sum(-1, keepdim=True)
     small = square < 1e-2
     angle = torch.where(small, 1.0, square).sqrt()
@@ -70,7 +85,12 @@ def exp_map(point: Tensor, tangent: Tensor) -> Tensor:
 
 @_upcast
 def log_map(point: Tensor, other: Tensor) -> Tensor:
-    """Return the tangents at points that `exp_map` maps to other points, (..., d); the inverse of `exp_map`."""
+    """Return the tangents at points that `exp_map` maps to other points, (..., d); the inverse of `exp_map`.
+
+    Example:
+        >>> log_map(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
+        tensor([0.0000, 1.5708])
+    """
     cosine = (point * other).sum(-1, keepdim=True)
     # A difference from the nearer pole is exact, unlike other - cosine * point.
     tangent = project_to_tangent(point, other - torch.where(cosine < 0, -1.0, 1.0).to(point.dtype) * point)
@@ -87,6 +107,10 @@ def geodesic_distance(point: Tensor, other: Tensor) -> Tensor:
 
     Reference:
         Kahan, "How futile are mindless assessments of roundoff in floating-point computation?", 2006, section 12.
+
+    Example:
+        >>> geodesic_distance(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
+        tensor(1.5708)
     """
     chords = (torch.linalg.vector_norm(x, dim=-1) for x in (point - other, point + other))
     return 2 * torch.atan2(*chords)
@@ -100,13 +124,22 @@ def slerp(point: Tensor, other: Tensor, share: Tensor | float) -> Tensor:
         point: Start, (..., d).
         other: End, (..., d).
         share: 0 at the start and 1 at the end; a number, or a tensor (...).
+
+    Example:
+        >>> slerp(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), 0.5)
+        tensor([0.7071, 0.7071])
     """
     return exp_map(point, (share[..., None] if isinstance(share, Tensor) else share) * log_map(point, other))
 
 
 @_upcast
 def parallel_transport(point: Tensor, other: Tensor, tangent: Tensor) -> Tensor:
-    """Transport tangents (..., d) at points to other points along the geodesics between them."""
+    """Transport tangents (..., d) at points to other points along the geodesics between them.
+
+    Example:
+        >>> parallel_transport(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.5]))
+        tensor([-0.5000,  0.0000])
+    """
     # The reflection that maps a point to the negative of the other one is exact also near the antipode.
     axis = point + other
     square = axis.square().sum(-1, keepdim=True)
@@ -133,6 +166,10 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
     Raises:
         TypeError: If a tensor does not have a floating-point dtype.
         ValueError: If there are no points, a value is not finite, or weights are negative or sum to 0.
+
+    Example:
+        >>> frechet_mean(torch.eye(3))
+        tensor([0.5774, 0.5774, 0.5774])
     """
     if points.ndim < 2 or points.shape[-2] == 0:
         raise ValueError(f"points must have the shape (..., n, d) with n of at least 1; got {tuple(points.shape)}.")
@@ -178,6 +215,10 @@ def random_rotation(
 
     Reference:
         Mezzadri, "How to generate random matrices from the classical compact groups", Notices of the AMS 2007.
+
+    Example:
+        >>> torch.linalg.det(random_rotation(3)).round()
+        tensor(1.)
     """
     check_integer("dim", dim, 1)
     dtype = dtype or torch.get_default_dtype()

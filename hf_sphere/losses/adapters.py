@@ -25,9 +25,9 @@ class MetricLearningLoss(nn.Module):
         miner: The miner that selects pairs or triplets for it.
 
     Example:
-        >>> from pytorch_metric_learning import losses, miners
-        >>> loss = MetricLearningLoss(losses.TripletMarginLoss(), miners.MultiSimilarityMiner())
-        >>> trainer = SphereTrainer(model, args, train_dataset=images, compute_loss_func=trainer_loss(loss))
+        >>> from pytorch_metric_learning import losses, miners  # doctest: +SKIP
+        >>> loss = MetricLearningLoss(losses.TripletMarginLoss(), miners.MultiSimilarityMiner())  # doctest: +SKIP
+        >>> trainer = SphereTrainer(model, args, compute_loss_func=trainer_loss(loss))  # doctest: +SKIP
     """
 
     def __init__(self, loss: nn.Module, miner: nn.Module | None = None) -> None:
@@ -50,6 +50,9 @@ def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
 
     Raises:
         ValueError: If the loss has trained parameters.
+
+    Example:
+        >>> Trainer(model, args, compute_loss_func=trainer_loss(ArcFaceLoss(128, 1000)))  # doctest: +SKIP
     """
     trained = [name for name, parameter in loss.named_parameters() if parameter.requires_grad]
     if trained:
@@ -80,9 +83,9 @@ class SentenceTransformerLoss(nn.Module):
         ValueError: If there is not one label per row.
 
     Example:
-        >>> loss = SentenceTransformerLoss(model, ArcFaceLoss(model.get_embedding_dimension(), num_classes=20))
-        >>> callbacks = [LossCheckpointCallback(loss.loss)]
-        >>> trainer = SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss, callbacks=callbacks)
+        >>> loss = SentenceTransformerLoss(model, ArcFaceLoss(384, num_classes=20))  # doctest: +SKIP
+        >>> callbacks = [LossCheckpointCallback(loss.loss)]  # doctest: +SKIP
+        >>> trainer = SentenceTransformerTrainer(model, args, loss=loss, callbacks=callbacks)  # doctest: +SKIP
     """
 
     def __init__(self, model: nn.Module, loss: nn.Module) -> None:
@@ -109,6 +112,9 @@ class LossCheckpointCallback(TrainerCallback):
     Raises:
         ValueError: If the class vectors of the loss are spread over processes.
         FileNotFoundError: If training resumes from a checkpoint in `output_dir` that was saved without a loss.
+
+    Example:
+        >>> Trainer(model, args, callbacks=[LossCheckpointCallback(loss)])  # doctest: +SKIP
     """
 
     def __init__(self, loss: nn.Module) -> None:

@@ -28,9 +28,9 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
         ValueError: If the head or an option is unknown or invalid, or the embeddings have another length.
 
     Example:
-        >>> loss = ArcFaceLoss(128, 1000, scale=64.0, margin=0.5)
-        >>> optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters()])
-        >>> loss(model(images), labels).backward()
+        >>> loss = HeadLoss(4, 3, head="arcface", scale=64.0, margin=0.5)
+        >>> optimizer = torch.optim.AdamW([*network.parameters(), *loss.parameters()])
+        >>> loss(embeddings, labels).backward()
     """
 
     head_name: ClassVar[str | None] = None
@@ -81,36 +81,81 @@ def require_all_classes(loss: nn.Module) -> None:
 
 
 class CosineSoftmaxLoss(HeadLoss, head="cosine"):
-    """`CosineHead` as a loss."""
+    """`CosineHead` as a loss.
+
+    Example:
+        >>> CosineSoftmaxLoss(4, 3)(embeddings, labels).shape
+        torch.Size([])
+    """
 
 
 class ArcFaceLoss(HeadLoss, head="arcface"):
-    """`ArcFaceHead` as a loss."""
+    """`ArcFaceHead` as a loss.
+
+    Example:
+        >>> ArcFaceLoss(4, 3, scale=64.0, margin=0.5)(embeddings, labels).shape
+        torch.Size([])
+    """
 
 
 class CosFaceLoss(HeadLoss, head="cosface"):
-    """`CosFaceHead` as a loss."""
+    """`CosFaceHead` as a loss.
+
+    Example:
+        >>> CosFaceLoss(4, 3, margin=0.35)(embeddings, labels).shape
+        torch.Size([])
+    """
 
 
 class SubCenterArcFaceLoss(HeadLoss, head="subcenter_arcface"):
-    """`SubCenterArcFaceHead` as a loss."""
+    """`SubCenterArcFaceHead` as a loss.
+
+    Example:
+        >>> SubCenterArcFaceLoss(4, 3, sub_centers=2)(embeddings, labels).shape
+        torch.Size([])
+    """
 
 
 class AdaFaceLoss(HeadLoss, head="adaface"):
-    """`AdaFaceHead` as a loss."""
+    """`AdaFaceHead` as a loss.
+
+    Example:
+        >>> AdaFaceLoss(4, 3)(embeddings, labels).shape
+        torch.Size([])
+    """
 
 
 class ProxyAnchorLoss(HeadLoss, head="proxy_anchor"):
-    """`ProxyAnchorHead` as a loss."""
+    """`ProxyAnchorHead` as a loss.
+
+    Example:
+        >>> ProxyAnchorLoss(4, 3)(embeddings, labels).shape
+        torch.Size([])
+    """
 
 
 class VMFSoftmaxLoss(HeadLoss, head="vmf"):
-    """`VMFHead` as a loss."""
+    """`VMFHead` as a loss.
+
+    Example:
+        >>> VMFSoftmaxLoss(4, 3)(embeddings, labels).shape
+        torch.Size([])
+    """
 
 
 class PrototypeLoss(HeadLoss, head="prototype"):
-    """`PrototypeHead` as a loss."""
+    """`PrototypeHead` as a loss.
+
+    Example:
+        >>> PrototypeLoss(4, 3)(embeddings, labels).shape
+        torch.Size([])
+    """
 
 
 class ETFLoss(HeadLoss, head="etf"):
-    """`ETFHead` as a loss."""
+    """`ETFHead` as a loss.
+
+    Example:
+        >>> ETFLoss(4, 3)(embeddings, labels).shape
+        torch.Size([])
+    """

@@ -76,6 +76,10 @@ class SupConLoss(PairLoss):
 
     Reference:
         Khosla et al., "Supervised contrastive learning", NeurIPS 2020, equation 2.
+
+    Example:
+        >>> SupConLoss(temperature=0.1)(embeddings, labels).shape
+        torch.Size([])
     """
 
     def __init__(self, temperature: float = 0.1, *, learn_temperature: bool = False) -> None:
@@ -125,6 +129,10 @@ class InfoNCELoss(PairLoss):
         van den Oord, Li and Vinyals, "Representation learning with contrastive predictive coding", 2018; symmetric and
         with a learned temperature as in Radford et al., "Learning transferable visual models from natural language
         supervision", ICML 2021.
+
+    Example:
+        >>> InfoNCELoss()(embeddings, torch.arange(60) // 2).shape
+        torch.Size([])
     """
 
     def __init__(self, temperature: float = 0.07, *, learn_temperature: bool = True) -> None:

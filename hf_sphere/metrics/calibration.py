@@ -56,6 +56,10 @@ def reliability_bins(
     Raises:
         ValueError: If the shapes are not (N,) with the same N >= 1, a confidence is outside [0, 1], `correct` has
             values other than 0 and 1, `num_bins` is not an integer of at least 1, or the binning is unknown.
+
+    Example:
+        >>> reliability_bins(torch.tensor([0.9, 0.8, 0.6, 0.5]), torch.tensor([1, 1, 1, 0]), num_bins=2).accuracy
+        tensor([0.5000, 1.0000], dtype=torch.float64)
     """
     confidences, correct = check_confidences(confidences, correct)
     if not ((confidences >= 0) & (confidences <= 1)).all():
@@ -103,6 +107,10 @@ def expected_calibration_error(
 
     Raises:
         ValueError: If `norm` is not finite and at least 1, and for the same reasons as `reliability_bins`.
+
+    Example:
+        >>> expected_calibration_error(torch.tensor([0.75, 0.75]), torch.tensor([1, 0]), norm=1)
+        0.25
     """
     if not (norm >= 1 and math.isfinite(norm)):
         raise ValueError(f"norm must be finite and at least 1; got {norm}.")
@@ -123,6 +131,10 @@ def calibration_errors(confidences: Tensor, correct: Tensor) -> dict[str, float]
 
     Raises:
         ValueError: For the same reasons as `reliability_bins`.
+
+    Example:
+        >>> calibration_errors(torch.tensor([1.0, 1.0]), torch.tensor([1, 1])).keys()
+        dict_keys(['calibration_error_equal_mass_l2', 'calibration_error_equal_width_l1'])
     """
     return {
         "calibration_error_equal_mass_l2": expected_calibration_error(confidences, correct),
@@ -141,6 +153,10 @@ def probability_scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
 
     Raises:
         ValueError: If a shape or a label is invalid, or a logit is not finite.
+
+    Example:
+        >>> round(probability_scores(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))["nll"], 4)
+        0.7201
     """
     logits = check_embeddings(logits, what="logits").cpu().double()
     labels = check_labels(labels, len(logits)).cpu().long()

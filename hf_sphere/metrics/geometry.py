@@ -35,6 +35,11 @@ def class_angles(
         TypeError: If the embeddings are complex or the labels are not integers.
         ValueError: If a shape is wrong, an embedding is zero or not finite, there is only one class, no class has two
             members or `max_pairs` is not positive.
+
+    Example:
+        >>> within, between = class_angles(embeddings, labels)
+        >>> len(within), len(between)
+        (570, 1200)
     """
     if max_pairs < 1:
         raise ValueError(f"max_pairs must be at least 1; got {max_pairs}.")
@@ -123,6 +128,10 @@ def class_overlap(
     Reference:
         Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022, comparison with angle-based
         operators.
+
+    Example:
+        >>> class_overlap(embeddings, labels, labels == 0, threshold=0.5)["num_overlaps"]
+        0
     """
     if distance not in get_args(OverlapDistance):
         raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(OverlapDistance))}.")
@@ -173,6 +182,10 @@ def alignment(embeddings: Tensor, labels: Tensor) -> float:
     Reference:
         Wang and Isola, "Understanding contrastive representation learning through alignment and uniformity on the
         hypersphere", ICML 2020, with the exponent 2. There, the pairs are two views of an image.
+
+    Example:
+        >>> alignment(torch.eye(4)[labels], labels)
+        0.0
     """
     unit = check_directions(embeddings)
     classes = check_classes(labels, len(unit))
@@ -205,6 +218,10 @@ def uniformity(embeddings: Tensor, *, t: float = 2.0) -> float:
     Reference:
         Wang and Isola, "Understanding contrastive representation learning through alignment and uniformity on the
         hypersphere", ICML 2020.
+
+    Example:
+        >>> uniformity(torch.eye(4))
+        -4.0
     """
     if not (t > 0 and math.isfinite(t)):
         raise ValueError(f"t must be finite and positive, usually 2; got {t}.")
@@ -237,6 +254,10 @@ def effective_dimension(embeddings: Tensor) -> float:
 
     Reference:
         Gao et al., "A theory of multineuronal dimensionality, dynamics and measurement", bioRxiv 214262, 2017.
+
+    Example:
+        >>> round(effective_dimension(torch.eye(4)))
+        3
     """
     embeddings = check_embeddings(embeddings).cpu().double()
     if (embeddings == embeddings[0]).all():

@@ -26,6 +26,10 @@ def detection_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
 
     Raises:
         ValueError: If the shapes are not (N,) and (M,) with N, M >= 1, or a score is NaN.
+
+    Example:
+        >>> detection_scores(inside=torch.tensor([3.0, 2.0, 1.0]), outside=torch.tensor([1.5, 0.0]))
+        {'auroc': 0.8333333333333334, 'fpr_at_95_tpr': 0.5, 'aupr': 0.9166666666666666}
     """
     inside, outside = check_scores("inside", inside), check_scores("outside", outside).sort().values
     below = torch.searchsorted(outside, inside)

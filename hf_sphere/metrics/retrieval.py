@@ -55,6 +55,10 @@ def retrieval_scores(
         TypeError: If the embeddings are complex, the labels are not integers or `ks` is not a sequence.
         ValueError: If a shape is wrong, an embedding is not finite or outside the ball, no class has two members, `ks`
             or `curvature` is not positive, or the distance is unknown.
+
+    Example:
+        >>> retrieval_scores(torch.eye(4)[labels], labels)["recall_at_1"]
+        1.0
     """
     rows, scores = score_queries(embeddings, labels, distance=distance, ks=ks, curvature=curvature)
     means = {name: float(values.double().mean()) for name, values in scores.items()}
@@ -70,7 +74,13 @@ def score_queries(
     ks: Sequence[int] = (1,),
     curvature: float = 1e-5,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the index of each query, (Q,) on the CPU, and its scores, (Q,) each; see `retrieval_scores`."""
+    """Return the index of each query, (Q,) on the CPU, and its scores, (Q,) each; see `retrieval_scores`.
+
+    Example:
+        >>> rows, scores = score_queries(embeddings, labels)
+        >>> len(rows), scores.keys()
+        (60, dict_keys(['recall_at_1', 'r_precision', 'map_at_r']))
+    """
     if distance not in get_args(Distance):
         raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(Distance))}.")
     if not isinstance(ks, Sequence):
@@ -129,6 +139,10 @@ def sampled_retrieval_scores(
     Raises:
         ValueError: If `num_samples` is not positive, `interval` is not in (0, 1), the concentrations are not (N,) or
             not valid, and for the same reasons as `retrieval_scores`.
+
+    Example:
+        >>> sampled_retrieval_scores(torch.eye(3)[labels], torch.full((60,), 10.0), labels).keys()
+        dict_keys(['recall_at_1', 'r_precision', 'map_at_r'])
     """
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1; got {num_samples}.")

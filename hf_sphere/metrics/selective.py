@@ -23,6 +23,11 @@ def risk_coverage(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]
     Raises:
         ValueError: If the shapes are not (N,) with the same N >= 1, a confidence is NaN, or `correct` has
             values other than 0 and 1.
+
+    Example:
+        >>> coverage, risk = risk_coverage(torch.tensor([0.9, 0.6]), torch.tensor([1, 0]))
+        >>> risk.tolist()
+        [0.0, 0.5]
     """
     confidences, correct = check_confidences(confidences, correct)
     wrong = (1 - mean_over_ties(confidences, correct))[confidences.argsort(descending=True)]
@@ -44,6 +49,10 @@ def area_under_risk_coverage(confidences: Tensor, correct: Tensor) -> float:
 
     Raises:
         ValueError: For the same reasons as `risk_coverage`.
+
+    Example:
+        >>> round(area_under_risk_coverage(torch.tensor([0.9, 0.8, 0.6]), torch.tensor([1, 1, 0])), 4)
+        0.1111
     """
     return float(risk_coverage(confidences, correct)[1].mean())
 
@@ -60,6 +69,10 @@ def accuracy_by_certainty(confidences: Tensor, correct: Tensor, num_groups: int 
 
     Raises:
         ValueError: For the same reasons as `risk_coverage`, or if `num_groups` is not positive.
+
+    Example:
+        >>> accuracy_by_certainty(torch.tensor([0.9, 0.8, 0.6, 0.5]), torch.tensor([1, 1, 1, 0]), num_groups=2)
+        [0.5, 1.0]
     """
     confidences, correct = check_confidences(confidences, correct)
     if num_groups < 1:

@@ -33,6 +33,10 @@ def fit_calibration(
 
     Reference:
         Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017.
+
+    Example:
+        >>> fit_calibration(torch.tensor([[8.0, 0.0], [8.0, 0.0], [8.0, 0.0]]), torch.tensor([0, 0, 1])).keys()
+        dict_keys(['temperature'])
     """
     from scipy.optimize import minimize  # slow to import
 

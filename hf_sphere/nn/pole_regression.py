@@ -39,6 +39,10 @@ class PoleRegression(nn.Module):
 
     Reference:
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, section 2.2 and equation 5.
+
+    Example:
+        >>> PoleRegression(4, (0.0, 10.0))(embeddings).predictions.shape
+        torch.Size([60])
     """
 
     pole: Tensor

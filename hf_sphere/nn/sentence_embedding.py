@@ -30,9 +30,9 @@ class Spherize(Module):
         ImportError: If sentence-transformers is not installed.
 
     Example:
-        >>> transformer = Transformer("sentence-transformers/all-MiniLM-L6-v2")
-        >>> pooling = Pooling(transformer.get_embedding_dimension())
-        >>> model = SentenceTransformer(modules=[transformer, pooling, Spherize(pooling.get_embedding_dimension())])
+        >>> Spherize(8)({"sentence_embedding": torch.randn(2, 8)})["sentence_embedding"].shape
+        torch.Size([2, 9])
+        >>> model = SentenceTransformer(modules=[transformer, pooling, Spherize(384)])  # doctest: +SKIP
     """
 
     def __init__(self, in_features: int, **spherization: Any) -> None:

@@ -29,9 +29,9 @@ class OODDetector:
         ValueError: If the score or an option is unknown.
 
     Example:
-        >>> detector = OODDetector("knn", k=10).fit(model, train_loader)
-        >>> threshold = detector.score(model, validation_loader).quantile(0.05)
-        >>> is_unknown = detector.score(model, loader) < threshold
+        >>> detector = OODDetector("knn", k=10).fit(model, train_loader)  # doctest: +SKIP
+        >>> threshold = detector.score(model, validation_loader).quantile(0.05)  # doctest: +SKIP
+        >>> is_unknown = detector.score(model, loader) < threshold  # doctest: +SKIP
     """
 
     def __init__(self, score: str = "knn", **options: Any) -> None:
@@ -134,8 +134,8 @@ def compare_scores(
         ValueError: If there is no OOD set, a value is invalid, or no score could be computed.
 
     Example:
-        >>> train, test, svhn = (model_outputs(model, loader) for loader in loaders)
-        >>> print(compare_scores(train, test, {"svhn": svhn}))
+        >>> train, test, svhn = (model_outputs(model, loader) for loader in loaders)  # doctest: +SKIP
+        >>> print(compare_scores(train, test, {"svhn": svhn}))  # doctest: +SKIP
     """
     if not outside:
         raise ValueError("outside must have at least one set of OOD inputs; got none.")

@@ -64,6 +64,10 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
 
     Raises:
         ValueError: If there is no batch, or no layer whose output is the logits.
+
+    Example:
+        >>> model_outputs(network, images.split(4)).embeddings.shape
+        torch.Size([8, 64])
     """
     head, calls, parts = getattr(model, "head", None) if hasattr(model, "head_inputs") else None, [], []
 

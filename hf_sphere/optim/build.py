@@ -49,7 +49,7 @@ def build_optimizer(
             be generated.
 
     Example:
-        >>> optimizer = build_optimizer(model, "muon", lr=2e-3, weight_decay=0.01)
+        >>> optimizer = build_optimizer(network, "muon", images, lr=2e-3, weight_decay=0.01)
     """
     if name not in (*TORCH, *optimizer_names()):
         raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join((*TORCH, *optimizer_names()))}.")

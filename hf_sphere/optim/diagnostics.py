@@ -50,6 +50,10 @@ def effective_step(weight: Tensor, momentum: Tensor, denominator: Tensor, lr: fl
 
     Source: Roburin et al., "A spherical perspective on learning with normalization layers", theorem on the effective
     step of a generic scheme, equations of lr_e and c.
+
+    Example:
+        >>> effective_step(torch.eye(2), torch.ones(2, 2), torch.ones(2, 2), lr=0.1).angle
+        tensor([0.1107, 0.1107])
     """
     denominator = denominator.expand_as(weight)
     tiny = torch.finfo(weight.dtype).tiny
@@ -92,6 +96,13 @@ def radial_diagnostics(
 
     Raises:
         ValueError: If the optimizer has no radial weight with these names, or is Muon or a hyperball one.
+
+    Example:
+        >>> optimizer = AdamSRT(radial_parameter_groups(network, images), lr=1e-3)
+        >>> network(images).square().mean().backward()
+        >>> optimizer.step()
+        >>> sorted(radial_diagnostics(optimizer)["0.weight"])
+        ['anisotropy', 'effective_direction_norm', 'effective_learning_rate', 'step_angle', 'weight_norm']
     """
     _check_rules(optimizer)
     measured = {}
@@ -125,6 +136,10 @@ def radial_channel_dims(model: nn.Module, optimizer: Optimizer, batch: Any = Non
 
     Raises:
         ValueError: If the optimizer is Muon or a hyperball one.
+
+    Example:
+        >>> radial_channel_dims(network, torch.optim.Adam(network.parameters()), images)
+        {'0.weight': (0,), '2.weight': (0,)}
     """
     _check_rules(optimizer)
     groups = [group for group in optimizer.param_groups if group.get("channel_dims") is not None]
@@ -184,7 +199,12 @@ def _scheme(
 
 
 def as_metrics(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Name measurements for a tracker: `radial/<quantity>/<layer>`, and `radial/<quantity>` for the mean."""
+    """Name measurements for a tracker: `radial/<quantity>/<layer>`, and `radial/<quantity>` for the mean.
+
+    Example:
+        >>> as_metrics({"0.weight": {"effective_lr": 0.1}})
+        {'radial/effective_lr': 0.1, 'radial/effective_lr/0': 0.1}
+    """
     metrics = {}
     for quantity in next(iter(measured.values()), {}):
         values = {name.removesuffix(".weight"): values[quantity] for name, values in measured.items()}
@@ -202,7 +222,7 @@ class RadialDiagnosticsCallback(TrainerCallback):
         channel_dims: Radial weights, see `radial_diagnostics`; found when training starts if None.
 
     Example:
-        >>> trainer.add_callback(RadialDiagnosticsCallback(trainer.log, every=100))
+        >>> trainer.add_callback(RadialDiagnosticsCallback(trainer.log, every=100))  # doctest: +SKIP
     """
 
     def __init__(

@@ -76,7 +76,7 @@ def radial_parameter_groups(
         UserWarning: If no weight is radially invariant.
 
     Example:
-        >>> optimizer = AdamSRT(radial_parameter_groups(model), lr=1e-3)
+        >>> optimizer = AdamSRT(radial_parameter_groups(network, images), lr=1e-3)
     """
     model = extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)
     found = find_radial_weights(model, batch, loss, tolerance=tolerance)
@@ -103,6 +103,9 @@ def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] |
 
     Raises:
         ValueError: If `parameter_options` names a parameter that the model lacks.
+
+    Example:
+        >>> optimizer = torch.optim.AdamW(parameter_groups(network), lr=1e-3)
     """
     rules = {
         name: Rule("on the sphere", "scale-invariant", {"channel_dims": dims})

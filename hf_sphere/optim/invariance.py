@@ -88,6 +88,10 @@ def find_radial_weights(
     Raises:
         ValueError: If the model is sharded or on the meta device, if tolerance is not in (0, 1), if no input could be
             generated, or if the output contains nothing to differentiate.
+
+    Example:
+        >>> find_radial_weights(network, images).channel_dims
+        {'0.weight': (0,), '2.weight': (0,)}
     """
     if not 0.0 < tolerance < 1.0:
         raise ValueError(f"tolerance must lie between 0 and 1; got {tolerance}.")

@@ -34,6 +34,9 @@ def embed_class_names(
 
     Raises:
         ValueError: If a name is empty, the template has no placeholder, or a loaded model has no tokenizer.
+
+    Example:
+        >>> embed_class_names(["cat", "dog"], "sentence-transformers/all-MiniLM-L6-v2").shape  # doctest: +SKIP
     """
     from transformers import AutoModel, AutoTokenizer
 

@@ -168,6 +168,10 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
 
     Raises:
         ValueError: If there are fewer than 3 classes or the class vectors are invalid.
+
+    Example:
+        >>> measure_order(torch.eye(4), torch.randn(4, 8))
+        OrderPreservation(triplet_accuracy=0.5, rank_correlation=0.0)
     """
     from scipy.stats import spearmanr
 

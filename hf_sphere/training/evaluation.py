@@ -35,6 +35,9 @@ def evaluate(
 
     Returns:
         Means over all images, or over all target tokens of a text: `loss`, and for instance `accuracy` in [0, 1].
+
+    Example:
+        >>> evaluate(model, data.test, Accelerator())["accuracy"]  # doctest: +SKIP
     """
     model.eval()
     wide = torch.float32 if accelerator.device.type == "mps" else torch.float64
@@ -80,6 +83,9 @@ def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: A
 
     Returns:
         `recall_at_1`, `r_precision`, `map_at_r` in [0, 1], and the number of images that are the only one of a class.
+
+    Example:
+        >>> evaluate_retrieval(model, data.test, Accelerator())["recall_at_1"]  # doctest: +SKIP
     """
     any_model: Any = model.eval()
     embeddings, labels = _gather_embeddings(any_model, batches, accelerator)
@@ -133,6 +139,9 @@ def evaluate_few_shot(model: nn.Module, batches: "FewShotBatches", accelerator: 
     Returns:
         Means over the episodes: `accuracy` in [0, 1] and `loss`; `accuracy_interval`, the half-width of the accuracy's
         95 % interval, 1.96 standard errors (NaN for a single episode); and `num_episodes`.
+
+    Example:
+        >>> evaluate_few_shot(model, data.test, Accelerator())["accuracy"]  # doctest: +SKIP
     """
     any_model: Any = model.eval()
     used, episodes = batches.episode_indices().unique(return_inverse=True)
@@ -200,6 +209,9 @@ def initialize_from_data(
         model: An image model, with a `head` if it has classes. Its mode and batch-norm statistics are restored.
         batches: Training batches of this process; any iterable of mappings with `pixel_values` on the model's device.
         max_examples: Maximum number of images, over all processes.
+
+    Example:
+        >>> initialize_from_data(model, data.train)  # doctest: +SKIP
     """
     head: Any = getattr(model, "head", None)
     encoder: Any = getattr(model, "base_model", model)

@@ -36,7 +36,7 @@ def create_optimizer(model: nn.Module, args: TrainingArguments) -> torch.optim.O
         ValueError: If the optimizer forms its own parameter groups, so that these options would be lost.
 
     Example:
-        >>> trainer = Trainer(model, args, optimizers=(create_optimizer(model, args), None))
+        >>> trainer = Trainer(model, args, optimizers=(create_optimizer(model, args), None))  # doctest: +SKIP
     """
     kind, options = _optimizer_options(args, model)
     if "params" not in options:
@@ -78,7 +78,7 @@ class SphereCallback(TrainerCallback):
             to be initialized from data or saved as snapshots.
 
     Example:
-        >>> trainer.add_callback(SphereCallback())
+        >>> trainer.add_callback(SphereCallback())  # doctest: +SKIP
     """
 
     def __init__(self, *, snapshot_epochs: int | None = None, snapshot_until: int | None = None) -> None:
@@ -208,8 +208,9 @@ class SphereTrainer(Trainer):
         ValueError: If the head has no label smoothing but the arguments request it.
 
     Example:
-        >>> args = TrainingArguments("digits", num_train_epochs=10, learning_rate=2e-3)
-        >>> SphereTrainer(model, args, train_dataset=load_image_data(ImageDataOptions("digits")).train).train()
+        >>> args = TrainingArguments("digits", num_train_epochs=10, learning_rate=2e-3)  # doctest: +SKIP
+        >>> images = load_image_data(ImageDataOptions("digits"))  # doctest: +SKIP
+        >>> SphereTrainer(model, args, train_dataset=images.train).train()  # doctest: +SKIP
     """
 
     def __init__(

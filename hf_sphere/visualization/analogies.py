@@ -36,6 +36,9 @@ def plot_analogy_accuracies(
     Raises:
         ImportError: If matplotlib is missing.
         ValueError: If there are no results, one lacks an entry, or two have the same model, benchmark and scoring.
+
+    Example:
+        >>> plot_analogy_accuracies(results, path="accuracies.png")  # doctest: +SKIP
     """
     _check(results)
     models, benchmarks, scorings = (list(dict.fromkeys(result[name] for result in results)) for name in _NAMES)

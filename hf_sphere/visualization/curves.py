@@ -46,6 +46,10 @@ def plot_training_curves(
     Raises:
         ImportError: If matplotlib is missing.
         ValueError: If there is nothing to draw.
+
+    Example:
+        >>> run = [{"epoch": 1, "accuracy": 0.5}, {"epoch": 2, "accuracy": 0.7}]
+        >>> figure = plot_training_curves({"Adam": [run]}, metric="accuracy", path="curves.png")
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -99,6 +103,10 @@ def plot_reliability(
 
     Reference:
         Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017, figure 1.
+
+    Example:
+        >>> bins = hf_sphere.metrics.reliability_bins(torch.rand(100), torch.rand(100) > 0.5)
+        >>> figure = plot_reliability(bins, path="reliability.png")
     """
     from matplotlib.ticker import MaxNLocator
     from scipy.stats import binomtest
@@ -154,6 +162,10 @@ def plot_risk_coverage(
 
     Reference:
         Geifman and El-Yaniv, "Selective classification for deep neural networks", NeurIPS 2017.
+
+    Example:
+        >>> curve = hf_sphere.metrics.risk_coverage(torch.rand(100), torch.rand(100) > 0.5)
+        >>> figure = plot_risk_coverage({"norm": curve}, path="risk.png")
     """
     empty = [name for name, (coverage, _) in curves.items() if len(coverage) == 0]
     if not curves or empty:

@@ -37,6 +37,9 @@ class EmbeddingPictures:
 
     Raises:
         ValueError: If `dim` or `lengths` does not fit the embeddings, or one of them has no direction.
+
+    Example:
+        >>> EmbeddingPictures(read_embeddings("outputs/embeddings")).plot("sphere.png")  # doctest: +SKIP
     """
 
     def __init__(

@@ -33,6 +33,10 @@ def save_film(figures: Iterable[Figure], path: str | Path, *, milliseconds: int 
         ImportError: If matplotlib is missing.
         FileExistsError: If `path` is a folder that contains other files, or a file instead of a folder.
         ValueError: If there is no figure, sizes differ, or the suffix or the duration is invalid.
+
+    Example:
+        >>> figures = (plot_circle(embeddings + shift, labels, ["cat", "dog", "fox"]) for shift in (0.0, 0.5))
+        >>> save_film(figures, "film.gif")
     """
     check_matplotlib()
     path = Path(path)

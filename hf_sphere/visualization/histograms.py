@@ -30,6 +30,9 @@ def plot_class_angles(points: Tensor, labels: Tensor, *, title: str = "", path: 
         ImportError: If matplotlib is missing.
         TypeError: If the labels are not integers.
         ValueError: For the reasons of `hf_sphere.metrics.class_angles`.
+
+    Example:
+        >>> figure = plot_class_angles(embeddings, labels, path="angles.png")
     """
     within, between = class_angles(points, labels)
     figure = new_figure(7.2, 4.0, title)
@@ -69,6 +72,9 @@ def plot_cosines(
     Raises:
         ImportError: If matplotlib is missing.
         ValueError: If there are fewer than two points.
+
+    Example:
+        >>> figure = plot_cosines(embeddings, path="cosines.png")
     """
     from matplotlib.ticker import MaxNLocator
 

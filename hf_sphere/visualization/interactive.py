@@ -149,6 +149,9 @@ def write_interactive_sphere(
         ValueError: If there are no points, points or directions are not (N, d) and (K, d) with d at least 2, one of
             them is zero or not finite, a label has no class name, or the number of labels, images or texts differs from
             the number of points.
+
+    Example:
+        >>> path = write_interactive_sphere("sphere.html", embeddings, labels, ["cat", "dog", "fox"])
     """
     plotly_js = _read_plotly()
     flat = torch.as_tensor(points).shape[-1] < 3

@@ -53,6 +53,10 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
 
     Reference:
         Gamba, Carlsson, Azizpour and Björkman, "Hyperplane arrangements of trained ConvNets are biased", 2020.
+
+    Example:
+        >>> statistics = hf_sphere.analysis.projection_statistics(network)
+        >>> figure = plot_projection_masses(statistics.to_dict(), path="masses.png")
     """
     if not statistics.get("layers"):
         raise ValueError("there are no layers to draw: `layers` of the projection statistics is empty.")
@@ -128,6 +132,10 @@ def plot_projection_histograms(
     Raises:
         ImportError: If matplotlib is missing.
         ValueError: If there is nothing to draw, a layer or an epoch is unknown, or projections are not normalized.
+
+    Example:
+        >>> statistics = hf_sphere.analysis.projection_statistics(network)
+        >>> figure = plot_projection_histograms(statistics.to_dict(), path="histograms.png")
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -241,6 +249,9 @@ def plot_projections_along_training(
     Raises:
         ImportError: If matplotlib is missing.
         ValueError: If no epoch has projections.
+
+    Example:
+        >>> plot_projections_along_training(json.load(open("training.json")), path="training.png")  # doctest: +SKIP
     """
     from matplotlib.ticker import MaxNLocator
 

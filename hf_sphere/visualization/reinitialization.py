@@ -44,6 +44,9 @@ def plot_reinitialization(
 
     Reference:
         Zhang, Bengio and Singer, "Are all layers created equal?", 2019.
+
+    Example:
+        >>> plot_reinitialization(robustness.to_dict(), path="layers.png")  # doctest: +SKIP
     """
     from matplotlib.colors import Normalize
     from matplotlib.markers import CARETRIGHT

@@ -152,6 +152,11 @@ def project_to_sphere(points: Tensor, dim: int = 3, *, basis: Tensor | None = No
 
     Raises:
         ValueError: If `dim` exceeds d, a point is zero or not finite, or the basis does not fit.
+
+    Example:
+        >>> points, basis = project_to_sphere(embeddings, 3)
+        >>> points.shape
+        torch.Size([60, 3])
     """
     directions = check_directions(points, what="points")
     width = directions.shape[1]

@@ -66,6 +66,9 @@ def plot_circle(
         ImportError: If matplotlib is missing.
         ValueError: If `points` have too few coordinates or, with `lengths`, more than two, a shape does not fit, a
             label has no name, or a point is not finite or, without `lengths`, zero.
+
+    Example:
+        >>> figure = plot_circle(embeddings, labels, ["cat", "dog", "fox"], path="circle.png")
     """
     if lengths and basis is not None:
         raise ValueError("with lengths=True the plane is drawn without projection, so there is no basis to project on.")
@@ -187,9 +190,13 @@ class View:
 def choose_view(points: Tensor) -> View:
     """Choose a view of unit vectors (N, 3): centered on their mean, zoomed in until 0.5 % are outside.
 
-    The positive octant, which contains all points of a spherized head, is viewed along its diagonal, on the whole
-    hemisphere: the class directions of such a head are often outside the octant. Points on all sides are viewed from two
-    opposite sides.
+    The positive octant, which contains all points of a spherized head, is viewed along its diagonal, with the whole
+    hemisphere, since the class directions of such a head are often outside the octant. Points on all sides are viewed
+    from two opposite sides.
+
+    Example:
+        >>> choose_view(torch.eye(3)).reach
+        90.0
     """
     if (points >= -1e-6).all():
         return View(90.0 - _OCTANT, 45.0)
@@ -235,6 +242,9 @@ def plot_sphere(
         ImportError: If matplotlib is missing.
         ValueError: If `points` have fewer than three coordinates, a shape does not fit, a label has no name, or a point
             is zero or not finite.
+
+    Example:
+        >>> figure = plot_sphere(embeddings, labels, ["cat", "dog", "fox"], path="sphere.png")
     """
     scene = SphereScene(Panel(points, labels, directions), class_names, basis, view)
     return scene.plot(12.0 if scene.view.both_sides else 7.5, 6.3, title, path)
@@ -338,6 +348,10 @@ def plot_gallery(
         ImportError: If matplotlib is missing.
         ValueError: If there are no panels, `dim` or `columns` is invalid, `lengths` is set in three dimensions, or
             `plot_sphere` or `plot_circle` raises it; the message then starts with the title of the panel.
+
+    Example:
+        >>> panels = {"mine": Panel(embeddings, labels), "negated": Panel(-embeddings, labels)}
+        >>> figure = plot_gallery(panels, ["cat", "dog", "fox"], dim=3, path="gallery.png")
     """
     if dim not in (2, 3):
         raise ValueError(f"dim must be 2 or 3; got {dim}.")

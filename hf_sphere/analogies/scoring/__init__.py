@@ -17,7 +17,12 @@ MODULES = {
 
 
 def scoring_names() -> list[str]:
-    """Return the names of all scorings, sorted."""
+    """Return the names of all scorings, sorted.
+
+    Example:
+        >>> scoring_names()
+        ['embedding_similarity', 'hypothesis_bias', 'marginal_bias', 'perplexity', 'pmi', 'relation_embedding']
+    """
     return sorted(MODULES)
 
 

@@ -36,6 +36,10 @@ def simplex(num_points: int, dim: int) -> Tensor:
 
     Reference:
         Rankin, "The closest packing of spherical caps in n dimensions", 1955.
+
+    Example:
+        >>> simplex(3, 2) @ simplex(3, 2)[0]
+        tensor([ 1.0000, -0.5000, -0.5000], dtype=torch.float64)
     """
     if not 2 <= num_points <= dim + 1:
         raise ValueError(f"a simplex in dimension {dim} has 2 to {dim + 1} points; got {num_points}. See find_code.")
@@ -55,6 +59,10 @@ def cross_polytope(num_points: int, dim: int) -> Tensor:
 
     Raises:
         ValueError: If K is outside 2..2 d.
+
+    Example:
+        >>> cross_polytope(3, 2).tolist()
+        [[1.0, 0.0], [0.0, 1.0], [-1.0, -0.0]]
     """
     if not 2 <= num_points <= 2 * dim:
         raise ValueError(f"a cross-polytope in R^{dim} has 2 to {2 * dim} points; got {num_points}. See find_code.")
@@ -67,6 +75,10 @@ def polygon(num_points: int) -> Tensor:
 
     Raises:
         ValueError: If K is below 2.
+
+    Example:
+        >>> polygon(4).round().abs().tolist()
+        [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]
     """
     if num_points < 2:
         raise ValueError(f"a polygon has at least 2 points; got {num_points}.")
@@ -118,6 +130,10 @@ def find_code(num_points: int, dim: int) -> SphericalCode | None:
     The largest cosine of a subset, padded with zeros to d dimensions, is at most that of the code. Ties are broken by
     the smallest dimension, then size. Returns None if there is none. For K <= 2 d prefer `simplex` and
     `cross_polytope`.
+
+    Example:
+        >>> find_code(24, 4).cosine
+        0.5
     """
     fitting = [code for code in CATALOGUE if code.size >= num_points and code.dim <= dim]
     return min(fitting, key=lambda code: (code.cosine, code.dim, code.size), default=None)
@@ -137,6 +153,10 @@ def fit_code(code: SphericalCode, num_points: int, dim: int, generator: torch.Ge
 
     Raises:
         ValueError: If the code has fewer points or more dimensions.
+
+    Example:
+        >>> fit_code(find_code(24, 4), 20, 8).shape
+        torch.Size([20, 8])
     """
     if not 1 <= num_points <= code.size:
         raise ValueError(f"{code.name} has {code.size} points; got num_points={num_points}. Choose 1 to {code.size}.")

@@ -21,6 +21,10 @@ def separation(points: Tensor) -> Tensor:
     Raises:
         TypeError: If `points` does not have a floating-point dtype.
         ValueError: If the shape is not (K, d) with K >= 2 and d >= 1, or a point is zero or not finite.
+
+    Example:
+        >>> separation(torch.eye(3))
+        tensor(0.)
     """
     if not points.is_floating_point():
         raise TypeError(f"points must have a floating-point dtype; got {points.dtype}. Convert them with .float().")

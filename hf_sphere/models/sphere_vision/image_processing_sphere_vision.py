@@ -33,6 +33,11 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         image_std: Standard deviation per channel, of values in [0, 1].
         crop_pct: Fraction of a side that a crop of the center keeps, as in timm; None stretches the whole image.
         **kwargs: The other options of transformers' image processors (`resample`, `do_normalize`, ...).
+
+    Example:
+        >>> processor = SphereVisionImageProcessor(size={"height": 8, "width": 8})
+        >>> processor(torch.zeros(3, 32, 32, dtype=torch.uint8), return_tensors="pt").pixel_values.shape
+        torch.Size([1, 3, 8, 8])
     """
 
     model_input_names = ["pixel_values"]

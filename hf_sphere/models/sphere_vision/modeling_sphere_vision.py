@@ -103,6 +103,11 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
 
     Attributes:
         embedding_dim: Length of the embeddings, including the additional coordinate of a spherization.
+
+    Example:
+        >>> config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28)
+        >>> SphereVisionModel(config)(torch.rand(2, 1, 28, 28)).embeddings.shape
+        torch.Size([2, 84])
     """
 
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:

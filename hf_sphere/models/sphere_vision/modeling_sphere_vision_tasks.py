@@ -112,6 +112,12 @@ class SphereVisionForJointPrediction(SphereVisionModelWithHead):
 
     Reference:
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, section 2.3.
+
+    Example:
+        >>> kwargs = {"num_channels": 1, "image_size": 28, "embedding_dim": 3, "value_range": (0, 1)}
+        >>> model = SphereVisionForJointPrediction(SphereVisionConfig(backbone="lenet5", **kwargs))
+        >>> model(torch.rand(2, 1, 28, 28)).logits.shape
+        torch.Size([2, 2])
     """
 
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:

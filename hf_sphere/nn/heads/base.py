@@ -353,6 +353,10 @@ def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) 
     Raises:
         ValueError: If the name or an option is unknown (the message lists the valid ones), or an option has another
             type.
+
+    Example:
+        >>> build_head("cosine", 4, 3)(embeddings).logits.shape
+        torch.Size([60, 3])
     """
     if name not in HEADS:
         raise ValueError(f"unknown head {name!r}; the heads are: {', '.join(HEADS)}.")

@@ -21,6 +21,10 @@ class CosineHead(ClassVectorHead, TemperatureHead):
     Reference:
         Zhai and Wu, "Classification is a strong baseline for deep metric learning", BMVC 2019; the learned temperature
         as in Scott, Gallagher and Mozer, "von Mises-Fisher loss", ICCV 2021.
+
+    Example:
+        >>> CosineHead(4, 3)(embeddings, labels).logits.shape
+        torch.Size([60, 3])
     """
 
     name = "cosine"
@@ -138,6 +142,10 @@ class ProxyAnchorHead(CosineHead):
 
     Reference:
         Kim, Kim, Cho and Kwak, "Proxy anchor loss for deep metric learning", CVPR 2020.
+
+    Example:
+        >>> ProxyAnchorHead(4, 3)(embeddings, labels).logits.shape
+        torch.Size([60, 3])
     """
 
     name = "proxy_anchor"

@@ -26,6 +26,10 @@ class ArcFaceHead(MarginHead):
 
     Reference:
         Deng, Guo, Xue and Zafeiriou, "ArcFace: additive angular margin loss for deep face recognition", CVPR 2019.
+
+    Example:
+        >>> ArcFaceHead(4, 3, margin=0.5)(embeddings, labels).logits.shape
+        torch.Size([60, 3])
     """
 
     name = "arcface"
@@ -57,6 +61,10 @@ class CosFaceHead(MarginHead):
 
     Reference:
         Wang et al., "CosFace: large margin cosine loss for deep face recognition", CVPR 2018.
+
+    Example:
+        >>> CosFaceHead(4, 3, margin=0.35)(embeddings, labels).logits.shape
+        torch.Size([60, 3])
     """
 
     name = "cosface"
@@ -88,6 +96,10 @@ class SubCenterArcFaceHead(ArcFaceHead):
     Reference:
         Deng, Guo, Liu, Gong and Zafeiriou, "Sub-center ArcFace: boosting face recognition by large-scale noisy web
         faces", ECCV 2020.
+
+    Example:
+        >>> SubCenterArcFaceHead(4, 3, sub_centers=2)(embeddings, labels).logits.shape
+        torch.Size([60, 3])
     """
 
     name = "subcenter_arcface"
@@ -149,6 +161,10 @@ class AdaFaceHead(RunningStatistics, MarginHead):
         Kim, Jain and Liu, "AdaFace: quality adaptive margin for face recognition", CVPR 2022. The initial averages are
         those of its published code. There, norms are limited to [0.001, 100], which depends on the architecture; here
         they are not.
+
+    Example:
+        >>> AdaFaceHead(4, 3)(embeddings, labels).logits.shape
+        torch.Size([60, 3])
     """
 
     name = "adaface"

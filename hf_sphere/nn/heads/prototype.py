@@ -38,6 +38,10 @@ class PrototypeHead(RunningStatistics, Head):
 
     Reference:
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, equation 1.
+
+    Example:
+        >>> PrototypeHead(4, 3)(embeddings, labels).logits.shape
+        torch.Size([60, 3])
     """
 
     name = "prototype"
@@ -163,6 +167,10 @@ class ETFHead(PrototypeHead):
     Reference:
         Yang et al., "Inducing neural collapse in imbalanced learning: do we really need a learnable classifier at the
         end of deep neural network?", NeurIPS 2022, with embeddings and class vectors of length 1.
+
+    Example:
+        >>> ETFHead(4, 3)(embeddings, labels).logits.shape
+        torch.Size([60, 3])
     """
 
     name = "etf"

@@ -21,6 +21,10 @@ class SoftmaxHead(ClassVectorHead):
         num_classes: Number of classes K.
         bias: Whether the classifier has a bias.
         **options: See `ClassVectorHead`.
+
+    Example:
+        >>> SoftmaxHead(4, 3)(embeddings, labels).logits.shape
+        torch.Size([60, 3])
     """
 
     name = "softmax"
@@ -53,6 +57,10 @@ class SpherizedHead(ClassVectorHead):
     Reference:
         Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022. Scaling 5 and radius 5 are
         the values of its image experiments.
+
+    Example:
+        >>> SpherizedHead(4, 3, radius=5.0)(embeddings, labels).logits.shape
+        torch.Size([60, 3])
     """
 
     name = "spherized"
@@ -112,6 +120,10 @@ class AngularHead(Head):
     Reference:
         Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022, comparison with the
         operators of Liu et al., "Deep hyperspherical learning", NeurIPS 2017.
+
+    Example:
+        >>> AngularHead(4, 3, operator="cosine")(embeddings, labels).logits.shape
+        torch.Size([60, 3])
     """
 
     name = "angular"
@@ -162,6 +174,10 @@ class HyperbolicHead(Head):
     Reference:
         Ganea, Becigneul and Hofmann, "Hyperbolic neural networks", NeurIPS 2018, equation 25; Khrulkov et al.,
         "Hyperbolic image embeddings", CVPR 2020.
+
+    Example:
+        >>> HyperbolicHead(4, 3)(embeddings, labels).logits.shape
+        torch.Size([60, 3])
     """
 
     name = "hyperbolic"

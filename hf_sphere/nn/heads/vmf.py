@@ -70,6 +70,10 @@ class VMFHead(ClassVectorHead, TemperatureHead):
     Reference:
         Scott, Gallagher and Mozer, "von Mises-Fisher loss: an exploration of embedding geometries for supervised
         learning", ICCV 2021.
+
+    Example:
+        >>> VMFHead(4, 3).eval()(embeddings).logits.shape
+        torch.Size([60, 3])
     """
 
     name = "vmf"

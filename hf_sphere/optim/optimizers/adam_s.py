@@ -50,7 +50,7 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
     Source: Roburin et al., "A spherical perspective on learning with normalization layers", section 5.
 
     Example:
-        >>> optimizer = AdamS(radial_parameter_groups(model), lr=1e-3, weight_decay=1e-4)
+        >>> optimizer = AdamS(radial_parameter_groups(network, images), lr=1e-3, weight_decay=1e-4)
     """
 
     momentum_key = "exp_avg"

@@ -15,7 +15,7 @@ class AdamSRT(AdamS):
     Source: Roburin et al., "A spherical perspective on learning with normalization layers", section 5, Adam SRT.
 
     Example:
-        >>> optimizer = AdamSRT(radial_parameter_groups(model), lr=1e-3, betas=(0.9, 0.99))
+        >>> optimizer = AdamSRT(radial_parameter_groups(network, images), lr=1e-3, betas=(0.9, 0.99))
     """
 
     def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:

@@ -15,7 +15,7 @@ class AdamWHyperball(Hyperball, torch.optim.AdamW):
     optimization", 2025.
 
     Example:
-        >>> optimizer = build_optimizer(model, "adamw_hyperball", lr=1e-2, adamw_lr_scale=0.1)
+        >>> optimizer = build_optimizer(network, "adamw_hyperball", images, lr=1e-2, adamw_lr_scale=0.1)
     """
 
     rules_of = (("adamw_hyperball", {"hyperball": True}),)

@@ -38,7 +38,7 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
     et al., "Muon is scalable for LLM training", arXiv:2502.16982.
 
     Example:
-        >>> optimizer = build_optimizer(model, "muon", lr=2e-3, weight_decay=0.01)
+        >>> optimizer = build_optimizer(network, "muon", images, lr=2e-3, weight_decay=0.01)
     """
 
     group_key = "muon"

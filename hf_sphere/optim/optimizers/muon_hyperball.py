@@ -14,7 +14,7 @@ class MuonHyperball(Hyperball, Muon):
     optimization", 2025.
 
     Example:
-        >>> optimizer = build_optimizer(model, "muon_hyperball", lr=1e-2, adamw_lr_scale=0.1)
+        >>> optimizer = build_optimizer(network, "muon_hyperball", images, lr=1e-2, adamw_lr_scale=0.1)
     """
 
     rules_of = (("muon_hyperball", {"muon": True, "hyperball": True}), ("muon", {"muon": True}))

@@ -39,7 +39,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
     Source: Roburin et al., "A spherical perspective on learning with normalization layers", section 5, SGD-MRT.
 
     Example:
-        >>> optimizer = SGDMRT(radial_parameter_groups(model), lr=0.1, momentum=0.9, weight_decay=2.5e-4)
+        >>> optimizer = SGDMRT(radial_parameter_groups(network, images), lr=0.1, momentum=0.9, weight_decay=2.5e-4)
     """
 
     momentum_key = "momentum_buffer"

@@ -10,7 +10,12 @@ from hf_sphere.training.tasks.base import TASKS, Task
 
 
 def task_names() -> list[str]:
-    """Return the names of the tasks."""
+    """Return the names of the tasks.
+
+    Example:
+        >>> task_names()
+        ['classification', 'few_shot', 'joint', 'masked_lm', 'regression', 'retrieval']
+    """
     for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
         importlib.import_module(module.name)  # which adds its task to `TASKS`
     return list(TASKS)
@@ -24,6 +29,10 @@ def find_task(name: str) -> type[Task]:
 
     Raises:
         ValueError: If there is no such task; the message lists the names.
+
+    Example:
+        >>> find_task("retrieval").metric
+        'recall_at_1'
     """
     if any(module.name == name for module in pkgutil.iter_modules(__path__)):
         importlib.import_module(f"{__name__}.{name}")  # and no other task
