@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if words and not words[0].startswith("-"):
         words.insert(0, "--kind")
     (args,) = parse_arguments((PrepareArguments,), words, "Convert published image data to parquet files.")
-    from hf_sphere.data.prepare import prepare_images
+    from published_images.prepare import prepare_images
 
     try:
         prepare_images(

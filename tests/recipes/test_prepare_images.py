@@ -10,6 +10,7 @@ import pytest
 import torch
 from datasets import load_dataset
 from PIL import Image
+from published_images.layouts import PUBLISHED, Published
 
 from hf_sphere.data import (
     ImageData,
@@ -18,9 +19,8 @@ from hf_sphere.data import (
     OpenSetOptions,
     load_image_data,
     load_image_split,
-    prepare as prepare_module,
 )
-from hf_sphere.data.published_layouts import PUBLISHED, Published
+from hf_sphere.data.parquet import ParquetSplit
 
 BROKEN = b"not an image"
 
@@ -702,7 +702,7 @@ class TestOutput:
         self, recipe, source, prepare, tmp_path, monkeypatch, capsys
     ):
         put_cub(source)
-        monkeypatch.setattr(prepare_module.ParquetSplit, "add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr(ParquetSplit, "add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(SystemExit, match="130"):
             prepare("cub200")
         assert "Stopped; nothing was written." in capsys.readouterr().err

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from datasets import Features
 from PIL import Image as PILImage
+from published_images.layouts import PUBLISHED, READERS, Reader, Row, Splits
 from tqdm.auto import tqdm
 
 from hf_sphere.data.parquet import ParquetSplit
-from hf_sphere.data.published_layouts import PUBLISHED, READERS, Reader, Row, Splits
 from hf_sphere.utils.files import atomic_folder
 
 
@@ -26,7 +26,7 @@ def prepare_images(
     """Convert a data set and print a summary. Image files are stored unchanged, and writing is atomic.
 
     Args:
-        kind: One of `hf_sphere.data.published_layouts.READERS`.
+        kind: One of `published_images.layouts.READERS`.
         source: Folder of the data as published.
         output: Folder to write.
         overwrite: Replace prepared data in `output`.
