@@ -49,7 +49,6 @@ bench: $(READY)  ## run the benchmarks; prints tables, writes JSON to benchmarks
 	$(RUN) benchmarks/search.py
 	$(RUN) benchmarks/analogy.py
 	$(RUN) benchmarks/projections.py
-	$(RUN) benchmarks/reinitialization.py
 	$(RUN) benchmarks/angular.py
 	$(RUN) benchmarks/few_shot.py
 	$(RUN) benchmarks/interactive_sphere.py

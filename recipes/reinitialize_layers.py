@@ -38,7 +38,7 @@ PLOTS = ("reinitialization.png", "reinitialization.svg")
 FILES = (CELLS_FILE, TABLE_FILE, *PLOTS, "all_results.json", "run.json")
 """Files that the recipe may write."""
 FREE_TO_CHANGE = {
-    *("output_dir", "overwrite_output_dir", "drop", "heat_map", "batch_size", "reuse_activations", "cached_gigabytes"),
+    *("output_dir", "overwrite_output_dir", "drop", "heat_map", "batch_size"),
     *("disable_tqdm", "cache_dir", "dataloader_num_workers"),
 }
 """Arguments that may differ when a run resumes, since no accuracy depends on them."""
@@ -80,8 +80,6 @@ class RobustnessArguments(Arguments):
     )
     drop: float = argument(0.05, "A layer is critical if its reset reduces the accuracy by more than this.", ge=0, le=1)
     batch_size: int = argument(250, "Images per batch.", ge=1)
-    reuse_activations: bool = argument(True, "Compute the activations before a layer only once, where possible.")
-    cached_gigabytes: float = argument(2.0, "Memory for these activations.", ge=0)
     disable_tqdm: bool = argument(False, "Disable the progress bar.")
 
 
@@ -158,8 +156,6 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
         num_random=args.num_random,
         seed=args.seed,
         fresh=classifier.fresh,
-        reuse_activations=args.reuse_activations,
-        max_cached_bytes=int(args.cached_gigabytes * 2**30),
         finished=SavedAccuracies(output_dir / CELLS_FILE, prepare, read=resume),
         progress=not args.disable_tqdm,
     )

@@ -30,8 +30,7 @@ def test_distance_supports_cpu_initial_weights_and_a_device_model(model):
     assert all(layer.l2 == 0 for layer in distances.layers.values())
 
 
-@pytest.mark.parametrize("budget", [2**31, 2**22])
-def test_reinitialized_layers_on_the_device_give_the_same_cost_with_and_without_reuse(model, budget):
+def test_reinitialized_layers_on_the_device_give_the_accuracies_of_the_cpu(model):
     model = model.cuda()
     torch.manual_seed(1)
     images = torch.randn(200, 3, 32, 32, device="cuda")
@@ -44,10 +43,9 @@ def test_reinitialized_layers_on_the_device_give_the_same_cost_with_and_without_
         pairs = zip(images.split(64), labels.split(64), strict=True)
         return float(sum((net(x).argmax(-1) == y).sum() for x, y in pairs) / len(labels))
 
-    options = {"layers": "conv", "num_random": 1, "max_cached_bytes": budget}
-    reused = reinitialization_robustness(model, [snapshot], accuracy, **options)
-    whole = reinitialization_robustness(model, [snapshot], accuracy, reuse_activations=False, **options)
-    assert reused.accuracy == whole.accuracy == 1.0
-    for name, layer in reused.layers.items():
-        assert layer.snapshots["0"] == pytest.approx(whole.layers[name].snapshots["0"], abs=0.01)
-        assert layer.random == pytest.approx(whole.layers[name].random, abs=0.01)
+    found = reinitialization_robustness(model, [snapshot], accuracy, layers="conv", num_random=1)
+    model, images, labels = model.cpu(), images.cpu(), labels.cpu()
+    expected = reinitialization_robustness(model, [snapshot], accuracy, layers="conv", num_random=1)
+    assert found.accuracy == 1.0
+    for name, layer in found.layers.items():
+        assert layer.snapshots["0"] == pytest.approx(expected.layers[name].snapshots["0"], abs=0.02)

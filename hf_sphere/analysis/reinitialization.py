@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 
 from hf_sphere.analysis.layers import LayerSelection, filters, find_layers
 from hf_sphere.analysis.model_state import (
-    ActivationReuse,
     compiled_modules,
     evaluate_with,
     evaluation_mode,
@@ -190,8 +189,6 @@ def reinitialization_robustness(
     num_random: int = 0,
     seed: int = 0,
     fresh: Callable[[], nn.Module] | None = None,
-    reuse_activations: bool = True,
-    max_cached_bytes: int = 2 * 2**30,
     finished: MutableMapping[str, float] | None = None,
     progress: bool = False,
 ) -> ReinitializationRobustness:
@@ -199,10 +196,6 @@ def reinitialization_robustness(
 
     A layer consists of all tensors of its module (weight and bias). The model is unchanged afterwards: the same
     tensors, modes, attributes and hooks, also after an exception.
-
-    Activations before the layer are reused in each `nn.Sequential` of the model (see
-    `hf_sphere.analysis.model_state`), if no attribute or buffer of the model changes when it runs. The accuracies
-    equal those of full passes.
 
     Args:
         model: The trained model, any module; on any device, of any dtype.
@@ -219,8 +212,6 @@ def reinitialization_robustness(
         fresh: Builds the model with new random weights; one is kept in memory per initialization. By default a model
             of transformers is built from its configuration, and other layers are initialized by their
             `reset_parameters`.
-        reuse_activations: False runs the complete model in every evaluation.
-        max_cached_bytes: Memory for activations, on the device of the model.
         finished: Known accuracies, under `<layer>@<label>`, `<layer>@random<number>` and `baseline`, which are not
             measured again. New ones are added one by one, so that an interrupted run can resume. The baseline is
             measured again if another accuracy is missing.
@@ -245,8 +236,8 @@ def reinitialization_robustness(
     modules = find_layers(model, layers, include_1x1)
     for path, module in modules.items():
         filters(module, path)  # raises an error for quantized, sharded and offloaded weights
-    if num_random < 0 or max_cached_bytes < 0:
-        raise ValueError(f"num_random and max_cached_bytes cannot be negative; got {num_random}, {max_cached_bytes}.")
+    if num_random < 0:
+        raise ValueError(f"num_random cannot be negative; got {num_random}.")
     found, missing = open_snapshots(snapshots)
     if missing:
         warnings.warn(f"{len(missing)} snapshots are missing and skipped: {', '.join(missing)}.", stacklevel=2)
@@ -267,17 +258,10 @@ def reinitialization_robustness(
     known = {} if finished is None else finished
     labels = [*found, *random_labels]
     left = [(layer, label) for layer in modules for label in labels if f"{layer}@{label}" not in known]
-    reuse = ActivationReuse(model, max_cached_bytes) if reuse_activations else None
 
-    def measure(values: Mapping[str, Tensor], record: bool = False) -> float:
-        changed = [state[name] for name in values]
-        with evaluation_mode(model) as is_stateful:
-            if reuse is not None:
-                reuse.install(changed, record=record)
-            accuracy = _check_accuracy(evaluate_with(model, evaluate, values))
-            if reuse is not None and record and is_stateful():
-                reuse.clear()
-        return accuracy
+    def measure(values: Mapping[str, Tensor]) -> float:
+        with evaluation_mode(model):
+            return _check_accuracy(evaluate_with(model, evaluate, values))
 
     def replacement(layer: str, label: str, following: Sequence[str]) -> dict[str, Tensor]:
         paths = [layer, *following]
@@ -288,7 +272,7 @@ def reinitialization_robustness(
     if left or "baseline" not in known:
         with tqdm(total=1 + len(left), desc="baseline", disable=not progress) as bar:
             with observed_batch_norms(model, modules if norms else {}) as following:
-                known["baseline"] = measure({}, record=bool(left))
+                known["baseline"] = measure({})
             if norms and not following:
                 raise ValueError(_NOT_OBSERVED.format("every layer"))
             bar.update()

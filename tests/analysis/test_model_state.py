@@ -157,28 +157,3 @@ def test_side_effects_of_the_forward_pass_are_undone(error):
     assert state() == before
     assert torch.equal(model.layer.weight, weight)
     assert not any(value.any() for value in (model.peak, model.mean, model.sum))
-
-
-class Changes(nn.Module):
-    def __init__(self, change):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-        self.sum, self.change = torch.zeros(()), change
-
-    def forward(self, x):
-        if self.change == "buffer":
-            self.calls += 1
-        elif self.change == "tensor":
-            self.sum += 1
-        elif self.change == "attribute":
-            self.kept = x
-        return x
-
-
-@pytest.mark.parametrize("change", [None, "buffer", "tensor", "attribute"])
-def test_changes_of_a_model_are_detected(change):
-    model = nn.Sequential(Changes(change)).train()
-    with evaluation_mode(model) as changed:
-        assert not changed()
-        model(torch.zeros(1))
-        assert changed() == (change is not None)
