@@ -229,11 +229,18 @@ def _stop_after_parsing() -> Iterator[None]:
 
         return wrapper
 
-    stop = stopping(arguments.parse_arguments)
+    known = argparse.ArgumentParser.parse_known_args
+
+    def parse_all(*args: Any, **kwargs: Any) -> Any:
+        with mock.patch.object(argparse.ArgumentParser, "parse_known_args", known):
+            return parse(*args, **kwargs)
+
+    stop, parse = stopping(arguments.parse_arguments), argparse.ArgumentParser.parse_args
     with (
         mock.patch.object(arguments, "parse_arguments", stop),
         mock.patch.object(command_line, "parse_arguments", stop),
-        mock.patch.object(argparse.ArgumentParser, "parse_args", stopping(argparse.ArgumentParser.parse_args)),
+        mock.patch.object(argparse.ArgumentParser, "parse_args", stopping(parse_all)),
+        mock.patch.object(argparse.ArgumentParser, "parse_known_args", stopping(known)),
     ):
         yield
 
