@@ -328,14 +328,17 @@ def test_final_activation_follows_the_configuration(keeps, options):
     assert (backbone(pictures()).min() == 0) == keeps
 
 
-def test_backbone_that_keeps_the_activation_warns(monkeypatch):
+def test_backbone_that_keeps_the_activation_warns_unless_it_is_loaded(monkeypatch, tmp_path):
     said: list[str] = []
     monkeypatch.setattr(modeling.logger, "warning_once", said.append)
     options = {"backbone": "resnet10t", "num_channels": 3, "image_size": 64, "head": None, "spherization": {}}
     SphereVisionModel(SphereVisionConfig(**options, embedding_dim=8))
     assert said == []
-    SphereVisionModel(SphereVisionConfig(**options))
+    model = SphereVisionModel(SphereVisionConfig(**options))
     assert "'resnet10t' does not support. Set `embedding_dim`" in said[0]
+    model.save_pretrained(tmp_path)
+    SphereVisionModel.from_pretrained(tmp_path)
+    assert len(said) == 1
 
 
 # Options

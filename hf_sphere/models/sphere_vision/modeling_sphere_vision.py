@@ -139,7 +139,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         remove = getattr(self.backbone, "remove_final_activation", None)
         if remove is not None:
             remove()
-        elif ends_in_activation(self.backbone):
+        elif ends_in_activation(self.backbone) and not next(self.backbone.parameters()).is_meta:  # not while loading
             logger.warning_once(
                 "A head, a spherization or `final_activation` of the configuration removes the backbone's last "
                 f"activation, which {self.config.backbone!r} does not support. Set `embedding_dim` to add a linear map "
