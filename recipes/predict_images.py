@@ -148,7 +148,8 @@ def write_table(rows: Iterator[dict[str, Any]], output: Path) -> int:
             with unfinished.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, table[0])
                 writer.writeheader()
-                writer.writerows(table)
+                for row in table:  # six digits are all that float32 has
+                    writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()})
         else:
             import pyarrow as pa
             import pyarrow.parquet as pq

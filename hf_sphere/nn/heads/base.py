@@ -215,7 +215,7 @@ class Head(nn.Module):
                 classes per example.
         """
         if labels.ndim == 1:
-            advice = "Set `num_labels` to the number of classes in the data."
+            advice = "Set `num_labels`, or `num_classes` of a head or loss, to the number of classes in the data."
             check_labels(labels, self.num_classes, owner="model", advice=advice)
             return
         self.require_cross_entropy("an example with several classes")
