@@ -223,23 +223,20 @@ def _stop_after_parsing() -> Iterator[None]:
     from hf_sphere.training import command_line
     from hf_sphere.utils import arguments
 
+    known = argparse.ArgumentParser.parse_known_args
+
     def stopping(parse: Any) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> None:
-            raise _ParsedError(parse(*args, **kwargs))
+            with mock.patch.object(argparse.ArgumentParser, "parse_known_args", known):  # which the others call
+                raise _ParsedError(parse(*args, **kwargs))
 
         return wrapper
 
-    known = argparse.ArgumentParser.parse_known_args
-
-    def parse_all(*args: Any, **kwargs: Any) -> Any:
-        with mock.patch.object(argparse.ArgumentParser, "parse_known_args", known):
-            return parse(*args, **kwargs)
-
-    stop, parse = stopping(arguments.parse_arguments), argparse.ArgumentParser.parse_args
+    stop = stopping(arguments.parse_arguments)
     with (
         mock.patch.object(arguments, "parse_arguments", stop),
         mock.patch.object(command_line, "parse_arguments", stop),
-        mock.patch.object(argparse.ArgumentParser, "parse_args", stopping(parse_all)),
+        mock.patch.object(argparse.ArgumentParser, "parse_args", stopping(argparse.ArgumentParser.parse_args)),
         mock.patch.object(argparse.ArgumentParser, "parse_known_args", stopping(known)),
     ):
         yield

@@ -170,6 +170,10 @@ def place_prototypes(
     """
     num_classes, dim = check_integer("num_classes", num_classes, 2), check_integer("dim", dim, 2)
     seed = check_integer("seed", seed, 0)
+    try:
+        device = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device must be one of torch, such as cpu or cuda:0; got {device!r}.") from error
     with _search_environment(num_classes, dim):
         ranking = _build_ranking(num_classes, class_vectors, ordering, ordering_weight)
         if isinstance(class_names, str):
