@@ -175,8 +175,11 @@ class VonMisesFisher(DirectionalDistribution):
             Distribution with the batch shape (...).
 
         Raises:
+            TypeError: If the points are not a tensor.
             ValueError: If there are no points, a point is zero or not finite, or the weights are invalid.
         """
+        if not isinstance(points, Tensor):
+            raise TypeError(f"points must be a tensor; got {type(points).__name__}. Convert it by torch.as_tensor.")
         if points.ndim < 2 or points.shape[-2] == 0 or points.shape[-1] < 2:
             raise ValueError(f"points must have the shape (..., n, d), n >= 1, d >= 2; got {tuple(points.shape)}.")
         weights = points.new_ones(points.shape[-2]) if weights is None else weights

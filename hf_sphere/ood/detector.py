@@ -98,6 +98,8 @@ class Comparison:
 
     def mean(self, score: str, metric: str = "auroc") -> float:
         """Return the mean of a metric of a score over the OOD sets."""
+        if score not in self.results:
+            raise ValueError(f"the score {score!r} was not computed; there are {', '.join(self.results)}.")
         return sum(metrics[metric] for metrics in self.results[score].values()) / len(self.results[score])
 
     @property
@@ -137,6 +139,8 @@ def compare_scores(
         >>> train, test, svhn = (model_outputs(model, loader) for loader in loaders)  # doctest: +SKIP
         >>> print(compare_scores(train, test, {"svhn": svhn}))  # doctest: +SKIP
     """
+    if not isinstance(outside, Mapping):
+        raise TypeError(f"outside must map a name to each set of OOD inputs; got {type(outside).__name__}.")
     if not outside:
         raise ValueError("outside must have at least one set of OOD inputs; got none.")
     fitted, *sets = (None if data is None else data.checked() for data in (train, inside, *outside.values()))
