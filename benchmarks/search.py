@@ -1,8 +1,10 @@
 """Measure search for neighbors: exact with and without FAISS, approximate on embeddings of CIFAR-10, and prediction.
 
 python benchmarks/search.py --parts exact
-python benchmarks/search.py --parts approximate prediction --model <saved CIFAR-10 model> --cifar10 uoft-cs/cifar10
+python benchmarks/search.py --parts approximate --model <saved CIFAR-10 model> --cifar10 uoft-cs/cifar10
+OMP_WAIT_POLICY=passive python benchmarks/search.py --parts prediction --model <saved CIFAR-10 model>
 
+The variable is the one that the recipes set which decode images beside a model.
 Writes `results/search_<part>.json`, and the curve of recall and speed to `docs/search/recall_and_speed.png`. `--size`
 scales the numbers of embeddings down; timings need a machine without other work.
 """

@@ -76,4 +76,5 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    # A thread of the model that waits for work leaves its core to the decoding processes.
+    run_recipe(main, OMP_WAIT_POLICY="passive")

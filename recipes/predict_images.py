@@ -159,4 +159,5 @@ def write_table(rows: Iterator[dict[str, Any]], output: Path) -> int:
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    # A thread of the model that waits for work leaves its core to the decoding processes.
+    run_recipe(main, OMP_WAIT_POLICY="passive")

@@ -35,11 +35,17 @@ def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
     run_training(task(*parts), command)
 
 
-def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:
-    """Call a recipe's `main`; print errors that the user can fix without a traceback, and exit with a status."""
+def run_recipe(main: Callable[[Sequence[str] | None], None], **environment: str) -> None:
+    """Call a recipe's `main`; print errors that the user can fix without a traceback, and exit with a status.
+
+    Args:
+        main: The recipe.
+        environment: Environment variables to set before torch is imported, unless they are set.
+    """
     # Huge pages for large tensors, where Linux offers them; torch reads this at its first allocation. Training of
     # convolutions on CPUs spends up to a quarter of its time on page faults without them.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    for name, value in ({"THP_MEM_ALLOC_ENABLE": "1"} | environment).items():
+        os.environ.setdefault(name, value)
     try:
         main(None)
     except TrainingInterruptedError as stop:
