@@ -1,20 +1,17 @@
-"""Plot embeddings: on the circle or sphere, on an interactive page, and over training.
+"""Plot embeddings: on the circle or sphere, and on an interactive page.
 
 python recipes/visualize_embeddings.py --embeddings outputs/embeddings/mnist-test
 python recipes/visualize_embeddings.py --embeddings outputs/embeddings/mnist-vmf \
     --beside outputs/embeddings/mnist-cosine outputs/embeddings/mnist-spherized
-python recipes/visualize_embeddings.py --embeddings outputs/embeddings/mnist-test --pictures film --dim 3
 
 The embeddings come from `recipes/extract_embeddings.py`, or are any data set with the column `embedding` (and `label`,
 for colors). Embeddings with 2 or 3 coordinates are plotted without projection. Others are projected on the leading
 principal directions about the origin (PCA on the sphere), which is stated in the pictures. From the provenance that
-`extract_embeddings.py` stores, the class directions or prototypes of the model, thumbnails of the images and, for the
-film, the snapshots of the run (`--snapshot_epochs 1` in training) are loaded.
+`extract_embeddings.py` stores, the class directions or prototypes of the model and thumbnails of the images are loaded.
 
 sphere        sphere.png or circle.png: embeddings by class, with the class directions
 angles        angles.png: angles within and between classes
 interactive   sphere.html: a page to rotate the sphere, show the image of an embedding, and select classes
-film          film.gif: the embeddings over training
 gallery       gallery.png: these embeddings and those of --beside, side by side
 
 Alignment, uniformity, effective dimension and the mean angles are written to `all_results.json`.
@@ -30,8 +27,8 @@ from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 
 DEFAULT_PICTURES = ("sphere", "angles", "interactive")
-PICTURES = (*DEFAULT_PICTURES, "film", "gallery")
-FILES = ("sphere.png", "circle.png", "angles.png", "sphere.html", "film.gif", "gallery.png")
+PICTURES = (*DEFAULT_PICTURES, "gallery")
+FILES = ("sphere.png", "circle.png", "angles.png", "sphere.html", "gallery.png")
 
 
 @dataclass
@@ -51,12 +48,10 @@ class VisualizationArguments(Arguments):
     lengths: bool = argument(False, "Plot embeddings with 2 coordinates in the plane, with their norms.")
     split: str | None = argument(None, "Split to read, for data sets with several splits.")
     max_samples: int | None = argument(None, "Maximum number of embeddings, sampled at random.", ge=1)
-    seed: int = argument(0, "Seed of the samples of --max_samples and --film_samples.", **SEED)
+    seed: int = argument(0, "Seed of the samples of --max_samples.", **SEED)
     title: str | None = argument(None, "Title; model and data set if not set.")
     no_directions: bool = argument(False, "Omit the class directions.")
     no_thumbnails: bool = argument(False, "Omit the images from the interactive page.")
-    film_samples: int = argument(2000, "Number of images in the film.", ge=1)
-    film_milliseconds: int = argument(400, "Duration of each epoch of the film.", ge=20)
     cache_dir: str | None = argument(None, "Folder for decoded images; in the Hugging Face home if not set.")
     disable_tqdm: bool = argument(False, "Disable progress bars.")
 
@@ -84,7 +79,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def visualize(args: VisualizationArguments) -> None:
     """Check the arguments and the data, then write the results and the pictures."""
-    from hf_sphere.embeddings.provenance import find_snapshots_of
     from hf_sphere.embeddings.store import read_embeddings
     from hf_sphere.training.output_dir import (
         RESULTS_FILE,
@@ -104,8 +98,6 @@ def visualize(args: VisualizationArguments) -> None:
     own = EmbeddingPictures(read_embeddings(args.embeddings, **reading), **options)
     others = [EmbeddingPictures(read_embeddings(x, needed=["label"], **reading), **options) for x in args.beside]
     own.check_gallery(others)
-    if "film" in chosen:
-        find_snapshots_of(own.data)  # raises before anything is written
     results = own.measure()
     print(own.data.name)
     for name, value in results.items():
@@ -115,12 +107,10 @@ def visualize(args: VisualizationArguments) -> None:
     write_json(output / RESULTS_FILE, results)
     print(f"saved {output / RESULTS_FILE}")
     loading = {"cache_dir": args.cache_dir, "progress": not args.disable_tqdm}
-    film = {"max_samples": args.film_samples, "seed": args.seed, "milliseconds": args.film_milliseconds}
     draw = {
         "sphere": ("circle.png" if own.dim == 2 else "sphere.png", own.plot),
         "angles": ("angles.png", own.plot_angles),
         "interactive": ("sphere.html", partial(own.write_page, thumbnails=not args.no_thumbnails, **loading)),
-        "film": ("film.gif", partial(own.save_film, **film, **loading)),
         "gallery": ("gallery.png", partial(own.plot_gallery, others=others, title=args.title or "")),
     }
     for picture in chosen:

@@ -6,7 +6,6 @@ from .curves import (
 )
 from .embedding_pictures import EmbeddingPictures as EmbeddingPictures
 from .figures import check_matplotlib as check_matplotlib
-from .film import save_film as save_film
 from .histograms import plot_class_angles as plot_class_angles, plot_cosines as plot_cosines
 from .interactive import check_plotly as check_plotly, write_interactive_sphere as write_interactive_sphere
 from .projections import (

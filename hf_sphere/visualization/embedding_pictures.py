@@ -1,25 +1,22 @@
 """All figures and metrics of a stored embedding data set; class directions and images come from its provenance."""
 
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm.auto import tqdm
 
-from hf_sphere.embeddings.provenance import embed_snapshots, find_directions, find_snapshots_of, find_thumbnails
+from hf_sphere.embeddings.provenance import find_directions, find_thumbnails
 from hf_sphere.embeddings.store import Embeddings
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
 from hf_sphere.metrics.checks import check_directions, check_embeddings
 from hf_sphere.visualization.figures import Figure
-from hf_sphere.visualization.film import save_film
 from hf_sphere.visualization.histograms import plot_class_angles
 from hf_sphere.visualization.interactive import write_interactive_sphere
-from hf_sphere.visualization.scene import project_to_sphere
-from hf_sphere.visualization.sphere import Panel, choose_view, plot_circle, plot_gallery, plot_sphere
+from hf_sphere.visualization.sphere import Panel, plot_circle, plot_gallery, plot_sphere
 
 
 class EmbeddingPictures:
@@ -123,20 +120,6 @@ class EmbeddingPictures:
             title=self.title,
         )
 
-    def save_film(self, path: str | Path, *, milliseconds: int = 400, progress: bool = True, **options: Any) -> None:
-        """Draw the embeddings at each snapshot of their run, all in the view of the last snapshot.
-
-        Args:
-            path: Where to save the film, see `hf_sphere.visualization.save_film`.
-            milliseconds: Duration of each frame.
-            progress: Whether to show progress bars.
-            **options: Options of `embed_snapshots`, which embeds the images again.
-
-        Raises:
-            ValueError: If the run is unknown or has fewer than two snapshots.
-        """
-        save_film(self._frames(progress, options), path, milliseconds=milliseconds)
-
     def plot_gallery(self, path: str | Path, others: Sequence["EmbeddingPictures"], *, title: str = "") -> None:
         """Draw these embeddings and others side by side; see `check_gallery`."""
         panels: dict[str, Panel] = {}
@@ -165,21 +148,6 @@ class EmbeddingPictures:
             options["lengths"] = self.lengths
         plot = plot_circle if self.dim == 2 else plot_sphere
         return plot(points, labels, self.class_names, directions=directions, title=title, **options)
-
-    def _frames(self, progress: bool, options: dict[str, Any]) -> Iterator[Figure]:
-        """Yield one figure per snapshot."""
-        snapshots = find_snapshots_of(self.data)
-        (last,) = embed_snapshots(self.data, snapshots[-1:], progress=progress, **options)
-        fixed: dict[str, Any] = {}
-        shown = last.points
-        if shown.shape[1] > self.dim:
-            shown, fixed["basis"] = project_to_sphere(shown, self.dim)
-        if self.dim == 3:
-            fixed["view"] = choose_view(F.normalize(shown.double(), dim=-1))
-        moments = embed_snapshots(self.data, snapshots, progress=False, **options)
-        for now in tqdm(moments, desc="Filming", total=len(snapshots), unit="epoch", disable=not progress):
-            directions = None if self.directions is None else now.directions
-            yield self._plot(now.points, now.labels, directions, f"{self.title}: epoch {now.epoch}", **fixed)
 
     def _find(self, what: str, find: Callable[[], Tensor | None]) -> Tensor | None:
         """Find something that belongs to the embeddings, or note why it cannot be found."""

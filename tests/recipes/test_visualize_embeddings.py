@@ -10,11 +10,8 @@ import datasets
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
-from hf_sphere.embeddings import provenance
 from hf_sphere.embeddings.store import embeddings_writer, read_embeddings
-from hf_sphere.utils.snapshots import list_snapshots
 
 pytest.importorskip("matplotlib")
 SCRIPT = "recipes/visualize_embeddings.py"
@@ -116,21 +113,6 @@ def test_lengths_changes_the_figure_of_the_plane(draw, tmp_path):
     assert plane.read_bytes() != rose
 
 
-def test_the_film_has_a_frame_per_snapshot(draw, embeddings, run_of_digits):
-    folder = draw(embeddings, "--pictures", "film", "--film_samples", 100, "--film_milliseconds", 120)
-    with Image.open(folder / "film.gif") as film:
-        assert film.n_frames == len(list_snapshots(run_of_digits)) == 3
-        assert film.info["duration"] == 120
-
-
-def test_the_film_has_the_labels_of_the_embeddings(embeddings):
-    data = read_embeddings(str(embeddings))
-    (now,) = provenance.embed_snapshots(data, provenance.find_snapshots_of(data)[-1:], max_samples=50, progress=False)
-    nearest = torch.cdist(now.points.double(), data.embeddings.double()).min(1)
-    assert nearest.values.max() < 1e-4
-    assert torch.equal(data.labels[nearest.indices], now.labels)
-
-
 @needs_plotly
 def test_the_page_shows_images_by_default(draw, embeddings):
     with_images = (draw(embeddings, "--pictures", "interactive") / "sphere.html").stat().st_size
@@ -229,21 +211,9 @@ def test_existing_figures_are_not_replaced_by_default(draw, tmp_path):
     assert {path.name for path in folder.glob("*.png")} == {"angles.png"}
 
 
-def test_a_film_requires_snapshots(draw, embeddings, tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "list_snapshots", lambda run: [])
-    with pytest.raises(ValueError, match=r"has 0 snapshots, but a film needs two; train with --snapshot_epochs 1"):
-        draw(embeddings, "--pictures", "film")
-    assert not (tmp_path / "pictures").exists()
-
-
 def test_a_gallery_requires_the_same_classes(draw, embeddings, tmp_path):
     with pytest.raises(ValueError, match=r"different classes \(0, 1, 2.* and a, b, c\), but one legend in a gall"):
         draw(write(tmp_path / "own", *clusters(3)), "--beside", embeddings)
-
-
-def test_a_film_requires_its_run(draw, tmp_path):
-    with pytest.raises(ValueError, match="needs model and images of the embeddings"):
-        draw(write(tmp_path / "own", *clusters(3)), "--pictures", "film")
 
 
 @pytest.mark.parametrize(
@@ -264,7 +234,6 @@ def test_requested_figures_that_cannot_be_drawn_are_refused(dim, words, message,
     [
         (("--lengths", "--dim", 3), "--lengths plots the plane and --dim 3 the sphere"),
         (("--max_samples", 0), "max_samples must be at least 1; got 0"),
-        (("--film_milliseconds", 10), "film_milliseconds must be at least 20; got 10"),
         (("--beside", "x", "x"), "--beside requires other embeddings, each only once; got x twice"),
         (("--pictures", "cube"), "--pictures: invalid choice: 'cube'"),
         (("--pictures", "gallery"), "gallery and --beside require each other"),
