@@ -132,7 +132,7 @@ def evaluate(args: AnalogyArguments) -> None:
     if args.overwrite_output_dir:
         shutil.rmtree(finished, ignore_errors=True)
     write_settings(output, asdict(args))
-    cache = ScoreCache(Path(args.cache_dir or output) / "sentence_scores.sqlite")
+    cache = ScoreCache(Path(args.cache_dir or output) / "sentence_scores.jsonl")
     templates = {scoring: args.templates_of(scoring) for scoring in args.scorings}
     results = []
     for name in args.model_name_or_path:

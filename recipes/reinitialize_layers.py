@@ -101,8 +101,8 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
     from accelerate import Accelerator
 
     from hf_sphere.analysis import model_sources, reinitialization_robustness
-    from hf_sphere.analysis.results import SavedAccuracies
     from hf_sphere.training.output_dir import can_resume_results, check_results_dir, prepare_results_dir, write_settings
+    from hf_sphere.utils.files import JsonLines
     from hf_sphere.utils.modules import check_input_shape, digest_weights
     from hf_sphere.utils.snapshots import list_snapshots
 
@@ -156,7 +156,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
         num_random=args.num_random,
         seed=args.seed,
         fresh=classifier.fresh,
-        finished=SavedAccuracies(output_dir / CELLS_FILE, prepare, read=resume),
+        finished=JsonLines(output_dir / CELLS_FILE, read=resume, prepare=prepare),
         progress=not args.disable_tqdm,
     )
     report(result, args, images, output_dir)

@@ -6,13 +6,9 @@ only on the scored tokens.
 
 import contextlib
 import itertools
-import json
 import math
-import os
-import sqlite3
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,125 +17,26 @@ from torch import Tensor, nn
 from hf_sphere.analogies.encoding import Encoding, encode, equal_length_batches
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence
-
-APPLICATION_ID = 0x68667368  # distinguishes our files from other SQLite files: `hfsh`
-VERSION = 1  # changed when the tables or the definition of a score change
-TIMEOUT_S = 60.0  # seconds to wait for another process that is writing
-TABLES = """
-CREATE TABLE IF NOT EXISTS models (id INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL UNIQUE);
-CREATE TABLE IF NOT EXISTS scores (
-    model INTEGER NOT NULL, text TEXT NOT NULL, hidden TEXT NOT NULL, loss REAL NOT NULL, tokens INTEGER NOT NULL,
-    PRIMARY KEY (model, text, hidden)
-) WITHOUT ROWID;
-"""
+from hf_sphere.utils.files import JsonLines
 
 BATCHES_IN_CHUNK = 8  # approximate number of batches between writes of finished scores: seconds of work
 CPU_LOGITS = 2**26
 """Maximum number of logits per batch of a causal model on a CPU: 256 MiB in float32. On a GPU it is 16 times this."""
 
 
-class SentenceKey(NamedTuple):
-    """Everything that a score depends on besides the model."""
+class ScoreCache(JsonLines):
+    """Scores of sentences by models, kept in a file; see `JsonLines`.
 
-    text: str  # the sentence
-    hidden: tuple[tuple[int, int], ...] = ()  # ranges of characters that are replaced by mask tokens, ascending
-
-    @classmethod
-    def of(cls, sentence: Sentence) -> Self:
-        """Return the key of a sentence."""
-        return cls(sentence.text, tuple(sorted({sentence.spans[word] for word in sentence.hidden})))
-
-
-class Score(NamedTuple):
-    """Likelihood of a sentence; its perplexity is `exp(loss / tokens)`."""
-
-    loss: float  # sum of the negative log-likelihoods of its tokens, in nats
-    tokens: int  # number of scored tokens
-
-
-class ScoreCache:
-    """Scores of sentences in an SQLite file, by the fingerprint of the model. Several processes may share it.
-
-    Args:
-        path: The file; it and its folder are created if necessary.
-
-    Raises:
-        ValueError: From every method, if the file is damaged, or was written by another program or version.
-        OSError: From every method, if the file is locked or cannot be written.
+    The score is the sum of the negative log-likelihoods of the scored tokens, in nats, and their number. The key is the
+    fingerprint of the model, the text, and the ranges of characters that are replaced by mask tokens.
 
     Example:
-        >>> cache = ScoreCache("scores.sqlite")
+        >>> cache = ScoreCache("scores.jsonl")
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._connect():
-            pass  # raises an error for a file of another program before anything is computed
 
-    def __repr__(self) -> str:
-        return f"ScoreCache({str(self.path)!r})"
-
-    def __len__(self) -> int:
-        with self._connect() as connection:
-            return int(connection.execute("SELECT count(*) FROM scores").fetchone()[0])
-
-    def read(self, fingerprint: str, keys: Sequence[SentenceKey]) -> dict[SentenceKey, Score]:
-        """Return the scores of the cached ones among these sentences, by the model with this fingerprint."""
-        query = (
-            "SELECT text, hidden, loss, tokens FROM scores JOIN models ON models.id = scores.model "
-            "WHERE fingerprint = ? AND text IN (SELECT value FROM json_each(?))"
-        )
-        wanted = {(key.text, _ranges(key)): key for key in keys}
-        texts = json.dumps(sorted({key.text for key in keys}))
-        with self._connect() as connection:
-            return {
-                wanted[text, hidden]: Score(loss, tokens)
-                for text, hidden, loss, tokens in connection.execute(query, (fingerprint, texts))
-                if (text, hidden) in wanted
-            }
-
-    def write(self, fingerprint: str, scores: Mapping[SentenceKey, Score]) -> None:
-        """Add scores in one transaction: if the process is killed, none of them is written."""
-        with self._connect() as connection:
-            connection.execute("INSERT OR IGNORE INTO models (fingerprint) VALUES (?)", (fingerprint,))
-            (model,) = connection.execute("SELECT id FROM models WHERE fingerprint = ?", (fingerprint,)).fetchone()
-            connection.executemany(
-                "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?)",
-                ((model, key.text, _ranges(key), *score) for key, score in scores.items()),
-            )
-
-    @contextlib.contextmanager
-    def _connect(self) -> Iterator[sqlite3.Connection]:
-        """Open the file for one transaction, so that forks and threads do not share connections."""
-        try:
-            connection = sqlite3.connect(self.path, timeout=TIMEOUT_S)
-            with contextlib.closing(connection), connection:
-                self._create_tables(connection)
-                yield connection
-        except sqlite3.OperationalError as error:  # locked, full, not writable: the file itself is valid
-            raise OSError(f"the score cache {self.path} cannot be used: {error}.") from error
-        except sqlite3.DatabaseError as error:
-            problem = f"{self.path} is damaged or not a score cache ({error})"
-            raise ValueError(f"{problem}. Delete it, or choose another file.") from error
-
-    def _create_tables(self, connection: sqlite3.Connection) -> None:
-        # The tables are counted first: another process may be creating them, in the same transaction as the ids.
-        queries = ("SELECT count(*) FROM sqlite_master", "PRAGMA application_id", "PRAGMA user_version")
-        tables, application, version = (connection.execute(query).fetchone()[0] for query in queries)
-        if (application, version) == (APPLICATION_ID, VERSION):
-            return
-        if tables:
-            author = f"version {version} of this cache" if application == APPLICATION_ID else "another program"
-            raise ValueError(f"{self.path} was written by {author}. Delete it, or choose another file.")
-        connection.executescript(
-            f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION}; "
-            "COMMIT;"
-        )
-
-
-def _ranges(key: SentenceKey) -> str:
-    return json.dumps(key.hidden, separators=(",", ":"))
+def _hidden_ranges(sentence: Sentence) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted({sentence.spans[word] for word in sentence.hidden}))
 
 
 def perplexities(
@@ -172,21 +69,19 @@ def perplexities(
     if language_model.kind == "embedding":
         what = f"{language_model.name} is a bare {type(language_model.model).__name__}, which has no likelihoods"
         raise ValueError(f"{what}. Use a masked (...ForMaskedLM) or causal (...ForCausalLM) language model.")
-    keys = [SentenceKey.of(sentence) for sentence in sentences]
-    distinct = dict(zip(keys, sentences, strict=True))
-    scores: dict[SentenceKey, Score] = {}
-    if cache is not None:
-        fingerprint = language_model.fingerprint
-        scores = cache.read(fingerprint, list(distinct))
-    new = {key: sentence for key, sentence in distinct.items() if key not in scores}
+    fingerprint = "" if cache is None else language_model.fingerprint
+    keys = [(fingerprint, sentence.text, _hidden_ranges(sentence)) for sentence in sentences]
+    scores: dict[Any, tuple[float, int]] = {} if cache is None else {key: cache[key] for key in keys if key in cache}
+    new = {key: sentence for key, sentence in zip(keys, sentences, strict=True) if key not in scores}
     remaining = iter(new)
     with contextlib.closing(_score(language_model, list(new.values()), batch_size)) as chunks:
         for chunk in chunks:
             finished = dict(zip(itertools.islice(remaining, len(chunk)), chunk, strict=True))
             scores |= finished
             if cache is not None:
-                cache.write(fingerprint, finished)
-    return torch.tensor([scores[key].loss / scores[key].tokens for key in keys], dtype=torch.float64).exp()
+                cache.add(finished)
+    losses, tokens = torch.tensor([scores[key] for key in keys], dtype=torch.float64).view(-1, 2).T
+    return (losses / tokens).exp()
 
 
 class Rows:
@@ -225,8 +120,8 @@ def build_rows(language_model: LanguageModel, sentences: Sequence[Sentence]) -> 
 
 def _score(
     language_model: LanguageModel, sentences: Sequence[Sentence], batch_size: int | None
-) -> Generator[list[Score]]:
-    """Score distinct sentences in order, in chunks."""
+) -> Generator[list[tuple[float, int]]]:
+    """Score distinct sentences in order, in chunks; see `ScoreCache`."""
     if not sentences:
         return
     rows = build_rows(language_model, sentences)
@@ -265,7 +160,7 @@ def _score(
                     what = f"{language_model.name} in {language_model.model.dtype} returns {losses[number]:.4g}"
                     text = sentences[number].text
                     raise ValueError(f"{what} for the likelihood of {text!r}. Load it with dtype=torch.float32.")
-            yield [Score(loss, rows.counts[first + place]) for place, loss in enumerate(losses[first:end].tolist())]
+            yield list(zip(losses[first:end].tolist(), rows.counts[first:end], strict=True))
 
 
 class _LogitReader:

@@ -1,15 +1,13 @@
 """Results that are saved as JSON and loaded without loss, and the accuracies of a model with its layers reset."""
 
-import json
 import statistics
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any, Self
 
-from hf_sphere.utils.files import read_json, write_json, write_text
+from hf_sphere.utils.files import read_json, write_json
 
 WIDTH = 100  # columns of the printed table
 _CELL = 8
@@ -42,36 +40,6 @@ class SavedResult:
     def load(cls, path: str | PathLike) -> Self:
         """Read a file written by `save`; raise a ValueError if it has other content."""
         return cls.from_dict(read_json(path))
-
-
-class SavedAccuracies(dict[str, float]):
-    """Accuracies by name, appended to a file of JSON lines one by one, so that an interrupted run can resume.
-
-    `prepare` is called once, before the first line is written. With `read`, existing lines are read and appended to.
-    """
-
-    def __init__(self, path: Path, prepare: Callable[[], None], *, read: bool) -> None:
-        super().__init__()
-        self._path = path
-        self._prepare: Callable[[], None] | None = prepare
-        if read and path.is_file():
-            text = path.read_text(encoding="utf-8")
-            complete = text[: text.rfind("\n") + 1]  # the last line may be incomplete after a kill
-            try:
-                for line in complete.splitlines():
-                    self.update({name: float(value) for name, value in json.loads(line).items()})
-            except (ValueError, TypeError, AttributeError) as error:
-                raise ValueError(f"{path} is damaged: {error}. Remove it to measure again.") from error
-            if complete != text:
-                write_text(path, complete)
-
-    def __setitem__(self, name: str, value: float) -> None:
-        if self._prepare is not None:
-            self._prepare()
-            self._prepare = None
-        super().__setitem__(name, value)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({name: value}) + "\n")
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,58 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
     return values
 
 
+class JsonLines(dict[Any, Any]):
+    """Values by key, each appended to a file as a line of JSON, so that an interrupted run can continue.
+
+    Lists in keys and values are read as tuples. Several processes can append to a file; each has read the lines that it
+    had in the beginning.
+
+    Args:
+        path: The file.
+        read: Whether to read it; an incomplete last line, after a kill, is removed.
+        prepare: Called once, before the first line is written.
+
+    Raises:
+        ValueError: If the file is damaged.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike, *, read: bool = True, prepare: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self._prepare: Callable[[], None] | None = prepare
+        content = self.path.read_bytes() if read and self.path.exists() else b""
+        end = content.rfind(b"\n") + 1
+        try:
+            if content[end:] and not content[end:].startswith(b"["):
+                raise ValueError("it does not consist of lines of JSON")
+            for line in content[:end].splitlines():
+                key, value = map(_as_tuples, json.loads(line))
+                super().__setitem__(key, value)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"{path} is damaged: {error_text(error)}. Remove it, or choose another file.") from error
+        if content[end:]:
+            os.truncate(self.path, end)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.add({key: value})
+
+    def add(self, values: Mapping[Any, Any]) -> None:
+        """Add values, and append them to the file in one call."""
+        if self._prepare is not None:
+            self._prepare()
+            self._prepare = None
+        self.update(values)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps([key, value]) + "\n" for key, value in values.items()))
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
 def _siblings(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".{folder.name}{UNFINISHED}"), folder.with_name(f".{folder.name}{REPLACED}")
 

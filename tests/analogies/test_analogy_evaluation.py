@@ -86,7 +86,7 @@ def test_the_best_configuration_reproduces_its_answers_of_the_search(tiny):
 
 
 def test_only_the_permutations_that_a_configuration_needs_are_scored(tiny, tmp_path):
-    cache = ScoreCache(tmp_path / "scores.sqlite")
+    cache = ScoreCache(tmp_path / "scores.jsonl")
     evaluation = AnalogyEvaluation(Engine(tiny, cache=cache))
     evaluation.answer(QUESTIONS[:1], {"scoring": "perplexity", "positive_aggregation": "index_3"})
     assert len(cache) == 2

@@ -290,11 +290,8 @@ def test_dropout_is_disabled_and_module_modes_are_preserved(build, tokenizer):
     assert logits.requires_grad
 
 
-class _BrokenCache:
-    def read(self, fingerprint, keys):
-        return {}
-
-    def write(self, fingerprint, scores):
+class _BrokenCache(dict):
+    def add(self, scores):
         raise OSError("the disk is full")
 
 
@@ -309,7 +306,7 @@ def test_the_model_is_restored_after_an_error(build, tokenizer):
 
 
 def test_cached_sentences_are_not_scored_again(tiny_bert, tmp_path):
-    cache = ScoreCache(tmp_path / "scores.sqlite")
+    cache = ScoreCache(tmp_path / "scores.jsonl")
     first = perplexities(tiny_bert, SENTENCES[:3], cache=cache)
     with watched(tiny_bert.model) as batches:
         assert torch.equal(perplexities(tiny_bert, SENTENCES[:3] * 2, cache=cache), first.repeat(2))
@@ -321,7 +318,7 @@ def test_cached_sentences_are_not_scored_again(tiny_bert, tmp_path):
 
 def test_an_interrupted_run_resumes(tiny_bert, tmp_path, monkeypatch):
     monkeypatch.setattr(LanguageModel, "batch_tokens", 32)
-    cache = ScoreCache(tmp_path / "scores.sqlite")
+    cache = ScoreCache(tmp_path / "scores.jsonl")
     words = itertools.product(WORDS[:4], WORDS[:5], WORDS[:2])
     sentences = [fill("is-to-as", [*three, "story"]) for three in words]
     expected = perplexities(tiny_bert, sentences)
@@ -348,7 +345,7 @@ def test_an_interrupted_run_resumes(tiny_bert, tmp_path, monkeypatch):
 
 
 def test_scores_are_cached_per_model(tiny_bert, build, tokenizer, tmp_path):
-    cache = ScoreCache(tmp_path / "scores.sqlite")
+    cache = ScoreCache(tmp_path / "scores.jsonl")
     other = LanguageModel(build("Bert", "ForMaskedLM"), tokenizer)
     one, two = (perplexities(model, SENTENCES, cache=cache) for model in (tiny_bert, other))
     torch.testing.assert_close(two, perplexities(other, SENTENCES))
@@ -356,7 +353,7 @@ def test_scores_are_cached_per_model(tiny_bert, build, tokenizer, tmp_path):
 
 
 def test_hidden_words_are_part_of_the_cache_key(tiny_bert, tmp_path):
-    cache = ScoreCache(tmp_path / "scores.sqlite")
+    cache = ScoreCache(tmp_path / "scores.jsonl")
     sentences = [dataclasses.replace(SENTENCES[0], hidden=hidden) for hidden in [(), (2,), (3,), (3, 2)]]
     first = perplexities(tiny_bert, sentences, cache=cache)
     assert len(set(first.tolist())) == 4
@@ -407,7 +404,7 @@ def test_a_batch_size_below_one_is_rejected(tiny_bert, batch_size):
 def test_nan_likelihoods_are_rejected(build, tokenizer, tmp_path):
     language_model = LanguageModel(build("Bert", "ForMaskedLM"), tokenizer)
     torch.nn.init.constant_(language_model.model.bert.embeddings.word_embeddings.weight[7], math.nan)
-    cache = ScoreCache(tmp_path / "scores.sqlite")
+    cache = ScoreCache(tmp_path / "scores.jsonl")
     with pytest.raises(ValueError, match=r"in torch.float32 returns nan for the likelihood of 'word is to language"):
         perplexities(language_model, SENTENCES, cache=cache)
     assert len(cache) == 0

@@ -21,7 +21,7 @@ def tiny(root):
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return ScoreCache(tmp_path_factory.mktemp("scores") / "scores.sqlite")
+    return ScoreCache(tmp_path_factory.mktemp("scores") / "scores.jsonl")
 
 
 @pytest.fixture(scope="module")

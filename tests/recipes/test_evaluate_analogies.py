@@ -112,7 +112,7 @@ def model(tiny) -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def sentence_scores(tmp_path_factory) -> ScoreCache:
-    return ScoreCache(tmp_path_factory.mktemp("scores") / "scores.sqlite")
+    return ScoreCache(tmp_path_factory.mktemp("scores") / "scores.jsonl")
 
 
 def results_by_scoring(folder: Path) -> dict[str, dict]:
@@ -357,12 +357,12 @@ def test_changed_inputs_invalidate_finished_results(evaluate, questions, tiny, t
 def test_results_of_different_runs_are_not_mixed(evaluate, tmp_path, searched):
     words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "perplexity"]
     folder = evaluate(tmp_path / "run", *words)
-    scores = len(ScoreCache(folder / "sentence_scores.sqlite"))
+    scores = len(ScoreCache(folder / "sentence_scores.jsonl"))
     with pytest.raises(FileExistsError, match="contains another run, which differs in seed"):
         evaluate(folder, *words, "--seed", 1)
     evaluate(folder, *words, "--seed", 1, "--overwrite_output_dir", "true")
     assert len(searched) == 2
-    assert len(ScoreCache(folder / "sentence_scores.sqlite")) == scores > 0
+    assert len(ScoreCache(folder / "sentence_scores.jsonl")) == scores > 0
 
 
 def test_a_run_of_another_recipe_is_not_replaced(evaluate, tmp_path):
@@ -403,10 +403,10 @@ def test_sentence_scores_survive_an_interruption(evaluate, tmp_path, monkeypatch
         patch.setattr(evaluation, "report_accuracy", stop)
         with pytest.raises(SystemExit, match="130"):
             evaluate(tmp_path / "run", *words)
-    cache = ScoreCache(tmp_path / "run" / "sentence_scores.sqlite")
+    cache = ScoreCache(tmp_path / "run" / "sentence_scores.jsonl")
     assert len(cache) >= 24 * (3 + 2)  # those of the search, at least
     scored = []
-    monkeypatch.setattr(ScoreCache, "write", lambda self, fingerprint, scores: scored.append(len(scores)))
+    monkeypatch.setattr(ScoreCache, "add", lambda self, scores: scored.append(len(scores)))
     evaluate(tmp_path / "run", *words)
     assert not scored
 

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from hf_sphere import SphereVisionForImageClassification
 from hf_sphere.analysis import ReinitializationRobustness
 from hf_sphere.analysis.model_sources import load_classifier
-from hf_sphere.analysis.results import SavedAccuracies
 from hf_sphere.data import ImageDataOptions, load_image_data
 from hf_sphere.utils.snapshots import list_snapshots
 
@@ -272,14 +271,6 @@ def test_an_interrupted_run_resumes(measured, measure, trained, monkeypatch, rec
     assert (tmp_path / "out" / "cells.jsonl").read_text().startswith(kept)
     names = ["reinitialization.json", "all_results.json"]
     assert all((tmp_path / "out" / name).read_text() == (measured / name).read_text() for name in names)
-
-
-def test_an_incomplete_entry_is_measured_again(tmp_path):
-    (tmp_path / "cells.jsonl").write_text('{"a@0": 0.5}\n{"b@0": 0.')
-    cells = SavedAccuracies(tmp_path / "cells.jsonl", lambda: None, read=True)
-    assert dict(cells) == {"a@0": 0.5}
-    cells["b@0"] = 0.25
-    assert dict(SavedAccuracies(tmp_path / "cells.jsonl", lambda: None, read=True)) == {"a@0": 0.5, "b@0": 0.25}
 
 
 @pytest.mark.parametrize("words", [["--layers", "conv"], ["--seed", "5"], ["--num_random", "1"]])

@@ -1,0 +1,100 @@
+import multiprocessing
+import os
+import signal
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from hf_sphere.utils.files import JsonLines
+
+keys = st.recursive(st.text(max_size=20) | st.integers(), lambda part: st.tuples(part, part), max_leaves=4)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "folder" / "values.jsonl"
+
+
+@settings(max_examples=20, deadline=None)
+@given(values=st.dictionaries(keys, st.tuples(st.floats(0, 1e6), st.integers(1, 999)), max_size=8))
+def test_written_values_are_read(tmp_path_factory, values):
+    path = tmp_path_factory.mktemp("values") / "values.jsonl"
+    JsonLines(path).add(values)
+    assert dict(JsonLines(path)) == values
+
+
+def test_a_later_value_replaces_an_earlier_one(path):
+    lines = JsonLines(path)
+    lines["one"] = 1
+    lines["one"] = 2
+    assert dict(lines) == dict(JsonLines(path)) == {"one": 2}
+
+
+def test_an_existing_file_is_not_read_on_request(path):
+    JsonLines(path)["one"] = 1
+    assert JsonLines(path, read=False) == {}
+
+
+def test_the_preparation_runs_once_before_the_first_line(path):
+    prepared = []
+    lines = JsonLines(path, prepare=lambda: prepared.append(path.exists()))
+    assert prepared == []
+    lines["one"], lines["two"] = 1, 2
+    assert prepared == [False]
+
+
+def _write_many(path, name):
+    lines = JsonLines(path)
+    for number in range(200):
+        lines.add({(name, number): number, "both": 1})
+
+
+def test_processes_can_write_concurrently(path):
+    processes = [multiprocessing.get_context("spawn").Process(target=_write_many, args=(path, n)) for n in "ab"]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert dict(JsonLines(path)) == {(name, number): number for name in "ab" for number in range(200)} | {"both": 1}
+
+
+def _write_and_die(path):
+    JsonLines(path)["done"] = 1
+    with path.open("a") as file:
+        file.write('["half", ')
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_leaves_only_complete_values(path):
+    process = multiprocessing.get_context("spawn").Process(target=_write_and_die, args=(path,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    lines = JsonLines(path)
+    lines["half"] = 2
+    assert dict(JsonLines(path)) == {"done": 1, "half": 2}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "values\n" * 20,
+        "no line",
+        '["one", 1]\n["two"]\n',
+        '["one", 1]\n{"two": 2}\n',
+        '[{"one": 1}, 1]\n',
+        "[" * 9999 + "\n",
+    ],
+)
+def test_a_file_with_other_content_is_refused_and_kept(path, content):
+    path.parent.mkdir()
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"values.jsonl is damaged: .* Remove it, or choose another file"):
+        JsonLines(path)
+    assert path.read_text() == content
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(OSError, match="directory"):
+        JsonLines(tmp_path)
