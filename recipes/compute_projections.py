@@ -1,10 +1,10 @@
 """Measure the bias of a network's hyperplane arrangements per layer, with significance tests.
 
 python recipes/compute_projections.py --model_name_or_path timm/resnet50.a1_in1k
-python recipes/compute_projections.py --model_name_or_path torchvision:vgg11_bn --layers all
+python recipes/compute_projections.py --model_name_or_path timm:vgg11_bn --layers all
 python recipes/compute_projections.py --model_name_or_path outputs/hyperplanes/cifar10-vgg11
 
-The model is a Hub repository or on disk (only its weights are read), or `timm:<name>` or `torchvision:<name>`. The
+The model is a Hub repository or on disk (only its weights are read), or `timm:<name>`. The
 snapshots of a training run are measured as well. Writes `projections.json` (and `training.json` for the snapshots),
 `all_results.json`, and plots as PNG and SVG.
 """
@@ -39,7 +39,7 @@ class ProjectionArguments(Arguments):
     """Model and layers."""
 
     model_name_or_path: str = argument(
-        help="Folder of a training run, safetensors file or folder, Hub repository, timm:<name> or torchvision:<name>."
+        help="Folder of a training run, safetensors file or folder, Hub repository, or timm:<name>."
     )
     output_dir: str | None = argument(None, "Output folder; default: outputs/projections/<name of the model>.")
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir.")
@@ -55,7 +55,7 @@ class ProjectionArguments(Arguments):
     initial_model: str | None = argument(
         None, "Model to measure distances from; default: the snapshot of epoch 0, if any."
     )
-    random_weights: bool = argument(False, "Use the random initialization of a timm or torchvision model.")
+    random_weights: bool = argument(False, "Use the random initialization of a model of timm.")
     seed: int = argument(0, "Seed of the random initialization.", **SEED)
     disable_tqdm: bool = argument(False, "Disable the progress bar.")
 

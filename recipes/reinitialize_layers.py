@@ -49,8 +49,7 @@ class RobustnessArguments(Arguments):
     """Model, layers and weights."""
 
     model_name_or_path: str = argument(
-        help="An image classifier: folder of a training run, other saved model, Hub repository, timm:<name> or "
-        "torchvision:<name>."
+        help="An image classifier: folder of a training run, other saved model, Hub repository, or timm:<name>."
     )
     output_dir: str | None = argument(None, "Output folder; default: outputs/reinitialization/<name of the model>.")
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir.")

@@ -2,7 +2,6 @@ from .distances import (
     Distances as Distances,
     LayerDistance as LayerDistance,
     distance_from_initialization as distance_from_initialization,
-    distances_along_training as distances_along_training,
 )
 from .layers import find_layers as find_layers
 from .projections import (

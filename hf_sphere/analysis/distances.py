@@ -1,17 +1,12 @@
 """Distance of the filters of each layer from their initialization."""
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
 from typing import Any, Self
 
 from hf_sphere.analysis.layers import LayerSelection
-from hf_sphere.analysis.reinitialization import refuse_duplicates
 from hf_sphere.analysis.results import SavedResult
 from hf_sphere.analysis.weight_files import LayerWeight, Source, open_layers
-from hf_sphere.utils.snapshots import Snapshot, find_snapshots
 
 
 @dataclass(frozen=True)
@@ -86,54 +81,6 @@ def distance_from_initialization(
                 f"only {owner} has the layer {names}; the other one has {others}. Architectures must match."
             )
     return Distances({name: _distance(read(), untrained[name]()) for name, read in trained.items()})
-
-
-def distances_along_training(
-    snapshots: Sequence[Snapshot | str | PathLike],
-    initial: Source | None = None,
-    layers: LayerSelection = "conv",
-    include_1x1: bool = False,
-) -> dict[int, Distances]:
-    """Compute the distances of each snapshot of a training run.
-
-    Args:
-        snapshots: Snapshots or their paths; missing ones are skipped with a warning.
-        initial: The model before training; the first snapshot by default.
-        layers: Kinds of layers; `all` means both.
-        include_1x1: Include pointwise (1x1) convolutions.
-
-    Returns:
-        Distances by epoch.
-
-    Raises:
-        TypeError: If `snapshots` is not a list.
-        FileNotFoundError: If all are missing, or the first one is missing and `initial` is None.
-        ValueError: If two have the same epoch, or `distance_from_initialization` raises it.
-
-    Example:
-        >>> distances_along_training(["epoch-0001.safetensors"], initial=network)  # doctest: +SKIP
-    """
-    if isinstance(snapshots, str | PathLike | Snapshot):
-        raise TypeError(f"snapshots must be a list, even of one snapshot; got a {type(snapshots).__name__}.")
-    found, missing = find_snapshots(snapshots)
-    names = ", ".join(map(str, missing))
-    if not found:
-        raise FileNotFoundError(f"all {len(missing)} snapshots are missing: {names}.")
-    refuse_duplicates([snapshot.epoch for snapshot in found])
-    if initial is None:
-        first = snapshots[0]
-        if Path(first.path if isinstance(first, Snapshot) else first) in missing:
-            raise FileNotFoundError(f"{missing[0]} is missing. Pass `initial`, to measure distances from.")
-        initial = found[0]
-    if missing:
-        warnings.warn(f"missing snapshots are skipped: {names}.", stacklevel=2)
-    distances = {}
-    for snapshot in found:
-        try:
-            distances[snapshot.epoch] = distance_from_initialization(snapshot, initial, layers, include_1x1)
-        except ValueError as error:
-            raise ValueError(f"snapshot {snapshot.path.name}: {error}") from error
-    return distances
 
 
 def _distance(trained: LayerWeight, initial: LayerWeight) -> LayerDistance:

@@ -1,11 +1,9 @@
 """Critical layers of a trained network: its accuracy with one layer at a time reset to an earlier state."""
 
-import contextlib
 import copy
 import sys
 import warnings
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -113,65 +111,31 @@ def _find(state: Mapping[str, Tensor], tensors: StoredTensors, name: str) -> Sto
 
 
 class RandomWeights:
-    """Samples initial weights for some layers of a model; the random state of the caller does not change.
-
-    `build` builds the model with new random weights. By default a model of transformers is built from its
-    configuration, and other layers are sampled by their `reset_parameters`.
+    """Samples new weights by building the model again; the random state of the caller does not change.
 
     Raises:
-        ValueError: If a layer cannot be sampled without `build`.
+        ValueError: If `build` is missing, and the model is not one of transformers, which its configuration defines.
     """
 
-    def __init__(
-        self, model: nn.Module, seed: int, build: Callable[[], nn.Module] | None, layers: Mapping[str, nn.Module]
-    ) -> None:
-        self._model = model
-        self._seed = seed
+    def __init__(self, model: nn.Module, seed: int, build: Callable[[], nn.Module] | None) -> None:
         transformers = sys.modules.get("transformers.modeling_utils")
         if build is None and transformers is not None and isinstance(model, transformers.PreTrainedModel):
             build = partial(_build_from_config, model)
-        self._build = build
-        self._built: dict[int, StoredTensors] = {}  # a complete model per sample
         if build is None:
-            for path, module in layers.items():
-                if not callable(getattr(module, "reset_parameters", None)) or self._keeps_weights(path, module):
-                    layer = f"the layer {path!r}, a {type(module).__name__},"
-                    raise ValueError(f"{layer} cannot initialize its weights; pass fresh, which builds a new model.")
+            raise ValueError(f"random weights of a {type(model).__name__} need fresh, which builds a new model.")
+        self._state = named_tensors(model)
+        self._seed = seed
+        self._build = build
+        self._built: dict[int, StoredTensors] = {}
 
     def sample(self, number: int, paths: Sequence[str]) -> StoredTensors:
-        """Sample the weights of some modules; the same for the same seed, number and paths."""
-        if self._build is None:
-            modules = {path: self._reset(path, self._model.get_submodule(path), number) for path in paths}
-            return stored_tensors(
-                {
-                    f"{path}.{name}" if path else name: tensor
-                    for path, module in modules.items()
-                    for name, tensor in named_tensors(module).items()
-                }
-            )
+        """Return the tensors of a new model, after a check of some modules; the same for the same seed and number."""
         if number not in self._built:
-            with _seeded(self._seed, number):
+            with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+                torch.manual_seed(mix_seed(self._seed, number))
                 self._built[number] = stored_tensors(named_tensors(self._build()))
-        check_architecture(named_tensors(self._model), f"random{number}", self._built[number], paths)
+        check_architecture(self._state, f"random{number}", self._built[number], paths)
         return self._built[number]
-
-    def _reset(self, path: str, module: Any, number: int) -> nn.Module:
-        module = copy.deepcopy(module)
-        with _seeded(self._seed, number, zlib.crc32(path.encode())):
-            module.reset_parameters()
-        return module
-
-    def _keeps_weights(self, path: str, module: nn.Module) -> bool:
-        """Return whether `reset_parameters` leaves weights unchanged, as in parametrized layers."""
-        new, old = named_tensors(self._reset(path, module, 0)), named_tensors(module)
-        return any(tensor.ndim > 1 and torch.equal(new[name], tensor) for name, tensor in old.items())
-
-
-@contextlib.contextmanager
-def _seeded(*numbers: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(mix_seed(*numbers))
-        yield
 
 
 def _build_from_config(model: Any) -> nn.Module:
@@ -209,9 +173,8 @@ def reinitialization_robustness(
             its input. Otherwise it keeps its trained state.
         num_random: Number of random initializations per layer.
         seed: Seed of these; the random state of the caller does not change.
-        fresh: Builds the model with new random weights; one is kept in memory per initialization. By default a model
-            of transformers is built from its configuration, and other layers are initialized by their
-            `reset_parameters`.
+        fresh: Builds the model with new random weights; one is kept in memory per initialization. Not needed for a
+            model of transformers, which is built from its configuration.
         finished: Known accuracies, under `<layer>@<label>`, `<layer>@random<number>` and `baseline`, which are not
             measured again. New ones are added one by one, so that an interrupted run can resume. The baseline is
             measured again if another accuracy is missing.
@@ -223,8 +186,7 @@ def reinitialization_robustness(
     Raises:
         ValueError: If the model has no such layer, or the names of the layer in the state dict do not match its path;
             no snapshot exists and `num_random` is 0; a snapshot is of another architecture; `evaluate` returns no
-            accuracy; the batch norms that follow a layer are unknown; or a layer can only be initialized by `fresh`,
-            which is missing.
+            accuracy; the batch norms that follow a layer are unknown; or `fresh` is missing.
         TypeError: If a snapshot is none of the above.
 
     References:
@@ -249,7 +211,7 @@ def reinitialization_robustness(
     check_names(state, modules | norms)
     for label, tensors in found.items():
         check_architecture(state, label, tensors, modules | norms)
-    random = RandomWeights(model, seed, fresh, modules) if num_random else None
+    random = RandomWeights(model, seed, fresh) if num_random else None
     random_labels = {f"random{number}": number for number in range(num_random)}
     compiled = compiled_modules(model)
     if norms and (inside := [path for path, module in modules.items() if module in compiled]):

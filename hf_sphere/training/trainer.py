@@ -16,7 +16,6 @@ from hf_sphere.nn.heads.base import Head, option_names
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
 from hf_sphere.optim.optimizers import optimizer_names
-from hf_sphere.training.checkpoints import Snapshots
 from hf_sphere.training.evaluation import initialize_from_data
 from hf_sphere.training.measures import count_examples, global_places, loss_is_sum
 from hf_sphere.utils.seeds import mix_seed
@@ -63,39 +62,27 @@ def _optimizer_options(args: TrainingArguments, model: nn.Module) -> tuple[Any, 
 
 
 class SphereCallback(TrainerCallback):
-    """Calls the methods of a model that the recipes call during training, and saves snapshots.
+    """Calls the methods of a model that the recipes call during training.
 
     Head and backbone are initialized from training images before the first step where they require that. Then the
     model's methods `set_epoch`, `before_forward` and `after_step`, if any, are called as described in `Head`.
 
-    Args:
-        snapshot_epochs: Epochs between two snapshots of the weights, in the folder `snapshots` of the output directory;
-            see `Snapshots`.
-        snapshot_until: Also save a snapshot after every epoch up to this one.
-
     Raises:
         ValueError: When training starts, if the loss is a sum that the Trainer would average, or if sharded weights are
-            to be initialized from data or saved as snapshots.
+            to be initialized from data.
 
     Example:
         >>> trainer.add_callback(SphereCallback())  # doctest: +SKIP
     """
 
-    def __init__(self, *, snapshot_epochs: int | None = None, snapshot_until: int | None = None) -> None:
-        self._snapshot_options = (snapshot_epochs, snapshot_until)
+    def __init__(self) -> None:
         self._hook: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
-        """Check the settings, initialize the model from data, and save the first snapshot."""
-        metadata = {"model": type(model).__name__, "seed": str(args.seed)}
-        self._snapshots = Snapshots(args.output_dir, *self._snapshot_options, metadata)
-        _check_settings(args, model, self._snapshots)
+        """Check the settings, and initialize the model from data."""
+        _check_settings(args, model)
         with torch.random.fork_rng(devices=[]):  # reading the data must not change the order of the first epoch
             initialize_from_data(model, _initial_images(model, others["train_dataloader"]))
-        if self._snapshots.requested:
-            self._snapshots.remove_after(int(state.epoch or 0))
-        if state.global_step == 0:
-            self._snapshots.after_epoch(model, 0)
         self.on_train_end(args, state, control)  # there may be a hook of an interrupted run
         # Replicas of DataParallel share the head's state, so there the head is trained as in any other loop.
         if hasattr(model, "before_forward") and args.n_gpu <= 1:
@@ -121,16 +108,6 @@ class SphereCallback(TrainerCallback):
         if self._hook is not None and hasattr(model, "after_step"):
             model.after_step(lambda values: reduce(values, "sum"))
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
-        """Save a snapshot if requested."""
-        if float(state.epoch).is_integer():
-            self._snapshots.after_epoch(model, int(state.epoch))
-
-    def on_log(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
-        """Save the last snapshot; the Trainer always logs at the end, before it loads the best model."""
-        if control.should_training_stop and float(state.epoch).is_integer():
-            self._snapshots.at_end(model, int(state.epoch))
-
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Detach from the model."""
         if self._hook is not None:
@@ -138,7 +115,7 @@ class SphereCallback(TrainerCallback):
             self._hook = None
 
 
-def _check_settings(args: Any, model: nn.Module, snapshots: Snapshots) -> None:
+def _check_settings(args: Any, model: nn.Module) -> None:
     """Raise an error for settings of the Trainer with which the model would be trained in another way."""
     parts = args.gradient_accumulation_steps * args.world_size * max(args.n_gpu, 1)
     if loss_is_sum(model) and parts > 1:
@@ -150,8 +127,6 @@ def _check_settings(args: Any, model: nn.Module, snapshots: Snapshots) -> None:
         raise ValueError("the Trainer would save only the class weights of the first process; leave out shard_classes.")
     if PartialState().distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         return
-    if snapshots.requested:
-        raise ValueError("snapshots need all weights on one device; FSDP and DeepSpeed shard them. Use save_strategy.")
     if any(getattr(module, "needs_data_initialization", False) for module in model.modules()):
         raise ValueError(
             "the model needs a data-dependent initialization, which must come before FSDP or DeepSpeed shards its "
@@ -198,8 +173,6 @@ class SphereTrainer(Trainer):
 
     Args:
         *args: See `Trainer`.
-        snapshot_epochs: See `SphereCallback`.
-        snapshot_until: See `SphereCallback`.
         radial_logging_steps: Steps between two logs of effective learning rates; see `RadialDiagnosticsCallback`.
         **options: See `Trainer`.
 
@@ -216,8 +189,6 @@ class SphereTrainer(Trainer):
     def __init__(
         self,
         *args: Any,
-        snapshot_epochs: int | None = None,
-        snapshot_until: int | None = None,
         radial_logging_steps: int | None = None,
         **options: Any,
     ) -> None:
@@ -229,7 +200,7 @@ class SphereTrainer(Trainer):
             self.label_smoother = None
         if radial_logging_steps is not None:
             self.add_callback(RadialDiagnosticsCallback(self.log, radial_logging_steps))
-        self.add_callback(SphereCallback(snapshot_epochs=snapshot_epochs, snapshot_until=snapshot_until))
+        self.add_callback(SphereCallback())
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Create a model by `model_init`, with the label smoothing of the arguments."""

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.embeddings.provenance import find_directions, find_thumbnails
+from hf_sphere.data.images import load_thumbnails
+from hf_sphere.embeddings.extract import class_names, load_embedding_model
 from hf_sphere.embeddings.store import Embeddings
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
 from hf_sphere.metrics.checks import check_directions, check_embeddings
@@ -101,7 +102,7 @@ class EmbeddingPictures:
                 self.notes.append(f"no figure of angles: {error}")
 
     def write_page(self, path: str | Path, *, thumbnails: bool = True, **options: Any) -> None:
-        """Write the interactive sphere; `options` are those of `find_thumbnails`."""
+        """Write the interactive sphere; `options` are those of `load_thumbnails`."""
         data, texts = self.data, [""] * len(self.labels)
         images = self._find("thumbnails", lambda: find_thumbnails(data, **options)) if thumbnails else None
         if data.indices is not None:
@@ -156,3 +157,39 @@ class EmbeddingPictures:
         except (OSError, ValueError) as error:
             self.notes.append(f"no {what}: {str(error).splitlines()[0]}")
             return None
+
+
+def find_directions(data: Embeddings) -> Tensor | None:
+    """Load the directions or prototypes (K, d) of the classes from the model; None for an encoder without a head.
+
+    Raises:
+        OSError: If the model does not exist.
+        ValueError: If the head has no class directions, or the embeddings have another dimension or other classes.
+    """
+    if data.about.get("model") is None or data.about.get("head") is None:
+        return None
+    model: Any = load_embedding_model(data.about["model"])
+    if not hasattr(model, "head"):
+        return None
+    directions, dim = model.head.directions(), data.embeddings.shape[1]
+    if directions is None:
+        raise ValueError(f"the classes of a {model.config.head} head have no directions.")
+    if directions.shape[1] != dim:
+        raise ValueError(f"the directions have {directions.shape[1]} dimensions and the embeddings {dim}.")
+    if data.labels is None or class_names(model) != data.class_names:
+        raise ValueError("the classes of the data differ from those of the model.")
+    return directions.float().cpu()
+
+
+def find_thumbnails(data: Embeddings, **options: Any) -> Tensor:
+    """Load thumbnails of the embedded images: uint8 (N, channels, height, width).
+
+    Raises:
+        OSError: If the data set does not exist.
+        ValueError: If the embeddings do not identify their images.
+    """
+    about = data.about
+    if "dataset" not in about or data.indices is None:
+        raise ValueError(f"{data.name} does not store which images were embedded.")
+    columns: Any = {"config_name": about.get("dataset_config_name"), "image_column": about.get("image_column_name")}
+    return load_thumbnails(about["dataset"], about["split"].split("+"), data.indices, **columns, **options)

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import load_file, save_model
 from torch import nn
 
-from hf_sphere.analysis import Distances, LayerDistance, distance_from_initialization, distances_along_training
-from hf_sphere.utils.snapshots import Snapshot, save_snapshot
+from hf_sphere.analysis import Distances, LayerDistance, distance_from_initialization
+from hf_sphere.utils.snapshots import Snapshot
 
 
 @pytest.fixture
@@ -20,11 +20,6 @@ def changed(model, factor):
     for parameter in other.parameters():
         parameter.data *= factor
     return other
-
-
-@pytest.fixture
-def snapshots(model, tmp_path):
-    return [save_snapshot(changed(model, 1 + epoch), tmp_path, epoch) for epoch in (0, 1, 3)]
 
 
 def test_values_match_the_reference_implementation(root):
@@ -98,52 +93,6 @@ def test_weights_that_are_not_finite_are_rejected(model):
     other[1].weight.data[0] = torch.nan
     with pytest.raises(ValueError, match="1 has a weight that is nan"):
         distance_from_initialization(other, model)
-
-
-def test_distances_along_training_start_at_the_first_snapshot(snapshots):
-    distances = distances_along_training(snapshots)
-    assert {epoch: one.layers["1"].l2 for epoch, one in distances.items()} == pytest.approx({0: 0, 1: 1, 3: 3})
-
-
-def test_distances_along_training_can_start_at_another_model(model, snapshots):
-    distances = distances_along_training(snapshots[1:], initial=changed(model, 2))
-    assert {epoch: one.layers["1"].l2 for epoch, one in distances.items()} == pytest.approx({1: 0, 3: 1})
-
-
-def test_missing_snapshots_are_named_and_skipped(snapshots):
-    snapshots[1].unlink()
-    with pytest.warns(UserWarning, match=r"missing snapshots are skipped: .*epoch-0001"):
-        assert distances_along_training(snapshots).keys() == {0, 3}
-
-
-def test_without_the_first_snapshot_the_initial_model_is_required(snapshots):
-    snapshots[0].unlink()
-    with pytest.raises(FileNotFoundError, match="Pass `initial`"):
-        distances_along_training(snapshots)
-    with pytest.raises(FileNotFoundError, match="all 0 snapshots"):
-        distances_along_training([])
-
-
-def test_duplicate_epochs_are_rejected(snapshots):
-    with pytest.raises(ValueError, match=r"several snapshots have the label 1; give one per epoch"):
-        distances_along_training([*snapshots, snapshots[1]])
-
-
-def test_snapshots_must_be_a_list(snapshots):
-    for single in (snapshots[0], str(snapshots[0]), Snapshot(snapshots[0], 0)):
-        with pytest.raises(TypeError, match="must be a list, even of one"):
-            distances_along_training(single)
-    assert distances_along_training(snapshots[:1]).keys() == {0}
-
-
-def test_a_snapshot_of_another_architecture_is_named(snapshots):
-    with pytest.raises(
-        ValueError, match=r"snapshot epoch-0000\.safetensors: only its initialization has the layer weight"
-    ):
-        distances_along_training(
-            snapshots,
-            initial=nn.ModuleDict({"weight": nn.Conv2d(1, 1, 3), "0": nn.Conv2d(2, 3, 3), "1": nn.Conv2d(3, 4, 3)}),
-        )
 
 
 def test_saved_distances_can_be_loaded(model, tmp_path):

@@ -28,14 +28,8 @@ def test_an_existing_file_or_folder_is_returned(tmp_path):
         assert find_weights(str(path)) == path
 
 
-@pytest.mark.parametrize("name", ["timm:test_resnet", "torchvision:squeezenet1_1"])
-def test_a_library_model_can_have_random_weights(name):
-    assert isinstance(find_weights(name, random_weights=True), nn.Module)
-
-
-def test_a_segmentation_model_without_weights_downloads_no_backbone(monkeypatch):
-    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *_, **__: pytest.fail("weights were fetched"))
-    assert isinstance(find_weights("torchvision:lraspp_mobilenet_v3_large", random_weights=True), nn.Module)
+def test_a_model_of_timm_can_have_random_weights():
+    assert isinstance(find_weights("timm:test_resnet", random_weights=True), nn.Module)
 
 
 def test_only_weights_and_configuration_are_downloaded_from_the_hub(tmp_path, monkeypatch):
@@ -54,13 +48,13 @@ def test_only_weights_and_configuration_are_downloaded_from_the_hub(tmp_path, mo
 @pytest.mark.parametrize("name", ["nobody/nothing", "no such folder/at all/here"])
 def test_the_error_for_an_unknown_name_lists_the_valid_forms(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(FileNotFoundError, match=r"repository on the Hub, timm:<name> or torchvision:<name>"):
+    with pytest.raises(FileNotFoundError, match=r"repository on the Hub, or timm:<name>"):
         find_weights(name)
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("timm:resnet51", "resnet50"), ("torchvision:resnet51", "resnet50"), ("timm:zzz", "some of its models are")],
+    [("timm:resnet51", "resnet50"), ("timm:zzz", "some of its models are")],
 )
 def test_the_error_for_an_unknown_library_model_lists_others(name, expected):
     with pytest.raises(ValueError, match=expected):
@@ -115,9 +109,8 @@ def test_the_preprocessing_of_a_timm_model_in_a_repository_is_found(tmp_path):
     assert found.model(torch.zeros(1, 3, 40, 48)).logits.shape == (1, found.num_classes)
 
 
-@pytest.mark.parametrize("name", ["timm:test_resnet", "torchvision:squeezenet1_1"])
-def test_the_preprocessing_of_a_library_model_is_found(name):
-    found = load_classifier(name, random_weights=True)
+def test_the_preprocessing_of_a_model_of_timm_is_found():
+    found = load_classifier("timm:test_resnet", random_weights=True)
     with torch.inference_mode():
         logits = found.model(torch.zeros(1, found.num_channels, *found.image_size))
     assert logits.shape == (1, found.num_classes)
@@ -128,7 +121,7 @@ def test_the_preprocessing_of_a_library_model_is_found(name):
     ("name", "expected"),
     [
         ("timm/resnet50.a1_in1k", "timm-resnet50.a1_in1k"),
-        ("torchvision:vgg11", "torchvision-vgg11"),
+        ("timm:vgg11", "timm-vgg11"),
         ("../..", "model"),
     ],
 )

@@ -8,11 +8,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.nn.utils.parametrizations import orthogonal
 from transformers import BertConfig, BertForSequenceClassification
 
 from hf_sphere.analysis.model_state import named_tensors
-from hf_sphere.analysis.reinitialization import RandomWeights, reinitialization_robustness
+from hf_sphere.analysis.reinitialization import reinitialization_robustness
 from hf_sphere.analysis.results import LayerRobustness, ReinitializationRobustness
 from hf_sphere.utils.snapshots import read_snapshot, save_snapshot
 
@@ -99,7 +98,7 @@ def test_the_model_is_unchanged_afterwards(error):
 
     tensors, modules = everything_of(net)
     try:
-        reinitialization_robustness(net, [new_net(1)], evaluate, num_random=1)
+        reinitialization_robustness(net, [new_net(1)], evaluate, num_random=1, fresh=Net)
     except BaseException as raised:
         assert type(raised) is error  # noqa: PT017
     after, modules_after = everything_of(net)
@@ -246,11 +245,11 @@ def test_a_tied_weight_is_found_under_its_other_name(tmp_path):
 def test_random_weights_depend_on_the_seed_and_preserve_the_random_state():
     net = new_net()
     state = torch.random.get_rng_state()
-    first = reinitialization_robustness(net, [], share, num_random=3, seed=5)
+    first = reinitialization_robustness(net, [], share, num_random=3, fresh=Net, seed=5)
     assert torch.equal(torch.random.get_rng_state(), state)
     torch.manual_seed(99)
-    again = reinitialization_robustness(net, [], share, num_random=3, seed=5, layers="linear")
-    other = reinitialization_robustness(net, [], share, num_random=3, seed=6)
+    again = reinitialization_robustness(net, [], share, num_random=3, fresh=Net, seed=5, layers="linear")
+    other = reinitialization_robustness(net, [], share, num_random=3, fresh=Net, seed=6)
     for layer in LAYERS:
         values = first.layers[layer].random
         assert len(set(values)) == 3
@@ -258,14 +257,6 @@ def test_random_weights_depend_on_the_seed_and_preserve_the_random_state():
         assert first.layers[layer].random_mean == pytest.approx(statistics.fmean(values))
         assert first.layers[layer].random_deviation == pytest.approx(statistics.stdev(values))
     assert again.layers["fc"].random == first.layers["fc"].random  # independent of other draws
-
-
-def test_layers_of_one_shape_get_different_random_weights():
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    draws = RandomWeights(net, 0, None, {"0": net[0], "1": net[1]})
-    first, second = draws.sample(0, ["0"]), draws.sample(0, ["1"])
-    assert not torch.equal(first["0.weight"].read(), second["1.weight"].read())
-    assert torch.equal(draws.sample(0, ["1", "0"])["0.weight"].read(), first["0.weight"].read())
 
 
 def test_random_weights_come_from_the_model_factory():
@@ -299,10 +290,9 @@ def test_random_weights_of_a_transformers_model_come_from_its_configuration():
     assert len(set(result.layers["classifier"].random)) == 2
 
 
-def test_a_layer_that_cannot_be_reset_requires_a_model_factory():
-    net = nn.Sequential(nn.Flatten(), orthogonal(nn.Linear(192, 3)))
-    with pytest.raises(ValueError, match=r"the layer '1', a ParametrizedLinear, cannot initialize.*pass fresh"):
-        reinitialization_robustness(net, [], share, num_random=1)
+def test_random_weights_of_other_models_require_a_model_factory():
+    with pytest.raises(ValueError, match="random weights of a Net need fresh, which builds a new model"):
+        reinitialization_robustness(new_net(), [], share, num_random=1)
 
 
 def test_equal_weights_are_not_evaluated():
@@ -324,12 +314,14 @@ def test_known_accuracies_are_reused():
         return share(model)
 
     with pytest.raises(KeyboardInterrupt):
-        reinitialization_robustness(net, [new_net(1), new_net(2)], evaluate, num_random=1, finished=known)
+        reinitialization_robustness(net, [new_net(1), new_net(2)], evaluate, num_random=1, fresh=Net, finished=known)
     assert list(known) == ["baseline", "conv1@0", "conv1@1", "conv1@random0"]
-    result = reinitialization_robustness(net, [new_net(1), new_net(2)], evaluate, num_random=1, finished=known)
+    result = reinitialization_robustness(
+        net, [new_net(1), new_net(2)], evaluate, num_random=1, fresh=Net, finished=known
+    )
     assert len(calls) == 5 + 1 + 6
-    assert result == reinitialization_robustness(net, [new_net(1), new_net(2)], share, num_random=1)
-    reinitialization_robustness(net, [new_net(1), new_net(2)], evaluate, num_random=1, finished=known)
+    assert result == reinitialization_robustness(net, [new_net(1), new_net(2)], share, num_random=1, fresh=Net)
+    reinitialization_robustness(net, [new_net(1), new_net(2)], evaluate, num_random=1, fresh=Net, finished=known)
     assert len(calls) == 12
 
 
@@ -468,7 +460,7 @@ def test_the_table_names_the_critical_layers(result):
 def test_a_regular_run_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        reinitialization_robustness(new_net(), [new_net(1)], share, num_random=1)
+        reinitialization_robustness(new_net(), [new_net(1)], share, num_random=1, fresh=Net)
 
 
 def test_results_do_not_depend_on_earlier_evaluations():

@@ -161,10 +161,6 @@ def test_a_timm_model_is_loaded_by_name(recipe, tmp_path):
     assert result["num_filters"] == timm.create_model("test_resnet").num_classes
 
 
-def test_a_torchvision_model_is_loaded_by_name(recipe, tmp_path):
-    assert compute(recipe, "torchvision:squeezenet1_1", tmp_path / "out", "--random_weights")["num_layers"] == 9
-
-
 def test_a_text_model_has_linear_layers(recipe, tmp_path):
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     BertModel(BertConfig(vocab_size=50, **sizes)).save_pretrained(tmp_path / "bert")

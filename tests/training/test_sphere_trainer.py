@@ -17,7 +17,6 @@ from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageCla
 from hf_sphere.data import ImageBatches, ImageDataOptions, ImagesInMemory, load_image_data
 from hf_sphere.nn import HEADS
 from hf_sphere.training import SphereCallback, TrainingLoop, create_optimizer, initialize_from_data
-from hf_sphere.utils.snapshots import list_snapshots
 
 BATCH = 131  # eleven equal batches of the 1,442 training digits; a single one that is left over is dropped
 OPTIONS = {"arcface": {"margin_warmup_epochs": 1, "temperature_lr": 0.1}, "vmf": {"temperature_lr": 0.1}}
@@ -236,24 +235,7 @@ def test_label_smoothing_of_a_head_without_it_is_rejected(arguments):
         SphereTrainer(make_model("vmf"), arguments(label_smoothing_factor=0.1))
 
 
-# Snapshots and logs
-
-
-def epochs(folder: Path) -> list[int]:
-    return [snapshot.epoch for snapshot in list_snapshots(folder)]
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"), [({"snapshot_epochs": 2}, [0, 2, 3]), ({"snapshot_until": 1}, [0, 1, 3]), ({}, [])]
-)
-def test_snapshots_are_those_of_a_recipe(options, expected, arguments, tmp_path):
-    SphereTrainer(make_model(), arguments(num_train_epochs=3), train_dataset=images(), **options).train()
-    assert epochs(tmp_path / "run") == expected
-
-
-def test_no_snapshot_is_saved_in_the_middle_of_an_epoch(arguments, tmp_path):
-    SphereTrainer(make_model(), arguments(max_steps=4), train_dataset=images(), snapshot_epochs=1).train()
-    assert epochs(tmp_path / "run") == [0, 1]  # of three steps
+# Logs
 
 
 def test_effective_learning_rates_are_logged(arguments):
@@ -293,17 +275,11 @@ def test_summed_loss_without_accumulation_has_the_curve_of_the_recipe(digits, ar
 
 
 @pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED])
-@pytest.mark.parametrize(
-    ("head", "options", "message"),
-    [
-        ("vmf", {}, r"call hf_sphere\.training\.initialize_from_data\(model, batches\) before creating the Trainer"),
-        ("cosine", {"snapshot_epochs": 1}, "snapshots need all weights on one device"),
-    ],
-)
-def test_sharded_training_that_needs_all_weights_is_rejected(kind, head, options, message, arguments, monkeypatch):
-    trainer = SphereTrainer(make_model(head), arguments(), train_dataset=images(), **options)
+def test_sharded_training_of_a_model_that_is_initialized_from_data_is_rejected(kind, arguments, monkeypatch):
+    trainer = SphereTrainer(make_model("vmf"), arguments(), train_dataset=images())
     # Sharding needs several GPUs; only its name is set, where all processes have been prepared.
     monkeypatch.setattr(SphereTrainer, "_prepare_for_training", prepared_as(kind, Trainer._prepare_for_training))
+    message = r"call hf_sphere\.training\.initialize_from_data\(model, batches\) before creating the Trainer"
     with pytest.raises(ValueError, match=message):
         trainer.train()
 
