@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common import report, row
 
-from hf_sphere.visualization import plot_training_curves
+from hf_sphere.visualization.figures import new_figure, save_figure, style_axes
 
 ROOT = Path(__file__).parent.parent
 CONFIG = ROOT / "recipes" / "configs" / "cifar10_fast" / "cifar10-fast-softmax.yaml"
@@ -50,8 +50,12 @@ def main() -> None:
         for at, epoch in zip(minutes, history, strict=True)
     ]
     picture = ROOT / "docs" / "cifar10_fast" / "accuracy.png"
-    picture.parent.mkdir(exist_ok=True)
-    plot_training_curves({"softmax": [curve]}, metric="eval_accuracy", against="minutes", path=picture)
+    figure = new_figure(7.2, 4.4)
+    axes = figure.subplots()
+    axes.plot(minutes, [100 * entry["eval_accuracy"] for entry in curve], marker="o", markersize=4, linewidth=1.8)
+    axes.set(xlabel="minutes", ylabel="evaluation accuracy, %")
+    style_axes(axes)
+    save_figure(figure, picture)
     rows = [
         row("test accuracy, %", 100 * curve[-1]["eval_accuracy"], at_least=90.5),
         row("minutes", total, at_most=20),

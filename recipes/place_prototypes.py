@@ -1,4 +1,4 @@
-"""Place class prototypes on the hypersphere, report and plot their separation, and save them.
+"""Place class prototypes on the hypersphere, report their separation, and save them.
 
 python recipes/place_prototypes.py --num_classes 100 --dim 25
 python recipes/place_prototypes.py --dataset_name uoft-cs/cifar100 --dim 25 --text_model bert-base-uncased
@@ -66,7 +66,7 @@ class PlacementArguments(Arguments):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Place, report, save and plot the prototypes."""
+    """Place, report and save the prototypes."""
     (args,) = parse_arguments((PlacementArguments,), argv, "Place class prototypes on the hypersphere.")
     from hf_sphere.training.output_dir import (
         RESULTS_FILE,
@@ -75,7 +75,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         prepare_results_dir,
         write_settings,
     )
-    from hf_sphere.visualization import plot_cosines
 
     names = read_class_names(args) if args.dataset_name else None
     count = len(names) if names else args.num_classes
@@ -96,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         **{name: value for name in chosen if (value := getattr(args, name)) is not None},
     )
     print(placement)
-    files = ("prototypes.safetensors", "cosines.png", RUN_FILE, RESULTS_FILE)
+    files = ("prototypes.safetensors", RUN_FILE, RESULTS_FILE)
     prepare_results_dir(folder, files, overwrite=args.overwrite_output_dir)
     placement.save(folder / files[0])
     write_settings(folder, asdict(args))
@@ -104,12 +103,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     order = asdict(placement.order) if placement.order else {}
     write_json(folder / RESULTS_FILE, {**reached, "interrupted": placement.interrupted, **order})
     print(f"saved {folder / files[0]}")
-    try:
-        title = f"{count} prototypes in {args.dim} dimensions"
-        plot_cosines(placement.prototypes, bound=placement.bound, title=title, path=folder / files[1])
-        print(f"saved {folder / files[1]}")
-    except ImportError as error:
-        print(f"no plot of the cosines: {error}")
 
 
 def read_class_names(args: PlacementArguments) -> list[str]:

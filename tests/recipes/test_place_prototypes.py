@@ -75,16 +75,12 @@ def test_the_arguments_are_written(finished):
     assert (run["num_classes"], run["dim"], run["method"], run["seed"]) == (10, 4, "lbfgs", 5)
 
 
-def test_the_cosines_are_plotted(finished):
-    assert (finished / "cosines.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_the_placement_and_its_folder_are_printed_once(place, capsys):
     folder = place("--num_classes", "4", "--dim", "3")
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "4 prototypes in 3 dimensions" in line] == [lines[0]]
     assert sum("largest cosine" in line for line in lines) == 1
-    assert lines[-2:] == [f"saved {folder / 'prototypes.safetensors'}", f"saved {folder / 'cosines.png'}"]
+    assert lines[-1] == f"saved {folder / 'prototypes.safetensors'}"
 
 
 def test_the_default_folder_is_named_after_the_numbers(load_recipe, run_main, tmp_path, monkeypatch):
