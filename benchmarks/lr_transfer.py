@@ -7,9 +7,9 @@ epochs; a character model with two layers of 8, 16 and 32 units learns the valid
 Learning rates fall linearly to 0. The `_hyperball` optimizers keep the norm of scale-invariant weights, which the
 character model does not have; there, they keep that of all hidden matrices.
 
-The best learning rate has the smallest loss on held-out data. With one seed it is found in steps of two for the
-smallest width, and from there in steps of the square root of two for each width; then by the mean of three seeds, until
-both neighbors of the best are worse. Each run is appended to a file in `--work_dir`, and those in it are not repeated:
+The best learning rate has the smallest loss on held-out data: with one seed, the best of 1/1024 to 1 in steps of two;
+from there in steps of the square root of two; then by the mean of three seeds, until both neighbors of the best are
+worse. Each run is appended to a file in `--work_dir`, and those in it are not repeated:
 a stopped run continues, and models or optimizers may run in turn or at once, before a last run with all of them
 collects the results. Writes `results/lr_transfer.json` and `docs/optimizers/lr_transfer.png`.
 """
@@ -37,7 +37,7 @@ from hf_sphere.visualization.figures import new_figure, save_figure, style_axes
 OPTIMIZERS = ("adamw", "adam_srt", "muon", "muon_hyperball", "adamw_hyperball")
 MODELS, WIDTHS = ("resnet8", "characters"), (8, 16, 32)
 SEEDS, BATCH, CONTEXT = 3, 128, 64
-START = -12  # the first learning rate is the square root of two to this power, 0.0156
+SWEEP = range(-20, 1, 2)  # the first learning rates are the square root of two to these powers
 PICTURE = Path(__file__).parent.parent / "docs" / "optimizers" / "lr_transfer.png"
 
 Run = Callable[[float, int], float]
@@ -157,15 +157,11 @@ def remembered(file: Path, run: Run) -> Run:
     return look_up
 
 
-def search(run: Run, best: int, steps: tuple[tuple[int, int], ...]) -> tuple[int, dict[float, list[float]]]:
-    """Return the best learning rate, and the losses of those with `SEEDS` seeds.
-
-    Learning rates are powers of the square root of two: 2 ** (best / 2).
+def search(run: Run) -> tuple[int, dict[float, list[float]]]:
+    """Return the best learning rate, as a power of the square root of two, and the losses of those with `SEEDS` seeds.
 
     Args:
         run: Loss at a learning rate for a seed.
-        best: Power at the start.
-        steps: Step from a power to its neighbors, and number of seeds, of searches one after another.
     """
     losses: dict[float, list[float]] = {}
 
@@ -176,8 +172,9 @@ def search(run: Run, best: int, steps: tuple[tuple[int, int], ...]) -> tuple[int
             found.append(value if math.isfinite(value) else math.inf)
         return statistics.mean(found[:seeds])
 
-    for step, seeds in steps:
-        while (better := min((best, best - step, best + step), key=lambda power: loss(power, seeds))) != best:
+    best = min(SWEEP, key=lambda power: loss(power, 1))
+    for seeds in (1, SEEDS):
+        while (better := min((best, best - 1, best + 1), key=lambda power: loss(power, seeds))) != best:
             best = better
     return best, {lr: found for lr, found in sorted(losses.items()) if len(found) == SEEDS}
 
@@ -200,8 +197,7 @@ def main() -> None:
             for width in WIDTHS:
                 what = f"{name}, {optimizer}, width {width}"
                 run = remembered(options.work_dir / f"{what}.jsonl", partial(data.run, optimizer, width))
-                fine = ((1, 1), (1, SEEDS))
-                power, found = search(run, powers[-1], fine) if powers else search(run, START, ((2, 1), *fine))
+                power, found = search(run)
                 powers.append(power)
                 best = 2 ** (power / 2)
                 print(f"{what}: {best:.3g}", flush=True)
@@ -215,7 +211,9 @@ def main() -> None:
 
 def draw(curves: dict[str, dict[str, list[float]]], models: list[str], optimizers: list[str]) -> None:
     """Draw the loss against the learning rate, a panel per model and optimizer and a line per width."""
-    figure = new_figure(2.6 * len(optimizers), 2.4 * len(models), "Loss against learning rate by width")
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+    figure = new_figure(3.0 * len(optimizers), 2.6 * len(models), "Loss against learning rate by width")
     panels = figure.subplots(len(models), len(optimizers), sharey="row", squeeze=False)
     for line, model in zip(panels, models, strict=True):
         for axes, optimizer in zip(line, optimizers, strict=True):
@@ -223,10 +221,14 @@ def draw(curves: dict[str, dict[str, list[float]]], models: list[str], optimizer
                 curve = curves[f"{model}, {optimizer}, width {width}"]
                 means = [statistics.mean(losses) for losses in curve.values()]
                 axes.plot([float(lr) for lr in curve], means, marker="o", label=str(width))
-            axes.set(xscale="log", title=f"{model}, {optimizer}", xlabel="learning rate")
+            axes.set(xscale="log", xlabel="learning rate")
+            axes.set_title(f"{model}, {optimizer}", fontsize=10)
+            axes.xaxis.set_major_locator(FixedLocator([0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]))
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axes.xaxis.set_minor_locator(NullLocator())
             style_axes(axes)
         line[0].set_ylabel("held-out loss")
-        line[0].legend(title="width")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), title="width", loc="outside right center", frameon=False)
     save_figure(figure, PICTURE)
 
 

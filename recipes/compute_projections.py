@@ -154,19 +154,18 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]
 
 
 def with_stages(args: ProjectionArguments, statistics: "ProjectionStatistics") -> "ProjectionStatistics":
-    """Return statistics with stages, from the pooling layers of the model or else from the layer names in the files."""
+    """Return statistics with stages, which a model defines but a file does not."""
     from hf_sphere.analysis import projection_statistics
     from hf_sphere.analysis.model_sources import load_classifier
 
+    if all(layer.stage is not None for layer in statistics.layers.values()):
+        return statistics
     try:
         model = load_classifier(args.model_name_or_path, random_weights=args.random_weights, seed=args.seed).model
     except (OSError, ValueError) as error:
-        if any(layer.stage is None for layer in statistics.layers.values()):
-            raise ValueError(
-                "the layer names do not contain stage numbers, and no model can be built from "
-                f"{args.model_name_or_path}: {error}"
-            ) from error
-        return statistics
+        raise ValueError(
+            f"--by_stage needs a model, and none can be built from {args.model_name_or_path}: {error}"
+        ) from error
     return projection_statistics(model, args.layers, args.normalize, args.include_1x1)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from hf_sphere.training.measures import show_published
 from hf_sphere.training.model_card import on_one_line, wrap_command
 from hf_sphere.training.tasks import find_task
 from reproduction.claims import show_seeds
 from reproduction.definitions import define, is_share
 from reproduction.entries import CONFIGS, ROOT, WITHOUT_EFFECT, read_settings
+from reproduction.published import show_published
 from reproduction.tables import CIFAR_NOTE, Source, read_rows, show_from_published, show_mean
 
 CARDS = ROOT / "hub_cards"

@@ -29,7 +29,7 @@ SCRIPTS = {
 """Recipe of each task."""
 
 WITHOUT_EFFECT = {
-    *("output_dir", "published", "save_epochs", "save_steps", "save_total_limit", "logging_steps", "disable_tqdm"),
+    *("output_dir", "save_epochs", "save_steps", "save_total_limit", "logging_steps", "disable_tqdm"),
     *("report_to", "cache_dir", "dataloader_num_workers", "preprocessing_num_workers", "per_device_eval_batch_size"),
 }
 """Arguments on which no result depends; they are not part of the digest."""

@@ -7,11 +7,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hf_sphere.training.measures import read_published, show_published
 from hf_sphere.utils.arguments import read_config
 from reproduction.comparisons import Comparison, compare, correct, show_interval, show_p_value
 from reproduction.definitions import is_share, scale
-from reproduction.entries import CONFIGS, ROOT, SCRIPTS, Entry, PlannedRun, plan, read_settings
+from reproduction.entries import CONFIGS, SCRIPTS, Entry, PlannedRun, plan, read_settings
+from reproduction.published import read_published, show_published
 from reproduction.results import Results
 
 Row = TypeVar("Row")
@@ -73,7 +73,7 @@ class Source:
     @classmethod
     def read(cls, results: Results, entries: list[Entry]) -> "Source":
         """Read the published records."""
-        return cls(results, entries, read_published(ROOT / "results" / "published"))
+        return cls(results, entries, read_published())
 
     def runs(self, group: str) -> dict[int, Mapping[str, Any]]:
         """Return the results of a group by seed, without those of other settings than the queue's, or of no entry."""
@@ -100,7 +100,7 @@ class Source:
         """
         config = self.config(group)
         unchanged = config is not None and config.rpartition("/")[2] == group
-        name = read_settings(config).get("published") if unchanged else None
+        name = group if unchanged else None
         # Numbers that are only in the picture of a table have ids of their own.
         ids = [f"{name}/{further}" if further else f"{name}", f"{name}/picture"]
         return next((self.published[key] for key in ids[: 1 if further else 2] if key in self.published), None)

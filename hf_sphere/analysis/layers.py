@@ -229,22 +229,6 @@ def stages_of_model(model: nn.Module) -> dict[str, int]:
     return stages
 
 
-def stages_of_names(kinds: Mapping[str, LayerKind]) -> dict[str, int] | None:
-    """Return the stage of every layer of a file or a state dict, which has names but no modules.
-
-    Layers whose names do not number stages are in the stem, stage 0, if they are convolutions, and in the last stage if
-    they are linear, since names do not show whether a layer is between or after the stages: `conv_head` of the
-    EfficientNet of timm is in stage 0 by its name, and in the last stage by the model. None if no name numbers a stage,
-    since poolings have no weights.
-    """
-    numbers = {name: numbered_stage(name) for name in kinds}
-    known = [number for number in numbers.values() if number is not None]
-    if not known:
-        return None
-    other = {"conv": 0, "linear": max(known)}
-    return {name: other[kinds[name]] if number is None else number for name, number in numbers.items()}
-
-
 def blocks_of_stages(stages: Iterable[int | None]) -> list[int | None]:
     """Number the analyzed layers within their stages, from 0."""
     counts: Counter[int | None] = Counter()

@@ -5,12 +5,9 @@ angle between w and a fixed vector: (p + 1) / 2 is exactly Beta((N-1)/2, (N-1)/2
 
 Initialization with i.i.d. normal weights is isotropic, and so is each single filter of an orthogonal initialization.
 The default of torch is i.i.d. uniform weights, whose projections have nearly the same distribution: the distribution
-functions differ by at most about 0.06 / N (0.020, 0.014, 0.0063, 0.0022, 0.0021 and 0.00074 at N = 3, 4, 9, 25, 27 and
-75, measured on 4 to 40 million filters). At N = 576 the difference would be 0.0001, too small to be measured in this
-way; the Edgeworth expansion gives 0.055 / N as well. The Kolmogorov-Smirnov test at level 0.05 detects it with a power
-of 80 % for about 350 N^2 filters and more: 30,000 at N = 9, 240,000 at N = 25 and 27 (measured), hence 2 million at N =
-75 and 120 million at N = 576. Hardly any layer has that many filters. The sign test is exact for all weights that are
-symmetric about zero.
+functions differ by at most about 0.06 / N (measured; the Edgeworth expansion gives 0.055 / N). The Kolmogorov-Smirnov
+test at level 0.05 detects it with a power of 80 % for about 350 N^2 filters and more, which hardly any layer has. The
+sign test is exact for all weights that are symmetric about zero.
 """
 
 from collections.abc import Sequence

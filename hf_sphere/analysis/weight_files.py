@@ -39,7 +39,6 @@ from hf_sphere.analysis.layers import (
     readable,
     select_layers,
     stages_of_model,
-    stages_of_names,
 )
 from hf_sphere.utils.files import read_json
 from hf_sphere.utils.snapshots import ORDER_KEY, Snapshot
@@ -284,7 +283,7 @@ class LayerWeight:
         kind: `conv` or `linear`.
         dim: N, the number of inputs of a filter.
         weight: (F, N), one filter per row, as stored: of any floating dtype, on any device.
-        stage: Stage of the network that the layer is in; None in a file whose names do not number stages.
+        stage: Stage of the network that the layer is in; None in a file or state dict.
         block: Number of the layer among the selected ones of its stage; None without a stage.
     """
 
@@ -326,7 +325,7 @@ def open_layers(
             kinds = "a torch.nn.Module, a state dict, a Snapshot or the path of safetensors files"
             raise TypeError(f"weights must be {kinds}; got {type(source).__name__}.")
         readers, kinds = named_layers(tensors, layers, include_1x1)
-        known = stages_of_names(kinds) or {}
+        known = {}
     stages = [known.get(name) for name in readers]
     blocks = blocks_of_stages(stages)
     return {

@@ -20,6 +20,9 @@ class _UnitVector(Constraint):
         tolerance = max(1e-5, 4 * torch.finfo(value.dtype).eps)
         return (norms - 1).abs() <= tolerance
 
+    def __repr__(self) -> str:
+        return "unit vectors (divide them by their norms: torch.nn.functional.normalize(x, dim=-1))"
+
 
 unit_vector: Constraint = _UnitVector()
 """Support of the distributions on the sphere."""

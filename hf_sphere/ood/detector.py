@@ -44,6 +44,10 @@ class OODDetector:
         self._options = options
         self._fitted: Any = None
 
+    def __repr__(self) -> str:
+        options = "".join(f", {name}={value!r}" for name, value in self._options.items())
+        return f"OODDetector({self.name!r}{options})"
+
     def fit(self, model: nn.Module, batches: Iterable[Any]) -> Self:
         """Fit the score to a model's outputs for in-distribution data; see `model_outputs`."""
         return self.fit_embeddings(*model_outputs(model, batches)[:3])

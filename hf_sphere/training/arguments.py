@@ -118,9 +118,6 @@ class _SavingArguments(Arguments):
     )
     report_to: list[str] | None = argument(None, "Trackers, for instance tensorboard, wandb.")
     disable_tqdm: bool = argument(False, "Show no progress bars.")
-    published: str | None = argument(
-        None, "Record of results/published that the run is compared with; stated on the model card."
-    )
     push_to_hub: bool = argument(False, "Upload the model and its card at the end.")
     license: str = argument("unknown", "License of the model on its card, for instance apache-2.0.")
     hub_model_id: str | None = argument(None, "Name on the Hub; the name of output_dir if not set.")

@@ -31,7 +31,6 @@ class TrainingRecord:
     command: Sequence[str]  # the command that ran
     device: torch.device  # device that the model was trained on
     seconds: float  # time spent in training
-    published: Sequence[str] = ()  # published results of the same configuration
 
 
 def write_model_card(
@@ -84,7 +83,6 @@ def write_model_card(
         model=[(name, on_one_line(value)) for name, value in description.model.items()],
         settings=[(name, on_one_line(value)) for name, value in record.settings.items()],
         selection_note=record.selection_note,
-        published=record.published,
         command=wrap_command(record.command),
         versions=", ".join(f"{name} {version(name)}" for name in packages),
         hardware=hardware,

@@ -15,7 +15,7 @@ from hf_sphere.training.checkpoints import RunState, Snapshots, write_model_file
 from hf_sphere.training.class_shards import gather_classes
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.loop import TrainingLoop
-from hf_sphere.training.measures import INTERVAL, PUBLISHED, find_published, show_metrics, show_published
+from hf_sphere.training.measures import INTERVAL, show_metrics
 from hf_sphere.training.model_card import TrainingRecord, write_model_card
 from hf_sphere.training.output_dir import BEST_FOLDER, LOCAL_PATHS_FILE, LOCK_FILE
 from hf_sphere.training.run import Run, start_run
@@ -43,13 +43,12 @@ class Command:
 
 def run_training(task: Task, command: Command) -> None:
     """Train, evaluate and save the model of a task; its card states the command line."""
-    published = [] if task.args.published is None else find_published(command.root / PUBLISHED, task.args.published)
     others = [part for part in task.parts if part is not task.args]
     with start_run(task.args, *others, recipe=Path(command.script).stem) as run:
-        _train(task, run, command, published)
+        _train(task, run, command)
 
 
-def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[str, Any]]) -> None:
+def _train(task: Task, run: Run, command: Command) -> None:
     prepared = task.prepare(run)
     description = task.describe(prepared)
     prefix = "eval" if prepared.data.validation is None else "validation"
@@ -98,7 +97,6 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
             selection_note=_selection_note(metric, run, results, description.held_out),
             settings=hide_private(_changed_settings(task, run.settings)),
             command=hide_private(["accelerate", "launch", command.script, *command.argv]),
-            published=[show_published(record) for record in published if record["edition"] == "text"],
             device=run.accelerator.device,
             seconds=state.seconds,
         )

@@ -8,7 +8,7 @@ from safetensors.torch import save_model
 from torch import nn
 
 from hf_sphere.analysis import projection_statistics
-from hf_sphere.analysis.layers import blocks_of_stages, layer_kind, numbered_stage, stages_of_model, stages_of_names
+from hf_sphere.analysis.layers import blocks_of_stages, numbered_stage, stages_of_model
 
 
 @pytest.mark.parametrize(
@@ -85,40 +85,7 @@ def test_blocks_are_numbered_within_a_stage():
     assert blocks_of_stages([0, 1, 1, 0, None, 1]) == [0, 0, 1, 1, None, 2]
 
 
-def test_names_without_stage_numbers_have_no_stages():
-    assert stages_of_names({"features.0": "conv", "classifier.1": "linear"}) is None
-    assert stages_of_names({"stem": "conv", "layer2.0": "conv", "fc": "linear"}) == {"stem": 0, "layer2.0": 2, "fc": 2}
-
-
-def stages_by_both(name):
-    """Stages of the layers of a timm model, from its modules and from its names."""
-    with torch.device("meta"):
-        model = timm.create_model(name)
-    kinds = {name: kind for name, module in model.named_modules() if (kind := layer_kind(module))}
-    return stages_of_model(model), stages_of_names(kinds)
-
-
-def test_names_and_modules_of_swin_have_the_same_stages():
-    by_modules, by_names = stages_by_both("swin_tiny_patch4_window7_224")
-    assert by_names == by_modules
-    assert by_names["layers.1.downsample.reduction"] == 2
-
-
-def test_names_do_not_identify_layers_after_the_stages():
-    by_modules, by_names = stages_by_both("efficientnet_b0")
-    assert {name for name in by_names if by_names[name] != by_modules[name]} == {"conv_head"}
-    assert (by_modules["conv_head"], by_names["conv_head"]) == (7, 0)
-
-
-def test_a_file_has_the_stages_of_its_model(tmp_path):
-    model = timm.create_model("resnet20_cifar")
-    save_model(model, str(tmp_path / "model.safetensors"))
-    expected = {name: layer.stage for name, layer in projection_statistics(model, "all").layers.items()}
-    found = {name: layer.stage for name, layer in projection_statistics(tmp_path, "all").layers.items()}
-    assert found == expected
-
-
-def test_a_file_without_stage_numbers_requires_the_model(tmp_path):
+def test_stages_require_the_model(tmp_path):
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3))
     save_model(model, str(tmp_path / "model.safetensors"))
     assert projection_statistics(model).by_stage().keys() == {"0", "1", "net"}

@@ -227,5 +227,5 @@ def test_results_are_replaced_only_if_requested(recipe, trained, tmp_path):
 
 
 def test_by_stage_requires_a_model_that_can_be_built(recipe, trained, tmp_path):
-    with pytest.raises(ValueError, match="no model can be built from"):
+    with pytest.raises(ValueError, match="needs a model, and none can be built from"):
         compute(recipe, trained / "model.safetensors", tmp_path / "out", "--by_stage")

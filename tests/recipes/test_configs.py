@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
+from reproduction.published import read_published
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
 
@@ -16,7 +17,6 @@ from hf_sphere.data.sources import BUNDLED
 from hf_sphere.nn import SPHERIZATION_SETTINGS
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import find_task, initialize_from_data, start_run
-from hf_sphere.training.measures import read_published
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments
 from hf_sphere.training.tasks.classification import EvaluationArguments, ImageDataArguments
 from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
@@ -26,7 +26,7 @@ from hf_sphere.training.tasks.retrieval import ImageRetrieval
 from hf_sphere.utils.arguments import parse_arguments
 
 CONFIGS = Path(__file__).parent.parent.parent / "recipes" / "configs"
-RESULTS = CONFIGS.parent.parent / "results" / "published"
+PUBLISHED = read_published()
 LANGUAGE = sorted((CONFIGS / "language").glob("*.yaml"))
 CORRUPTIONS = sorted((CONFIGS / "hyperplanes" / "corruptions").glob("*.yaml"))
 """Not runs but overlays, passed as the second file of a run."""
@@ -91,7 +91,7 @@ def task_of(run: Path) -> type[ImageTask]:
     return find_task(next(named, "classification"))
 
 
-UNIFORM = {"published": None, "output_dir": "run"}
+UNIFORM = {"output_dir": "run"}
 """Arguments that differ between any two runs."""
 
 
@@ -198,7 +198,7 @@ def test_a_configuration_writes_to_its_own_folder(run):
     assert parse(run)[2].output_dir == f"outputs/{run.parent.name}/{run.stem}"
 
 
-ADAMSRT = [run for run in RUNS if run.parent.name == "adamsrt" and "published:" in run.read_text(encoding="utf-8")]
+ADAMSRT = [run for run in RUNS if run.parent.name == "adamsrt" and run.stem in PUBLISHED]
 UNPUBLISHED = [run for run in RUNS if run.parent.name == "adamsrt" and run not in ADAMSRT]
 
 
@@ -212,7 +212,7 @@ def test_every_row_of_the_optimizer_table_has_all_seven_optimizers():
 
 @pytest.mark.parametrize("run", ADAMSRT, ids=lambda path: path.stem)
 def test_optimizer_runs_have_the_published_hyperparameters(run):
-    published = read_published(RESULTS)[run.stem]["setting"]
+    published = PUBLISHED[run.stem]["setting"]
     _, _, training = parse(run)
     beta2 = published.get("betas", [0.9, 0.999])[1]
     decay = 0.01 if published["weight_decay"] is None else published["weight_decay"]  # AdamW's default
@@ -243,7 +243,7 @@ def test_optimizer_runs_differ_from_the_sgd_run_only_in_the_optimizer(run):
         parse(run.with_stem(f"{run.stem.rsplit('-', 1)[0]}-sgd")),
     )
     assert training.optimizer == run.stem.rsplit("-", 1)[1]
-    names = ("optimizer", "learning_rate", "weight_decay", "adam_beta2", "published", "output_dir")
+    names = ("optimizer", "learning_rate", "weight_decay", "adam_beta2", "output_dir")
     names += ("momentum",) if run in UNPUBLISHED else ()
     assert (model, data) == (sgd_model, sgd_data)
     assert replace(training, **{name: getattr(sgd, name) for name in names}) == sgd
@@ -385,23 +385,23 @@ def test_spherized_few_shot_runs_differ_from_plain_runs_only_in_the_spherization
 )
 def test_published_plain_conv4_differs_from_the_control_only_in_its_last_layer(run):
     model, data, training, few_shot = parse(run)
-    control_model, control_data, control_training, control_few_shot = parse(
-        run.with_stem(run.stem.replace("_maxpool", ""))
-    )
+    control = run.with_stem(run.stem.replace("_maxpool", ""))
+    control_model, control_data, control_training, control_few_shot = parse(control)
     options = {"backbone": "conv4", "backbone_kwargs": {"final_activation": False}}
     assert (replace(model, **options), data, few_shot) == (control_model, control_data, control_few_shot)
-    assert (model.backbone, training.published) == ("conv4_maxpool", run.stem)
+    assert model.backbone == "conv4_maxpool"
+    assert run.stem in PUBLISHED
     assert replace(training, **UNIFORM) == replace(control_training, **UNIFORM)
-    assert control_training.published is None
+    assert control.stem not in PUBLISHED
 
 
 FINE_TUNED = [run for run in FEW_SHOT_RUNS if run.stem.endswith("-finetuned")]
 
 
 def test_every_published_few_shot_run_exists_from_scratch_and_fine_tuned():
-    published = {name for name in read_published(RESULTS) if name.startswith("mini_imagenet-")}
+    published = {name for name in PUBLISHED if name.startswith("mini_imagenet-")}
     assert len(published) == 16
-    assert {parse(run)[2].published for run in FEW_SHOT_RUNS} == published | {None}
+    assert published <= {run.stem for run in FEW_SHOT_RUNS}
 
 
 @pytest.mark.parametrize("run", FINE_TUNED, ids=lambda path: path.stem)
@@ -409,7 +409,7 @@ def test_fine_tuned_few_shot_runs_differ_only_in_their_initial_weights(run):
     model, data, training, few_shot = parse(run)
     scratch_model, *others, scratch, scratch_few_shot = parse(run.with_stem(run.stem.removesuffix("-finetuned")))
     assert (replace(model, initial_weights=None), [data], few_shot) == (scratch_model, others, scratch_few_shot)
-    assert training == replace(scratch, published=training.published, output_dir=training.output_dir)
+    assert training == replace(scratch, output_dir=training.output_dir)
     pretraining = CONFIGS / "few_shot" / f"{Path(model.initial_weights).name}.yaml"
     pretrained_model, pretrained_data, pretraining_arguments, _ = parse(pretraining)
     assert pretraining_arguments.output_dir == model.initial_weights

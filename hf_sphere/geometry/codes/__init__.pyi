@@ -1,4 +1,4 @@
-from .bounds import separation_bound as separation_bound
+from .bounds import separation as separation, separation_bound as separation_bound
 from .catalogue import (
     CATALOGUE as CATALOGUE,
     SphericalCode as SphericalCode,
@@ -8,4 +8,3 @@ from .catalogue import (
     polygon as polygon,
     simplex as simplex,
 )
-from .closest_pair import separation as separation

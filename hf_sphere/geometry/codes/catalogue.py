@@ -183,12 +183,11 @@ _E8 = SphericalCode("E8 roots", 8, 240, 1 / 2, True, _KISSING, constructions.e8_
 _LEECH = SphericalCode(
     "Leech lattice, shortest vectors", 24, 196560, 1 / 2, True, _KISSING, constructions.leech_vectors
 )
+
+
 _TWO_GRAPH = SphericalCode(
     "Regular two-graph on 276 points", 23, 552, 1 / 5, True, _LEVENSHTEIN, constructions.two_graph_276
 )
-_M22 = SphericalCode("M22 graph", 21, 77, 1 / 12, True, COHN, constructions.m22_code)
-_GEWIRTZ = SphericalCode("Gewirtz graph", 20, 56, 1 / 15, True, COHN, constructions.gewirtz_code)
-_HOFFMAN = SphericalCode("Hoffman-Singleton graph", 21, 50, 1 / 21, True, COHN, constructions.hoffman_singleton_code)
 
 
 def _kerdock(log_dim: int, source: str = COHN, name: str = "") -> SphericalCode:
@@ -236,12 +235,6 @@ CATALOGUE: tuple[SphericalCode, ...] = (
         *(105, 72, 51, 37),
     ),
     SphericalCode("Higman-Sims graph", 22, 100, 1 / 11, True, _LEVENSHTEIN, constructions.higman_sims_code),
-    _M22,
-    *_kissing_chain(_M22, 60, 47, 37),
-    _GEWIRTZ,
-    *_kissing_chain(_GEWIRTZ, 45),
-    _HOFFMAN,
-    *_kissing_chain(_HOFFMAN, 42),
     _quadric(3),
     *_kissing_chain(_quadric(3), 81, 60, 45),
     _quadric(4),

@@ -259,27 +259,6 @@ def spectral_code(adjacency: np.ndarray, eigenvalue: int) -> np.ndarray:
     return points
 
 
-def hoffman_singleton_code() -> np.ndarray:
-    """50 points in dimension 21, from Robertson's five pentagons and five pentagrams."""
-    h, i, j = np.meshgrid(np.arange(5), np.arange(5), np.arange(5), indexing="ij")
-    adjacency = np.zeros((50, 50), dtype=bool)
-    adjacency[5 * h + j, 5 * h + (j + 1) % 5] = True  # pentagon h
-    adjacency[25 + 5 * i + j, 25 + 5 * i + (j + 2) % 5] = True  # pentagram i
-    adjacency[5 * h + j, 25 + 5 * i + (h * i + j) % 5] = True
-    return spectral_code(adjacency | adjacency.T, -3)
-
-
-def gewirtz_code() -> np.ndarray:
-    """56 points in dimension 20: the blocks of S(3, 6, 22) that avoid a point, adjacent if disjoint."""
-    blocks = _hexads()
-    return spectral_code(_disjoint(blocks[blocks[:, 0] == 0]), -4)
-
-
-def m22_code() -> np.ndarray:
-    """77 points in dimension 21: the blocks of S(3, 6, 22), adjacent if disjoint."""
-    return spectral_code(_disjoint(_hexads()), -6)
-
-
 def higman_sims_code() -> np.ndarray:
     """100 points in dimension 22: a vertex joined to the 22 points of S(3, 6, 22), which are joined to their blocks."""
     blocks = _hexads()

@@ -66,6 +66,7 @@ class ClassVectorHead(Head):
         self.classes = range(num_classes)
         """The classes whose weights are on this process."""
         self.sample_rate = sample_rate
+        self.blockwise = blockwise
         self.in_blocks = blockwise or shard_classes or sample_rate < 1.0
         self._seed: int | None = None
 
