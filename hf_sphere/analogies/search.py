@@ -293,12 +293,6 @@ class SelectionNoise:
     mean: float
     quantile: float
 
-    def __str__(self) -> str:
-        return (
-            f"with random scores the best configuration reaches {self.mean:.3f} on the questions of the search "
-            f"(95 % quantile {self.quantile:.3f})"
-        )
-
 
 def selection_noise(result: SearchResult, *, num_repeats: int = 200, seed: int = 0) -> SelectionNoise:
     """Repeat a search with random answers, to measure how much the selection inflates its accuracy.

@@ -20,7 +20,7 @@ TEXT_TASKS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClas
 IMAGE_TASKS = ("Model", "ForImageClassification")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Encoder:
     """An encoder of transformers and the places of its parts. All paths but `layers` start at a layer.
 
@@ -57,45 +57,16 @@ class Encoder:
 
 
 BERT = Encoder(
-    model_type="bert",
-    prefix="Bert",
-    layers="encoder.layer",
-    first_map="intermediate.dense",
-    activation="intermediate.intermediate_act_fn",
-    second_map="output.dense",
+    "bert", "Bert", "encoder.layer", "intermediate.dense", "intermediate.intermediate_act_fn", "output.dense"
 )
 
 ENCODERS = [
     BERT,
     replace(BERT, model_type="roberta", prefix="Roberta"),
     replace(BERT, model_type="electra", prefix="Electra"),
-    Encoder(
-        model_type="distilbert",
-        prefix="DistilBert",
-        layers="transformer.layer",
-        first_map="ffn.lin1",
-        activation="ffn.activation",
-        second_map="ffn.lin2",
-    ),
-    Encoder(
-        model_type="modernbert",
-        prefix="ModernBert",
-        layers="layers",
-        first_map="mlp.Wi",
-        activation=None,
-        second_map="mlp.Wo",
-        norm="mlp_norm",
-    ),
-    Encoder(
-        model_type="vit",
-        prefix="ViT",
-        layers="layers",
-        first_map="mlp.fc1",
-        activation="mlp.activation_fn",
-        second_map="mlp.fc2",
-        norm="layernorm_after",
-        tasks=IMAGE_TASKS,
-    ),
+    Encoder("distilbert", "DistilBert", "transformer.layer", "ffn.lin1", "ffn.activation", "ffn.lin2"),
+    Encoder("modernbert", "ModernBert", "layers", "mlp.Wi", None, "mlp.Wo", "mlp_norm"),
+    Encoder("vit", "ViT", "layers", "mlp.fc1", "mlp.activation_fn", "mlp.fc2", "layernorm_after", IMAGE_TASKS),
 ]
 
 
