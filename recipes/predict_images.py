@@ -68,9 +68,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("\nStopped; repeat the command to continue.", file=sys.stderr)
         sys.exit(130)
-    count = write_table(read_rows(unfinished), output)
+    rows = list(read_rows(unfinished))
+    write_table(rows, output)
     unfinished.unlink()
-    print(f"wrote     {output}: {count:,} of {len(source):,} images")
+    print(f"wrote     {output}: {len(rows):,} of {len(source):,} images")
+    known = [row for row in rows if row.get("label") in encoder.class_names]
+    if known:
+        right = sum(row["label"] == row["prediction"] for row in known)
+        print(f"accuracy  {right / len(known):.2%} of the {len(known):,} images with a label that the model knows")
 
 
 def predict(args: PredictionArguments, encoder: "ImageEncoder", source: "ImageSource", unfinished: Path) -> None:
@@ -132,11 +137,10 @@ def read_rows(unfinished: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def write_table(rows: Iterator[dict[str, Any]], output: Path) -> int:
-    """Write the rows in the format of the suffix; return their number."""
+def write_table(table: list[dict[str, Any]], output: Path) -> None:
+    """Write the rows in the format of the suffix."""
     from hf_sphere.utils.files import atomic_file
 
-    table = list(rows)
     if not table:
         raise ValueError("none of the images can be read, so there is nothing to write.")
     for row in table:  # names that are no text, from other file systems
@@ -155,7 +159,6 @@ def write_table(rows: Iterator[dict[str, Any]], output: Path) -> int:
             import pyarrow.parquet as pq
 
             pq.write_table(pa.Table.from_pylist(table), unfinished)
-    return len(table)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ class SearchArguments(Arguments):
     index: str = argument(help="Folder of the index.")
     query: str | None = argument(None, "Image file, folder of images, or name of a data set.")
     text: str | None = argument(None, "Instead, a text, for a model such as CLIP.")
-    top_k: int = argument(5, "Number of neighbors.", ge=1)
+    top_k: int = argument(5, "Number of neighbors; a query that is in the index is one of them.", ge=1)
     classes: list[str] | None = argument(None, "Find only images of these classes.")
     model_name_or_path: str | None = argument(None, "Model of the index, if it was moved.")
     table: str | None = argument(None, "CSV file for the table; printed if not set.")

@@ -78,7 +78,7 @@ def find_column(
     if found is None:
         raise ValueError(
             f"found no {what} column: none of {list(candidates)} is in {dataset.column_names}. "
-            f"Name it with {option}{instead}."
+            f"Name it with {option}{instead}{', or put the images into a folder per class' * (what == 'label')}."
         )
     return found
 

@@ -274,5 +274,5 @@ def _argv_of(path: str, names: list[str]) -> list[str]:
 
 
 def _hint(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=3)
+    close = [known for known in names if name in known][:3] or difflib.get_close_matches(name, names, n=3)
     return f" Did you mean {' or '.join(close)}?" if close else f" The keys are: {', '.join(sorted(names))}."

@@ -1,9 +1,16 @@
 """Loading of saved models and data sets: whatever a damaged file causes is one error that names the model or data."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from hf_sphere.utils.arguments import error_text
+
+
+def _not_found(name: str | os.PathLike, error: OSError) -> OSError:
+    """Return the error to raise: that of the Hub does not say that there is no such folder, and may omit the name."""
+    text = f"there is no folder or file {name}, and it cannot be loaded from the Hub: {error_text(error)}"
+    return error if Path(name).exists() else FileNotFoundError(text)
 
 
 def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
@@ -17,8 +24,10 @@ def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
         options["trust_remote_code"] = False  # otherwise transformers offers to run code of the model
     try:
         return kind.from_pretrained(name, **options)
-    except (OSError, ImportError):
+    except ImportError:
         raise
+    except OSError as error:
+        raise _not_found(name, error) from error
     except Exception as error:  # of json, safetensors, torch or the class itself
         raise ValueError(f"{name} cannot be loaded as {kind.__name__}: {error_text(error)}") from error
 
@@ -64,8 +73,10 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
         raise ValueError("the name of the data set must not be empty.")
     try:
         return datasets.load_dataset(name, *args, **options)
-    except (OSError, ImportError):
+    except ImportError:
         raise
+    except OSError as error:
+        raise _not_found(source or name, error) from error
     except Exception as error:  # of pyarrow, of file systems, or of `datasets`, whose own message is generic
         raise ValueError(
             f"{source or name} cannot be read as a data set: {error_text(error.__cause__ or error)}"

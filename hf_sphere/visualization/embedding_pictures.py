@@ -182,12 +182,7 @@ def find_directions(data: Embeddings) -> Tensor | None:
 
 
 def find_thumbnails(data: Embeddings, **options: Any) -> Tensor:
-    """Load thumbnails of the embedded images: uint8 (N, channels, height, width).
-
-    Raises:
-        OSError: If the data set does not exist.
-        ValueError: If the embeddings do not identify their images.
-    """
+    """Load thumbnails of the embedded images: uint8 (N, channels, height, width)."""
     about = data.about
     if "dataset" not in about or data.indices is None:
         raise ValueError(f"{data.name} does not store which images were embedded.")
