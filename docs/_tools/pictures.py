@@ -3,6 +3,7 @@
 python docs/_tools/pictures.py
 """
 
+import json
 import math
 from pathlib import Path
 
@@ -87,6 +88,25 @@ def draw_prototypes() -> None:
     save(figure, "prototypes/ten_points.png")
 
 
+def draw_dimensions() -> None:
+    """Accuracy on MNIST by the number of dimensions: mean and range of the runs of `results/runs`."""
+    figure, axes = plt.subplots(figsize=(6, 2.8))
+    runs = [json.loads(path.read_text()) for path in (DOCS.parent / "results" / "runs").glob("mnist-lenet5-*.json")]
+    dims, groups = range(2, 10), {run["group"] for run in runs}
+    found = [
+        [r["metrics"]["eval_accuracy"] for r in runs if r["config"] == f"prototypes/mnist-lenet5-d{d}"] for d in dims
+    ]
+    low, mean, high = (100 * np.array([pick(values) for values in found]) for pick in (min, np.mean, max))
+    axes.fill_between(dims, low, high, color=COLORS[0], alpha=0.2, linewidth=0)
+    axes.plot(dims, mean, marker="o", label="ten prototypes, LeNet-5")
+    axes.axhline(
+        100 * np.mean(accuracies["mnist-lenet5-plain"]), color=COLORS[1], linestyle="--", label="softmax, 84 dimensions"
+    )
+    axes.set(xlabel="dimensions", ylabel="test accuracy, %", ylim=(None, 100))
+    axes.legend(frameon=False, loc="lower right")
+    save(figure, "prototypes/dimensions.png")
+
+
 def draw_transport() -> None:
     """Two steps of SGD on a circle: momentum kept as it is, and transported to the new weights."""
     x, momentum = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.55])
@@ -130,6 +150,7 @@ def main() -> None:
         draw_cosines()
         draw_concentration()
         draw_prototypes()
+        draw_dimensions()
         draw_transport()
 
 
