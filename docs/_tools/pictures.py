@@ -90,18 +90,16 @@ def draw_prototypes() -> None:
 
 def draw_dimensions() -> None:
     """Accuracy on MNIST by the number of dimensions: mean and range of the runs of `results/runs`."""
+    accuracies: dict[str, list[float]] = {}
+    for path in (DOCS.parent / "results" / "runs").glob("mnist-lenet5-*.json"):
+        run = json.loads(path.read_text())
+        accuracies.setdefault(run["group"], []).append(100 * run["metrics"]["eval_accuracy"])
+    dims = range(2, 10)
+    found = [accuracies[f"mnist-lenet5-d{dim}"] for dim in dims]
     figure, axes = plt.subplots(figsize=(6, 2.8))
-    runs = [json.loads(path.read_text()) for path in (DOCS.parent / "results" / "runs").glob("mnist-lenet5-*.json")]
-    dims, groups = range(2, 10), {run["group"] for run in runs}
-    found = [
-        [r["metrics"]["eval_accuracy"] for r in runs if r["config"] == f"prototypes/mnist-lenet5-d{d}"] for d in dims
-    ]
-    low, mean, high = (100 * np.array([pick(values) for values in found]) for pick in (min, np.mean, max))
-    axes.fill_between(dims, low, high, color=COLORS[0], alpha=0.2, linewidth=0)
-    axes.plot(dims, mean, marker="o", label="ten prototypes, LeNet-5")
-    axes.axhline(
-        100 * np.mean(accuracies["mnist-lenet5-plain"]), color=COLORS[1], linestyle="--", label="softmax, 84 dimensions"
-    )
+    axes.fill_between(dims, list(map(min, found)), list(map(max, found)), color=COLORS[0], alpha=0.2, linewidth=0)
+    axes.plot(dims, [np.mean(values) for values in found], marker="o", label="ten prototypes, LeNet-5")
+    axes.axhline(np.mean(accuracies["mnist-lenet5-plain"]), color=COLORS[1], ls="--", label="softmax, 84 dimensions")
     axes.set(xlabel="dimensions", ylabel="test accuracy, %", ylim=(None, 100))
     axes.legend(frameon=False, loc="lower right")
     save(figure, "prototypes/dimensions.png")
