@@ -335,7 +335,7 @@ def test_backbone_that_keeps_the_activation_warns_unless_it_is_loaded(monkeypatc
     SphereVisionModel(SphereVisionConfig(**options, embedding_dim=8))
     assert said == []
     model = SphereVisionModel(SphereVisionConfig(**options))
-    assert "'resnet10t' does not support. Set `embedding_dim`" in said[0]
+    assert "'resnet10t' cannot leave out its last activation" in said[0]
     model.save_pretrained(tmp_path)
     SphereVisionModel.from_pretrained(tmp_path)
     assert len(said) == 1

@@ -141,9 +141,9 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
             remove()
         elif ends_in_activation(self.backbone) and not next(self.backbone.parameters()).is_meta:  # not while loading
             logger.warning_once(
-                f"The backbone {self.config.backbone!r} cannot leave out its last activation, as head "
-                f"{self.config.head!r}, a spherization or `final_activation` asks, so no embedding has negative "
-                "coordinates. `embedding_dim` adds a linear map after it."
+                f"The backbone {self.config.backbone!r} cannot leave out its last activation, as the head, the "
+                "spherization or `final_activation` of the configuration asks, so no embedding has negative "
+                "coordinates. Set `embedding_dim` to add a linear map after it."
             )
 
     def train(self, mode: bool = True) -> "SphereVisionModel":
