@@ -158,6 +158,8 @@ class Head(nn.Module):
         if labels is None:
             self._warn_about_unused_loss()
         else:
+            if len(labels) != len(transformed):
+                raise ValueError(f"there are {len(labels)} labels for {len(transformed)} embeddings; pass one for each.")
             self.check_labels(labels)
             if self.training:
                 self.observe(transformed, labels)
