@@ -27,7 +27,7 @@ def loss_of(head, x, labels, places):
 
 @pytest.mark.parametrize("name", HEADS)
 def test_another_number_of_labels_than_embeddings_is_rejected(name):
-    with pytest.raises(ValueError, match="there are 5 labels for 4 embeddings; pass one for each"):
+    with pytest.raises(ValueError, match="there are 5 labels for 4 embeddings; give one each"):
         make(name)(torch.randn(4, 6), LABELS)
 
 

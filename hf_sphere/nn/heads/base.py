@@ -159,7 +159,7 @@ class Head(nn.Module):
             self._warn_about_unused_loss()
         else:
             if len(labels) != len(transformed):
-                raise ValueError(f"there are {len(labels)} labels for {len(transformed)} embeddings; pass one for each.")
+                raise ValueError(f"there are {len(labels)} labels for {len(transformed)} embeddings; give one each.")
             self.check_labels(labels)
             if self.training:
                 self.observe(transformed, labels)
