@@ -186,7 +186,7 @@ def adopt_settings(
     elif "dataset_name" not in given:
         raise ValueError("the model is not in the folder of a training run; set its data set with --dataset_name.")
     for one in fields(data_args):
-        if one.name in settings and one.name not in given:
+        if one.name in settings and one.name not in given | {"cache_dir"}:  # which may be a folder of another machine
             setattr(data_args, one.name, settings[one.name])
     data_args.image_size = data_args.image_size or list(classifier.image_size)
     data_args.num_channels = data_args.num_channels or classifier.num_channels
