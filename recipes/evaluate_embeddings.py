@@ -66,6 +66,10 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
             f"{args.embeddings} is not a folder. If it is a data set on the Hub, set an output folder with "
             "--output_dir."
         )
+    if (Path(args.embeddings) / "index.json").is_file():
+        raise ValueError(
+            f"{args.embeddings} is an index for search; evaluate what recipes/extract_embeddings.py writes for the images."
+        )
     output = Path(args.output_dir or Path(args.embeddings) / "evaluation")
     check_results_dir(output, overwrite=args.overwrite_output_dir)
     reading = {"split": args.split, "max_samples": args.max_samples, "seed": options.seed}

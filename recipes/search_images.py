@@ -10,7 +10,7 @@ python recipes/search_images.py --index outputs/clip-index --text "a red bird"
 import csv
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 
 if TYPE_CHECKING:
-    from hf_sphere.embeddings import ImageIndex, Neighbors
+    from hf_sphere.embeddings import ImageIndex, ImageSource, Neighbors
 
 CELL, TEXT = 128, 30
 """Side of an image of the contact sheet and height of the text below it, pixels."""
@@ -35,6 +35,7 @@ class SearchArguments(Arguments):
     query: str | None = argument(None, "Image file, folder of images, or name of a data set.")
     text: str | None = argument(None, "Instead, a text, for a model such as CLIP.")
     top_k: int = argument(5, "Number of neighbors; a query that is in the index is one of them.", ge=1)
+    leave_out_query: bool = argument(False, "Leave out a neighbor that is the same file, or row of a data set.")
     classes: list[str] | None = argument(None, "Find only images of these classes.")
     model_name_or_path: str | None = argument(None, "Model of the index, if it was moved.")
     table: str | None = argument(None, "CSV file for the table; printed if not set.")
@@ -45,6 +46,8 @@ class SearchArguments(Arguments):
         super().__post_init__()
         if (self.query is None) == (self.text is None):
             raise ValueError("give either --query or --text.")
+        if self.leave_out_query and self.text is not None:
+            raise ValueError("--leave_out_query is for --query; a text is not in the index.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -63,7 +66,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         source = ImageSource.of(args.query)
         options: dict[str, Any] = {"skip_unreadable": args.skip_unreadable_images, "progress": len(source) > 500}
-        found = index.search(source, args.top_k, classes=args.classes, **options)
+        top_k = args.top_k + args.leave_out_query
+        found = index.search(source, top_k, classes=args.classes, **options)
+        if args.leave_out_query:
+            found = leave_out_queries(index, found, source, args.top_k)
     rows = make_table(index, found)
     if args.table is None:
         write_table(rows, sys.stdout)
@@ -77,6 +83,25 @@ def main(argv: Sequence[str] | None = None) -> None:
         with atomic_file(args.contact_sheet) as unfinished:
             sheet.save(unfinished, "PNG")
         print(f"wrote     {args.contact_sheet}: {len(queries)} of {len(found.rows)} queries")
+
+
+def leave_out_queries(index: "ImageIndex", found: "Neighbors", source: "ImageSource", top_k: int) -> "Neighbors":
+    """Return neighbors without the queries themselves, top_k per query.
+
+    Args:
+        index: The index.
+        found: The neighbors, top_k + 1 per query.
+        source: The queries.
+        top_k: Number of neighbors to keep.
+    """
+    places = [Path(index.sources[number][0]) for number in index.images["source"]]
+    indexed = [place / name for place, name in zip(places, index.images["file"], strict=True)]
+    queries = [Path(source.name) / name for name in found.queries["file"]]
+    pairs = zip(found.rows.tolist(), queries, strict=True)
+    same = found.rows.new_tensor([[row >= 0 and indexed[row] == query for row in rows] for rows, query in pairs])
+    order = same.argsort(dim=1, stable=True)[:, :top_k]  # queries are moved to the end
+    rows = found.rows.masked_fill(same.bool(), -1)
+    return replace(found, rows=rows.gather(1, order), distances=found.distances.gather(1, order))
 
 
 def make_table(index: "ImageIndex", found: "Neighbors") -> list[dict[str, Any]]:

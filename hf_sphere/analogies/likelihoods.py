@@ -35,10 +35,6 @@ class ScoreCache(JsonLines):
     """
 
 
-def _hidden_ranges(sentence: Sentence) -> tuple[tuple[int, int], ...]:
-    return tuple(sorted({sentence.spans[word] for word in sentence.hidden}))
-
-
 def perplexities(
     language_model: LanguageModel,
     sentences: Sequence[Sentence],
@@ -70,7 +66,8 @@ def perplexities(
         what = f"{language_model.name} is a bare {type(language_model.model).__name__}, which has no likelihoods"
         raise ValueError(f"{what}. Use a masked (...ForMaskedLM) or causal (...ForCausalLM) language model.")
     fingerprint = "" if cache is None else language_model.fingerprint
-    keys = [(fingerprint, sentence.text, _hidden_ranges(sentence)) for sentence in sentences]
+    hidden = [tuple(sorted({sentence.spans[word] for word in sentence.hidden})) for sentence in sentences]
+    keys = [(fingerprint, sentence.text, ranges) for sentence, ranges in zip(sentences, hidden, strict=True)]
     scores: dict[Any, tuple[float, int]] = {} if cache is None else {key: cache[key] for key in keys if key in cache}
     new = {key: sentence for key, sentence in zip(keys, sentences, strict=True) if key not in scores}
     remaining = iter(new)

@@ -122,9 +122,10 @@ class EncodedImages(torch.utils.data.Dataset):
                 pixels = np.array(convert_image(image, self.shape.channels))
         except NOT_AN_IMAGE as error:
             name = f" ({record['path']})" if record is not None and record["path"] else ""
+            split = f" {self.dataset.split}" if self.dataset.split else ""
             return CorruptImageError(
-                f"image {int(row)}{name} of the split cannot be decoded ({error}). Repair or remove it, or pass "
-                "--skip_corrupt_images to leave such images out."
+                f"image {int(row)}{name} of the split{split} cannot be decoded ({error}). Repair or "
+                "remove it, or pass --skip_corrupt_images to leave such images out."
             )
         tensor = torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
         tensor = resize_image(tensor, (self.shape.height, self.shape.width), self.shape.crop_pct)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hf_sphere.embeddings.encoder import ImageEncoder, ImageSource
 from hf_sphere.metrics.search import APPROXIMATE, NeighborSearch, SearchKind
+from hf_sphere.utils.arguments import error_text
 from hf_sphere.utils.files import MANIFEST_FILE, atomic_folder, find_damage, read_json, write_json, write_manifest
 
 ABOUT_FILE = "index.json"
@@ -193,18 +194,20 @@ class ImageIndex:
             model: The model of the index, if it is not where it was when the index was built.
 
         Raises:
-            OSError: If the folder or the model does not exist.
-            ValueError: If the folder is no index, a file is damaged, or the index is of another model.
+            OSError: If there is no such index or model.
+            ValueError: If a file is damaged, or the index is of another model.
         """
         folder = Path(folder)
-        if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is not a folder; build an index with recipes/build_index.py.")
         if not (folder / ABOUT_FILE).is_file():
-            raise ValueError(f"{folder} has no {ABOUT_FILE}; build an index with recipes/build_index.py.")
+            raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; build an index with recipes/build_index.py.")
         if damage := find_damage(folder):
             raise ValueError(f"the index {folder} is damaged: {damage}. Build it again.")
         about = read_json(folder / ABOUT_FILE)
-        encoder = model if isinstance(model, ImageEncoder) else ImageEncoder(model or about["model"])
+        try:
+            encoder = model if isinstance(model, ImageEncoder) else ImageEncoder(model or about["model"])
+        except FileNotFoundError as error:
+            hint = "" if model else f" If the model of {folder} was moved, name its folder (--model_name_or_path)."
+            raise FileNotFoundError(f"{error_text(error).rstrip('.')}.{hint}") from error
         if encoder.weights != about["weights"]:
             raise ValueError(
                 f"the index {folder} is of another model than {encoder.name}, or that one was trained further: the "

@@ -135,10 +135,9 @@ def test_other_folders_damaged_files_and_other_models_are_named(index, model, sa
     index.save(folder)
     with pytest.raises(ValueError, match=r"is of another model than .*other"):
         ImageIndex.load(folder, save_model(tmp_path / "other", seed=1))
-    with pytest.raises(ValueError, match=r"has no index.json"):
-        ImageIndex.load(model)
-    with pytest.raises(FileNotFoundError, match="is not a folder; build an index"):
-        ImageIndex.load(tmp_path / "missing")
+    for none in (model, tmp_path / "missing"):
+        with pytest.raises(FileNotFoundError, match=r"there is no .*index.json; build an index"):
+            ImageIndex.load(none)
     with pytest.raises(FileExistsError, match="is not part of an index"):
         index.save(model)
     for name in ("images.parquet", "embeddings.safetensors", "index.json", "manifest.json"):
@@ -161,6 +160,13 @@ def test_the_weights_and_not_the_name_identify_the_model(index, model, tmp_path)
     moved = shutil.copytree(model, tmp_path / "moved")
     assert len(ImageIndex.load(tmp_path / "index", str(moved))) == 7
     assert json.loads((tmp_path / "index" / "index.json").read_text())["model"] == model
+
+
+def test_the_error_for_a_model_that_was_moved_names_the_option(save_model, photos, tmp_path):
+    ImageIndex.build(str(save_model(tmp_path / "gone")), photos, **QUIET).save(tmp_path / "index")
+    (tmp_path / "gone").rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match=r"no folder or file .*gone.* was moved, name its folder"):
+        ImageIndex.load(tmp_path / "index")
 
 
 def test_a_model_such_as_clip_is_searched_by_text(clip, photos, digits):

@@ -160,6 +160,23 @@ def test_search_writes_a_table_and_a_contact_sheet(load_recipe, run_main, folder
     assert not np.array_equal(cells[0], cells[2])
 
 
+def test_a_query_is_left_out_of_its_neighbors_if_asked(load_recipe, run_main, folder, photos, tmp_path):
+    def neighbors(*more: str) -> list[tuple[str, str]]:
+        table = tmp_path / "found.csv"
+        words = ["--index", str(folder), "--query", str(photos / "b"), "--classes", "b", "--table", str(table)]
+        run_main(load_recipe("search_images"), [*words, *more])
+        return [(row["query"], row["file"]) for row in csv.DictReader(table.open())]
+
+    every = neighbors("--top_k", "4")
+    assert any(f"b/{query}" == file for query, file in every)
+    assert neighbors("--top_k", "3", "--leave_out_query") == [(q, file) for q, file in every if file != f"b/{q}"]
+
+
+def test_an_index_is_not_evaluated_as_embeddings(load_recipe, run_main, folder):
+    with pytest.raises(ValueError, match=r"is an index for search; evaluate what recipes/extract_embeddings.py"):
+        run_main(load_recipe("evaluate_embeddings"), ["--embeddings", str(folder)])
+
+
 def test_images_are_added_to_an_index(load_recipe, run_main, folder, tmp_path, capsys):
     copy = shutil.copytree(folder, tmp_path / "index")
     run_main(load_recipe("build_index"), ["--images", "digits", "--add_to", str(copy), "--disable_tqdm"])

@@ -266,7 +266,7 @@ def higman_sims_code() -> np.ndarray:
     adjacency[0, 1:23] = True
     adjacency[1:23, 23:] = blocks.T == 1
     adjacency |= adjacency.T
-    adjacency[23:, 23:] = _disjoint(blocks)
+    adjacency[23:, 23:] = blocks @ blocks.T == 0  # disjoint blocks
     return spectral_code(adjacency, -8)
 
 
@@ -308,7 +308,3 @@ def _hexads() -> np.ndarray:
     """The 77 blocks of the Steiner system S(3, 6, 22): the octads through two fixed points, without these points."""
     octads = golay_octads()
     return octads[(octads[:, 22] == 1) & (octads[:, 23] == 1)][:, :22]
-
-
-def _disjoint(blocks: np.ndarray) -> np.ndarray:
-    return blocks @ blocks.T == 0
