@@ -68,7 +68,7 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
         )
     if (Path(args.embeddings) / "index.json").is_file():
         raise ValueError(
-            f"{args.embeddings} is an index for search; evaluate what recipes/extract_embeddings.py writes for the images."
+            f"{args.embeddings} is a search index; evaluate what recipes/extract_embeddings.py writes for the images."
         )
     output = Path(args.output_dir or Path(args.embeddings) / "evaluation")
     check_results_dir(output, overwrite=args.overwrite_output_dir)

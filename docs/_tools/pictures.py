@@ -6,6 +6,7 @@ python docs/_tools/pictures.py
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -16,7 +17,7 @@ from hf_sphere.geometry import log_vmf_normalizer, mean_resultant_length
 from hf_sphere.prototypes import place_prototypes
 
 DOCS = Path(__file__).parents[1]
-COLORS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7"]  # of Okabe and Ito, safe for color-blind readers
+COLORS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9"]  # of Okabe and Ito, safe for color-blind readers
 STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -88,12 +89,41 @@ def draw_prototypes() -> None:
     save(figure, "prototypes/ten_points.png")
 
 
+def read_runs(pattern: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the runs of `results/runs` whose name matches, by their name without the seed."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted((DOCS.parent / "results" / "runs").glob(f"{pattern}.json")):
+        run = json.loads(path.read_text())
+        groups.setdefault(run["group"], []).append(run)
+    return groups
+
+
+def draw_optimizers() -> None:
+    """The fast network on CIFAR-10: validation accuracy by learning rate, and test accuracy by epoch with its range."""
+    names = {"softmax": "SGD", "adamw": "AdamW", "adam_srt": "Adam-SRT", "muon": "Muon", "muon_hyperball": "hyperball"}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
+    for marker, (name, title) in zip("osD^v", names.items(), strict=True):
+        sweep = read_runs(f"cifar10-fast-{name}-5epochs-tuning-learning_rate*")
+        rates = sorted(
+            (float(group.rpartition("rate")[2]), 100 * run["metrics"]["validation_accuracy"])
+            for group, (run,) in sweep.items()
+        )
+        left.plot(*zip(*rates, strict=True), marker=marker, markersize=4, label=title)
+        runs = read_runs(f"cifar10-fast-{name}-5epochs-seed*")[f"cifar10-fast-{name}-5epochs"]
+        accuracies = 100 * np.array([run["history"]["eval_accuracy"] for run in runs])
+        epochs = np.arange(1, accuracies.shape[1] + 1)
+        right.fill_between(epochs, accuracies.min(0), accuracies.max(0), alpha=0.2, linewidth=0)
+        right.plot(epochs, accuracies.mean(0), marker=marker, markersize=4)
+    left.set(xscale="log", xlabel="learning rate", ylabel="validation accuracy, %")
+    right.set(xlabel="epoch", ylabel="test accuracy, %", xticks=epochs)
+    figure.legend(loc="outside upper center", ncols=5, frameon=False)
+    save(figure, "optimizers/fast_network.png")
+
+
 def draw_dimensions() -> None:
     """Accuracy on MNIST by the number of dimensions: mean and range of the runs of `results/runs`."""
-    accuracies: dict[str, list[float]] = {}
-    for path in (DOCS.parent / "results" / "runs").glob("mnist-lenet5-*.json"):
-        run = json.loads(path.read_text())
-        accuracies.setdefault(run["group"], []).append(100 * run["metrics"]["eval_accuracy"])
+    runs = read_runs("mnist-lenet5-*").items()
+    accuracies = {name: [100 * run["metrics"]["eval_accuracy"] for run in group] for name, group in runs}
     dims = range(2, 10)
     found = [accuracies[f"mnist-lenet5-d{dim}"] for dim in dims]
     figure, axes = plt.subplots(figsize=(6, 2.8))
@@ -149,6 +179,7 @@ def main() -> None:
         draw_concentration()
         draw_prototypes()
         draw_dimensions()
+        draw_optimizers()
         draw_transport()
 
 

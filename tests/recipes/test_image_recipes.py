@@ -173,7 +173,7 @@ def test_a_query_is_left_out_of_its_neighbors_if_asked(load_recipe, run_main, fo
 
 
 def test_an_index_is_not_evaluated_as_embeddings(load_recipe, run_main, folder):
-    with pytest.raises(ValueError, match=r"is an index for search; evaluate what recipes/extract_embeddings.py"):
+    with pytest.raises(ValueError, match=r"is a search index; evaluate what recipes/extract_embeddings.py"):
         run_main(load_recipe("evaluate_embeddings"), ["--embeddings", str(folder)])
 
 
