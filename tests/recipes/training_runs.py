@@ -59,6 +59,7 @@ QUICK_RUNS = {
         "train_masked_lm",
         [*_TEXT, "--num_train_epochs", "2", "--learning_rate", "0.003", "--disable_tqdm"],
         held_out=(),
+        ruinous_gamma="1e3",
     ),
 }
 """Quick runs by task name."""
