@@ -9,8 +9,8 @@ _METRICS = {
     "accuracy_with_flips": "accuracy on {split} with logits averaged over each image and its mirror image",
     "accuracy_interval": "half-width of the 95 % interval of the mean accuracy over the episodes, for this one model",
     "loss": "mean loss on {split}",
-    "nll": "mean negative log-likelihood of the classes of {split}, calibrated",
-    "brier": "mean squared distance of probabilities and one-hot labels on {split}, calibrated",
+    "nll": "mean negative log-likelihood of the classes of {split}",
+    "brier": "mean squared distance of probabilities and one-hot labels on {split}",
     "mean_absolute_error": "mean absolute error on {split}, in the unit of the values",
     "recall_at_1": "share of {split} whose nearest other image is of their class",
     "map_at_r": "mean average precision at R on {split}, where R is the number of other images of the class",
@@ -69,7 +69,9 @@ def define(name: str) -> str:
     """
     metric = name.rpartition("/")[2]
     split, _, kind = metric.partition("_")
+    kind, plain = kind.removeprefix("uncalibrated_"), kind.startswith("uncalibrated_")
     if split in _SPLITS and kind in _METRICS:
         chosen = "after training" if split != "train" else "in the last epoch, with augmentation"
-        return f"{_METRICS[kind].format(split=_SPLITS[split])}, {chosen}"
+        calibrated = ", without calibration" if plain else ", calibrated" if kind in ("nll", "brier") else ""
+        return f"{_METRICS[kind].format(split=_SPLITS[split])}{calibrated}, {chosen}"
     return next((text for pattern, text in _OTHERS.items() if re.fullmatch(pattern, metric)), "")

@@ -100,7 +100,8 @@ def read_runs(pattern: str) -> dict[str, list[dict[str, Any]]]:
 
 def draw_optimizers() -> None:
     """The fast network on CIFAR-10: validation accuracy by learning rate, and test accuracy by epoch with its range."""
-    names = {"softmax": "SGD", "adamw": "AdamW", "adam_srt": "Adam-SRT", "muon": "Muon", "muon_hyperball": "hyperball"}
+    names = {"softmax": "SGD", "adamw": "AdamW", "adam_srt": "Adam-SRT", "muon": "Muon"}
+    names |= {"muon_hyperball": "Muon-hyperball"}
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
     for marker, (name, title) in zip("osD^v", names.items(), strict=True):
         sweep = read_runs(f"cifar10-fast-{name}-5epochs-tuning-learning_rate*")
