@@ -45,12 +45,15 @@ def build_optimizer(
             whether `scale_invariant` weights or all hidden `matrices` keep their norm.
 
     Raises:
+        TypeError: If `model` is no module.
         ValueError: If the name or an option is unknown, a pattern matches no parameter, or no input of the model could
             be generated.
 
     Example:
         >>> optimizer = build_optimizer(network, "muon", images, lr=2e-3, weight_decay=0.01)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be one module, such as of a network and its loss; got a {type(model).__name__}.")
     if name not in (*TORCH, *optimizer_names()):
         raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join((*TORCH, *optimizer_names()))}.")
     kind: Any = TORCH.get(name) or optimizer_class(name)

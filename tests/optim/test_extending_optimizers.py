@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from hf_sphere.optim import AdamS, optimizers
+from hf_sphere.optim import AdamS, build_optimizer, optimizers
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 
 TOY = '''
@@ -57,6 +58,11 @@ def test_the_optimizer_of_a_new_file_is_available_in_trainer_and_timm(folder):
     command = [sys.executable, "-c", USE, str(folder)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     assert json.loads(printed) == {"Trainer": True, "timm": "ToyAdam", "timm's list": "Adam-S by another name."}
+
+
+def test_a_list_of_parameters_or_modules_is_refused():
+    with pytest.raises(TypeError, match="model must be one module, such as of a network and its loss; got a list"):
+        build_optimizer([torch.nn.Linear(2, 2)], "adam_srt")
 
 
 def test_the_error_for_an_unknown_name_lists_the_names():
