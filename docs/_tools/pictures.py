@@ -98,27 +98,33 @@ def read_runs(pattern: str) -> dict[str, list[dict[str, Any]]]:
     return groups
 
 
-def draw_optimizers() -> None:
-    """The fast network on CIFAR-10: validation accuracy by learning rate, and test accuracy by epoch with its range."""
-    names = {"softmax": "SGD", "adamw": "AdamW", "adam_srt": "Adam-SRT", "muon": "Muon"}
-    names |= {"muon_hyperball": "Muon-hyperball"}
+def draw_optimizers(network: str, metric: str, names: dict[str, str]) -> None:
+    """A network on CIFAR-10: validation accuracy by learning rate, and accuracy by epoch with its range.
+
+    Args:
+        network: Start of the names of the runs.
+        metric: Accuracy that the runs have by epoch.
+        names: Titles of the optimizers by the rest of the name.
+    """
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
-    for marker, (name, title) in zip("osD^v", names.items(), strict=True):
-        sweep = read_runs(f"cifar10-fast-{name}-5epochs-tuning-learning_rate*")
+    for number, (name, title) in enumerate(names.items()):
+        style = {"marker": "osD^vP"[number], "markersize": 4, "color": [*COLORS, "0.4"][number]}
+        sweep = read_runs(f"{network}-{name}-5epochs-tuning-learning_rate*")
         rates = sorted(
             (float(group.rpartition("rate")[2]), 100 * run["metrics"]["validation_accuracy"])
             for group, (run,) in sweep.items()
         )
-        left.plot(*zip(*rates, strict=True), marker=marker, markersize=4, label=title)
-        runs = read_runs(f"cifar10-fast-{name}-5epochs-seed*")[f"cifar10-fast-{name}-5epochs"]
-        accuracies = 100 * np.array([run["history"]["eval_accuracy"] for run in runs])
+        left.plot(*zip(*rates, strict=True), label=title, **style)
+        runs = read_runs(f"{network}-{name}-5epochs-seed*")[f"{network}-{name}-5epochs"]
+        accuracies = 100 * np.array([run["history"][metric] for run in runs])
         epochs = np.arange(1, accuracies.shape[1] + 1)
-        right.fill_between(epochs, accuracies.min(0), accuracies.max(0), alpha=0.2, linewidth=0)
-        right.plot(epochs, accuracies.mean(0), marker=marker, markersize=4)
+        right.fill_between(epochs, accuracies.min(0), accuracies.max(0), alpha=0.2, linewidth=0, color=style["color"])
+        right.plot(epochs, accuracies.mean(0), **style)
     left.set(xscale="log", xlabel="learning rate", ylabel="validation accuracy, %")
-    right.set(xlabel="epoch", ylabel="test accuracy, %", xticks=epochs)
-    figure.legend(loc="outside upper center", ncols=5, frameon=False)
-    save(figure, "optimizers/fast_network.png")
+    split = "test" if metric.startswith("eval") else "validation"
+    right.set(xlabel="epoch", ylabel=f"{split} accuracy, %", xticks=epochs)
+    figure.legend(loc="outside upper center", ncols=6, frameon=False, columnspacing=1.2)
+    save(figure, f"optimizers/{network}.png")
 
 
 def draw_dimensions() -> None:
@@ -180,7 +186,10 @@ def main() -> None:
         draw_concentration()
         draw_prototypes()
         draw_dimensions()
-        draw_optimizers()
+        names = {"adamw": "AdamW", "adam_srt": "Adam-SRT", "muon": "Muon", "muon_hyperball": "Muon-hyperball"}
+        draw_optimizers("cifar10-fast", "eval_accuracy", {"softmax": "SGD", **names})
+        names |= {"adamw_hyperball": "AdamW-hyperball"}
+        draw_optimizers("cifar10-resnet20", "validation_accuracy", {"sgd": "SGD", **names})
         draw_transport()
 
 
