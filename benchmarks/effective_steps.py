@@ -226,9 +226,9 @@ def draw_decays_and_equivalence(decays: dict[str, list[list[float]]], followed: 
         color = style_line(number)["color"]
         right.plot(ticks, values["way"], label=f"from the start, lr {lr}", color=color)
         right.plot(ticks, values["difference"], "--", label=f"between the two, lr {lr}", color=color)
-    right.set(xlabel="step", ylabel="angle, degrees", yscale="log", ylim=(1e-13, 1e5))
+    right.set(xlabel="step", ylabel="angle, degrees", yscale="log", ylim=(1e-13, 1e2))
     right.set_yticks([10.0**power for power in range(-12, 3, 2)])
-    right.legend(frameon=False, fontsize=8, loc="upper right", ncols=2)
+    right.legend(frameon=False, fontsize=8, loc="center right")
     for axes in (left, middle, right):
         style_axes(axes)
     save_figure(figure, PICTURES / "decay_and_equivalence.png")

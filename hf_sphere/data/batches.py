@@ -1,5 +1,6 @@
 """Batches of images on the training device: indexed, augmented and normalized as tensors."""
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -360,9 +361,6 @@ class FewShotData:
     @classmethod
     def of(cls, data: "ImageData", shot: int, *, eval_batch_size: int = 512) -> "FewShotData":
         """Create them from a data set that was loaded with distinct episodes; see `FewShotBatches`."""
-
-        def divide(batches: ImageBatches) -> FewShotBatches:
-            return FewShotBatches(batches, shot, eval_batch_size=eval_batch_size)
-
+        divide = functools.partial(FewShotBatches, shot=shot, eval_batch_size=eval_batch_size)
         validation = None if data.validation is None else divide(data.validation)
         return cls(divide(data.train), divide(data.evaluation), data.eval_split, validation)

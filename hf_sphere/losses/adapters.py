@@ -52,17 +52,17 @@ def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
         ValueError: If the loss has trained parameters.
 
     Example:
-        >>> Trainer(model, args, compute_loss_func=trainer_loss(ArcFaceLoss(128, 1000)))  # doctest: +SKIP
+        >>> Trainer(model, args, compute_loss_func=trainer_loss(SupConLoss()))  # doctest: +SKIP
     """
     trained = [name for name, parameter in loss.named_parameters() if parameter.requires_grad]
     if trained:
         raise ValueError(
-            f"the Trainer would not train the parameters {', '.join(trained)} of the loss: use a model with this head, "
-            "or a loss without parameters (learn_temperature=False)."
+            f"the Trainer would not train the parameters {', '.join(trained)} of the loss: use a model that "
+            "contains it, or a loss without parameters, such as InfoNCELoss(learn_temperature=False)."
         )
 
     def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
-        value = loss(outputs.embeddings, labels)
+        value = loss(outputs["embeddings"], labels)
         # The Trainer sums over the batches of an optimizer step, of which `num_items_in_batch` is the size.
         return value if num_items_in_batch is None else value * (labels != IGNORED).sum() / num_items_in_batch
 

@@ -15,10 +15,12 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def check_labels(labels: Tensor, num_classes: int, *, owner: str, advice: str) -> None:
-    """Raise an error for labels outside 0..K-1, except -100, if reading them needs no device synchronization.
+    """Raise an error for labels that are no integers, or outside 0..K-1, except -100, if they can be read.
 
     The message names the `owner` of the classes and ends with the `advice`.
     """
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be integers; got {labels.dtype}. Convert them with .long().")
     if not is_readable(labels):
         return
     labels = labels[labels != IGNORED]

@@ -121,6 +121,7 @@ def optimizer_for_trainer(context: Any) -> tuple[type[NamedOptimizer], dict[str,
         betas = options.pop("betas", supported["betas"])
         options["betas"] = (options.pop("beta1", betas[0]), options.pop("beta2", betas[1]))
     if context.model is not None:
+        context.model.train()  # as the Trainer does later; a part from `from_pretrained` is in evaluation mode
         if "adamw_lr_scale" in kind.group_options:
             of_groups["lr"] = options["lr"]
         options["params"] = kind.form_groups(context.model, **of_groups)

@@ -12,6 +12,7 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hf_sphere.optim.layout import ChannelDims, Layout, group_size
@@ -96,6 +97,12 @@ def find_radial_weights(
     if not 0.0 < tolerance < 1.0:
         raise ValueError(f"tolerance must lie between 0 and 1; got {tolerance}.")
     model = extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)
+    fixed = [name for name, part in model.named_modules() if isinstance(part, _NormBase) and not part.training]
+    if model.training and fixed:
+        message = (
+            "batch norm %s is in evaluation mode, and weights before it are not scale-invariant; call model.train()"
+        )
+        logging.getLogger(__name__).warning(message, fixed[0])
     found = RadialWeights()
     deviations: dict[str, dict[ChannelDims, float]] = {}
     for name, weight in model.named_parameters():
@@ -110,8 +117,7 @@ def find_radial_weights(
                 possible = [dims for dims in ((0,), (1,), ()) if all(weight.shape[axis] > 1 for axis in dims)]
                 deviations[name] = {dims: 0.0 for dims in possible if group_size(weight, dims) > 1}
     devices = {parameter.device for parameter in model.parameters()}
-    on_gpu = [device for device in devices if device.type == "cuda"]
-    with torch.random.fork_rng(devices=on_gpu), exact(devices), quiet():
+    with torch.random.fork_rng(devices=[d for d in devices if d.type == "cuda"]), exact(devices), quiet():
         torch.manual_seed(0)
         trial = make_trial(model)
         batch = fitting_example(trial) if batch is None else batch

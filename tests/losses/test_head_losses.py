@@ -163,6 +163,11 @@ def test_sphere_trainer_minimizes_a_loss_of_embeddings(tmp_path):
     assert found == pytest.approx(sum(values) / 2, rel=1e-4)
 
 
+def test_trainer_loss_takes_a_model_output_that_is_a_dictionary():
+    points, labels, loss = torch.randn(4, 3), torch.tensor([0, 0, 1, 1]), losses.SupConLoss()
+    assert losses.trainer_loss(loss)({"embeddings": points}, labels) == loss(points, labels)
+
+
 def test_trainer_rejects_a_loss_with_parameters():
     with pytest.raises(ValueError, match=r"would not train the parameters log_temperature .*learn_temperature=False"):
         losses.trainer_loss(losses.InfoNCELoss())

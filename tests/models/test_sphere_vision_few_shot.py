@@ -366,6 +366,11 @@ def test_invalid_options_are_rejected(options, message):
         small_config(**options)
 
 
+def test_a_setting_that_resembles_a_known_one_is_named_in_a_warning():
+    with pytest.warns(UserWarning, match="SphereVisionConfig has no setting 'haed'; is it 'head'?"):
+        small_config(haed="arcface")
+
+
 @pytest.mark.parametrize("options", [{"spherization": True}, {"few_shot_kwargs": "cosine"}, {"final_activation": "no"}])
 def test_options_of_wrong_type_are_rejected(options):
     with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(options))):

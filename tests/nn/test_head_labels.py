@@ -31,6 +31,27 @@ def test_another_number_of_labels_than_embeddings_is_rejected(name):
         make(name)(torch.randn(4, 6), LABELS)
 
 
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_labels_of_any_integer_dtype_have_the_loss_of_int64(name, dtype):
+    head, x, labels = make(name), torch.randn(4, 6), torch.tensor([1, 3, 2, 1])  # as many as classes, and none is 0
+    places = torch.arange(4)
+    torch.testing.assert_close(loss_of(head, x, labels.to(dtype), places), loss_of(head, x, labels, places))
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_labels_that_are_no_integers_are_rejected(name, dtype):
+    with pytest.raises(TypeError, match=r"labels must be integers; got torch.*\. Convert them with .long\(\)"):
+        make(name)(torch.randn(2, 6), torch.tensor([0, 1]).to(dtype))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_labels_with_a_second_axis_of_length_one_are_rejected(name):
+    with pytest.raises(ValueError, match=r"labels must have the shape \(B,\), or .*; got \(2, 1\)"):
+        make(name)(torch.randn(2, 6), torch.tensor([[0], [1]]))
+
+
 # Ignored examples
 
 

@@ -85,6 +85,13 @@ def optimizer_of(args: TrainingArguments, model: nn.Module | None = None, **opti
     return Trainer(model or small_net(), args, **options).create_optimizer()
 
 
+def test_parts_in_evaluation_mode_are_grouped_as_the_trainer_trains_them(arguments):
+    model = small_net()
+    model.norm.eval()  # as a pretrained part of a new model
+    groups = optimizer_of(arguments(optim="adam_srt"), model).param_groups
+    assert [group["param_names"] for group in groups if group["channel_dims"] is not None] == [["conv.weight"]]
+
+
 # Private tables of transformers. If one of these tests fails, adapt the optimizer hooks of hf_sphere/registration.py to
 # the new version.
 

@@ -81,12 +81,6 @@ def resnet18_cifar(**options: Any) -> ResNet:
 
 
 @register_backbone
-def resnet34_cifar(**options: Any) -> ResNet:
-    """ResNet-34 with a 3x3 stem."""
-    return SmallStemResNet(BasicBlock, (3, 4, 6, 3), **options)
-
-
-@register_backbone
 def resnet50_cifar(**options: Any) -> ResNet:
     """ResNet-50 with a 3x3 stem."""
     return SmallStemResNet(Bottleneck, (3, 4, 6, 3), **options)

@@ -1,7 +1,9 @@
 # Copyright 2026 The hf_sphere authors  (transformers' common tests read the year)
 """Configuration of the image models."""
 
+import difflib
 import inspect
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +87,9 @@ class SphereVisionConfig(PreTrainedConfig):
                 self.backbone_config = transformers_settings(self.backbone)
                 if Path(self.backbone).is_dir():  # a local path is not published with the model
                     self.backbone = Path(self.backbone).resolve().name
+        for name in (name for name in kwargs if not hasattr(type(self), name)):
+            if close := difflib.get_close_matches(name, self.__dataclass_fields__, 1, 0.7):
+                warnings.warn(f"{type(self).__name__} has no setting {name!r}; is it {close[0]!r}?", stacklevel=3)
         super().__post_init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,13 +118,15 @@ class SphereVisionConfig(PreTrainedConfig):
         replaced = self.spherization is not None or (self.head is not None and HEADS[self.head].replaces_activation)
         return self.embedding_dim is not None or not replaced
 
-    def validate_images(self) -> None:
-        """Check the number of channels and the size of images."""
+    def validate_sizes(self) -> None:
+        """Check the number of channels and the size of images, and the length of the embeddings."""
         if self.num_channels not in (1, 3):
             raise ValueError(f"num_channels must be 1 or 3; got {self.num_channels}.")
         sides = [self.image_size] if isinstance(self.image_size, int) else list(self.image_size)
         if (not isinstance(self.image_size, int) and len(sides) != 2) or min(sides, default=0) < 1:
             raise ValueError(f"image_size must be a number of pixels or [height, width]; got {self.image_size}.")
+        if self.embedding_dim is not None and self.embedding_dim < 1:
+            raise ValueError(f"embedding_dim must be at least 1, or None; got {self.embedding_dim}.")
 
     def validate_regression(self) -> None:
         """Check the range of values and the weight of the tasks."""
@@ -129,31 +136,21 @@ class SphereVisionConfig(PreTrainedConfig):
         if not 0.0 <= self.task_weight <= 1.0:
             raise ValueError(f"task_weight must lie between 0 and 1; got {self.task_weight}.")
 
-    def validate_embedding_dim(self) -> None:
-        """Check the length of the embeddings."""
-        if self.embedding_dim is not None and self.embedding_dim < 1:
-            raise ValueError(f"embedding_dim must be at least 1, or None; got {self.embedding_dim}.")
-
     def validate_calibration(self) -> None:
         """Check the temperatures of the logits."""
         values = {"temperature": 1.0} if self.calibration is None else self.calibration
         sizes = {len(value) for value in values.values() if isinstance(value, list)}
         if not {"temperature"} <= {*values} <= {"temperature", "shift"} or not sizes <= {self.num_labels}:
             raise ValueError(
-                f"calibration must be that of `fit_calibration` for {self.num_labels} classes; got {values}."
+                f"calibration must be as by `fit_calibration` for {self.num_labels} classes; got {values}."
             )
 
-    def validate_spherization(self) -> None:
-        """Check the options of the spherization."""
-        options = self.spherization or {}
-        _check_options("spherization", options, Spherization)
-        Spherization(1, **options)
-
-    def validate_few_shot(self) -> None:
-        """Check the options of few-shot classification."""
-        options = self.few_shot_kwargs or {}
-        _check_options("few_shot_kwargs", options, PrototypicalClassifier)
-        PrototypicalClassifier(**options)
+    def validate_options(self) -> None:
+        """Check the options of the spherization and of few-shot classification."""
+        for field, module in {"spherization": Spherization, "few_shot_kwargs": PrototypicalClassifier}.items():
+            options = getattr(self, field) or {}
+            _check_options(field, options, module)
+            module(*([1] if module is Spherization else []), **options)
 
 
 def _check_options(field: str, options: dict[str, Any], module: type[nn.Module]) -> None:

@@ -161,6 +161,7 @@ class Head(nn.Module):
             if len(labels) != len(transformed):
                 raise ValueError(f"there are {len(labels)} labels for {len(transformed)} embeddings; give one each.")
             self.check_labels(labels)
+            labels = labels.long() if labels.ndim == 1 else labels
             if self.training:
                 self.observe(transformed, labels)
         skips_logits = self.in_blocks and self.training and labels is not None
@@ -220,12 +221,12 @@ class Head(nn.Module):
             advice = "Set `num_labels`, or `num_classes` of a head or loss, to the number of classes in the data."
             check_labels(labels, self.num_classes, owner="model", advice=advice)
             return
-        self.require_cross_entropy("an example with several classes")
-        if self.class_weights is not None:
-            raise ValueError("class_weights are for one class per example; leave them out.")
         if labels.shape[1:] != (self.num_classes,):
             shapes = f"(B,), or (B, {self.num_classes}) for several classes per example"
             raise ValueError(f"labels must have the shape {shapes}; got {tuple(labels.shape)}.")
+        self.require_cross_entropy("an example with several classes")
+        if self.class_weights is not None:
+            raise ValueError("class_weights are for one class per example; leave them out.")
         if is_readable(labels) and not ((labels >= 0) & (labels <= 1)).all():
             raise ValueError("labels of examples with several classes must be 0 or 1, or between them.")
 
