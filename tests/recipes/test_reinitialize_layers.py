@@ -332,6 +332,6 @@ def test_ctrl_c_in_a_new_process_keeps_finished_accuracies(start, trained, tmp_p
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     shown, _ = process.communicate()
-    assert process.returncode == 130
+    assert process.returncode == 130, shown
     assert "the same command resumes" in shown
     assert cells.read_text()
