@@ -115,7 +115,9 @@ def draw_optimizers(network: str, metric: str, names: dict[str, str]) -> None:
             for group, (run,) in sweep.items()
         )
         left.plot(*zip(*rates, strict=True), label=title, **style)
-        runs = read_runs(f"{network}-{name}-5epochs-seed*")[f"{network}-{name}-5epochs"]
+        runs = read_runs(f"{network}-{name}-5epochs-seed*").get(f"{network}-{name}-5epochs", [])
+        if not runs:
+            continue  # only its learning rates are known so far
         accuracies = 100 * np.array([run["history"][metric] for run in runs])
         epochs = np.arange(1, accuracies.shape[1] + 1)
         right.fill_between(epochs, accuracies.min(0), accuracies.max(0), alpha=0.2, linewidth=0, color=style["color"])

@@ -138,6 +138,12 @@ def test_unknown_option_error_lists_the_choices():
         build_head("spherized", 6, 4, margin=0.5)
 
 
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_without_classes_is_rejected(name):
+    with pytest.raises(ValueError, match="num_classes must be at least 1; got 0"):
+        build_head(name, 6, 0)
+
+
 def test_label_smoothing_outside_0_and_1_is_rejected():
     with pytest.raises(ValueError, match="label_smoothing must lie in"):
         build_head("softmax", 6, 4, label_smoothing=1.0)

@@ -99,6 +99,8 @@ class Head(nn.Module):
         class_weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
+        if num_classes < 1:
+            raise ValueError(f"num_classes must be at least 1; got {num_classes}.")
         weights = [1.0] * num_classes if class_weights is None else class_weights
         if len(weights) != num_classes or not all(weight > 0 for weight in weights):
             raise ValueError(f"class_weights must be {num_classes} positive numbers; got {list(weights)}.")
