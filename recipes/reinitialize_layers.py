@@ -16,8 +16,10 @@ resumes.
 
 import hashlib
 import logging
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -87,11 +89,36 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, data_args = parse_arguments((RobustnessArguments, ImageSourceOptions), argv, __doc__ or "")
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     try:
-        measure(args, data_args, given=given_arguments(argv))
+        with keyboard_interrupts():
+            measure(args, data_args, given=given_arguments(argv))
     except KeyboardInterrupt:
         command = "the same command" + (" without --overwrite_output_dir" if args.overwrite_output_dir else "")
         print(f"\nInterrupted. Finished accuracies are saved; {command} resumes.", file=sys.stderr)
         sys.exit(130)
+
+
+@contextmanager
+def keyboard_interrupts() -> Iterator[None]:
+    """Turn an error after a Ctrl-C into a KeyboardInterrupt.
+
+    Every layer is read from a file, where `torch.asarray` replaces a KeyboardInterrupt by a ValueError.
+    """
+    received = False
+
+    def interrupt(number: int, frame: Any) -> None:
+        nonlocal received
+        received = True
+        signal.default_int_handler(number, frame)
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as error:
+        if received:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set[str]) -> None:

@@ -335,3 +335,17 @@ def test_ctrl_c_in_a_new_process_keeps_finished_accuracies(start, trained, tmp_p
     assert process.returncode == 130, shown
     assert "the same command resumes" in shown
     assert cells.read_text()
+
+
+def test_ctrl_c_that_a_library_turns_into_another_error_still_stops_the_recipe(recipe, capsys, monkeypatch):
+    def interrupted(*args, **options):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError("could not determine the shape") from None
+
+    monkeypatch.setattr(recipe, "measure", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        recipe.main(["--model_name_or_path", "any"])
+    assert "the same command resumes" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
