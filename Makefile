@@ -43,6 +43,7 @@ bench: $(READY)  ## run the benchmarks; prints tables, writes JSON to benchmarks
 	$(RUN) benchmarks/prototypes.py
 	$(RUN) benchmarks/vmf.py
 	$(RUN) benchmarks/vmf_accuracy.py
+	$(RUN) benchmarks/head_costs.py
 	$(RUN) benchmarks/clustering.py
 	$(RUN) benchmarks/ood.py
 	$(RUN) benchmarks/retrieval.py
