@@ -138,18 +138,19 @@ def _register_optimizers_with_timm(factory: ModuleType) -> None:
         kind = classes.get(opt.lower().split("_")[-1])
         if kind is not None and isinstance(model_or_params, nn.Module):
             if options.get("layer_decay") is not None:
-                raise ValueError(f"{opt} does not support layer_decay; set lr in radial_parameter_groups(model).")
+                raise ValueError(f"{opt} does not support layer_decay; use build_optimizer with lr_scales.")
             if options.get("param_group_fn") is None:
                 decay_all = options.get("weight_decay_exclude_1d", True) is False
-                options["param_group_fn"] = functools.partial(_groups_for_timm, kind, decay_all=decay_all)
+                of_groups = kind.take_group_options(options)
+                options["param_group_fn"] = functools.partial(_groups_for_timm, kind, decay_all, of_groups)
         return create(model_or_params, opt, *args, **options)
 
     registry.create_optimizer = create_optimizer
 
 
-def _groups_for_timm(kind: Any, model: Any, decay_all: bool) -> list[dict[str, Any]]:
+def _groups_for_timm(kind: Any, decay_all: bool, options: dict[str, Any], model: Any) -> list[dict[str, Any]]:
     """Parameter groups of a model; timm's `filter_bias_and_bn=False` applies weight decay to norms and biases too."""
-    groups = kind.form_groups(model)
+    groups = kind.form_groups(model, **options)
     norms = {"params", "weight_decay"}  # and no per-parameter options
     return [{"params": group["params"]} if decay_all and set(group) == norms else group for group in groups]
 

@@ -45,6 +45,8 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
         if name is None or (head is not None and head != name):
             raise ValueError(f"head must be {name or 'one of ' + ', '.join(HEADS)}; got {head!r}.")
         self.head = build_head(name, embedding_dim, num_classes, **options)
+        saved = vars(self)["_hub_mixin_config"]  # the arguments
+        self._hub_mixin_config = {**saved, "head": name}  # checked when loaded
         self._is_initialized = False
 
     def forward(self, embeddings: Tensor, labels: Tensor, indices_tuple: None = None) -> Tensor:

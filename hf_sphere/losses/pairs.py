@@ -28,6 +28,7 @@ class PairLoss(nn.Module):
 
     Raises:
         ValueError: If the temperature is not positive, or shapes of embeddings and labels do not match.
+        TypeError: If the labels are no integers.
     """
 
     log_temperature: Tensor
@@ -52,12 +53,19 @@ class PairLoss(nn.Module):
         if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
             shapes = f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
             raise ValueError(f"embeddings and labels must have the shapes (B, d) and (B,); got {shapes}.")
+        if labels.is_floating_point():
+            raise TypeError(f"labels must be integers; got {labels.dtype}. Convert them with .long().")
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.compute_loss(Head.normalize(embeddings), labels)
 
     def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of unit vectors (B, d), float32 or better, with labels (B,)."""
         raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """Describe the loss in a printed model."""
+        learned = ", learned" if isinstance(self.log_temperature, nn.Parameter) else ""
+        return f"temperature={self.log_temperature.exp().item():.4g}{learned}"
 
     def scale(self, points: Tensor) -> Tensor:
         """Divide unit vectors by the temperature."""

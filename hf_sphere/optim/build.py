@@ -29,9 +29,9 @@ def build_optimizer(
     """Build an optimizer with its parameter groups.
 
     Weight decay applies to weights with two or more axes, not to norms, biases and scalars. Parameters with options in
-    the model's `parameter_options() -> {name: options}`, if it has this method, form separate groups. The optimizers of
-    this library find the scale-invariant weights or the hidden matrices; `print(optimizer_class(name).form_groups(
-    model))` shows the rule of each tensor and why.
+    the `parameter_options() -> {name: options}` of the model or a part, such as a head, form separate groups. The
+    optimizers of this library find the scale-invariant weights or the hidden matrices; `print(Muon.form_groups(model))`
+    or that of another class shows the rule of each tensor and why.
 
     Args:
         model: Any module, before it is sharded.
@@ -46,8 +46,8 @@ def build_optimizer(
 
     Raises:
         TypeError: If `model` is no module.
-        ValueError: If the name or an option is unknown, a pattern matches no parameter, or no input of the model could
-            be generated.
+        ValueError: If the name or an option is unknown, a pattern or a name of `lr_scales` matches no parameter, or no
+            input of the model could be generated.
 
     Example:
         >>> optimizer = build_optimizer(network, "muon", images, lr=2e-3, weight_decay=0.01)
@@ -65,11 +65,10 @@ def build_optimizer(
     if name in TORCH:
         groups: list[dict[str, Any]] = parameter_groups(model)
     else:
-        of_groups = {key: options.pop(key) for key in ("rules", *kind.group_options) if key in options}
-        if "adamw_lr_scale" in kind.group_options:
-            of_groups["lr"] = options.get("lr", valid["lr"])
-        groups = kind.form_groups(model, batch, **of_groups)
+        groups = kind.form_groups(model, batch, **kind.take_group_options(options))
     if lr_scales is not None:
+        if unknown := sorted(set(lr_scales) - {name for name, _ in model.named_parameters()}):
+            raise ValueError(f"lr_scales names parameters that the model lacks: {', '.join(unknown)}.")
         groups = _scale_rates(groups, lr_scales, options.get("lr", valid["lr"]))
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     if "fused" in valid:  # a fused kernel per step where torch supports it; the update rule is the same
@@ -116,14 +115,12 @@ def optimizer_for_trainer(context: Any) -> tuple[type[NamedOptimizer], dict[str,
     options = {**context.optimizer_kwargs, "weight_decay": context.args.weight_decay}
     options |= {key: value for key, value in context.adam_kwargs.items() if key in supported}
     options |= _parse(name, context.optim_args, {**supported, **kind.group_options})
-    of_groups = {key: options.pop(key) for key in kind.group_options if key in options}
+    of_groups = kind.take_group_options(options)
     if "betas" in supported:
         betas = options.pop("betas", supported["betas"])
         options["betas"] = (options.pop("beta1", betas[0]), options.pop("beta2", betas[1]))
     if context.model is not None:
         context.model.train()  # as the Trainer does later; a part from `from_pretrained` is in evaluation mode
-        if "adamw_lr_scale" in kind.group_options:
-            of_groups["lr"] = options["lr"]
         options["params"] = kind.form_groups(context.model, **of_groups)
     return kind, options
 

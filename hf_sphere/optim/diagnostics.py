@@ -153,8 +153,8 @@ def radial_channel_dims(model: nn.Module, optimizer: Optimizer, batch: Any = Non
 def _check_rules(optimizer: Optimizer) -> None:
     if any(group.get("muon") or group.get("hyperball") for group in optimizer.param_groups):
         raise ValueError(
-            f"radial diagnostics (radial_logging_steps) are for steps x - lr a / b, which {type(optimizer).__name__} "
-            "does not take; leave them out."
+            "radial diagnostics (radial_logging_steps) are for steps x - lr a / b, which "
+            f"{type(getattr(optimizer, 'optimizer', optimizer)).__name__} does not take; leave them out."
         )
 
 

@@ -57,8 +57,8 @@ def radial_parameter_groups(
     Radially invariant weights get the `channel_dims` of their groups; other weights are ordinary. Norms, biases,
     temperatures, gains of weight normalization, parameters in the model's `no_weight_decay()` (as in timm) and other
     parameters with at most one axis are ordinary and do not decay. The groups contain named parameters. Each parameter
-    in the model's `parameter_options() -> {name: options}`, if it has this method, gets a separate group with these
-    options.
+    in the `parameter_options() -> {name: options}` of the model or a part, if it has this method, gets a separate group
+    with these options.
 
     Args:
         model: See `find_radial_weights`, also for the other arguments.
@@ -98,7 +98,7 @@ def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] |
     """Split trainable parameters into radial ones, other weights, those without decay, and those with separate options.
 
     Args:
-        model: Any module; its method `parameter_options`, if it has one, returns per-parameter optimizer options.
+        model: Any module; the method `parameter_options` of it or a part, if any, returns per-parameter options.
         channel_dims: Radially invariant weights.
 
     Raises:
@@ -126,11 +126,8 @@ def form_groups(model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule) -> 
             with separate options is ordinary.
         ordinary: Rule of all other parameters.
     """
-    own: Mapping[str, Mapping[str, Any]] = getattr(model, "parameter_options", dict)()
+    own = collect_parameter_options(model)
     kept = set(getattr(model, "no_weight_decay", set)())
-    missing = set(own) - {name for name, _ in model.named_parameters()}
-    if missing:
-        raise ValueError(f"parameter_options names parameters that the model lacks: {', '.join(sorted(missing))}.")
     by_rule: dict[str, dict[str, Any]] = {}
     weights: dict[str, Any] = {"params": [], **ordinary.options}
     plain: dict[str, Any] = {"params": [], **ordinary.options, "weight_decay": 0.0}
@@ -153,6 +150,23 @@ def form_groups(model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule) -> 
     groups = ParameterGroups(group for group in (*ordered, weights, plain, *special) if group["params"])
     groups.rules = used
     return groups
+
+
+def collect_parameter_options(model: nn.Module) -> dict[str, Mapping[str, Any]]:
+    """Return the `parameter_options` of a model and its parts by full parameter name; those of outer parts prevail.
+
+    Raises:
+        ValueError: If the model's own options name a parameter that it lacks.
+    """
+    names = {name for name, _ in model.named_parameters()}
+    found: dict[str, Mapping[str, Any]] = {}
+    for prefix, part in reversed([*model.named_modules()]):
+        # Attributes of the type: wrappers, such as those of PEFT, have those of the wrapped module.
+        options = part.parameter_options() if hasattr(type(part), "parameter_options") else {}
+        if missing := set() if prefix else set(options) - names:
+            raise ValueError(f"parameter_options names parameters that the model lacks: {', '.join(sorted(missing))}.")
+        found |= {f"{prefix}.{name}".removeprefix("."): values for name, values in options.items()}
+    return {name: values for name, values in found.items() if name in names}
 
 
 def form_groups_by_pattern(
@@ -274,9 +288,9 @@ class NamedOptimizer(Optimizer):
         ]
         if not any(found):  # groups with names come from form_groups, which issues its own warning
             logger.warning(
-                "No parameter group of %s has %s, so every step is an ordinary step of torch. "
-                "%s.form_groups(model) creates groups that have it.",
-                *(type(self).__name__, self.group_key, type(self).__name__),
+                "%s was given parameters without its groups, so every step is an ordinary step of torch. Pass it "
+                "%s.form_groups(model), or use build_optimizer.",
+                *[type(self).__name__] * 2,
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -328,6 +342,16 @@ class NamedOptimizer(Optimizer):
             options = inspect.signature(parent).parameters.values() if issubclass(parent, Optimizer) else ()
             found |= {option.name: option.default for option in options if option.default is not option.empty}
         return {name: default for name, default in found.items() if name not in cls.unsupported}
+
+    @classmethod
+    def take_group_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Remove the options of `form_groups` from those of the optimizer, and return them."""
+        has_rules = "adamw_lr_scale" in cls.group_options
+        names = (*cls.group_options, "rules") if has_rules else cls.group_options
+        taken = {name: options.pop(name) for name in names if name in options}
+        if has_rules:
+            taken["lr"] = cls.option_defaults()["lr"] if options.get("lr") is None else options["lr"]
+        return taken
 
     @classmethod
     def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:

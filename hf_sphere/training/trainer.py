@@ -15,6 +15,7 @@ from hf_sphere.data.batches import ImageBatches
 from hf_sphere.nn.heads.base import Head, option_names
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
+from hf_sphere.optim.groups import collect_parameter_options
 from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.evaluation import initialize_from_data
 from hf_sphere.training.measures import count_examples, global_places, loss_is_sum
@@ -50,8 +51,7 @@ def _optimizer_options(args: TrainingArguments, model: nn.Module) -> tuple[Any, 
         return kind, options  # `optimizer_for_trainer` has formed the groups
     is_factory = not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer))
     if is_factory or options.keys() & {"params", "model", "optimizer_dict"}:
-        own: Any = getattr(model, "parameter_options", dict)()
-        if own:
+        if own := collect_parameter_options(model):
             raise ValueError(
                 f"optim {args.optim.value} forms its own parameter groups, so the options of {', '.join(own)} would be "
                 "lost. Use another one, for instance adamw_torch or adam_srt."

@@ -36,6 +36,30 @@ def test_saved_loss_has_the_same_value(name, tmp_path):
     torch.testing.assert_close(loaded(x, LABELS), loss.eval()(x, LABELS))
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "HeadLoss"])
+def test_saved_loss_names_its_head(name, tmp_path):
+    make(name).save_pretrained(tmp_path)
+    assert losses.HeadLoss.from_pretrained(tmp_path).head.name == getattr(losses, name).head_name
+
+
+def test_saved_loss_is_not_loaded_as_another(tmp_path):
+    losses.ArcFaceLoss(6, 4).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="head must be cosface; got 'arcface'"):
+        losses.CosFaceLoss.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "HeadLoss"])
+def test_loss_of_an_empty_batch_is_zero(name):
+    loss, x = make(name).eval(), torch.zeros(0, 6, requires_grad=True)
+    loss(x, LABELS[:0]).backward()
+    assert loss(x, LABELS[:0]).item() == 0.0
+
+
+def test_a_printed_loss_has_its_scale():
+    assert "scale=30.0" in repr(losses.CosFaceLoss(6, 4, scale=30.0))
+    assert repr(losses.SupConLoss(0.2)) == "SupConLoss(temperature=0.2)"
+
+
 def test_options_are_saved(tmp_path):
     losses.ArcFaceLoss(6, 4, margin=0.2, scale=20.0).save_pretrained(tmp_path)
     head = losses.ArcFaceLoss.from_pretrained(tmp_path).head

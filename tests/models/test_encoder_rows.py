@@ -22,6 +22,7 @@ from hf_sphere import calibrate_spherization, registration
 from hf_sphere.geometry import spherize
 from hf_sphere.models.sphere_text import encoders
 from hf_sphere.models.sphere_text.encoders import ENCODERS, IMAGE_TASKS, Encoder
+from hf_sphere.optim.groups import collect_parameter_options
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 24}
 TEXT = {"vocab_size": 50, "max_position_embeddings": 40, "pad_token_id": 0}
@@ -339,7 +340,7 @@ def test_image_classifier_with_a_head_trains_and_is_saved(head, tmp_path):
         torch.testing.assert_close(result.loss, expected.loss)
     result.loss.backward()
     assert all(weight.grad is not None for weight in model.head.parameters())
-    assert all(name.startswith("head.") for name in model.parameter_options())
+    assert all(name.startswith("head.") for name in collect_parameter_options(model))
     model.eval().save_pretrained(tmp_path)
     loaded, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())

@@ -347,10 +347,10 @@ def step_of(kind: type, weight: Tensor, **options: object) -> None:
     kind([{"params": [("w", weight)], **options}]).step()
 
 
-@pytest.mark.parametrize(("kind", "key"), [(Muon, "muon"), (MuonHyperball, "hyperball"), (AdamWHyperball, "hyperball")])
-def test_parameters_without_groups_are_warned_about(kind, key, caplog):
+@pytest.mark.parametrize("kind", [Muon, MuonHyperball, AdamWHyperball])
+def test_parameters_without_groups_are_warned_about(kind, caplog):
     kind(net().parameters())
-    assert f"No parameter group of {kind.__name__} has {key}, so every step is an ordinary step of torch" in caplog.text
+    assert f"{kind.__name__} was given parameters without its groups, so every step is an ordinary step" in caplog.text
 
 
 def test_a_weight_of_norm_zero_cannot_be_made_to_keep_it():

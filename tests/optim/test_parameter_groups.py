@@ -1,8 +1,11 @@
 import pytest
 import torch
 from torch import nn
+from transformers import Trainer, TrainingArguments
 
-from hf_sphere.optim import parameter_groups
+from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.losses import ArcFaceLoss
+from hf_sphere.optim import build_optimizer, parameter_groups
 
 
 class Mixed(nn.Module):
@@ -55,6 +58,42 @@ def test_the_error_for_options_of_an_unknown_parameter_names_it():
         parameter_groups(Mixed({"temperature": {"lr": 1.0}}))
 
 
+def test_options_of_a_part_of_the_model_are_used():
+    model = nn.Sequential(nn.Linear(4, 8), ArcFaceLoss(8, 3))
+    groups = {name: group for group in parameter_groups(model) for name in names_in(group)}
+    assert groups["1.head.weight"]["weight_decay"] == 0.0
+    assert groups["1.head.log_temperature"]["momentum"] == 0.0
+    assert "weight_decay" not in groups["0.weight"]
+
+
+@pytest.mark.parametrize("saved", [None, ["head"]], ids=["frozen head", "trained head"])
+@pytest.mark.parametrize("trainer", [Trainer, SphereTrainer])
+@pytest.mark.parametrize("optim", ["adam_srt", "muon", "adamw_torch"])
+@pytest.mark.filterwarnings("ignore:PeftModel has no radially invariant weight")
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT reads it
+def test_an_image_model_with_adapters_is_trained_in_a_trainer(trainer, optim, saved, tmp_path):
+    peft = pytest.importorskip("peft")
+    config = SphereVisionConfig(
+        backbone="test_vit", head="arcface", head_kwargs={"temperature_lr": 0.1}, image_size=160, num_labels=3
+    )
+    adapters = peft.LoraConfig(target_modules="all-linear", modules_to_save=saved)
+    model = peft.get_peft_model(SphereVisionForImageClassification(config), adapters)
+    args = TrainingArguments(
+        tmp_path, optim=optim, max_steps=1, per_device_train_batch_size=4, report_to="none", save_strategy="no"
+    )
+    images = [{"pixel_values": torch.randn(3, 160, 160), "labels": i % 3} for i in range(4)]
+    training = trainer(model, args, train_dataset=images)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    training.train()
+    changed = {name for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
+    assert any("lora_B" in name for name in changed)
+    assert any("head.modules_to_save" in name for name in changed) == (saved is not None)
+    groups = training.optimizer.param_groups
+    rates = [g["initial_lr"] for g in groups if any("log_temperature" in name for name in g.get("param_names", []))]
+    has_options = saved and (trainer is SphereTrainer or optim != "adamw_torch")
+    assert rates == ([0.1] if has_options else [])
+
+
 @pytest.mark.parametrize("own", [{}, {"conv.weight": {"lr": 1.0}}], ids=["plain", "with options"])
 def test_frozen_parameters_are_omitted(own):
     model = Mixed(own)
@@ -92,3 +131,8 @@ def test_radial_weights_come_first_with_their_channel_dims():
 def test_a_model_without_parameter_options_is_split_by_shape_only():
     groups = parameter_groups(nn.Linear(2, 3))
     assert [(names_in(group), group.get("weight_decay")) for group in groups] == [({"weight"}, None), ({"bias"}, 0.0)]
+
+
+def test_the_error_for_the_learning_rate_of_an_unknown_parameter_names_it():
+    with pytest.raises(ValueError, match="lr_scales names parameters that the model lacks: typo"):
+        build_optimizer(nn.Linear(2, 3), "adamw", lr_scales={"typo": 0.1, "weight": 0.5})

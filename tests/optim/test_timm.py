@@ -145,9 +145,15 @@ def test_custom_radial_groups_pass_through():
     assert described(optimizer) == RADIAL
 
 
+@pytest.mark.filterwarnings("ignore:no weight of Net keeps its norm")
+def test_options_of_the_groups_are_passed_on():
+    optimizer = create_optimizer_v2(Net(), "muonhyperball", lr=0.1, adamw_lr_scale=0.5, rules={"*": "adamw"})
+    assert {group["lr"] for group in optimizer.param_groups} == {0.05}
+
+
 @pytest.mark.parametrize("name", [*KINDS, "lookahead_adamsrt"])
 def test_the_error_for_layer_decay_suggests_an_alternative(name):
-    message = f"{name} does not support layer_decay; set lr in radial_parameter_groups"
+    message = f"{name} does not support layer_decay; use build_optimizer with lr_scales"
     with pytest.raises(ValueError, match=message):
         create_optimizer_v2(Net(), name, layer_decay=0.5)
 

@@ -203,10 +203,6 @@ class ModelWithHead(nn.Module):
     head: Head
     config: Any
 
-    def parameter_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Per-parameter optimizer options of the head, by full parameter names."""
-        return {f"head.{name}": options for name, options in self.head.parameter_options().items()}
-
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load a model; with `shard_classes`, then keep the class weights of this process."""

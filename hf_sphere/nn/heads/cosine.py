@@ -180,4 +180,4 @@ class ProxyAnchorHead(CosineHead):
 def _log_one_plus_sum(values: Tensor, kept: Tensor) -> Tensor:
     """Return `log(1 + sum exp(values))` over the kept values of each column: (B, K) -> (K,)."""
     values = values.masked_fill(~kept, -torch.inf)
-    return torch.cat([torch.zeros_like(values[:1]), values]).logsumexp(dim=0)
+    return torch.cat([values.new_zeros(1, values.shape[1]), values]).logsumexp(dim=0)

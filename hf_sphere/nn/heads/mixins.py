@@ -267,7 +267,8 @@ class TemperatureHead(Head):
             log_temperature = -math.log(self.default_scale) if self.default_scale else INITIAL_LOG_TEMPERATURE
         self.initial_log_temperature = float(log_temperature)
         self.temperature_lr = temperature_lr
-        if scale is None or scale == "learned":
+        self.scale = scale = "learned" if scale is None else scale
+        if scale == "learned":
             self.log_temperature = nn.Parameter(torch.tensor(self.initial_log_temperature))
             return
         if isinstance(scale, str) or not 0.0 < scale < math.inf:

@@ -130,11 +130,12 @@ class AngularHead(Head):
 
     def __init__(self, embedding_dim: int, num_classes: int, *, operator: str = "cosine", **options: Any) -> None:
         super().__init__(embedding_dim, num_classes, **options)
+        self.operator = operator  # an adapter may wrap the map
         self.linear = AngularLinear(embedding_dim, num_classes, operator)
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Normalize for a direct operator, in float32 or better: (B, d) -> (B, d)."""
-        if find_operator(self.linear.operator).normalizes_input:
+        if find_operator(self.operator).normalizes_input:
             return self.normalize(embeddings)
         return self.upcast_embeddings(embeddings)
 
