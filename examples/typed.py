@@ -19,26 +19,26 @@ from hf_sphere.prototypes import Placement, place_prototypes
 
 
 class Encoder(nn.Module):
-    """Linear map, spherization and linear map."""
+    """Linear map, spherization, and a loss with class vectors."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Linear(inputs, 32, bias=False), nn.BatchNorm1d(32))
         self.sphere = Spherization(32, radius=2.0)
-        self.last = SphericalLinear(33, outputs)
+        self.loss = ArcFaceLoss(33, classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (B, inputs) to (B, outputs)."""
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of (B, inputs) with labels (B,)."""
         points: Tensor = self.sphere(self.first(x))
-        logits: Tensor = self.last(points)
-        return logits
+        loss: Tensor = self.loss(points, labels)
+        return loss
 
 
-def train(model: nn.Module, loss: ArcFaceLoss, images: Tensor, labels: Tensor) -> float:
-    """Take a step and return the loss."""
-    optimizer = build_optimizer(model, "adam_srt", lr=1e-3)
-    value = loss(model(images), labels)
-    value.backward()
+def train(model: Encoder, images: Tensor, labels: Tensor) -> float:
+    """Take a step for network and class vectors and return the loss."""
+    optimizer = build_optimizer(model, "adam_srt", (images, labels), lr=1e-3)
+    value: Tensor = model(images, labels)
+    torch.autograd.backward(value)
     optimizer.step()
     return float(value.detach())
 
@@ -47,7 +47,8 @@ def main() -> None:
     """Use each part once and print what it returns."""
     torch.manual_seed(0)
     images, labels = torch.randn(64, 20), torch.randint(4, (64,))
-    print(f"loss {train(Encoder(20, 8), ArcFaceLoss(8, num_classes=4), images, labels):.2f}")
+    print(f"loss {train(Encoder(20, classes=4), images, labels):.2f}")
+    print(SphericalLinear(20, 3)(images).shape)
     network = nn.Sequential(nn.Linear(20, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
     groups: AdamSRT = AdamSRT(radial_parameter_groups(network, images), lr=1e-3)
     placement: Placement = place_prototypes(4, 3)

@@ -52,6 +52,25 @@ class SphereVisionImageProcessor(TorchvisionBackend):
     do_rescale = True
     do_normalize = True
 
+    @classmethod
+    def from_data(cls, data: Any) -> "SphereVisionImageProcessor":
+        """Build the processor that prepares images as `hf_sphere.data.ImageData` does.
+
+        Args:
+            data: The result of `hf_sphere.data.load_image_data`.
+
+        Example:
+            >>> processor = SphereVisionImageProcessor.from_data(data)  # doctest: +SKIP
+            >>> SphereTrainer(model, args, train_dataset=data.train, processing_class=processor)  # doctest: +SKIP
+        """
+        return cls(
+            num_channels=data.shape.channels,
+            size={"height": data.shape.height, "width": data.shape.width},
+            image_mean=data.mean,
+            image_std=data.std,
+            crop_pct=data.shape.crop_pct,
+        )
+
     def process_image(self, image: Any, num_channels: int | None = None, **kwargs: Any) -> torch.Tensor:
         """Convert one image to a uint8 or float tensor (num_channels, height, width)."""
         channels = num_channels or self.num_channels

@@ -135,7 +135,7 @@ class ImageTask(Task):
             raise ValueError("linear_probe_epochs needs layers after the backbone to train; set embedding_dim.")
         if self.args.resume_from_checkpoint is None:
             initialize_from_data(model, image_data.train)
-        processor = self.build_processor(model.config, image_data)
+        processor = models.SphereVisionImageProcessor.from_data(image_data)
         run.print(self.summarize(model, image_data))
         return Prepared(model, self.batches(image_data), processor)
 
@@ -258,17 +258,6 @@ class ImageTask(Task):
         for name, value in settings.items():
             if getattr(self.data_args, name) is None:
                 setattr(self.data_args, name, value)
-
-    @staticmethod
-    def build_processor(config: "SphereVisionConfig", image_data: "ImageData") -> Any:
-        """Build the image processor that prepares images as in training."""
-        return models.SphereVisionImageProcessor(
-            num_channels=config.num_channels,
-            size={"height": image_data.shape.height, "width": image_data.shape.width},
-            image_mean=image_data.mean,
-            image_std=image_data.std,
-            crop_pct=image_data.shape.crop_pct,
-        )
 
     def _default_corruption_seed(self) -> int:
         """Return the corruption seed of the run to resume, else the seed of this run."""
