@@ -4,7 +4,7 @@ python benchmarks/losses.py
 
 Known differences, in which pytorch-metric-learning departs from the definitions: its ArcFace differentiates `acos`,
 whose derivative is infinite at a cosine of 1 or -1; its SupCon is 0 if all examples have the same label; its
-losses compute in the dtype of the embeddings, also in half precision, and convert their class weights to it.
+losses compute in the dtype of the embeddings, also in half precision, and convert their class vectors to it.
 """
 
 import argparse
@@ -30,7 +30,7 @@ OPTIONS = {
 
 
 def pairs() -> dict[str, tuple[nn.Module, nn.Module]]:
-    """Return each loss of pytorch-metric-learning with ours, which has the same class weights."""
+    """Return each loss of pytorch-metric-learning with ours, which has the same class vectors."""
     try:
         from pytorch_metric_learning import losses as metric_losses
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Measure losses in blocks of classes and class weights on several processes.
+"""Measure losses in blocks of classes and class vectors on several processes.
 
 Writes `results/sharding.json`. On a GPU (`python benchmarks/sharding.py`), the parts on one process run there. The
 parts are `time`, `gradients`, `memory`, `vmf` and `processes`; name some to run only these, which writes no file.
@@ -138,7 +138,7 @@ def compare_vmf(classes: int = 200_000, batch: int = 64) -> list[dict[str, Any]]
 
 
 def train(folder: str, processes: int, rank: int, classes: int, **arguments: Any) -> dict[str, Any] | None:
-    """Train four steps of 12 images with class weights on processes; return losses and weights on the first one."""
+    """Train four steps of 12 images with class vectors on processes; return losses and weights on the first one."""
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True)
     config = SphereVisionConfig(

@@ -1,4 +1,4 @@
-"""Training and checkpoints of models whose class weights are spread over processes; see `ClassVectorHead`.
+"""Training and checkpoints of models whose class vectors are spread over processes; see `ClassVectorHead`.
 
 In a checkpoint, each process writes the rows of its classes, of the weights and of the optimizer's state, to one file.
 Any number of processes can read them: each reads the rows of its classes.
@@ -22,7 +22,7 @@ SHARD_FILE = "class_weights-{:05d}-of-{:05d}.safetensors"
 
 
 def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:
-    """Return the norm of all parameters or their gradients, including the class weights of other processes."""
+    """Return the norm of all parameters or their gradients, including the class vectors of other processes."""
     shards, norms = class_shards(model), []
     for is_shard in (False, True):
         parameters = [part for name, part in model.named_parameters() if (name in shards) == is_shard]
@@ -57,7 +57,7 @@ def gather_classes(model: nn.Module) -> dict[str, Tensor] | None:
 
 
 class ClassShardCheckpoint:
-    """Writes and reads the class weights of this process in the checkpoints of an accelerator.
+    """Writes and reads the class vectors of this process in the checkpoints of an accelerator.
 
     Args:
         accelerator: Has one model and one optimizer.
@@ -103,7 +103,7 @@ class ClassShardCheckpoint:
             state["state"].pop(index, None)
 
     def _fill(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add the optimizer state of the class weights to that of the others."""
+        """Add the optimizer state of the class vectors to that of the others."""
         state = {index: self._loaded.pop(name, {}) for index, name in self._indices()}
         check_state(optimizer, {"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         for index, name in self._indices():
@@ -124,7 +124,7 @@ def _shard_files(folder: Path) -> list[Path]:
     """Return the files of all processes that wrote a checkpoint."""
     found = sorted(folder.glob("class_weights-*.safetensors"))
     if not found:
-        raise ValueError(f"{folder} has no class weights of processes; it was written without shard_classes")
+        raise ValueError(f"{folder} has no class vectors of processes; it was written without shard_classes")
     processes = int(found[0].stem.rpartition("-")[2])
     paths = [folder / SHARD_FILE.format(process, processes) for process in range(processes)]
     if missing := [path.name for path in paths if path not in found]:

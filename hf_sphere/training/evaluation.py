@@ -59,7 +59,7 @@ def evaluate(
 def _in_step(batches: Batches, model: nn.Module) -> Iterator[tuple[Any, bool]]:
     """Yield the batches of a split and whether they are new.
 
-    If the class weights are spread over processes, these must call the model equally often, so the last batch of a
+    If the class vectors are spread over processes, these must call the model equally often, so the last batch of a
     process that has fewer is repeated.
     """
     counts = gather_object([len(batches)]) if class_shards(model) else [len(batches)]

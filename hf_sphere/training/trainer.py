@@ -25,7 +25,7 @@ from hf_sphere.utils.seeds import mix_seed
 def create_optimizer(model: nn.Module, args: TrainingArguments) -> torch.optim.Optimizer:
     """Build the optimizer of `args.optim` with the parameter groups of the recipes.
 
-    Parameters in the model's `parameter_options`, such as class weights and temperatures, have their own learning rates
+    Parameters in the model's `parameter_options`, such as class vectors and temperatures, have their own learning rates
     and no weight decay; see `parameter_groups`. Optimizers of this library find the radially invariant weights.
 
     Args:
@@ -124,7 +124,7 @@ def _check_settings(args: Any, model: nn.Module) -> None:
             "one device and gradient_accumulation_steps=1, or reduction='mean'."
         )
     if PartialState().num_processes > 1 and class_shards(model):
-        raise ValueError("the Trainer would save only the class weights of the first process; leave out shard_classes.")
+        raise ValueError("the Trainer would save only the class vectors of the first process; leave out shard_classes.")
     if PartialState().distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         return
     if any(getattr(module, "needs_data_initialization", False) for module in model.modules()):

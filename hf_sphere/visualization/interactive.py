@@ -111,7 +111,7 @@ def write_interactive_sphere(
         labels: (N,) class indices.
         class_names: Name of each class, K of them.
         images: uint8 (N, C, H, W), gray or RGB: the image of each point, shown under the mouse.
-        directions: (K, d), a direction per class to draw as a line through the surface, for instance class weights.
+        directions: (K, d), a direction per class to draw as a line through the surface, for instance class vectors.
         texts: Text of each point, shown under the mouse.
         title: Title of the page.
 

@@ -55,7 +55,7 @@ def plot_circle(
         points: (N, d) with d >= 2, and d = 2 with `lengths`.
         labels: (N,) class indices.
         class_names: Name of each class.
-        directions: (K, d), a direction per class, for instance class weights, drawn as a line from the origin; of any
+        directions: (K, d), a direction per class, for instance class vectors, drawn as a line from the origin; of any
             nonzero norms. They are projected with the points.
         basis: (d, 2), a basis to project on instead, for instance that of another epoch; not with `lengths`.
         lengths: Whether to draw the points in the plane, without normalization.
@@ -231,7 +231,7 @@ def plot_sphere(
         points: (N, d) with d >= 3; only their directions are drawn.
         labels: (N,) class indices.
         class_names: Name of each class.
-        directions: (K, d), a direction per class to mark, for instance class weights; of any nonzero norms. They are
+        directions: (K, d), a direction per class to mark, for instance class vectors; of any nonzero norms. They are
             projected with the points.
         basis: (d, 3), a basis to project on instead, for instance that of another epoch; see `project_to_sphere`.
         view: Position of the camera; chosen by `choose_view` if None.

@@ -115,7 +115,7 @@ def test_invalid_arguments_are_rejected(build, message):
 
 
 def same_weights(name, theirs):
-    """Our loss with the class weights of theirs, at the same scale and margin."""
+    """Our loss with the class vectors of theirs, at the same scale and margin."""
     options = {} if name == "ProxyAnchorLoss" else {"scale": 64.0}
     if "ArcFace" in name:
         options["margin"] = torch.tensor(28.6).deg2rad().item()

@@ -68,7 +68,7 @@ def test_loss_for_fixed_samples_matches_the_reference(case, golden, monkeypatch)
 def integrated_loss(kappa: Tensor, weights: Tensor, beta: Tensor) -> Tensor:
     """Expected loss of an embedding of the first class with concentration kappa, in three dimensions.
 
-    All class weights lie on the axis of the embedding with signed lengths, so the integral over the sphere reduces to
+    All class vectors lie on the axis of the embedding with signed lengths, so the integral over the sphere reduces to
     an integral over the cosine t to the axis, with density kappa exp(kappa t) / (2 sinh(kappa)).
     """
     t = torch.linspace(-1, 1, 20_001, dtype=torch.float64)

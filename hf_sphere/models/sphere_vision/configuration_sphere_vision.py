@@ -41,7 +41,7 @@ class SphereVisionConfig(PreTrainedConfig):
         initialization: Initialization of a new model instead of that of the backbone and of the head. `torch`: torch's
             default initialization of each layer of the backbone, also where timm uses another one, as in its ResNets.
             `xavier`: Xavier-uniform weights (Glorot and Bengio, 2010) and zero biases of convolutions and linear
-            layers; heads whose class weights are not a linear layer initialize them as usual.
+            layers; heads whose class vectors are not a linear layer initialize them as usual.
         head: Name of a head, for instance `softmax`, `spherized` or `prototype`; None for models without classes.
         head_kwargs: Options of the head.
         calibration: Temperature scaling of the logits in eval mode, as `hf_sphere.nn.fit_calibration` returns it; the

@@ -205,7 +205,7 @@ class ModelWithHead(nn.Module):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load a model; with `shard_classes`, then keep the class weights of this process."""
+        """Load a model; with `shard_classes`, then keep the class vectors of this process."""
         loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]  # of PreTrainedModel
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         head = getattr(model, "head", None)  # encoders of transformers may have their own classifier
@@ -214,7 +214,7 @@ class ModelWithHead(nn.Module):
         return loaded
 
     def save_pretrained(self, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
-        """Save the model; that its class weights were spread over processes is not saved.
+        """Save the model; that its class vectors were spread over processes is not saved.
 
         Raises:
             ValueError: If they are, and `state_dict` does not have those of all processes.
@@ -222,7 +222,7 @@ class ModelWithHead(nn.Module):
         head = getattr(self, "head", None)
         if state_dict is None and isinstance(head, ClassVectorHead) and head.is_sharded:
             raise ValueError(
-                "the class weights are spread over processes; pass the result of gather_classes(model) as `state_dict`."
+                "the class vectors are spread over processes; pass the result of gather_classes(model) as `state_dict`."
             )
         options = self.config.head_kwargs
         if options and "shard_classes" in options:

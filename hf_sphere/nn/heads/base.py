@@ -45,7 +45,7 @@ class Head(nn.Module):
 
     A forward pass is `transform -> observe -> compute_logits -> compute_loss`. A subclass that sets `name` is
     registered under it; one in a file of this folder is also imported with the library and covered by its tests. Class
-    weights, prototypes and temperatures are parameters or persistent buffers of the head, so that they are saved, moved
+    vectors, prototypes and temperatures are parameters or persistent buffers of the head, so that they are saved, moved
     and trained with the model.
 
     Args:

@@ -16,7 +16,7 @@ class CosineHead(ClassVectorHead, TemperatureHead):
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
-        **options: See `ClassVectorHead` and `TemperatureHead`.
+        **options: See `hf_sphere.nn.heads.mixins.ClassVectorHead` and `TemperatureHead` there.
 
     Reference:
         Zhai and Wu, "Classification is a strong baseline for deep metric learning", BMVC 2019; the learned temperature
@@ -86,7 +86,7 @@ class MarginHead(CosineHead):
         margin: Margin m, from 0 to `max_margin`, in the unit of the subclass.
         margin_warmup_epochs: Number of initial epochs without a margin, for training loops that call `set_epoch` (the
             recipes do); without such calls the margin is active from the start.
-        **options: See `TemperatureHead`.
+        **options: See `hf_sphere.nn.heads.mixins.TemperatureHead`.
     """
 
     max_margin: ClassVar[float] = 1.0
@@ -134,8 +134,8 @@ class ProxyAnchorHead(CosineHead):
         num_classes: Number of classes K.
         margin: Cosine m, from 0 to 1.
         scale: a, 32 by default, as in the paper; otherwise see `TemperatureHead`.
-        log_temperature: See `TemperatureHead`.
-        temperature_lr: See `TemperatureHead`.
+        log_temperature: See `hf_sphere.nn.heads.mixins.TemperatureHead`.
+        temperature_lr: See `hf_sphere.nn.heads.mixins.TemperatureHead`.
 
     Raises:
         ValueError: If an option is out of range.

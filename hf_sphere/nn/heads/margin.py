@@ -22,7 +22,7 @@ class ArcFaceHead(MarginHead):
         embedding_dim: Length d of the embeddings, at least 2.
         num_classes: Number of classes K.
         margin: Angle m in radians, from 0 to pi / 2.
-        **options: See `MarginHead`; the paper has a fixed `scale` of 64.
+        **options: See `hf_sphere.nn.heads.cosine.MarginHead`; the paper has a fixed `scale` of 64.
 
     Reference:
         Deng, Guo, Xue and Zafeiriou, "ArcFace: additive angular margin loss for deep face recognition", CVPR 2019.
@@ -57,7 +57,7 @@ class CosFaceHead(MarginHead):
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
         margin: Cosine m, from 0 to 1.
-        **options: See `MarginHead`; `scale` is 64 by default, as in the paper.
+        **options: See `hf_sphere.nn.heads.cosine.MarginHead`; `scale` is 64 by default, as in the paper.
 
     Reference:
         Wang et al., "CosFace: large margin cosine loss for deep face recognition", CVPR 2018.
@@ -152,7 +152,7 @@ class AdaFaceHead(RunningStatistics, MarginHead):
         margin: m, from 0 to pi / 2.
         norm_factor: Factor h of the standardized norm, positive; 1/3 limits it to three standard deviations.
         norm_momentum: Factor of the running averages in each update, in [0, 1).
-        **options: See `MarginHead`; `scale` is 64 by default, as in the paper.
+        **options: See `hf_sphere.nn.heads.cosine.MarginHead`; `scale` is 64 by default, as in the paper.
 
     Raises:
         ValueError: If an option is out of range.

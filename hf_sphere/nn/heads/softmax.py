@@ -20,7 +20,7 @@ class SoftmaxHead(ClassVectorHead):
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
         bias: Whether the classifier has a bias.
-        **options: See `ClassVectorHead`.
+        **options: See `hf_sphere.nn.heads.mixins.ClassVectorHead`.
 
     Example:
         >>> SoftmaxHead(4, 3)(embeddings, labels).logits.shape
@@ -52,7 +52,7 @@ class SpherizedHead(ClassVectorHead):
         delta: See `Spherization`.
         learn_scaling: See `Spherization`.
         learn_radius: See `Spherization`.
-        **options: See `ClassVectorHead`.
+        **options: See `hf_sphere.nn.heads.mixins.ClassVectorHead`.
 
     Reference:
         Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022. Scaling 5 and radius 5 are

@@ -58,11 +58,11 @@ class VMFHead(ClassVectorHead, TemperatureHead):
             concentrations of about l (d - 1) / (1 - l^2). 0.7 in the paper's fine-grained runs.
         prediction: `samples` for the mean softmax over samples, `mean` for the softmax of the means, which is faster
             and has a less accurate confidence.
-        log_temperature: See `TemperatureHead`; -2.773 in the paper's runs on birds and products.
-        temperature_lr: See `TemperatureHead`.
-        blockwise: See `ClassVectorHead`; memory for a third more time, since blocks of classes are computed twice.
-        shard_classes: See `ClassVectorHead`.
-        sample_rate: See `ClassVectorHead`.
+        log_temperature: Initial logarithm of the learned temperature; -2.773 in the paper's runs on birds and products.
+        temperature_lr: Learning rate of `log_temperature`; that of the other parameters if None.
+        blockwise: Whether to compute the loss in blocks of classes, twice: less memory for a third more time.
+        shard_classes: See `hf_sphere.nn.heads.mixins.ClassVectorHead`.
+        sample_rate: See `hf_sphere.nn.heads.mixins.ClassVectorHead`.
 
     Raises:
         ValueError: If `embedding_dim`, `num_samples`, `kappa_confidence` or `prediction` is invalid.

@@ -41,7 +41,7 @@ class ModelArguments(EncoderArguments):
         None, "Weight the loss of each class by the inverse of its number of training images; not weighted if not set."
     )
     shard_classes: bool = argument(
-        False, "Spread the class weights over the processes; the head must have this option."
+        False, "Spread the class vectors over the processes; the head must have this option."
     )
     prototypes_file: str | None = argument(
         None, "Prototypes of the head `prototype`, written by recipes/place_prototypes.py; computed if not set."
@@ -162,7 +162,7 @@ class ImageClassification(ImageTask):
             whose = " of all classes" if kind == "vector" else ""
             raise ValueError(
                 f"calibrate {kind} needs validation images{whose} (set validation_split or validation_fraction), and "
-                "class weights that are not spread over processes by shard_classes."
+                "class vectors that are not spread over processes by shard_classes."
             )
 
     def finish(self, prepared: Prepared, accelerator: "Accelerator") -> dict[str, float]:

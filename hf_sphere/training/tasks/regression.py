@@ -78,7 +78,7 @@ class ImageRegression(ImageTask):
         if new and (self.model_args.head is not None or self.model_args.head_kwargs):
             raise ValueError("a regression has no classes and so no head; leave out head and head_kwargs.")
         if self.model_args.shard_classes:
-            raise ValueError("shard_classes spreads class weights, and a regression has no classes; leave it out.")
+            raise ValueError("shard_classes spreads class vectors, and a regression has no classes; leave it out.")
         if new and self.model_args.prototypes_file is not None:
             raise ValueError("prototypes_file needs the head prototype; the model has no head.")
 
