@@ -1,6 +1,7 @@
 """The distributions around a mean direction on the unit sphere: von Mises-Fisher and power spherical."""
 
 import math
+import warnings
 from abc import abstractmethod
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ from torch.distributions import Distribution, constraints, register_kl
 from hf_sphere.distributions.hyperspherical_uniform import HypersphericalUniform, check_same_sphere, unit_vector
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.bessel import log_uniform_density
+from hf_sphere.geometry.checks import check_floating
 from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.geometry.sampling import points_around, sample_cosine
@@ -28,10 +30,9 @@ class DirectionalDistribution(Distribution):
     concentration: Tensor
 
     def __init__(self, loc: Tensor, concentration: Tensor | float, validate_args: bool | None = None) -> None:
+        check_floating("loc", loc)
         if loc.ndim < 1 or loc.shape[-1] < 2:
             raise ValueError(f"loc must have the shape (..., d) with d of at least 2; got {tuple(loc.shape)}.")
-        if not loc.is_floating_point():
-            raise TypeError(f"loc must have a floating-point dtype; got {loc.dtype}.")
         if isinstance(concentration, Tensor):
             loc = loc.to(torch.promote_types(loc.dtype, concentration.dtype))
         concentration = torch.as_tensor(concentration, dtype=loc.dtype, device=loc.device)
@@ -164,8 +165,10 @@ class VonMisesFisher(DirectionalDistribution):
     def fit(cls, points: Tensor, weights: Tensor | None = None) -> "VonMisesFisher":
         """Return the distribution with the maximum likelihood of given points. Differentiable.
 
-        The concentration of few points in many dimensions is biased upward, as all maximum-likelihood scales are. That
-        of identical points, whose likelihood has no maximum, is the largest one that float64 resolves.
+        The concentration of few points in many dimensions is biased upward: that of 10 points in 384 dimensions from
+        100 to about 180. `VonMisesFisherMixture(1)` of `hf_sphere.cluster` corrects this bias. The concentration of
+        equal points, such as a single one, whose likelihood has no maximum, is the largest one that float64 resolves,
+        with a warning.
 
         Args:
             points: Points, (..., n, d) with n of at least 1; only their directions are used.
@@ -189,7 +192,11 @@ class VonMisesFisher(DirectionalDistribution):
             raise ValueError("points must be finite and not zero: a zero vector has no direction. Remove such points.")
         shares = upcast(weights) / upcast(weights).sum(-1, keepdim=True)
         mean = (shares[..., None] * project_to_sphere(upcast(points))).sum(-2)
-        length = torch.linalg.vector_norm(mean, dim=-1).clamp(max=1 - torch.finfo(mean.dtype).eps)
+        eps = torch.finfo(mean.dtype).eps
+        length = torch.linalg.vector_norm(mean, dim=-1).clamp(max=1 - eps)
+        if equal := int((length >= 1 - 16 * eps).sum()):
+            message = f"the points of {equal} of {length.numel()} sets are equal; their concentration is unbounded."
+            warnings.warn(message, stacklevel=2)
         concentration = bessel.concentration_from_mean_resultant_length(length, points.shape[-1])
         dtype = torch.promote_types(points.dtype, torch.float32)  # half dtypes have too few digits for both
         return cls(project_to_sphere(mean).to(dtype), concentration.to(dtype))

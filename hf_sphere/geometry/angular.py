@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.checks import check_floating
+
 SHARPNESS = 0.3
 """Parameter k of the sigmoid operators; smaller values approach a step function at a right angle."""
 
@@ -86,8 +88,7 @@ def angular_response(values: Tensor, operator: str) -> Tensor:
         tensor([-1.,  0.,  1.])
     """
     found = find_operator(operator)
-    if not values.is_floating_point():
-        raise TypeError(f"expected a tensor of a floating-point dtype; got {values.dtype}. Convert it with .float().")
+    check_floating("values", values)
     if found.of_angle is None:
         return values
     steepest = torch.finfo(values.dtype).eps ** -0.5 if found.normalizes_input else STEEPEST

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer
+from hf_sphere.geometry.checks import check_floating, check_integer
+from hf_sphere.geometry.coordinates import is_batched
 from hf_sphere.geometry.decorators import differentiable_once
 from hf_sphere.geometry.expansions import far_complement, far_derivative, is_far, series_for
 
@@ -130,11 +131,12 @@ def concentration_from_mean_resultant_length(length: Tensor, dim: int) -> Tensor
         dim: Number of coordinates d, at least 2.
 
     Returns:
-        kappa, with the shape and dtype of `length`; infinite for a length of 1, NaN outside [0, 1]. Its relative
-        accuracy is that of 1 - length, which rounding limits for lengths close to 1.
+        kappa, with the shape and dtype of `length`; infinite for a length of 1. Its relative accuracy is that of
+        1 - length, which rounding limits for lengths close to 1.
 
     Raises:
-        ValueError: If `dim` is below 2.
+        ValueError: If `dim` is below 2, or a length is outside [0, 1]. On a GPU, in compiled functions and in vmap,
+            where lengths are not checked, the result is NaN.
         TypeError: If `length` does not have a floating-point dtype.
 
     Reference:
@@ -146,7 +148,11 @@ def concentration_from_mean_resultant_length(length: Tensor, dim: int) -> Tensor
         >>> concentration_from_mean_resultant_length(torch.tensor(0.9), dim=3).round()
         tensor(10.)
     """
-    return _Concentration.apply(_check(length, dim), dim).to(length.dtype)
+    wide = _check(length, dim)
+    is_readable = length.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(length)
+    if is_readable and ((length < 0) | (length > 1)).any():
+        raise ValueError(f"lengths must be in [0, 1]; got {length.min():g} to {length.max():g}.")
+    return _Concentration.apply(wide, dim).to(length.dtype)
 
 
 def log_uniform_density(dim: int) -> float:
@@ -183,8 +189,7 @@ def bounded(concentration: Tensor) -> tuple[Tensor, Tensor]:
 def _check(values: Tensor, dim: int) -> Tensor:
     """Check the arguments and return the values in at least float32."""
     check_integer("dim", dim, 2)
-    if not values.is_floating_point():
-        raise TypeError(f"expected values of a floating-point dtype; got {values.dtype}.")
+    check_floating("the argument", values)
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 

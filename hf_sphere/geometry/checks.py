@@ -4,6 +4,8 @@ import math
 import operator
 from typing import Any
 
+from torch import Tensor
+
 
 def check_integer(name: str, value: Any, minimum: int) -> int:
     """Return an integer of at least `minimum` as `int` (numpy integers included), or raise a ValueError."""
@@ -14,6 +16,14 @@ def check_integer(name: str, value: Any, minimum: int) -> int:
     if number is None or number < minimum:
         raise ValueError(f"{name} must be an integer of at least {minimum}; got {value!r}.")
     return number
+
+
+def check_floating(name: str, value: Any) -> None:
+    """Raise a TypeError unless a value is a tensor of a floating-point dtype."""
+    is_tensor = isinstance(value, Tensor)
+    if not is_tensor or not value.is_floating_point():
+        got, how = (value.dtype, ".float()") if is_tensor else (type(value).__name__, "torch.as_tensor()")
+        raise TypeError(f"{name} must be a tensor of a floating-point dtype; got {got}. Convert it with {how}.")
 
 
 def check_positive(name: str, value: float) -> None:

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_sphere.geometry.checks import check_floating
+
 
 def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 1.0, delta: float = 1e-6) -> Tensor:
     r"""Map unconstrained values onto the non-negative orthant of a sphere.
@@ -370,7 +372,6 @@ def _sine(logits: Tensor, low: float) -> Tensor:
 
 
 def _check_points(x: Tensor, min_length: int) -> None:
-    if not x.is_floating_point():
-        raise TypeError(f"expected a tensor of a floating-point dtype; got {x.dtype}. Convert it with .float().")
+    check_floating("the argument", x)
     if x.ndim == 0 or x.shape[-1] < min_length:
         raise ValueError(f"the last axis must have at least {min_length} element(s); got shape {tuple(x.shape)}.")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer
+from hf_sphere.geometry.checks import check_floating, check_integer
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
@@ -29,10 +29,10 @@ def _upcast(function: F) -> F:
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Tensor:
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        values = [*args, *kwargs.values()]
+        tensors = [value for value in values if value is values[0] or hasattr(value, "__len__")]
         for tensor in tensors:
-            if not tensor.is_floating_point():
-                raise TypeError(f"expected tensors of a floating-point dtype; got {tensor.dtype}.")
+            check_floating("the argument", tensor)
         dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         wide = torch.promote_types(dtype, torch.float32)
         args = tuple(value.to(wide) if isinstance(value, Tensor) else value for value in args)

@@ -141,7 +141,8 @@ class TestFit:
 
     def test_identical_points_give_a_finite_concentration(self):
         x = unit(1, 6).expand(3, 6)
-        fitted = VonMisesFisher.fit(x)
+        with pytest.warns(UserWarning, match="1 of 1 sets are equal; their concentration is unbounded"):
+            fitted = VonMisesFisher.fit(x)
         assert fitted.concentration.isfinite()
         assert fitted.log_prob(x).isfinite().all()
 

@@ -310,9 +310,22 @@ def test_lengths_0_and_1_have_zero_and_infinite_concentration(dim, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [-1.5, -0.1, 1.1, 30.0, math.inf, math.nan])
-def test_lengths_outside_0_to_1_have_no_concentration(length, dtype):
+def test_lengths_outside_0_to_1_that_cannot_be_read_have_no_concentration(length, dtype):
     for dim in DIMS:
-        assert concentration_from_mean_resultant_length(torch.tensor(length, dtype=dtype), dim).isnan(), dim
+        find = torch.vmap(lambda x, dim=dim: concentration_from_mean_resultant_length(x, dim))
+        assert find(torch.tensor([length], dtype=dtype)).isnan().all(), dim
+
+
+@pytest.mark.parametrize("length", [-0.1, 1.2])
+def test_lengths_outside_0_to_1_are_errors(length):
+    with pytest.raises(ValueError, match=r"lengths must be in \[0, 1\]; got .* to "):
+        concentration_from_mean_resultant_length(torch.tensor([0.5, length]), 3)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_numbers_are_errors_that_name_the_conversion(function):
+    with pytest.raises(TypeError, match=r"got float. Convert it with torch.as_tensor\(\)"):
+        function(0.5, 3)
 
 
 @pytest.mark.parametrize("dim", DIMS)

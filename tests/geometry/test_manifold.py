@@ -199,6 +199,11 @@ def test_integers_are_an_error():
         log_map(torch.tensor([1, 0]), torch.tensor([0, 1]))
 
 
+def test_arrays_are_an_error_that_names_the_conversion():
+    with pytest.raises(TypeError, match=r"got ndarray. Convert it with torch.as_tensor\(\)"):
+        frechet_mean(unit(3, 4).numpy())
+
+
 def test_maps_compile_without_graph_breaks():
     x, y = unit(3, 5), unit(3, 5)
     compiled = torch.compile(slerp, backend="aot_eager", fullgraph=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer
+from hf_sphere.geometry.checks import check_floating, check_integer
 from hf_sphere.geometry.codes.catalogue import CATALOGUE, COHN
 from hf_sphere.geometry.manifold import project_to_sphere
 
@@ -175,8 +175,7 @@ def separation(points: Tensor) -> Tensor:
         >>> separation(torch.eye(3))
         tensor(0.)
     """
-    if not points.is_floating_point():
-        raise TypeError(f"points must have a floating-point dtype; got {points.dtype}. Convert them with .float().")
+    check_floating("points", points)
     if points.ndim != 2 or points.shape[0] < 2 or points.shape[1] < 1:
         raise ValueError(f"points must have the shape (K, d) with K >= 2 and d >= 1; got {tuple(points.shape)}.")
     invalid = ~(points.isfinite().all(-1) & points.any(-1))
