@@ -133,12 +133,16 @@ def draw_dimensions() -> None:
     """Accuracy on MNIST by the number of dimensions: mean and range of the runs of `results/runs`."""
     runs = read_runs("mnist-lenet5-*").items()
     accuracies = {name: [100 * run["metrics"]["eval_accuracy"] for run in group] for name, group in runs}
-    dims = range(2, 10)
-    found = [accuracies[f"mnist-lenet5-d{dim}"] for dim in dims]
     figure, axes = plt.subplots(figsize=(6, 2.8))
-    axes.fill_between(dims, list(map(min, found)), list(map(max, found)), color=COLORS[0], alpha=0.2, linewidth=0)
-    axes.plot(dims, [np.mean(values) for values in found], marker="o", label="ten prototypes, LeNet-5")
-    axes.axhline(np.mean(accuracies["mnist-lenet5-plain"]), color=COLORS[1], ls="--", label="softmax, 84 dimensions")
+    heads = {"ten prototypes": "mnist-lenet5-d{}"}
+    heads |= {head: f"mnist-lenet5-d3-heads-head{head}-embedding_dim{{}}" for head in ("softmax", "cosine")}
+    for (title, pattern), color, marker in zip(heads.items(), COLORS, "osD", strict=False):
+        found = {dim: accuracies[pattern.format(dim)] for dim in range(2, 10) if pattern.format(dim) in accuracies}
+        if found:
+            low, high = (list(map(choose, found.values())) for choose in (min, max))
+            axes.fill_between(list(found), low, high, color=color, alpha=0.2, linewidth=0)
+            axes.plot(list(found), [np.mean(v) for v in found.values()], color=color, marker=marker, label=title)
+    axes.axhline(np.mean(accuracies["mnist-lenet5-plain"]), color="0.4", ls="--", label="softmax, 84 dimensions")
     axes.set(xlabel="dimensions", ylabel="test accuracy, %", ylim=(None, 100))
     axes.legend(frameon=False, loc="lower right")
     save(figure, "prototypes/dimensions.png")
