@@ -4,6 +4,7 @@ import math
 import operator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -24,6 +25,16 @@ def check_floating(name: str, value: Any) -> None:
     if not is_tensor or not value.is_floating_point():
         got, how = (value.dtype, ".float()") if is_tensor else (type(value).__name__, "torch.as_tensor()")
         raise TypeError(f"{name} must be a tensor of a floating-point dtype; got {got}. Convert it with {how}.")
+
+
+def to_labels(labels: Any) -> Tensor:
+    """Return labels as a tensor; a TypeError for names says how to number them."""
+    try:
+        return torch.as_tensor(labels)
+    except (TypeError, ValueError) as error:
+        first = f"the first is '{next(iter(labels), None)}'"
+        how = "Number classes given by name: numpy.unique(names, return_inverse=True)[1]."
+        raise TypeError(f"labels must be integers; {first}. {how}") from error
 
 
 def check_positive(name: str, value: float) -> None:

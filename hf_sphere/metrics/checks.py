@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.checks import to_labels
 from hf_sphere.geometry.manifold import project_to_sphere
 
 
@@ -78,7 +79,7 @@ def check_directions(embeddings: Tensor, min_count: int = 1, what: str = "embedd
 
 def check_labels(labels: Tensor, count: int) -> Tensor:
     """Return valid labels (count,) of any integer dtype."""
-    labels = torch.as_tensor(labels)
+    labels = to_labels(labels)
     if labels.shape != (count,):
         raise ValueError(f"labels must have the shape ({count},), one per embedding; got {tuple(labels.shape)}.")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:

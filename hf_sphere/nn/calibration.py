@@ -1,11 +1,14 @@
 """Calibration of confidences after training, by temperature and vector scaling of the logits."""
 
+import warnings
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from hf_sphere.geometry.checks import to_labels
 
 LARGEST_FACTOR = 1000.0
 """Bound of the temperatures and their inverses."""
@@ -21,7 +24,8 @@ def fit_calibration(
     return calibrated logits in eval mode, also after saving, loading and export. The loss remains that of the head.
 
     Args:
-        logits: (N, K), uncalibrated, not those of the training examples.
+        logits: (N, K), uncalibrated, not those of the training examples; of probabilities, their logarithms. A tensor
+            or an array, as the labels.
         labels: (N,), class indices.
         kind: `temperature`: one number, which changes no prediction; `vector`: a temperature and a shift of each class.
 
@@ -37,17 +41,27 @@ def fit_calibration(
     Example:
         >>> fit_calibration(torch.tensor([[8.0, 0.0], [8.0, 0.0], [8.0, 0.0]]), torch.tensor([0, 0, 1])).keys()
         dict_keys(['temperature'])
+
+        With arrays:
+
+        >>> import numpy as np, scipy.special
+        >>> logits, labels = np.array([[8.0, 0.0], [8.0, 0.0], [8.0, 0.0]]), np.array([0, 0, 1])
+        >>> temperature = fit_calibration(logits, labels)["temperature"]
+        >>> scipy.special.softmax(logits / temperature, axis=1).round(2)[0]
+        array([0.63, 0.37])
     """
     from scipy.optimize import minimize  # slow to import
 
     if kind not in ("temperature", "vector"):
         raise ValueError(f"unknown kind of calibration {kind!r}; choose temperature or vector.")
-    logits, labels = torch.as_tensor(logits).detach().cpu().double(), torch.as_tensor(labels).cpu().long()
+    logits, labels = torch.as_tensor(logits).detach().cpu().double(), to_labels(labels).cpu().long()
     if logits.ndim != 2 or not logits.isfinite().all() or not len(logits) or labels.shape != logits.shape[:1]:
         raise ValueError(
             f"logits and labels must be finite and have the shapes (N, K) and (N,) with N >= 1; got "
             f"{tuple(logits.shape)} and {tuple(labels.shape)}."
         )
+    if (logits >= 0).all() and (logits.sum(1) - 1).abs().max() < 1e-3:
+        warnings.warn("each row of logits sums to 1, as probabilities do; pass their logarithms.", stacklevel=2)
     (count, classes), found = logits.shape, set(labels.tolist())
     if min(found) < 0 or max(found) >= classes or (kind == "vector" and len(found) < classes):
         needed = ", and all of them must occur" if kind == "vector" else ""

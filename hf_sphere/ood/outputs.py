@@ -33,7 +33,7 @@ class Outputs(NamedTuple):
         """
         if missing := [name for name in needs if getattr(self, name) is None]:
             raise ValueError(f"the score {score} needs {' and '.join(missing)}, which the data do not have.")
-        given = {name: torch.as_tensor(values) for name, values in self._asdict().items() if values is not None}
+        given = {name: values for name, values in self._asdict().items() if values is not None}
         if len({len(values) for values in given.values()}) > 1:
             lengths = ", ".join(f"{len(values)} {name}" for name, values in given.items())
             raise ValueError(f"the numbers of rows must be equal; got {lengths}.")

@@ -310,7 +310,7 @@ class TestRefusals:
         with pytest.raises(TypeError, match=r"ks must be a sequence of integers, for instance \(1, 5\); got 5"):
             retrieval_scores(torch.randn(4, 2), torch.zeros(4).long(), ks=5)
 
-    @pytest.mark.parametrize("labels", [torch.zeros(4), torch.zeros(4).bool()])
+    @pytest.mark.parametrize("labels", [torch.zeros(4), torch.zeros(4).bool(), ["a", "a", "b", "b"]])
     def test_non_integer_labels_are_rejected(self, labels):
         with pytest.raises(TypeError, match="labels must be integers"):
             retrieval_scores(torch.randn(4, 2), labels)

@@ -117,6 +117,17 @@ def test_invalid_input_is_an_error(logits, labels, kind, message):
         fit_calibration(logits, labels, kind)
 
 
+def test_names_as_labels_are_an_error_that_says_how_to_number_them():
+    with pytest.raises(TypeError, match=r"the first is 'cat'. Number classes given by name: numpy.unique"):
+        fit_calibration(torch.zeros(2, 2), np.array(["cat", "dog"]))
+
+
+def test_probabilities_in_place_of_logits_are_reported(overconfident):
+    logits, labels = overconfident
+    with pytest.warns(UserWarning, match="as probabilities do; pass their logarithms"):
+        fit_calibration(logits.softmax(1), labels)
+
+
 @pytest.mark.parametrize(
     ("logits", "labels", "message"),
     [

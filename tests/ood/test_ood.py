@@ -175,6 +175,16 @@ class TestInput:
             fit("knn", few, k=21)
         assert compute(fit("knn", few, k=20), few).isfinite().all()
 
+    @pytest.mark.parametrize(("k", "reported"), [(50, True), (5, False)])
+    def test_more_neighbors_than_half_of_a_class_are_reported(self, k, reported, draw, caplog):
+        fit("knn", draw(100), k=k)
+        assert (f"knn: k = {k} is large for" in caplog.text) == reported
+
+    def test_names_as_labels_are_an_error(self, sets):
+        names = np.array(["cat"] * len(sets[0].labels))
+        with pytest.raises(TypeError, match="labels must be integers; the first is 'cat'"):
+            fit("mahalanobis", sets[0]._replace(labels=names))
+
     def test_one_point_per_class(self, draw, sets):
         train = draw(CLASSES)._replace(labels=torch.arange(CLASSES))
         assert compute(fit("vmf", train), sets[1]).isfinite().all()
