@@ -36,7 +36,9 @@ class SearchArguments(Arguments):
     text: str | None = argument(None, "Instead, a text, for a model such as CLIP.")
     top_k: int = argument(5, "Number of neighbors; a query that is in the index is one of them.", ge=1)
     leave_out_query: bool = argument(False, "Leave out a neighbor that is the same file, or row of a data set.")
-    classes: list[str] | None = argument(None, "Find only images of these classes.")
+    classes: list[str] | None = argument(
+        None, "Find only images of these classes; that of an image without a label is its prediction, shown with a '?'."
+    )
     model_name_or_path: str | None = argument(None, "Model of the index, if it was moved.")
     table: str | None = argument(None, "CSV file for the table; printed if not set.")
     contact_sheet: str | None = argument(None, "PNG file for the images of up to 50 queries with their neighbors.")
@@ -94,25 +96,27 @@ def leave_out_queries(index: "ImageIndex", found: "Neighbors", source: "ImageSou
         source: The queries.
         top_k: Number of neighbors to keep.
     """
-    places = [Path(index.sources[number][0]) for number in index.images["source"]]
-    indexed = [place / name for place, name in zip(places, index.images["file"], strict=True)]
-    queries = [Path(source.name) / name for name in found.queries["file"]]
+    queries = [str(Path(source.name) / name) for name in found.queries["file"]]
     pairs = zip(found.rows.tolist(), queries, strict=True)
-    same = found.rows.new_tensor([[row >= 0 and indexed[row] == query for row in rows] for rows, query in pairs])
+    same = found.rows.new_tensor([[row >= 0 and index.path(row) == query for row in rows] for rows, query in pairs])
     order = same.argsort(dim=1, stable=True)[:, :top_k]  # queries are moved to the end
     rows = found.rows.masked_fill(same.bool(), -1)
     return replace(found, rows=rows.gather(1, order), distances=found.distances.gather(1, order))
 
 
 def make_table(index: "ImageIndex", found: "Neighbors") -> list[dict[str, Any]]:
-    """Return one row per neighbor: query, rank, file, class, distance, and the certainty of query and neighbor."""
-    classes, rows = index.classes(), []
+    """Return one row per neighbor: query, rank, file, class, distance, and the certainty of query and neighbor.
+
+    Paths below the working directory are relative to it. A class with a question mark is a prediction.
+    """
+    classes, rows, here = index.classes(mark="?"), [], f"{Path.cwd()}/"
     for query, (neighbors, distances) in enumerate(zip(found.rows.tolist(), found.distances.tolist(), strict=True)):
         for rank, (row, distance) in enumerate(zip(neighbors, distances, strict=True), start=1):
             if row < 0:
                 continue
-            cells = {"query": found.queries["file"][query], "rank": rank, "file": index.images["file"][row]}
-            cells |= {"class": classes[row], "distance": f"{round(distance, 6):.6g}"}
+            cells = {"query": found.queries["file"][query].removeprefix(here), "rank": rank}
+            cells |= {"file": index.path(row).removeprefix(here), "class": classes[row]}
+            cells["distance"] = f"{round(distance, 6):.6g}"
             for name in ("confidence", "concentration"):
                 if name in found.queries:
                     certainty = index.images[name][row]
@@ -129,7 +133,7 @@ def write_table(rows: list[dict[str, Any]], file: Any) -> None:
 
 
 def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequence[Any]) -> Any:
-    """Draw a row of images per query: the query, and its neighbors with distance and class.
+    """Draw a row of images per query: the query, and its neighbors with distance and class; "?" marks predictions.
 
     Args:
         index: The index.
@@ -138,7 +142,7 @@ def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequenc
     """
     from PIL import Image, ImageDraw
 
-    classes = index.classes()
+    classes = index.classes(mark="?")
     sheet = Image.new("RGB", ((found.rows.shape[1] + 1) * CELL, len(queries) * (CELL + TEXT)), "white")
     draw = ImageDraw.Draw(sheet)
 
@@ -156,7 +160,8 @@ def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequenc
             if row < 0:
                 continue
             try:
-                neighbor, note = index.open_image(row), classes[row][:22]
+                neighbor = index.open_image(row)
+                note = classes[row].removesuffix("?")[:22] + "?" * classes[row].endswith("?")
             except (ValueError, OSError):
                 neighbor, note = None, "(file is missing)"
             place(column, line, neighbor, f"{round(float(found.distances[line, column - 1]), 4):.4g}\n{note}")

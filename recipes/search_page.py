@@ -47,6 +47,7 @@ def build_page(index: "ImageIndex") -> Any:
     """Build the page."""
     import gradio as gr
 
+    shown = "All if none is chosen; of images without a label, predictions."
     classes = sorted(set(index.classes()) - {""})
     search = index.neighbor_search
     with gr.Blocks(title="Image search", analytics_enabled=False) as page:
@@ -58,7 +59,7 @@ def build_page(index: "ImageIndex") -> Any:
             with gr.Column(scale=1):
                 image = gr.Image(type="pil", label="Image", sources=["upload", "clipboard"], height=260)
                 text = gr.Textbox(label="Text", visible=index.encoder.embeds_texts, info="Instead of an image.")
-                chosen = gr.Dropdown(classes, multiselect=True, label="Classes", info="All if none is chosen.")
+                chosen = gr.Dropdown(classes, multiselect=True, label="Classes", info=shown)
                 count = gr.Slider(1, min(50, len(index)), min(10, len(index)), step=1, label="Neighbors")
                 button = gr.Button("Search", variant="primary")
             with gr.Column(scale=2):
@@ -91,10 +92,10 @@ def show(index: "ImageIndex", image: Any, text: str, classes: list[str], count: 
 
 
 def list_neighbors(index: "ImageIndex", found: "Neighbors") -> list[Any]:
-    """Return the image and the caption of each neighbor of the first query."""
+    """Return the image and the caption of each neighbor of the first query; "?" marks predicted classes."""
     from PIL import Image
 
-    names, items = index.classes(), []
+    names, items = index.classes(mark="?"), []
     for row, distance in zip(found.rows[0].tolist(), found.distances[0].tolist(), strict=True):
         if row < 0:
             continue

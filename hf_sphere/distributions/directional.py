@@ -165,10 +165,9 @@ class VonMisesFisher(DirectionalDistribution):
     def fit(cls, points: Tensor, weights: Tensor | None = None) -> "VonMisesFisher":
         """Return the distribution with the maximum likelihood of given points. Differentiable.
 
-        The concentration of few points in many dimensions is biased upward: that of 10 points in 384 dimensions from
-        100 to about 180. `VonMisesFisherMixture(1)` of `hf_sphere.cluster` corrects this bias. The concentration of
-        equal points, such as a single one, whose likelihood has no maximum, is the largest one that float64 resolves,
-        with a warning.
+        The concentration of few points in many dimensions is biased upward (100 becomes about 180 with 10 points in 384
+        dimensions), which `hf_sphere.cluster.VonMisesFisherMixture(1)` corrects. That of equal points, such as a single
+        one, whose likelihood has no maximum, is the largest one that float64 resolves, with a warning.
 
         Args:
             points: Points, (..., n, d) with n of at least 1; only their directions are used.

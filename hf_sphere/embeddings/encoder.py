@@ -76,6 +76,7 @@ class ImageSource:
             split: Split of a data set; its evaluation split if None.
 
         Raises:
+            TypeError: If an image is an array.
             ValueError: If there are no images, or no such split.
         """
         if isinstance(images, ImageSource):
@@ -92,7 +93,10 @@ class ImageSource:
             inside = [file.relative_to(path) for file in files]
             labels = [name.parts[0] if len(name.parts) > 1 else "" for name in inside]
             return cls(str(path.resolve()), None, [*map(str, inside)], labels if any(labels) else [], _encode(files))
-        several: Sequence[Any] = [images] if isinstance(images, PILImage.Image) else images
+        several: Sequence[Any] = [images] if isinstance(images, PILImage.Image) or hasattr(images, "ndim") else images
+        if any(hasattr(image, "ndim") for image in several):
+            hint = "Convert images by PIL.Image.fromarray; search embeddings with hf_sphere.metrics.NeighborSearch."
+            raise TypeError(f"images are files, a folder, a data set or images of PIL; got an array. {hint}")
         if not several:
             raise ValueError("no images are given.")
         names = [f"image {n}" if isinstance(i, PILImage.Image) else os.path.abspath(i) for n, i in enumerate(several)]

@@ -189,8 +189,6 @@ def read_output(output: Any, names: Sequence[str]) -> dict[str, Tensor]:
     for column, values in columns.items():
         finite = values.isfinite().reshape(len(names), -1).all(-1)
         if not finite.all():
-            raise ValueError(
-                f"{column} of {names[int(finite.logical_not().nonzero()[0])]} is not finite. Is the model trained? "
-                "With --mixed_precision fp16 values may overflow: try bf16, or no."
-            )
+            name, hint = names[int((~finite).nonzero()[0])], "With --mixed_precision fp16 values may overflow: try bf16"
+            raise ValueError(f"{column} of {name} is not finite. Is the model trained? {hint}, or no.")
     return columns

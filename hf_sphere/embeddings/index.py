@@ -1,8 +1,9 @@
 """Search for similar images: an index of embeddings in a folder of safetensors, parquet and JSON files."""
 
 import importlib.util
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
@@ -42,7 +43,7 @@ class Neighbors:
     distances: Tensor
 
 
-@dataclass
+@dataclass(repr=False)
 class ImageIndex:
     """Embeddings of images, searchable by image and, for a model such as CLIP, by text.
 
@@ -65,7 +66,7 @@ class ImageIndex:
     embeddings: Tensor
     sources: list[tuple[str, str | None]]
     kind: SearchKind | None = None
-    _search: NeighborSearch | None = field(default=None, repr=False)
+    _search: NeighborSearch | None = None
 
     @classmethod
     def build(
@@ -80,6 +81,7 @@ class ImageIndex:
             **options: Options of `ImageEncoder.encode`.
 
         Raises:
+            TypeError: If an image is an array; search embeddings with `hf_sphere.metrics.NeighborSearch`.
             ValueError: If there are no images, or one cannot be read.
         """
         index = cls(model if isinstance(model, ImageEncoder) else ImageEncoder(model), {}, torch.empty(0, 0), [], kind)
@@ -113,6 +115,9 @@ class ImageIndex:
     def __len__(self) -> int:
         return len(self.embeddings)
 
+    def __repr__(self) -> str:
+        return f"ImageIndex({len(self):,} images, model {self.encoder.name!r})"
+
     @property
     def neighbor_search(self) -> NeighborSearch:
         """The search, with its kind and recall; built when it is first used."""
@@ -144,10 +149,15 @@ class ImageIndex:
         """
         return self._find({"file": list(texts)}, self.encoder.encode_texts(texts), k, classes)
 
-    def classes(self) -> list[str]:
-        """Return the class of each image: its label, else its prediction, else an empty text."""
+    def classes(self, *, mark: str = "") -> list[str]:
+        """Return the class of each image: its label, else its prediction and a `mark`, else an empty text."""
         known, predicted = (self.images.get(name, [None] * len(self)) for name in ("label", "prediction"))
-        return [label or prediction or "" for label, prediction in zip(known, predicted, strict=True)]
+        guesses = [prediction and prediction + mark for prediction in predicted]
+        return [label or guess or "" for label, guess in zip(known, guesses, strict=True)]
+
+    def path(self, row: int) -> str:
+        """Return the absolute path of an indexed image; of one of a data set, the name of that and its own."""
+        return str(Path(self.sources[self.images["source"][row]][0], self.images["file"][row]))
 
     def open_image(self, row: int) -> PILImage:
         """Open an indexed image from its source.
@@ -174,6 +184,8 @@ class ImageIndex:
             raise FileExistsError(f"{folder} is not replaced: {other[0]} is not part of an index.")
         search = self.neighbor_search
         about = {"model": self.encoder.name, "weights": self.encoder.weights, **self.encoder.metric}
+        if Path(self.encoder.name).is_dir():  # found from every working directory, and not absolute, which is private
+            about["model_folder"] = os.path.relpath(self.encoder.name, folder)
         about |= {"sources": self.sources, "kind": self.kind, "search": search.kind, "recall": search.recall}
         with atomic_folder(folder) as unfinished:
             save_file({"embeddings": self.embeddings.contiguous()}, unfinished / EMBEDDINGS_FILE)
@@ -203,16 +215,16 @@ class ImageIndex:
         if damage := find_damage(folder):
             raise ValueError(f"the index {folder} is damaged: {damage}. Build it again.")
         about = read_json(folder / ABOUT_FILE)
+        beside = os.path.normpath(folder / about.get("model_folder", ""))
+        known = beside if "model_folder" in about and Path(beside).is_dir() else about["model"]
         try:
-            encoder = model if isinstance(model, ImageEncoder) else ImageEncoder(model or about["model"])
+            encoder = model if isinstance(model, ImageEncoder) else ImageEncoder(model or known)
         except FileNotFoundError as error:
             hint = "" if model else f" If the model of {folder} was moved, name its folder (--model_name_or_path)."
             raise FileNotFoundError(f"{error_text(error).rstrip('.')}.{hint}") from error
         if encoder.weights != about["weights"]:
-            raise ValueError(
-                f"the index {folder} is of another model than {encoder.name}, or that one was trained further: the "
-                f"weights differ. Load the model of the index ({about['model']}), or build it again."
-            )
+            which = f"is of another model than {encoder.name}, or that one was trained further: the weights differ"
+            raise ValueError(f"the index {folder} {which}. Load its model ({about['model']}), or build it again.")
         embeddings = load_file(folder / EMBEDDINGS_FILE)["embeddings"]
         images = pq.read_table(folder / IMAGES_FILE).to_pydict()
         index = cls(encoder, images, embeddings, [(name, split) for name, split in about["sources"]], about["kind"])
@@ -249,9 +261,8 @@ class ImageIndex:
             return Neighbors(queries, *reversed(self.neighbor_search.search(embeddings, k)))
         chosen = torch.tensor([row for row, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
         if len(chosen) == 0:
-            raise ValueError(
-                f"no image has the class {' or '.join(classes)}; there are {', '.join(sorted(set(self.classes())))}."
-            )
+            known = ", ".join(sorted(set(self.classes())))
+            raise ValueError(f"no image has the class {' or '.join(classes)}; there are {known}.")
         exact = NeighborSearch(self.embeddings[chosen], kind="torch", **self.encoder.metric)
         distances, rows = exact.search(embeddings, k)
         return Neighbors(queries, chosen[rows], distances)

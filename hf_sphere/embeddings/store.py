@@ -214,15 +214,11 @@ def read_embeddings(
     if labels is not None and rows.features["label"] in SIGNED:
         values["label"] = torch.tensor([int(label) for label in class_names])[labels]
     for column, given in values.items():
-        invalid = given < 0
-        if column == "confidence":
-            invalid |= given > 1
+        invalid = (given < 0) | ((given > 1) & (column == "confidence"))
         if invalid.any():
             first = int(invalid.nonzero()[0, 0])
-            raise ValueError(
-                f"column {column} of {name}, split {chosen!r}, is {given[first].item()} in row {numbers[first]}; "
-                f"{RULES[column]}."
-            )
+            found = f"is {given[first].item()} in row {numbers[first]}; {RULES[column]}"
+            raise ValueError(f"column {column} of {name}, split {chosen!r}, {found}.")
     return Embeddings(
         name=name,
         split=chosen,

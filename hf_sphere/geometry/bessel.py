@@ -135,8 +135,7 @@ def concentration_from_mean_resultant_length(length: Tensor, dim: int) -> Tensor
         1 - length, which rounding limits for lengths close to 1.
 
     Raises:
-        ValueError: If `dim` is below 2, or a length is outside [0, 1]. On a GPU, in compiled functions and in vmap,
-            where lengths are not checked, the result is NaN.
+        ValueError: If `dim` is below 2 or a length outside [0, 1]; on a GPU, compiled and in vmap the result is NaN.
         TypeError: If `length` does not have a floating-point dtype.
 
     Reference:

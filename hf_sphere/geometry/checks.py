@@ -32,9 +32,8 @@ def to_labels(labels: Any) -> Tensor:
     try:
         return torch.as_tensor(labels)
     except (TypeError, ValueError) as error:
-        first = f"the first is '{next(iter(labels), None)}'"
-        how = "Number classes given by name: numpy.unique(names, return_inverse=True)[1]."
-        raise TypeError(f"labels must be integers; {first}. {how}") from error
+        how = f"the first is '{next(iter(labels))}'. Number the names: numpy.unique(names, return_inverse=True)[1]"
+        raise TypeError(f"labels must be integers; {how}.") from error
 
 
 def check_positive(name: str, value: float) -> None:

@@ -80,11 +80,9 @@ def reliability_bins(
     else:
         raise ValueError(f"unknown binning {binning!r}; choose equal_mass or equal_width.")
     count = torch.bincount(bins, minlength=num_bins)
-    sums = [
-        torch.bincount(bins, weights=values, minlength=num_bins)
-        for values in (confidences, mean_over_ties(confidences, correct))
-    ]
-    return ReliabilityBins(sums[0] / count, sums[1] / count, count)
+    both = (confidences, mean_over_ties(confidences, correct))
+    confidence, accuracy = (torch.bincount(bins, values, num_bins) / count for values in both)
+    return ReliabilityBins(confidence, accuracy, count)
 
 
 def expected_calibration_error(
@@ -136,12 +134,9 @@ def calibration_errors(confidences: Tensor, correct: Tensor) -> dict[str, float]
         >>> calibration_errors(torch.tensor([1.0, 1.0]), torch.tensor([1, 1])).keys()
         dict_keys(['calibration_error_equal_mass_l2', 'calibration_error_equal_width_l1'])
     """
-    return {
-        "calibration_error_equal_mass_l2": expected_calibration_error(confidences, correct),
-        "calibration_error_equal_width_l1": expected_calibration_error(
-            confidences, correct, norm=1, binning="equal_width"
-        ),
-    }
+    mass = expected_calibration_error(confidences, correct)
+    width = expected_calibration_error(confidences, correct, norm=1, binning="equal_width")
+    return {"calibration_error_equal_mass_l2": mass, "calibration_error_equal_width_l1": width}
 
 
 def probability_scores(logits: Tensor, labels: Tensor) -> dict[str, float]:

@@ -30,9 +30,7 @@ def check_confidences(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Ten
     """Return confidences and whether each prediction is correct, (N,) each, as float64 on the CPU."""
     confidences, correct = check_scores("confidences", confidences), check_correct(correct)
     if len(confidences) != len(correct):
-        raise ValueError(
-            f"got {len(confidences)} confidences for {len(correct)} predictions; their numbers must be equal."
-        )
+        raise ValueError(f"got {len(confidences)} confidences for {len(correct)} predictions; give one of each.")
     return confidences, correct
 
 
@@ -51,30 +49,25 @@ def check_embeddings(embeddings: Tensor, min_count: int = 1, what: str = "embedd
     """Return valid embeddings (N, d), N >= `min_count`, d >= 1, in their dtype and on their device."""
     embeddings = torch.as_tensor(embeddings).detach()
     if embeddings.ndim != 2 or len(embeddings) < min_count or embeddings.shape[1] == 0:
-        raise ValueError(
-            f"{what} must have the shape (N, d) with N >= {min_count} and d >= 1; got {tuple(embeddings.shape)}."
-        )
+        shape = f"(N, d) with N >= {min_count} and d >= 1"
+        raise ValueError(f"{what} must have the shape {shape}; got {tuple(embeddings.shape)}.")
     if embeddings.is_complex():
         raise TypeError(f"{what} must be real; got {embeddings.dtype}.")
-    finite = embeddings.isfinite().all(-1)
-    if not finite.all():
-        raise ValueError(
-            f"{what} must be finite; {int((~finite).sum())} of {len(finite)} are not, the first at index "
-            f"{int((~finite).nonzero()[0])}."
-        )
+    _check_rows(embeddings.isfinite().all(-1), f"{what} must be finite", "are not")
     return embeddings
 
 
 def check_directions(embeddings: Tensor, min_count: int = 1, what: str = "embeddings") -> Tensor:
     """Return the directions of embeddings (N, d), unit vectors in float64 on the CPU."""
     embeddings = check_embeddings(embeddings, min_count, what).cpu().double()
-    zero = (embeddings == 0).all(-1)
-    if zero.any():
-        raise ValueError(
-            f"a zero vector has no direction; {int(zero.sum())} of {len(zero)} {what} are zero, the first at index "
-            f"{int(zero.nonzero()[0])}. Remove them."
-        )
+    _check_rows(embeddings.any(-1), "a zero vector has no direction", f"{what} are zero")
     return project_to_sphere(embeddings)
+
+
+def _check_rows(valid: Tensor, rule: str, found: str) -> None:
+    if count := int((~valid).sum()):
+        first = int(valid.logical_not().nonzero()[0])
+        raise ValueError(f"{rule}; {count} of {len(valid)} {found}, the first at index {first}. Remove them.")
 
 
 def check_labels(labels: Tensor, count: int) -> Tensor:

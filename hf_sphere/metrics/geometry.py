@@ -6,6 +6,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.metrics.checks import check_classes, check_correct, check_directions, check_embeddings
 
 OverlapDistance = Literal["angular", "euclidean"]
@@ -41,8 +42,7 @@ def class_angles(
         >>> len(within), len(between)
         (570, 1200)
     """
-    if max_pairs < 1:
-        raise ValueError(f"max_pairs must be at least 1; got {max_pairs}.")
+    check_integer("max_pairs", max_pairs, 1)
     unit = check_directions(embeddings)
     classes = check_classes(labels, len(unit))
     sizes = torch.bincount(classes)
@@ -223,8 +223,7 @@ def uniformity(embeddings: Tensor, *, t: float = 2.0) -> float:
         >>> uniformity(torch.eye(4))
         -4.0
     """
-    if not (t > 0 and math.isfinite(t)):
-        raise ValueError(f"t must be finite and positive, usually 2; got {t}.")
+    check_positive("t", t)
     unit = check_directions(embeddings, min_count=2)
     count = len(unit)
     total = torch.tensor(-math.inf, dtype=unit.dtype)

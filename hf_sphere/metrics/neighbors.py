@@ -122,10 +122,9 @@ def for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tens
     squares = points.square().sum(-1, keepdim=True)
     if not (squares < 1).all():
         row = int((squares >= 1).squeeze(-1).nonzero()[0])
-        raise ValueError(
-            f"embeddings must lie in the ball of curvature -{curvature:g}, of radius {curvature**-0.5:g}; one has the "
-            f"norm {float(squares[row].sqrt()) / curvature**0.5:g}. Project them or use a smaller curvature."
-        )
+        ball = f"the ball of curvature -{curvature:g}, of radius {curvature**-0.5:g}"
+        norm = f"one has the norm {float(squares[row].sqrt()) / curvature**0.5:g}"
+        raise ValueError(f"embeddings must lie in {ball}; {norm}. Project them or use a smaller curvature.")
     weights = 1 / (1 - squares)
     ones = torch.ones_like(squares)
     return (

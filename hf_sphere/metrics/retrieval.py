@@ -1,6 +1,5 @@
 """Retrieval metrics of embeddings: Recall@k, R-precision and MAP@R."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.distributions import VonMisesFisher
+from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.metrics.checks import check_embeddings, check_labels
 from hf_sphere.metrics.neighbors import Distance, Gallery
 
@@ -87,8 +87,7 @@ def score_queries(
         raise TypeError(f"ks must be a sequence of integers, for instance (1, 5); got {ks!r}.")
     if any(not isinstance(k, int) or k < 1 for k in ks):
         raise ValueError(f"ks must be integers of at least 1; got {list(ks)}.")
-    if not (curvature > 0 and math.isfinite(curvature)):
-        raise ValueError(f"curvature must be finite and positive, c for the curvature -c; got {curvature}.")
+    check_positive("curvature", curvature)
     embeddings = check_embeddings(embeddings)
     labels = check_labels(labels, len(embeddings))
     device = embeddings.device
@@ -144,8 +143,7 @@ def sampled_retrieval_scores(
         >>> sampled_retrieval_scores(torch.eye(3)[labels], torch.full((60,), 10.0), labels).keys()
         dict_keys(['recall_at_1', 'r_precision', 'map_at_r'])
     """
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1; got {num_samples}.")
+    check_integer("num_samples", num_samples, 1)
     if not 0 < interval < 1:
         raise ValueError(f"interval must be in (0, 1), for instance 0.95; got {interval}.")
     directions = check_embeddings(directions)

@@ -56,7 +56,7 @@ class NeighborSearch:
     references themselves would be found more easily than new queries.
 
     Args:
-        references: (N, d), finite, of any real dtype.
+        references: (N, d), finite, of any real dtype; a tensor, an array or lists, as the queries.
         distance: `cosine` (1 - cosine; 1 for a zero vector), `euclidean` or `hyperbolic`; see `retrieval_scores`.
         curvature: c > 0 for the curvature -c of the hyperbolic distance.
         kind: Kind of the search; by default that of `choose_kind`.
@@ -69,6 +69,11 @@ class NeighborSearch:
     Raises:
         ValueError: If an argument is invalid, or FAISS does not support the distance.
         ImportError: If the kind needs FAISS and it is not installed.
+
+    Example:
+        >>> distances, rows = NeighborSearch(embeddings, kind="torch").search(embeddings[:2], 5)
+        >>> rows.shape, rows[:, 0]
+        (torch.Size([2, 5]), tensor([0, 1]))
     """
 
     def __init__(

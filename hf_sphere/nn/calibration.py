@@ -24,8 +24,7 @@ def fit_calibration(
     return calibrated logits in eval mode, also after saving, loading and export. The loss remains that of the head.
 
     Args:
-        logits: (N, K), uncalibrated, not those of the training examples; of probabilities, their logarithms. A tensor
-            or an array, as the labels.
+        logits: (N, K), a tensor or an array; uncalibrated, not those of the training examples.
         labels: (N,), class indices.
         kind: `temperature`: one number, which changes no prediction; `vector`: a temperature and a shift of each class.
 
@@ -39,11 +38,6 @@ def fit_calibration(
         Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017.
 
     Example:
-        >>> fit_calibration(torch.tensor([[8.0, 0.0], [8.0, 0.0], [8.0, 0.0]]), torch.tensor([0, 0, 1])).keys()
-        dict_keys(['temperature'])
-
-        With arrays:
-
         >>> import numpy as np, scipy.special
         >>> logits, labels = np.array([[8.0, 0.0], [8.0, 0.0], [8.0, 0.0]]), np.array([0, 0, 1])
         >>> temperature = fit_calibration(logits, labels)["temperature"]
@@ -56,10 +50,8 @@ def fit_calibration(
         raise ValueError(f"unknown kind of calibration {kind!r}; choose temperature or vector.")
     logits, labels = torch.as_tensor(logits).detach().cpu().double(), to_labels(labels).cpu().long()
     if logits.ndim != 2 or not logits.isfinite().all() or not len(logits) or labels.shape != logits.shape[:1]:
-        raise ValueError(
-            f"logits and labels must be finite and have the shapes (N, K) and (N,) with N >= 1; got "
-            f"{tuple(logits.shape)} and {tuple(labels.shape)}."
-        )
+        shapes = f"{tuple(logits.shape)} and {tuple(labels.shape)}"
+        raise ValueError(f"logits and labels must be finite, of shapes (N, K) and (N,) with N >= 1; got {shapes}.")
     if (logits >= 0).all() and (logits.sum(1) - 1).abs().max() < 1e-3:
         warnings.warn("each row of logits sums to 1, as probabilities do; pass their logarithms.", stacklevel=2)
     (count, classes), found = logits.shape, set(labels.tolist())

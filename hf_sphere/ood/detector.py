@@ -23,8 +23,7 @@ class OODDetector:
         score: `max_softmax` (the logarithm of the largest probability), `max_logit`, `energy` (the negative energy),
             `norm` of the embedding, vMF `concentration` computed by the model, `knn`, `mahalanobis`, `vim`, or `vmf`
             (likelihood of the classes). References are in `hf_sphere.ood.scores`.
-        **options: The number of neighbors `k` of `knn` (50; choose it on validation data, well below the number of
-            training embeddings per class), or the dimension of the principal subspace `dim` of `vim`.
+        **options: Neighbors `k` of `knn` (50), less than half of a class; dimension `dim` of `vim`'s subspace.
 
     Raises:
         ValueError: If the score or an option is unknown.

@@ -15,8 +15,6 @@ from hf_sphere.cluster.mixture import log_joint, maximize
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.search import NeighborSearch
 
-logger = logging.getLogger(__name__)
-
 
 class NearestNeighbors:
     """Negative distance to the k-th nearest training embedding, of normalized embeddings (Sun et al., ICML 2022)."""
@@ -28,7 +26,7 @@ class NearestNeighbors:
             raise ValueError(f"k must be at least 1 and at most the number of training embeddings, {count}; got {k}.")
         # The paper chooses k on validation data; its largest is 0.4 of the size of a class (CIFAR-100).
         if data.labels is not None and 2 * k > (size := int(data.labels.unique(return_counts=True)[1].median())):
-            logger.warning("knn: k = %d is large for %d training embeddings per class; try a smaller one.", k, size)
+            logging.getLogger(__name__).warning("knn: k = %d is large for classes of %d; try a smaller one.", k, size)
         self.k = k
         self.search = NeighborSearch(data.embeddings, kind="torch")
 

@@ -169,6 +169,32 @@ def test_the_error_for_a_model_that_was_moved_names_the_option(save_model, photo
         ImageIndex.load(tmp_path / "index")
 
 
+def test_an_index_finds_its_model_from_another_working_directory(save_model, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ImageIndex.build(save_model("model"), photos, **QUIET).save("index")
+    monkeypatch.chdir(photos)
+    assert ImageIndex.load(tmp_path / "index").encoder.name == str(tmp_path / "model")
+
+
+def test_arrays_are_an_error_that_names_the_search_of_embeddings(encoder):
+    for images in (torch.zeros(3, 4), [torch.zeros(4)]):
+        with pytest.raises(TypeError, match=r"got an array.*hf_sphere.metrics.NeighborSearch"):
+            ImageIndex.build(encoder, images, **QUIET)
+
+
+def test_an_index_is_shown_without_its_images(index, model):
+    assert repr(index) == f"ImageIndex(7 images, model {model!r})"
+
+
+def test_predicted_classes_are_marked_on_request(index):
+    assert index.classes(mark="?")[5:] == ["odd", index.images["prediction"][6] + "?"]
+
+
+def test_a_path_identifies_an_image(index, photos, digits):
+    index.add(digits[8], **QUIET)
+    assert [index.path(row) for row in (3, 7)] == [str(photos / "odd" / "test_3.png"), "image 0"]
+
+
 def test_a_model_such_as_clip_is_searched_by_text(clip, photos, digits):
     index = ImageIndex.build(clip, photos, **QUIET)
     found = index.search_texts(["a b", "b"], 7)

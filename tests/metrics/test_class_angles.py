@@ -81,7 +81,7 @@ def test_sampling_is_reproducible_and_preserves_the_global_generator():
     [
         (torch.eye(3), [0, 0, 0], {}, "need at least two classes; got one"),
         (torch.eye(3), [0, 1, 2], {}, "none of the 3 classes has two members"),
-        (torch.eye(3), [0, 0, 1], {"max_pairs": 0}, "max_pairs must be at least 1"),
+        (torch.eye(3), [0, 0, 1], {"max_pairs": 0}, "max_pairs must be an integer of at least 1"),
         (torch.eye(3), [0, 1], {}, r"labels must have the shape \(3,\)"),
         (torch.zeros(3, 2), [0, 0, 1], {}, "a zero vector has no direction; 3 of 3"),
     ],

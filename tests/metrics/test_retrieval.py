@@ -295,7 +295,7 @@ class TestRefusals:
             ({"distance": "manhattan"}, "unknown distance 'manhattan'; choose one of cosine, euclidean, hyperbolic"),
             ({"ks": (1, 0)}, r"ks must be integers of at least 1; got \[1, 0\]"),
             ({"ks": (1.5,)}, "ks must be integers"),
-            ({"curvature": -1.0}, "curvature must be finite and positive, c for the curvature -c; got -1.0"),
+            ({"curvature": -1.0}, "curvature must be finite and positive; got -1.0"),
             (
                 {"distance": "hyperbolic", "curvature": 100.0},
                 r"ball of curvature -100, of radius 0.1; one has the norm 1",

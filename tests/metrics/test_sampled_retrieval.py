@@ -72,7 +72,7 @@ def test_lists_and_arrays_are_accepted(directions, kind):
         ({"concentration": torch.ones(3)}, r"concentration must have the shape \(120,\); got \(3,\)"),
         ({"concentration": -torch.ones(120)}, "concentration"),
         ({"directions": torch.zeros(120, 8)}, "directions must not be zero vectors"),
-        ({"num_samples": 0}, "num_samples must be at least 1; got 0"),
+        ({"num_samples": 0}, "num_samples must be an integer of at least 1; got 0"),
         ({"interval": 1.0}, r"interval must be in \(0, 1\), for instance 0.95; got 1.0"),
     ],
 )

@@ -118,7 +118,7 @@ def test_invalid_input_is_an_error(logits, labels, kind, message):
 
 
 def test_names_as_labels_are_an_error_that_says_how_to_number_them():
-    with pytest.raises(TypeError, match=r"the first is 'cat'. Number classes given by name: numpy.unique"):
+    with pytest.raises(TypeError, match=r"the first is 'cat'. Number the names: numpy.unique"):
         fit_calibration(torch.zeros(2, 2), np.array(["cat", "dog"]))
 
 

@@ -150,7 +150,7 @@ def test_search_writes_a_table_and_a_contact_sheet(load_recipe, run_main, folder
     run_main(load_recipe("search_images"), words)
     rows = list(csv.DictReader((tmp_path / "found.csv").open()))
     assert len(rows) == 15
-    assert [row["file"] for row in rows[::3]] == [f"b/{index}.png" for index in range(4, 9)]
+    assert [row["file"] for row in rows[::3]] == [str(photos / "b" / f"{index}.png") for index in range(4, 9)]
     assert {row["class"] for row in rows} == {"b"}
     assert set(rows[0]) >= {"distance", "query_concentration", "concentration", "confidence"}
     sheet = Image.open(tmp_path / "found.png")
@@ -168,8 +168,20 @@ def test_a_query_is_left_out_of_its_neighbors_if_asked(load_recipe, run_main, fo
         return [(row["query"], row["file"]) for row in csv.DictReader(table.open())]
 
     every = neighbors("--top_k", "4")
-    assert any(f"b/{query}" == file for query, file in every)
-    assert neighbors("--top_k", "3", "--leave_out_query") == [(q, file) for q, file in every if file != f"b/{q}"]
+    own = str(photos / "b")
+    assert any(f"{own}/{query}" == file for query, file in every)
+    assert neighbors("--top_k", "3", "--leave_out_query") == [(q, file) for q, file in every if file != f"{own}/{q}"]
+
+
+def test_predicted_classes_have_a_question_mark(load_recipe, run_main, folder, photos, tmp_path, capsys):
+    copy = shutil.copytree(folder, tmp_path / "index")
+    run_main(load_recipe("build_index"), ["--images", str(photos / "b"), "--add_to", str(copy), "--disable_tqdm"])
+    capsys.readouterr()
+    run_main(
+        load_recipe("search_images"), ["--index", str(copy), "--query", str(photos / "b" / "4.png"), "--top_k", "2"]
+    )
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["class"].endswith("?") for row in rows] == [False, True]
 
 
 def test_an_index_is_not_evaluated_as_embeddings(load_recipe, run_main, folder):
