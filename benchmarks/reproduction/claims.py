@@ -71,7 +71,7 @@ def render_claims(claims: Sequence[Claim], source: Source) -> str:
                 show_runs(claim, source),
             ]
         )
-    header = ["paper", "claim", "published difference", "measured difference", "corrected p", "verdict"]
+    header = ["paper", "claim", "published difference", "measured difference", "p (corrected per table)", "verdict"]
     return join_lines([*header, "runs, or what they would take"], lines, [])
 
 

@@ -13,25 +13,26 @@ LEVEL = 0.05
 """Significance level of all tests; intervals have the complementary coverage."""
 
 BETTER = (0.05, 0.3)
-"""Smallest difference that counts: a share of the reference's error rate, at most so many points."""
+"""Smallest difference that counts: a share of the reference's error rate, and a maximum in points."""
 
 EQUIVALENT = (0.10, 0.5)
-"""Largest difference that does not count: likewise."""
+"""Largest difference that does not count: a share of the reference's error rate, and a maximum in points."""
 
-RULES = """Two runs are compared on the seeds that both have. Differences are paired by seed and stand with their 95 %
-intervals; p-values are those of the paired t-test after Holm's correction for all tests of the table.
+RULES = """Two runs are compared on the seeds that both have. The difference is computed for each seed, and its mean is
+given with a 95 % interval. The p-values are those of the paired t-test, corrected by Holm's method for the number of
+tests in the table. A comparison that is in two tables therefore has two corrected p-values.
 
 - "better" and "worse": the corrected p-value is below 0.05, and the difference is at least 5 % of the reference's error
   rate, or 0.3 points where that is less.
-- "equivalent": two one-sided t-tests at the 5 % level, which are not corrected, place the difference within 10 % of the
-  reference's error rate, or 0.5 points where that is less.
+- "equivalent": by two one-sided t-tests at the 5 % level, the difference is smaller than 10 % of the reference's error
+  rate, or than 0.5 points where that is less. These tests are not corrected.
 - "higher" and "lower": the corrected p-value is below 0.05, for metrics that have no error rate.
 - "not distinguished": everything else. It does not mean that there is no difference.
 
-One common seed permits no test. The error rate is 100 minus an accuracy, Recall@1, MAP@R or AUROC in percent, and a
-calibration error or false positive rate itself. Intervals and tests are about other seeds of the same training, on the
-same training and test images. Runs that diverged have no value, and are named with their table. The file
-`results/comparisons.json` has the value of each seed."""
+Runs with only one seed in common are not tested. The error rate is 100 minus an accuracy, Recall@1, MAP@R or AUROC in
+percent; a calibration error or false positive rate is an error rate itself. Intervals and tests describe the variation
+between seeds, with the same training and test images. Runs that diverged have no value, and are named below their
+table. The file `results/comparisons.json` has the value of each seed."""
 
 
 @dataclass

@@ -155,7 +155,8 @@ def render(table: Table, source: Source) -> str:
     if any(row.baseline for row in rows):
         found = {comparison.run: comparison for comparison in compare_rows(table, source)}
         columns["difference from"] = [_show_difference(row, found.get(row.group)) for row in rows]
-        columns["corrected p"] = [show_p_value(found[r.group].corrected) if r.group in found else "" for r in rows]
+        corrected = [show_p_value(found[row.group].corrected) if row.group in found else "" for row in rows]
+        columns["p (corrected per table)"] = corrected
         columns["verdict"] = [found[row.group].verdict if row.group in found else "" for row in rows]
     used = {name: cells for name, cells in columns.items() if name in ("run", *table.metrics) or any(cells)}
     return join_lines(list(used), zip(*used.values(), strict=True), _notes(table, rows, source))
@@ -261,9 +262,9 @@ def show_mean(metric: str, values: Sequence[float]) -> str:
 def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
     runs = [run for row in rows for run in source.runs(row.group).values()]
     if runs:
-        yield "Measured: mean and standard deviation over seeds"
-        yield "and, in parentheses, 95 % intervals of differences: paired by seed;"
-        yield "of differences from published numbers, of the measured mean only."
+        yield "Measured values are means and standard deviations over seeds."
+        yield "Differences between runs are computed per seed; parentheses contain their 95 % intervals."
+        yield "The interval of a difference from a published number is that of the measured mean."
         devices = sorted({run["device"] for run in runs})
         minutes = statistics.mean(run["core_minutes"] for run in runs)
         count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
