@@ -15,6 +15,7 @@ import hf_sphere
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)\s]+)\)")
+README = re.compile(r"\]\(\.\./((?:\.\./)*)recipes/configs/(\w+)/README\.md")
 API = """# API reference
 
 Every public name, by package. The pages are generated from the docstrings.
@@ -126,7 +127,8 @@ def recipe_page(root: Path, system: str) -> str:
 
 
 def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
-    """Replace `<!-- results: name -->` by the table of measured results with that name."""
+    """Link to the recipe pages in place of their READMEs, and insert the tables of measured results by name."""
+    markdown = README.sub(r"](\1recipes/\2.md", markdown)
     return re.sub(r"<!-- results: ([\w-]+) -->", lambda found: results_table(root(config), found[1]), markdown)
 
 
