@@ -9,6 +9,7 @@ The batch size is variable. The metadata contains `preprocessing`, the options o
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
@@ -20,11 +21,14 @@ class ExportArguments(Arguments):
 
     model_name_or_path: str = argument(help="Saved model: folder or Hub id.")
     output: str = argument(help="ONNX file.")
+    overwrite_output: bool = argument(False, "Replace the file.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and export."""
     (args,) = parse_arguments((ExportArguments,), argv, "Export a saved model to ONNX.")
+    if Path(args.output).exists() and not args.overwrite_output:
+        raise FileExistsError(f"{args.output} exists. Choose another --output, or replace it with --overwrite_output.")
     import transformers
     from transformers import AutoConfig
     from transformers.utils import logging

@@ -1,7 +1,9 @@
 """Decoding of images to uint8 tensors: parallel, cached on disk, with corrupt images reported by index."""
 
+import contextlib
 import io
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -57,6 +59,15 @@ def probe_shape(dataset: Dataset, column: str) -> ImageShape:
         except NOT_AN_IMAGE:
             continue
     raise CorruptImageError(f"no image of column {column!r} can be decoded.")
+
+
+def probe_sizes(dataset: Dataset, column: str, count: int = 64) -> set[tuple[int, int]]:
+    """Return height and width of some images, evenly spaced, that can be opened."""
+    found = set()
+    for record in _encoded(dataset.select(range(0, len(dataset), math.ceil(len(dataset) / count))), column):
+        with contextlib.suppress(*NOT_AN_IMAGE), open_image(record[column]) as image:
+            found.add((image.height, image.width))
+    return found
 
 
 def file_names(dataset: Dataset, column: str, folder: str | os.PathLike = "") -> list[str]:

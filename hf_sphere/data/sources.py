@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ from hf_sphere.utils.loading import load_dataset
 
 logger = logging.getLogger(__name__)
 
+UNREADABLE = {".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".raf"}
+"""Suffixes of photos that `datasets` does not read."""
+
 # Column names used on the Hub, the most common one first; fine labels before coarse ones.
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label", "labels", "coarse_label")
@@ -44,7 +48,11 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
     """
     if name in BUNDLED:
         return DatasetDict(BUNDLED[name]())
-    return require_splits(load_dataset(name, config_name), name)
+    splits = require_splits(load_dataset(name, config_name), name)
+    if skipped := [path for path in Path(name).rglob("*.*") if path.suffix.lower() in UNREADABLE]:
+        message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."
+        logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
+    return splits
 
 
 def require_splits(splits: Any, name: str) -> DatasetDict:

@@ -19,6 +19,7 @@ from hf_sphere.data.decoding import (
     decode_all,
     find_good,
     probe_shape,
+    probe_sizes,
     stack_images,
 )
 from hf_sphere.data.options import ImageSourceOptions, ValueOptions
@@ -254,8 +255,19 @@ def check_computable(value: str, shape: ImageShape) -> None:
 
 
 def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> ImageShape:
-    """Return the shape set by the options, by default that of the first image."""
+    """Return the shape set by the options, by default that of all images.
+
+    Raises:
+        ValueError: If the images have several sizes and the options set none.
+    """
     found = probe_shape(rows, column)
+    sizes = sorted(probe_sizes(rows, column)) if options.image_size is None else []
+    if len(sizes) > 1:
+        (height, width), (most_height, most_width) = sizes[0], sizes[-1]
+        raise ValueError(
+            f"the images have several sizes, such as {height} x {width} and {most_height} x {most_width}; set "
+            "image_size (--image_size 224, or 64 for small networks) to resize them."
+        )
     size = options.image_size or [found.height, found.width]
     return ImageShape(options.num_channels or found.channels, size[0], size[-1], options.crop_pct)
 

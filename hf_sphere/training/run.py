@@ -38,6 +38,12 @@ _FREE_TO_CHANGE = {
     *("test_time_flips", "calibrate", "license"),
 }
 
+_OF_THE_MODEL = {
+    *("backbone", "backbone_kwargs", "embedding_dim", "head", "head_kwargs", "metric", "spherization", "spherized"),
+    *("spherization_kwargs", "spherized_layers"),
+}
+"""Settings that define the model."""
+
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
 
 
@@ -91,7 +97,7 @@ class Run:
             self._lock.enter_context(locked(self.output_dir))
             prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
             if resume and not overwrite:
-                _warn_of_changes(read_settings(self.output_dir) or {}, self.settings)
+                _check_changes(read_settings(self.output_dir) or {}, self.settings)
             write_settings(self.output_dir, {"recipe": self.recipe, **self.settings})
         self.accelerator.wait_for_everyone()
         if self.args.report_to:
@@ -185,9 +191,15 @@ def _check_sharding(accelerator: Accelerator, args: TrainingArguments, *, shard_
         raise ValueError(f"{' and '.join(unsupported)} cannot be combined with {kind}; leave it out or use DDP.")
 
 
-def _warn_of_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+def _check_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Log changed settings of a resumed run; raise an error if they define another model."""
     now = json.loads(json.dumps(settings, default=str))
     changed = [k for k in now if k in before and before[k] != now[k] and k not in _FREE_TO_CHANGE]
+    differences = ", ".join(f"{k} ({before[k]} -> {now[k]})" for k in changed)
+    if not _OF_THE_MODEL.isdisjoint(changed):
+        raise ValueError(
+            f"the run to resume has another model; changed are: {differences}. Repeat its settings, or choose another "
+            "--output_dir."
+        )
     if changed:
-        differences = ", ".join(f"{k} ({before[k]} -> {now[k]})" for k in changed)
         logger.warning("The resumed run differs from its earlier part: %s.", differences)

@@ -274,5 +274,6 @@ def _argv_of(path: str, names: list[str]) -> list[str]:
 
 
 def _hint(name: str, names: list[str]) -> str:
-    close = [known for known in names if name in known][:3] or difflib.get_close_matches(name, names, n=3)
+    initials = [known for known in names if "".join(word[:1] for word in known.split("_")) == name]  # such as lr
+    close = initials or [known for known in names if name in known][:3] or difflib.get_close_matches(name, names, n=3)
     return f" Did you mean {' or '.join(close)}?" if close else f" The keys are: {', '.join(sorted(names))}."

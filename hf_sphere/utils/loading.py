@@ -22,6 +22,9 @@ def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
     """
     if kind.__name__.startswith("Auto"):
         options["trust_remote_code"] = False  # otherwise transformers offers to run code of the model
+    path = Path(name)
+    if path.name.startswith("checkpoint-") and path.is_dir() and not (path / "config.json").exists():
+        raise ValueError(f"{name} is the state of a training run, without a model; use {path.parent}.")
     try:
         return kind.from_pretrained(name, **options)
     except ImportError:

@@ -259,8 +259,8 @@ class TestPixels:
         data = load(make_dataset(marked(2)), image_size=[3, 9])
         assert next(data.train.epoch())["pixel_values"].shape[2:] == (3, 9)
 
-    def test_the_default_size_is_that_of_the_first_image(self, make_dataset, load):
-        dataset = make_dataset([noise(5, 7, 3), noise(9, 9, 3)])
+    def test_the_default_size_is_that_of_the_images(self, make_dataset, load):
+        dataset = make_dataset([noise(5, 7, 3), noise(5, 7, 3)])
         assert load(dataset).shape == ImageShape(3, 5, 7)
 
     @pytest.mark.parametrize("given", [[0], [-3], [4, 0]])

@@ -47,6 +47,25 @@ class TestFileNames:
         assert load_one("digits").file_names == []
 
 
+class TestSizes:
+    def test_several_sizes_are_refused_if_none_is_set(self, folder):
+        path = folder(cats=4, dogs=4)
+        PILImage.new("RGB", (20, 30)).save(path / "dogs" / "large.png")
+        with pytest.raises(ValueError, match="several sizes, such as 8 x 8 and 30 x 20; set image_size"):
+            load_image_data(ImageDataOptions(str(path)), batch_size=2)
+        data = load_image_data(ImageDataOptions(str(path), image_size=[16]), batch_size=2)
+        assert (data.shape.height, data.shape.width) == (16, 16)
+
+
+def test_photos_in_formats_that_cannot_be_read_are_logged(folder, caplog):
+    path = folder(cats=2, dogs=2)
+    (path / "dogs" / "phone.HEIC").write_bytes(b"")
+    (path / "notes.txt").write_text("")
+    load_image_data(ImageDataOptions(str(path)), batch_size=2)
+    assert "1 photo(s) in" in caplog.text
+    assert "dogs/phone.HEIC" in caplog.text
+
+
 class TestDamagedFiles:
     def damage(self, path, kind: str) -> None:
         if kind == "animated":

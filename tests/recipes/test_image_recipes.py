@@ -217,6 +217,13 @@ def exported(load_recipe, run_main, model, tmp_path_factory) -> Path:
     return file
 
 
+def test_a_file_is_not_replaced_by_an_export_unless_asked(exported, model, load_recipe):
+    before = exported.stat().st_mtime_ns
+    with pytest.raises(FileExistsError, match="or replace it with --overwrite_output"):
+        load_recipe("export_onnx").main(["--model_name_or_path", model, "--output", str(exported)])
+    assert exported.stat().st_mtime_ns == before
+
+
 def test_an_exported_file_classifies_without_torch(exported, model, photos, tmp_path, root):
     (tmp_path / "torch.py").write_text("raise ImportError('torch is not needed')")
     result = subprocess.run(

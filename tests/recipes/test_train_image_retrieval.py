@@ -299,9 +299,22 @@ def test_an_unused_argument_is_a_usage_error(train, capsys, words, expected):
     assert expected in capsys.readouterr().err
 
 
-def test_evaluation_data_without_two_images_of_a_class_is_refused(train):
-    with pytest.raises(ValueError, match="none of the 1 classes has two members"):
+def test_evaluation_data_without_two_images_of_a_class_is_refused_before_training(train, tmp_path):
+    with pytest.raises(ValueError, match=r"each class of the evaluation images \(.*\) has a single one"):
         train("--max_eval_samples", "1")
+    assert not [*tmp_path.rglob("run.json")]
+
+
+def test_a_run_is_not_resumed_with_another_head(train):
+    train("--max_steps", "3", "--head", "cosine")
+    with pytest.raises(ValueError, match=r"has another model; changed are: head \(cosine -> arcface\)"):
+        train("--head", "arcface", "--resume_from_checkpoint", "latest")
+
+
+def test_an_unknown_head_is_refused_before_data_is_loaded(train, monkeypatch):
+    monkeypatch.setattr("hf_sphere.data.load_image_data", lambda *_, **__: pytest.fail("loaded data"))
+    with pytest.raises(ValueError, match="unknown head 'arcfase'; the heads are: "):
+        train("--head", "arcfase")
 
 
 # Comparison with the frozen model, and certainty

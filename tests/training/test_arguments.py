@@ -161,6 +161,10 @@ def test_unknown_option_error_names_a_similar_one(refusal):
     assert "Did you mean learning_rate" in message
 
 
+def test_unknown_option_error_knows_the_initials(refusal):
+    assert "Did you mean learning_rate" in refusal("--lr", "0.1")
+
+
 def test_stray_positional_argument_is_rejected(refusal):
     assert "unknown argument 'stray'" in refusal("stray")
 

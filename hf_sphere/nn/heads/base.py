@@ -363,10 +363,15 @@ def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) 
         >>> build_head("cosine", 4, 3)(embeddings).logits.shape
         torch.Size([60, 3])
     """
+    check_options(name, options)
+    return HEADS[name](embedding_dim, num_classes, **options)
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Check name and options of a head without building it; see `build_head`."""
     if name not in HEADS:
         raise ValueError(f"unknown head {name!r}; the heads are: {', '.join(HEADS)}.")
-    head_class = HEADS[name]
-    valid = _option_types(head_class)
+    valid = _option_types(HEADS[name])
     unknown = sorted(set(options) - set(valid))
     if unknown:
         raise ValueError(f"head {name!r} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
@@ -374,4 +379,3 @@ def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) 
         if not _has_type(value, valid[option]):
             expected = inspect.formatannotation(valid[option]).replace("typing.", "")
             raise ValueError(f"option {option} of head {name!r} must be of type {expected}; got {value!r}.")
-    return head_class(embedding_dim, num_classes, **options)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hf_sphere.data import Episodes, ImageData
     from hf_sphere.models import SphereVisionConfig
     from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
+    from hf_sphere.training.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,14 @@ class ImageClassification(ImageTask):
     pipeline_tag: ClassVar[str | None] = "image-classification"
     measure = staticmethod(measure_classification)
     default_head: ClassVar[str] = "spherized"
+
+    def prepare(self, run: "Run") -> Prepared:
+        """Check the head, then load the data and build the model."""
+        from hf_sphere.nn.heads.base import check_options
+
+        if self.model_args.model_name_or_path is None:
+            check_options(self.model_args.head or self.default_head, self.model_args.head_kwargs)
+        return super().prepare(run)
 
     def model_settings(self, image_data: "ImageData", saved: "SphereVisionConfig | None" = None) -> dict[str, Any]:
         """Return head, its options and the names of the classes."""

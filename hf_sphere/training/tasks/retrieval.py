@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import nn
 
+    from hf_sphere.data import ImageData
     from hf_sphere.training.run import Run
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,17 @@ class ImageRetrieval(ImageClassification):
             scores = evaluate(prepared.model, prepared.data.evaluation, run.accelerator)
             self._frozen = {f"frozen_{name}": scores[name] for name in self.headline}
         return prepared
+
+    def check_data(self, model: Any, image_data: "ImageData") -> None:
+        """Check that there are queries: classes with two images in the evaluation data."""
+        super().check_data(model, image_data)
+        labels = image_data.evaluation.labels
+        if labels.unique(return_counts=True)[1].max() < 2:
+            names = ", ".join(image_data.eval_class_names[:5])
+            raise ValueError(
+                f"each class of the evaluation images ({names}) has a single one, so no image has a neighbor of its "
+                "class. Add images, or train on fewer classes (--train_classes)."
+            )
 
     @property
     def starts_pretrained(self) -> bool:
