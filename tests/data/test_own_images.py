@@ -58,7 +58,7 @@ class TestSizes:
 
 
 def test_photos_in_formats_that_cannot_be_read_are_logged(folder, caplog):
-    path = folder(cats=2, dogs=2)
+    path = folder(cats=5, dogs=5)
     (path / "dogs" / "phone.HEIC").write_bytes(b"")
     (path / "notes.txt").write_text("")
     load_image_data(ImageDataOptions(str(path)), batch_size=2)
