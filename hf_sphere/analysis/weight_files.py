@@ -8,9 +8,8 @@ Rules for state dicts and files, whose layers are identified by names and shapes
   embedding table: it ends with `emb`, `embed`, `embeds`, `embedding`, `embeddings`, `embed_tokens`, `embed_positions`,
   `embed_in`, `embedding_table` or `codebook`, or is `wte`, `wpe`, `shared` or `relative_attention_bias`. With a bias as
   long as one of its axes it is a linear layer under any name.
-- The `Conv1D` of transformers (GPT-2) stores a linear layer with the inputs first. It is identified by a bias as long
-  as the second axis but not as the first. A square weight with a bias is treated like its nearest neighbors in the
-  module tree.
+- The `Conv1D` of transformers (GPT-2) stores a linear layer with the inputs first. Where a bias as long as the second axis
+  but not as the first shows that, an error asks for the model.
 - A layer normalization over two or three axes has the shape of a linear layer or a convolution, and `nn.Bilinear` that
   of a convolution; they cannot be distinguished. Give the model if it has any.
 """
@@ -91,15 +90,15 @@ def named_layers(
             kinds[name] = ("conv", math.prod(tensor.shape[2:]) == 1)
         elif EMBEDDING_TABLE.fullmatch(name.rpartition(".")[2]) and _bias_length(name, tensors) not in tensor.shape:
             continue
+        elif layers != "conv" and _bias_length(name, tensors) == tensor.shape[1] != tensor.shape[0]:
+            raise ValueError(f"{name} is stored with the inputs first, as a Conv1D of transformers. Pass the model.")
         else:
             kinds[name] = ("linear", False)
         weights[name] = tensor
 
-    linear = {name: weight.shape for name, weight in weights.items() if kinds[name][0] == "linear"}
-    inputs_first = _stored_inputs_first(tensors, linear)
     selected = select_layers(kinds, layers, include_1x1, f"a checkpoint of {len(tensors)} tensors")
     readers: dict[str, Callable[[], Tensor]] = {
-        name: partial(_read_filters, weights[name], name, kinds[name][0], name in inputs_first) for name in selected
+        name: partial(_read_filters, weights[name], name, kinds[name][0]) for name in selected
     }
     return readers, {name: kind for name, (kind, _) in kinds.items()}
 
@@ -238,40 +237,13 @@ def _bias_length(name: str, tensors: Mapping[str, StoredTensor]) -> int | None:
     return bias.shape[0] if bias is not None and len(bias.shape) == 1 else None
 
 
-def _stored_inputs_first(tensors: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
-    """Return the linear layers that are stored like transformers' Conv1D; see the rules above."""
-    biases = {name: _bias_length(name, tensors) for name in shapes}
-    transposed = {
-        name: biases[name] == columns
-        for name, (rows, columns) in shapes.items()
-        if rows != columns and biases[name] in (rows, columns)
-    }
-    found = {name for name, inputs_first in transposed.items() if inputs_first}
-    if found:
-        square = [name for name, (rows, columns) in shapes.items() if rows == columns == biases[name]]
-        found |= {name for name in square if _nearest(name, transposed)}
-    return found
-
-
-def _nearest(name: str, transposed: Mapping[str, bool]) -> bool:
-    """Return whether all layers with the longest common prefix are transposed."""
-    parts = name.split(".")
-    for length in range(len(parts) - 1, -1, -1):
-        prefix = "".join(f"{part}." for part in parts[:length])
-        near = [value for other, value in transposed.items() if other.startswith(prefix)]
-        if near:
-            return all(near)
-    return False
-
-
 def _natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key for natural order."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _read_filters(tensor: StoredTensor, name: str, kind: LayerKind, inputs_first: bool) -> Tensor:
-    weight = readable(tensor.read(), kind, name or "the layer")
-    return weight.T if inputs_first else weight.flatten(1)
+def _read_filters(tensor: StoredTensor, name: str, kind: LayerKind) -> Tensor:
+    return readable(tensor.read(), kind, name or "the layer").flatten(1)
 
 
 @dataclass(frozen=True, eq=False)  # comparing tensors does not return a bool
