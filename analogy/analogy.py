@@ -25,8 +25,7 @@ Args:
     model_id (str or model): Hub id or folder of a masked, causal or embedding model, or a model of transformers.
     tokenizer: Tokenizer of the model; by default that of the id.
     predictions (list of int): Predictions, instead of a model.
-    scoring (str): "perplexity" (default), "marginal_bias", "pmi", "hypothesis_bias", "embedding_similarity" or
-        "relation_embedding".
+    scoring (str): "perplexity" (default), "marginal_bias", "pmi", "hypothesis_bias" or "embedding_similarity".
     template (str): "is-to-what" (default), "is-to-as", "rel-same", "what-is-to", "she-to-as", "as-what-same", or a text
         with the fields {a}, {b}, {c} and {d}.
     positive_aggregation (str): Over the 8 permutations in which the analogy holds: "mean", "max", "min" or

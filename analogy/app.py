@@ -19,10 +19,10 @@ import gradio as gr
 import pandas as pd
 from pandas.io.formats.style import Styler
 
-from hf_sphere.analogies import TEMPLATES, LanguageModel, Question, make_questions, score_questions, scoring_names
+from hf_sphere.analogies import TEMPLATES, LanguageModel, Question, make_questions, scoring_names
 from hf_sphere.analogies.prompts import PERMUTATIONS, POSITIVE_PERMUTATIONS
 from hf_sphere.analogies.scoring import build_scoring, scoring_class
-from hf_sphere.analogies.scoring.base import Engine, PermutedScoring
+from hf_sphere.analogies.scoring.base import Engine
 
 DEFAULT_MODEL = "bert-base-cased"
 DEFAULT_TEMPLATE = "default of the scoring"
@@ -69,7 +69,7 @@ def build_page(model: str) -> gr.Blocks:
                     value=DEFAULT_TEMPLATE,
                     allow_custom_value=True,
                     label="Template",
-                    info="A name, or a text with {a}, {b}, {c} and {d}; with {a} and {b} for relation_embedding.",
+                    info="A name, or a text with {a}, {b}, {c} and {d}.",
                 )
                 weight = gr.Slider(
                     -1,
@@ -108,8 +108,6 @@ def answer(
     verdict = box(f"{stem_text} :: <b>{best_text}</b>", "#d3f5dd")
     table = pd.DataFrame({"choice": names, "cost": costs})
     first = table.style.format(precision=4).apply(lambda row: [HIGHLIGHT * (row.name == best)] * len(row), axis=1)
-    if by_order is None:
-        return verdict, gr.update(value=first, visible=True), gr.update(visible=False)
     return verdict, gr.update(value=first, visible=True), gr.update(value=style_orders(by_order, names), visible=True)
 
 
@@ -139,15 +137,13 @@ def load(model: str) -> LanguageModel:
 
 def score(
     question: Question, model: LanguageModel, scoring: str, template: str, weight: float
-) -> tuple[list[float], list[list[float]] | None]:
-    """Return the costs of the choices (K) and, if the scoring has permutations, of all permutations (24, K)."""
+) -> tuple[list[float], list[list[float]]]:
+    """Return the costs of the choices (K) and of all permutations (24, K)."""
     known = {option.name for option in dataclasses.fields(scoring_class(scoring))}
     options: dict[str, Any] = {option: weight for option in WEIGHTS if option in known}
     if template not in ("", DEFAULT_TEMPLATE):
         options["template"] = template
     built = build_scoring(scoring, **options)
-    if not isinstance(built, PermutedScoring):
-        return score_questions([question], model, scoring, **options).by_question()[0], None
     orders = built.permutation_costs(built.measure([question], Engine(model)).terms)[0].tolist()
     return orders[0], orders  # the first permutation keeps the order of the words
 

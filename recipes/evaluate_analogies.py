@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from hf_sphere.analogies.prompts import RELATION_TEMPLATE, TEMPLATES, check_relation_template, template_text
+from hf_sphere.analogies.prompts import TEMPLATES, template_text
 from hf_sphere.analogies.scoring import scoring_names
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
@@ -54,9 +54,6 @@ class AnalogyArguments(Arguments):
     templates: list[str] = argument(
         tuple(TEMPLATES), "Templates to search: names, or texts with {a}, {b}, {c} and {d}. The first one is untuned."
     )
-    relation_templates: list[str] = argument(
-        (RELATION_TEMPLATE,), "Templates of relation_embedding: texts with {a} and {b}, and optionally {mask}."
-    )
     word_embeddings: Literal["both", "alone", "in_context"] = argument(
         "alone", "Embed words alone, in templates, or both."
     )
@@ -75,17 +72,13 @@ class AnalogyArguments(Arguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("model_name_or_path", "benchmarks", "scorings", "templates", "relation_templates"):
+        for name in ("model_name_or_path", "benchmarks", "scorings", "templates"):
             setattr(self, name, list(dict.fromkeys(getattr(self, name))))
         for template in self.templates:
             template_text(template)
-        for template in self.relation_templates:
-            check_relation_template(template)
 
     def templates_of(self, scoring: str) -> list[str | None]:
         """Return the templates of a scoring, the untuned one first; None stands for words without a template."""
-        if scoring == "relation_embedding":
-            return [*self.relation_templates]
         if scoring == "embedding_similarity" and self.word_embeddings != "in_context":
             return [None, *(self.templates if self.word_embeddings == "both" else [])]
         return [*self.templates]

@@ -17,8 +17,8 @@ from tqdm.auto import tqdm
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.likelihoods import ScoreCache
 from hf_sphere.analogies.questions import Question, answers_of, chance_level, check_questions, choice_counts
-from hf_sphere.analogies.scoring import build_scoring, scoring_class, scoring_names
-from hf_sphere.analogies.scoring.base import Engine, Measurements, PermutedScoring, Scoring
+from hf_sphere.analogies.scoring import build_scoring, scoring_class
+from hf_sphere.analogies.scoring.base import Engine, Measurements, Scoring
 from hf_sphere.analogies.scoring.sentences import SentenceScoring
 from hf_sphere.analogies.search import (
     PUBLISHED_GRID,
@@ -132,23 +132,19 @@ def measure_questions(
     Args:
         questions: Q questions of up to K choices each.
         language_model: The model.
-        scoring: A scoring that has aggregations: any but `relation_embedding`.
+        scoring: See `score_questions`.
         template: Template of the scoring; None for its default.
         batch_size: See `score_questions`.
         cache: See `score_questions`.
         progress: See `score_questions`.
 
     Raises:
-        ValueError: See `score_questions`; also if the scoring has no aggregations.
+        ValueError: See `score_questions`.
 
     Example:
         >>> measurements = measure_questions(questions, language_model, "marginal_bias")  # doctest: +SKIP
     """
     built = build_scoring(scoring, **({} if template is None else {"template": template}))
-    if not isinstance(built, PermutedScoring):
-        names = (name for name in scoring_names() if issubclass(scoring_class(name), PermutedScoring))
-        able = ", ".join(names)
-        raise ValueError(f"scoring {scoring!r} has no aggregations to search; scorings with aggregations: {able}.")
     _check(built, questions, cache)
     with tqdm(total=len(questions), unit="question", disable=not progress) as bar:
         return built.measure(questions, Engine(language_model, batch_size, cache, bar.update))
@@ -179,19 +175,15 @@ class AnalogyEvaluation:
     grid: Literal["full", "published", "none"] = "full"
 
     def search(self, questions: Sequence[Question], scoring: str, templates: Sequence[str | None]) -> SearchResult:
-        """Answer questions with every configuration of a scoring and each of its templates, None for its default.
-
-        A scoring without aggregations has one configuration per template.
-        """
+        """Answer questions with every configuration of a scoring and each of its templates, None for its default."""
         answers_of(questions)  # raises an error if one is missing
         configurations = [untuned_configuration(scoring, template) for template in templates]
-        built = [build_scoring(**configuration) for configuration in configurations]
-        if self.grid == "none" or not issubclass(scoring_class(scoring), PermutedScoring):
+        if self.grid == "none":
             columns = {"scoring": (scoring,) * len(templates), "template": tuple(templates)}
             predictions = [self.answer(questions, configuration) for configuration in configurations]
             return SearchResult.of_predictions(columns, torch.stack(predictions), questions)
         grid = PUBLISHED_GRID if self.grid == "published" else None
-        measured = (one.measure(questions, self.engine) for one in built if isinstance(one, PermutedScoring))
+        measured = (build_scoring(**one).measure(questions, self.engine) for one in configurations)
         return join_results([search_configurations(one, questions, grid=grid) for one in measured])
 
     def answer(self, questions: Sequence[Question], configuration: Mapping[str, Any]) -> Tensor:

@@ -15,8 +15,6 @@ TEMPLATES: dict[str, str] = {
 }
 """Templates of Ushio et al., "BERT is to NLP what AlexNet is to CV", ACL 2021, by name."""
 
-RELATION_TEMPLATE = "The relation between {a} and {b}"
-"""Default template of a relation between two words."""
 
 Permutation = tuple[int, ...]
 """Index of the word among (a, b, c, d) at each of the four places of a template."""
@@ -70,12 +68,6 @@ def template_text(template: str) -> str:
     text = TEMPLATES.get(template, template)
     _parse(text)
     return text
-
-
-def check_relation_template(template: str) -> None:
-    """Raise a ValueError if a template of a relation lacks {a} or {b}."""
-    if "{a}" not in template or "{b}" not in template:
-        raise ValueError(f"a relation template must have {{a}} and {{b}}, the words of a pair; got {template!r}.")
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from hf_sphere.analogies.scoring.base import (
     NUM_POSITIVE,
     POSITIVE_AGGREGATIONS,
     Measurements,
-    PermutedScoring,
+    Scoring,
     aggregate,
 )
 from hf_sphere.metrics.checks import check_correct
@@ -195,7 +195,7 @@ def select_configuration(validation: SearchResult) -> Selection:
     return Selection(validation.configuration(number), float(best), int((validation.accuracy == best).sum()))
 
 
-def _axes(scoring: PermutedScoring, given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+def _axes(scoring: Scoring, given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
     """Validate the grid and return the values of every axis."""
     axes: dict[str, tuple[Any, ...]] = {
         "negative_weight": NEGATIVE_WEIGHTS,

@@ -8,8 +8,8 @@ Rules for state dicts and files, whose layers are identified by names and shapes
   embedding table: it ends with `emb`, `embed`, `embeds`, `embedding`, `embeddings`, `embed_tokens`, `embed_positions`,
   `embed_in`, `embedding_table` or `codebook`, or is `wte`, `wpe`, `shared` or `relative_attention_bias`. With a bias as
   long as one of its axes it is a linear layer under any name.
-- The `Conv1D` of transformers (GPT-2) stores a linear layer with the inputs first. Where a bias as long as the second axis
-  but not as the first shows that, an error asks for the model.
+- The `Conv1D` of transformers (GPT-2) stores a linear layer with the inputs first. Where a bias as long as the second
+  axis but not as the first shows that, an error asks for the model.
 - A layer normalization over two or three axes has the shape of a linear layer or a convolution, and `nn.Bilinear` that
   of a convolution; they cannot be distinguished. Give the model if it has any.
 """

@@ -49,7 +49,7 @@ def test_chunked_scores_equal_scores_of_one_call(tiny, in_pieces, scoring):
 
 @pytest.mark.parametrize("scoring", scoring_names())
 def test_without_a_grid_there_is_one_configuration_per_template(tiny, scoring):
-    templates = ["{a} and {b}", "{b} of {a}"] if scoring == "relation_embedding" else ["is-to-what", "is-to-as"]
+    templates = ["is-to-what", "is-to-as"]
     found = AnalogyEvaluation(Engine(tiny), grid="none").search(QUESTIONS, scoring, templates)
     assert [found.configuration(number) for number in range(2)] == [
         {"scoring": scoring, "template": template} for template in templates
@@ -99,7 +99,7 @@ def test_only_the_permutations_that_a_configuration_needs_are_scored(tiny, tmp_p
     [
         ("masked", set(scoring_names())),
         ("causal", set(scoring_names()) - {"hypothesis_bias"}),
-        ("embedding", {"embedding_similarity", "relation_embedding"}),
+        ("embedding", {"embedding_similarity"}),
     ],
 )
 def test_supported_scorings_depend_on_the_model_kind(tiny, monkeypatch, kind, possible):

@@ -95,11 +95,6 @@ def test_the_weight_is_passed_to_the_scoring(app, tiny):
         assert by_choice["value"].data["cost"].tolist() == pytest.approx(costs)
 
 
-def test_a_scoring_without_permutations_shows_only_the_choices(app, tiny):
-    _, by_choice, by_order = app.answer("word : language", CHOICES, tiny, "relation_embedding", "{a} and {b}")
-    assert (by_choice["visible"], by_order["visible"]) == (True, False)
-
-
 def test_duplicate_choices_are_allowed(app, tiny):
     _, by_choice, _ = app.answer("a : b", "c : d\nc : d", tiny, "perplexity", app.DEFAULT_TEMPLATE)
     assert by_choice["value"].data["choice"].tolist() == ["c : d", "c : d"]
@@ -198,11 +193,5 @@ def test_the_page_shows_costs_and_errors(page, expected):
     page.get_by_label("Choices").fill("paint portrait\nnote")
     page.get_by_role("button", name="Answer").click()
     see("'note' is not a pair; enter two words separated by a colon.")
-    orders.wait_for(state="hidden")
-    page.get_by_label("Choices").fill("paint portrait\nnote music")
-    page.get_by_label("Scoring").click()
-    page.get_by_role("option", name="relation_embedding").click()
-    page.get_by_role("button", name="Answer").click()
-    see("word : language ::")
     orders.wait_for(state="hidden")
     assert page.strangers == []

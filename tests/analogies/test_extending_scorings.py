@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_sphere.analogies.scoring.base import PermutedScoring
+from hf_sphere.analogies.scoring.base import Scoring
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toy(PermutedScoring):
+class Toy(Scoring):
     """Difference in length of the two words of a choice, without a model."""
 
     name = "toy"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from hf_sphere.analogies.evaluation import measure_questions, score_questions
+from hf_sphere.analogies.evaluation import score_questions
 from hf_sphere.analogies.prompts import TEMPLATES
 from hf_sphere.analogies.questions import Question
 from hf_sphere.analogies.scoring import base, build_scoring, embeddings, scoring_names, sentences
@@ -185,23 +185,6 @@ def test_embedding_similarity_is_the_cosine_of_differences(questions, options, t
             assert found == pytest.approx(positive - options["negative_weight"] * negative, abs=1e-10)
 
 
-@settings(max_examples=30, deadline=None)
-@given(QUESTIONS)
-def test_relation_embedding_is_the_cosine_of_two_relations(questions):
-    def embed_relations(language_model, pairs, template, *, batch_size=None):
-        assert len(set(pairs)) == len(pairs)
-        return torch.stack([vector(template + first + " " + second) for first, second in pairs])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embeddings, "embed_relations", embed_relations)
-        scores = score_questions(questions, None, "relation_embedding", template="{a} and {b}")
-    for question, costs in zip(questions, scores.by_question(), strict=True):
-        stem, *choices = (
-            vector("{a} and {b}" + " ".join(pair)).double() for pair in (question.stem, *question.choices)
-        )
-        assert costs == pytest.approx([1 - cosine(stem, choice) for choice in choices], abs=1e-10)
-
-
 QUESTION = Question(("a", "b"), (("c", "d"), ("e", "f"), ("g", "h")), 1)
 
 
@@ -257,11 +240,6 @@ def test_a_nan_perplexity_is_rejected(monkeypatch):
         ("ppl", {}, "unknown scoring 'ppl'; the scorings are: embedding_similarity, hypothesis_bias, marginal_bias"),
         ("perplexity", {"alpha": 0.2}, "'perplexity' has no option alpha; its options are: positive_aggregation, neg"),
         ("pmi", {"weight_head": 0.2}, "'pmi' has no option weight_head; its options are: .*alpha, pmi_aggregation"),
-        (
-            "relation_embedding",
-            {"negative_weight": 0.2},
-            "has no option negative_weight; its options are: template. It embeds each pair",
-        ),
         ("perplexity", {"template": "is-to"}, "'is-to' is not a template. Use one of is-to-what"),
         ("embedding_similarity", {"template": "{a} {b}"}, "is not a template"),
         (
@@ -286,15 +264,9 @@ def test_unsupported_options_of_a_scoring_are_rejected(scoring, options, message
         score_questions([QUESTION], None, scoring, **options)
 
 
-@pytest.mark.parametrize("scoring", ["embedding_similarity", "relation_embedding"])
-def test_embedding_scorings_reject_a_cache(scoring):
+def test_the_scoring_by_embeddings_rejects_a_cache():
     with pytest.raises(ValueError, match="has no perplexities to cache"):
-        score_questions([QUESTION], None, scoring, cache=object())
-
-
-def test_relation_embedding_cannot_be_measured():
-    with pytest.raises(ValueError, match=r"no aggregations to search; scorings with aggregations: .*perplexity"):
-        measure_questions([QUESTION], None, "relation_embedding")
+        score_questions([QUESTION], None, "embedding_similarity", cache=object())
 
 
 @pytest.mark.parametrize("name", scoring_names())

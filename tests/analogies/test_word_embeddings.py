@@ -6,7 +6,7 @@ from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import PERMUTATIONS, Sentence, fill
-from hf_sphere.analogies.scoring.embeddings import embed_relations, embed_words, embed_words_in_context
+from hf_sphere.analogies.scoring.embeddings import embed_words, embed_words_in_context
 
 WORDS = ["cat", "choreography", "dance", "cat", "nurse", "the story"]
 
@@ -107,28 +107,6 @@ def test_a_hidden_word_has_the_embedding_of_its_masks(tiny_bert):
     torch.testing.assert_close(embed_words_in_context(tiny_bert, [sentence])[0, 2], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_relation_is_the_mean_over_a_sentence(any_kind):
-    pairs = [("cat", "nurse"), ("choreography", "dance"), ("cat", "nurse")]
-    found = embed_relations(any_kind, pairs, "{a} is to {b} what {b} and {a}")
-    assert (found.shape, found.dtype) == ((3, 16), torch.float32)
-    texts = [f"{a} is to {b} what {b} and {a}" for a, b in pairs]
-    expected = torch.stack([embed_alone(any_kind, text) for text in texts])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_relation_excludes_masks(tiny_bert):
-    ids = tiny_bert.tokenizer("cat is the [MASK] of nurse")["input_ids"]
-    mask = ids.index(tiny_bert.tokenizer.mask_token_id)
-    others = [place for place in range(1, len(ids) - 1) if place != mask]
-    found = embed_relations(tiny_bert, [("cat", "nurse")], "{a} is the {mask} of {b}")
-    torch.testing.assert_close(found[0], states_of(tiny_bert, ids)[others].mean(0), rtol=1e-5, atol=1e-5)
-
-
-def test_braces_in_words_are_literal(tiny_bert):
-    found = embed_relations(tiny_bert, [("{b}", "{mask}")], "{a} is {b}")
-    torch.testing.assert_close(found[0], embed_alone(tiny_bert, "{b} is {mask}"), rtol=1e-5, atol=1e-5)
-
-
 def test_half_precision_returns_float32(build, tokenizer):
     half = LanguageModel(build("Bert").to(torch.bfloat16), tokenizer)
     assert embed_words(half, WORDS).dtype == torch.float32
@@ -150,11 +128,7 @@ def byte_model():
     return LanguageModel(T5EncoderModel(config), ByT5Tokenizer())
 
 
-def test_a_tokenizer_without_offsets_supports_only_relation_embeddings(byte_model):
-    ids = byte_model.tokenizer("cat is nurse")["input_ids"]
-    found = embed_relations(byte_model, [("cat", "nurse")], "{a} is {b}")
-    byte_model.model.eval()
-    torch.testing.assert_close(found[0], states_of(byte_model, ids)[:-1].mean(0), rtol=1e-5, atol=1e-5)
+def test_a_tokenizer_without_offsets_is_rejected(byte_model):
     with pytest.raises(ValueError, match="ByT5Tokenizer does not return character offsets"):
         embed_words(byte_model, ["cat"])
 
@@ -179,31 +153,10 @@ def test_sentences_with_different_numbers_of_words_are_rejected(tiny_bert, sente
         embed_words_in_context(tiny_bert, sentences)
 
 
-@pytest.mark.parametrize(
-    "embed", [embed_words, embed_words_in_context, lambda model, pairs: embed_relations(model, pairs, "{a} {b}")]
-)
+@pytest.mark.parametrize("embed", [embed_words, embed_words_in_context])
 def test_empty_inputs_are_rejected(tiny_bert, embed):
     with pytest.raises(ValueError, match="there is nothing to embed: the list is empty"):
         embed(tiny_bert, [])
-
-
-@pytest.mark.parametrize("template", ["{a} is to", "{} is to {}", ""])
-def test_a_template_without_the_pair_is_rejected(tiny_bert, template):
-    with pytest.raises(ValueError, match=r"template must have \{a\} and \{b\}, the words of a pair; got"):
-        embed_relations(tiny_bert, [("cat", "nurse")], template)
-
-
-def test_masking_requires_a_mask_token(build, tokenizer):
-    tokenizer.mask_token = None
-    language_model = LanguageModel(build("Bert"), tokenizer)
-    with pytest.raises(ValueError, match=r"BertModel has no mask token; remove \{mask\} from"):
-        embed_relations(language_model, [("cat", "nurse")], "{a} {mask} {b}")
-
-
-@pytest.mark.parametrize("pair", [("cat", ""), ("cat",), ("cat", "tea", "nurse")])
-def test_an_invalid_pair_is_rejected(tiny_bert, pair):
-    with pytest.raises(ValueError, match="a pair must have two nonempty words; got"):
-        embed_relations(tiny_bert, [("cat", "nurse"), pair], "{a} is to {b}")
 
 
 def test_the_error_shows_the_too_long_sentence(tiny_bert):

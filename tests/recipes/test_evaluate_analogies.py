@@ -169,7 +169,7 @@ def test_the_choice_is_independent_of_the_test_answers(evaluate, questions, tmp_
 
 def test_chance_level_is_one_over_the_number_of_choices(entries):
     chances = [entry["chance_level"] for entry in entries if entry["benchmark"] == "easy"]
-    assert chances == pytest.approx([(1 / 2 + 1 / 3 + 1 / 2) / 3] * 6)
+    assert chances == pytest.approx([(1 / 2 + 1 / 3 + 1 / 2) / 3] * 5)
 
 
 def test_validation_noise_is_high_for_large_searches(entries):
@@ -240,7 +240,7 @@ def test_without_a_grid_only_templates_are_searched(evaluate, tmp_path):
     counts = {name: entry["num_configurations"] for name, entry in results.items()}
     assert counts == {
         **dict.fromkeys(("perplexity", "pmi", "marginal_bias", "hypothesis_bias"), 6),
-        **{"embedding_similarity": 7, "relation_embedding": 1},
+        "embedding_similarity": 7,
     }
 
 
@@ -272,7 +272,7 @@ def test_scorings_that_a_model_does_not_support_are_skipped(evaluate, tiny, tmp_
     shutil.copy(tiny / "tokenizer.json", tmp_path / "model")
     shutil.copy(tiny / "tokenizer_config.json", tmp_path / "model")
     folder = evaluate(tmp_path / "run", "--benchmarks", "easy", "--grid", "none", *ALL, model=tmp_path / "model")
-    assert list(results_by_scoring(folder)) == ["embedding_similarity", "relation_embedding"]
+    assert list(results_by_scoring(folder)) == ["embedding_similarity"]
     skipped = "by models of kind 'embedding': hypothesis_bias, marginal_bias, perplexity, pmi"
     assert skipped in capsys.readouterr().out
     with pytest.raises(ValueError, match="has kind 'embedding', which supports none of: perplexity"):
@@ -419,7 +419,6 @@ def test_sentence_scores_survive_an_interruption(evaluate, tmp_path, monkeypatch
     [
         (["--scorings", "guess"], "'guess' .choose from .*embedding_similarity"),
         (["--templates", "a is b"], "'a is b' is not a template"),
-        (["--relation_templates", "{a}"], "must have .a. and .b."),
         (["--benchmarks", "sat"], "no configuration 'sat' in .*; it has: easy, hard"),
         (["--num_shuffles", "0"], "num_shuffles must be at least 1"),
         (["--max_questions", "0"], "max_questions must be at least 1"),

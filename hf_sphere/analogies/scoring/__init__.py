@@ -11,7 +11,7 @@ __all__ = ["build_scoring", "scoring_class", "scoring_names"]
 
 MODULES = {
     **dict.fromkeys(("hypothesis_bias", "marginal_bias", "perplexity", "pmi"), f"{__name__}.sentences"),
-    **dict.fromkeys(("embedding_similarity", "relation_embedding"), f"{__name__}.embeddings"),
+    "embedding_similarity": f"{__name__}.embeddings",
 }
 """Modules of the scorings by name. To add a scoring, add a subclass of `Scoring` that sets `name`, and a row here."""
 
@@ -21,7 +21,7 @@ def scoring_names() -> list[str]:
 
     Example:
         >>> scoring_names()
-        ['embedding_similarity', 'hypothesis_bias', 'marginal_bias', 'perplexity', 'pmi', 'relation_embedding']
+        ['embedding_similarity', 'hypothesis_bias', 'marginal_bias', 'perplexity', 'pmi']
     """
     return sorted(MODULES)
 
@@ -48,5 +48,5 @@ def build_scoring(scoring: str, **options: Any) -> "Scoring":
     valid = [field.name for field in dataclasses.fields(found)]
     if unknown := [option for option in options if option not in valid]:
         names, allowed = ", ".join(unknown), ", ".join(valid)
-        raise ValueError(f"scoring {scoring!r} has no option {names}; its options are: {allowed}.{found.remark}")
+        raise ValueError(f"scoring {scoring!r} has no option {names}; its options are: {allowed}.")
     return found(**options)

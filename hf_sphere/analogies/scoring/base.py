@@ -49,13 +49,6 @@ def check_choice(option: str, value: Any, allowed: Sequence[str]) -> None:
         raise ValueError(f"{option} must be one of {', '.join(allowed)}; got {value!r}.")
 
 
-def check_finite(values: Tensor, question: Question) -> None:
-    """Raise a ValueError if a model's values for a question are infinite or NaN."""
-    if not values.isfinite().all():
-        what = f"question {question.stem} to {question.choices}"
-        raise ValueError(f"the model's value of the {what} is infinite or not a number. Check its weights and dtype.")
-
-
 @dataclass(frozen=True)
 class Engine:
     """A model and the options for running it."""
@@ -66,33 +59,6 @@ class Engine:
     progress: Callable[[int], Any] = lambda count: None  # called with the number of newly finished questions
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scoring(ABC):
-    """Computes the costs of the choices of questions. The fields of a subclass are its options.
-
-    Attributes:
-        name: Unique name, which is also that of the file.
-        kinds: Supported kinds of models.
-        remark: Why it lacks options of other scorings, for error messages.
-    """
-
-    name: ClassVar[str] = ""
-    kinds: ClassVar[tuple[Kind, ...]] = ("masked", "causal", "embedding")
-    remark: ClassVar[str] = ""
-
-    @abstractmethod
-    def costs(self, questions: Sequence[Question], engine: Engine) -> Tensor:
-        """Compute the costs of the choices; the choice with the lowest cost is the answer.
-
-        Args:
-            questions: Q valid questions of up to K choices.
-            engine: The model.
-
-        Returns:
-            (Q, K), float64; infinite for choices that a question does not have.
-        """
-
-
 @dataclass(frozen=True)
 class Measurements:
     """Everything that a scoring requires from a model, for all weights and aggregations.
@@ -100,7 +66,7 @@ class Measurements:
     The terms are NaN for permutations that were not measured and for choices that a question does not have.
     """
 
-    scoring: "PermutedScoring"
+    scoring: "Scoring"
     terms: Tensor  # (T, Q, 24, K), float64, permutations as in `PERMUTATIONS`
     num_choices: Tensor  # (Q,), number of choices per question
 
@@ -111,9 +77,10 @@ class Measurements:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PermutedScoring(Scoring):
-    """A scoring of the 24 permutations of the four words of a question and a choice.
+class Scoring(ABC):
+    """Computes the costs of the choices of questions. The fields of a subclass are its options.
 
+    A cost is computed from the 24 permutations of the four words of a question and a choice:
     cost = aggregate over the 8 permutations in which the analogy holds
     - negative_weight * aggregate over the 16 others.
 
@@ -121,9 +88,13 @@ class PermutedScoring(Scoring):
     original order of the words.
 
     Attributes:
+        name: Unique name.
+        kinds: Supported kinds of models.
         grid: Values that a search tries for the options of the subclass, simplest first.
     """
 
+    name: ClassVar[str] = ""
+    kinds: ClassVar[tuple[Kind, ...]] = ("masked", "causal", "embedding")
     grid: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     positive_aggregation: str = "index_0"
@@ -174,12 +145,22 @@ class PermutedScoring(Scoring):
         shape = (len(found[0]), len(questions), len(PERMUTATIONS), int(counts.max()))
         terms = torch.full(shape, torch.nan, dtype=torch.float64)
         for place, (question, values) in enumerate(zip(questions, found, strict=True)):
-            check_finite(values, question)
+            if not values.isfinite().all():
+                what = f"the model's value of the question {question.stem} to {question.choices}"
+                raise ValueError(f"{what} is infinite or not a number. Check its weights and dtype.")
             terms[:, place][:, list(permutations), : len(question.choices)] = values.double()
         return Measurements(self, terms, counts)
 
     def costs(self, questions: Sequence[Question], engine: Engine) -> Tensor:
-        """See `Scoring.costs`."""
+        """Compute the costs of the choices; the choice with the lowest cost is the answer.
+
+        Args:
+            questions: Q valid questions of up to K choices.
+            engine: The model.
+
+        Returns:
+            (Q, K), float64; infinite for choices that a question does not have.
+        """
         needed = _needed(self.positive_aggregation, range(NUM_POSITIVE))
         if self.negative_weight:
             needed += _needed(self.negative_aggregation, range(NUM_POSITIVE, len(PERMUTATIONS)))

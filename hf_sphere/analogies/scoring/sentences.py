@@ -14,14 +14,14 @@ from hf_sphere.analogies.language_model import Kind
 from hf_sphere.analogies.likelihoods import perplexities
 from hf_sphere.analogies.prompts import PERMUTATIONS, Permutation, Sentence, fill, template_text
 from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scoring.base import WEIGHTS, Engine, PermutedScoring, aggregate, check_choice
+from hf_sphere.analogies.scoring.base import WEIGHTS, Engine, Scoring, aggregate, check_choice
 
 PMI_AGGREGATIONS = ("mean", "max", "min", "index_0", "index_1")
 HEAD, TAIL = (2,), (3,)  # numbers of the words c and d
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceScoring(PermutedScoring):
+class SentenceScoring(Scoring):
     """A scoring by the perplexities of sentences. A subclass defines the sentences.
 
     Attributes:
@@ -51,13 +51,13 @@ class SentenceScoring(PermutedScoring):
         return fill(self.template, (*question.stem, head, tail), permutation, hidden=hidden)
 
     def count_texts(self, question: Question) -> int:
-        """See `PermutedScoring.count_texts`."""
+        """See `Scoring.count_texts`."""
         return len(self.sentences(question, PERMUTATIONS[0]))
 
     def question_terms(
         self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
     ) -> list[Tensor]:
-        """See `PermutedScoring.question_terms`."""
+        """See `Scoring.question_terms`."""
         sentences = [
             [sentence for order in permutations for sentence in self.sentences(question, order)]
             for question in questions
@@ -91,7 +91,7 @@ class BiasScoring(SentenceScoring):
     weight_tail: float = 0.0
 
     def permutation_costs(self, terms: Tensor) -> Tensor:
-        """See `PermutedScoring.permutation_costs`."""
+        """See `Scoring.permutation_costs`."""
         sentence, head, tail = terms
         return sentence - self.weight_head * head - self.weight_tail * tail
 
@@ -178,7 +178,7 @@ class PMI(GridScoring):
         return torch.stack([*given, log_shares(by_tail), log_shares(by_head)])
 
     def permutation_costs(self, terms: Tensor) -> Tensor:
-        """See `PermutedScoring.permutation_costs`."""
+        """See `Scoring.permutation_costs`."""
         given, marginal = terms[:2], terms[2:]
         return aggregate(given - self.alpha * marginal, self.pmi_aggregation, 0)
 
