@@ -32,7 +32,7 @@ def training_step(head: str) -> Callable[[], None]:
     torch.manual_seed(0)
     settings = yaml.safe_load((CONFIGS / f"cifar10-fast-{head}.yaml").read_text(encoding="utf-8"))
     config = SphereVisionConfig(
-        backbone=settings["backbone"], head=head, head_kwargs=settings["head_kwargs"], num_labels=10
+        backbone=settings["backbone"], head=head, head_kwargs=settings.get("head_kwargs"), num_labels=10
     )
     model = SphereVisionForImageClassification(config).to(DEVICE, memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True, fused=True)
@@ -62,15 +62,14 @@ def added_memory(head: str) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
 
 
-def measure_memory(head: str, processes: int = 3) -> float:
-    """Return the median of the added memory in new processes."""
+def measure_memory(head: str) -> float:
+    """Return the added memory in a new process."""
     command = [sys.executable, __file__, "--memory_of", head]
-    outputs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(processes)]
-    return statistics.median(float(output) for output in outputs)
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 def main() -> None:
-    """Time the heads in turn, and measure the memory of each in processes of its own."""
+    """Time the heads in turn, and measure the memory of each in a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory_of", choices=HEADS, help="print the memory of a head, in megabytes, and stop")
     args = parser.parse_args()
@@ -79,7 +78,7 @@ def main() -> None:
         print(added_memory(args.memory_of))
         return
     megabytes = {head: measure_memory(head) for head in HEADS}
-    seconds = time_in_turn({head: training_step(head) for head in HEADS}, rounds=9)
+    seconds = time_in_turn({head: training_step(head) for head in HEADS}, rounds=5, warmup=1)
     rows = [row("softmax: ms per step", 1000 * statistics.median(seconds["softmax"]))]
     rows += [row("softmax: added memory, MB", megabytes["softmax"])]
     for head in HEADS[1:]:
