@@ -15,7 +15,6 @@ TEMPLATES: dict[str, str] = {
 }
 """Templates of Ushio et al., "BERT is to NLP what AlexNet is to CV", ACL 2021, by name."""
 
-
 Permutation = tuple[int, ...]
 """Index of the word among (a, b, c, d) at each of the four places of a template."""
 

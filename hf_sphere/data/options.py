@@ -150,7 +150,7 @@ class ValueOptions(Arguments):
     """Targets of a regression."""
 
     value_column_name: str | None = argument(None, "Value column; detected by name by default.")
-    computed_value: str | None = argument(None, "Value computed from the image instead: slant (degrees) or intensity.")
+    computed_value: str | None = argument(None, "Value computed from the image instead: slant, in degrees.")
 
 
 @dataclass

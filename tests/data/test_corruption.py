@@ -190,8 +190,8 @@ class TestDatasetLabels:
         assert all(label == row % 6 - 4 for row, label in labels(data.evaluation).items())
 
     def test_regression_labels_are_unchanged(self, load_animals):
-        plain = load_animals(task="joint", computed_value="intensity")
-        noisy = load_animals(task="joint", computed_value="intensity", label_noise=1.0)
+        plain = load_animals(task="joint", computed_value="slant")
+        noisy = load_animals(task="joint", computed_value="slant", label_noise=1.0)
         assert torch.equal(plain.train.regression_labels, noisy.train.regression_labels)
         assert not torch.equal(plain.train.labels, noisy.train.labels)
 
@@ -393,7 +393,7 @@ class TestClasses:
         assert data.train.labels.max() == 2
 
     def test_values_stay_with_their_images(self, animals, load):
-        options = {"task": "joint", "computed_value": "intensity"}
+        options = {"task": "joint", "computed_value": "slant"}
         whole, part = load(animals(), **options), load(animals(), **options, sample_classes=3)
         rows = part.evaluation.epoch_rows()
         assert torch.equal(part.evaluation.regression_labels, whole.evaluation.regression_labels[rows])

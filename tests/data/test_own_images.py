@@ -135,7 +135,7 @@ class TestHeldOutPart:
 
     def test_images_with_values_are_held_out_at_random(self, folder, load_named):
         path = str(folder(cats=10, dogs=10))
-        data = load_named(path, task="regression", computed_value="intensity")
+        data = load_named(path, task="regression", computed_value="slant")
         assert (data.train.num_examples, data.evaluation.num_examples) == (16, 4)
 
     def test_a_folder_without_images_is_an_error(self, tmp_path, load_named):
@@ -215,7 +215,7 @@ class TestClassBalancedSampling:
     def test_it_is_refused_for_images_without_classes_and_with_episodes(self, folder, load_named):
         path = str(folder(cats=4, dogs=4))
         with pytest.raises(ValueError, match="does not apply to regression, which has no classes"):
-            load_named(path, task="regression", computed_value="intensity", class_balanced_sampling=True)
+            load_named(path, task="regression", computed_value="slant", class_balanced_sampling=True)
         with pytest.raises(ValueError, match="does not apply to episodes, which draw classes"):
             load_named(path, class_balanced_sampling=True, episodes=Episodes(2, 2, 1))
 
