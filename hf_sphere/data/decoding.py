@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import torch
 from datasets import Dataset, Image
 from huggingface_hub.constants import HF_HOME
-from PIL import Image as PILImage, ImageOps
+from PIL import ExifTags, Image as PILImage, ImageOps
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -61,12 +61,15 @@ def probe_shape(dataset: Dataset, column: str) -> ImageShape:
     raise CorruptImageError(f"no image of column {column!r} can be decoded.")
 
 
-def probe_sizes(dataset: Dataset, column: str, count: int = 64) -> set[tuple[int, int]]:
-    """Return height and width of some images, evenly spaced, that can be opened."""
+def probe_sizes(dataset: Dataset, column: str, count: int = 256) -> set[tuple[int, int]]:
+    """Return height and width of some images, evenly spaced, that can be opened; their pixels are not decoded."""
     found = set()
     for record in _encoded(dataset.select(range(0, len(dataset), math.ceil(len(dataset) / count))), column):
-        with contextlib.suppress(*NOT_AN_IMAGE), open_image(record[column]) as image:
-            found.add((image.height, image.width))
+        with contextlib.suppress(*NOT_AN_IMAGE), _open_stored(record[column]) as image:
+            # Of a PNG without it, `getexif` would decode the pixels.
+            has_exif = image.format != "PNG" or "exif" in image.info
+            is_turned = has_exif and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
+            found.add(image.size if is_turned else image.size[::-1])
     return found
 
 
@@ -257,14 +260,18 @@ def _encoded(dataset: Dataset, column: str) -> Dataset:
 
 def open_image(record: dict[str, Any] | None) -> PILImage.Image:
     """Open an encoded image of `datasets`, rotated upright; raises one of the errors `NOT_AN_IMAGE`."""
+    # Rotated upright, as in `datasets` and the pipelines of transformers.
+    return ImageOps.exif_transpose(_open_stored(record))
+
+
+def _open_stored(record: dict[str, Any] | None) -> PILImage.Image:
     if record is None:
         raise ValueError("it is missing")
     image = PILImage.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])
     if getattr(image, "is_animated", False) and image.format != "MPO":  # MPO: a photo with its preview
         image.close()
         raise ValueError("it is animated; save one of its frames")
-    # Rotated upright, as in `datasets` and the pipelines of transformers.
-    return ImageOps.exif_transpose(image)
+    return image
 
 
 def _cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None) -> Path:

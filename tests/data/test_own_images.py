@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
-from PIL import Image as PILImage
+from PIL import ExifTags, Image as PILImage
 
 from hf_sphere.data import Augmentation, CorruptImageError, Episodes, ImageDataOptions, load_image_data
+from hf_sphere.data.decoding import probe_sizes
+from hf_sphere.data.sources import load_splits
 
 
 @pytest.fixture
@@ -55,6 +57,23 @@ class TestSizes:
             load_image_data(ImageDataOptions(str(path)), batch_size=2)
         data = load_image_data(ImageDataOptions(str(path), image_size=[16]), batch_size=2)
         assert (data.shape.height, data.shape.width) == (16, 16)
+
+    def test_an_upright_photo_and_one_that_the_camera_turned_have_the_same_size(self, folder, tmp_path):
+        path = folder(unlabeled=1)
+        (path / "0.png").unlink()
+        PILImage.new("RGB", (20, 30)).save(path / "upright.jpg")
+        turned = PILImage.new("RGB", (30, 20))
+        exif = turned.getexif()
+        exif[ExifTags.Base.Orientation] = 6
+        turned.save(path / "turned.jpg", exif=exif)
+        assert probe_sizes(load_splits(str(path))["train"], "image") == {(30, 20)}
+
+    def test_large_images_without_a_size_are_a_warning(self, folder, caplog):
+        path = folder(cats=5, dogs=5)
+        for file in path.rglob("*.png"):
+            PILImage.new("RGB", (300, 200)).save(file)
+        load_image_data(ImageDataOptions(str(path)), batch_size=2, progress=False)
+        assert "the images keep their size, 200 x 300. Set image_size" in caplog.text
 
 
 def test_photos_in_formats_that_cannot_be_read_are_logged(folder, caplog):
