@@ -40,7 +40,8 @@ _FREE_TO_CHANGE = {
 
 _OF_THE_MODEL = {
     *("backbone", "backbone_kwargs", "embedding_dim", "head", "head_kwargs", "metric", "spherization", "spherized"),
-    *("spherization_kwargs", "spherized_layers"),
+    *("spherization_kwargs", "spherized_layers", "temperature", "prototypes_file", "value_range", "tokenizer_name"),
+    *("image_size", "num_channels"),
 }
 """Settings that define the model."""
 
@@ -195,8 +196,9 @@ def _check_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> No
     """Log changed settings of a resumed run; raise an error if they define another model."""
     now = json.loads(json.dumps(settings, default=str))
     changed = [k for k in now if k in before and before[k] != now[k] and k not in _FREE_TO_CHANGE]
-    differences = ", ".join(f"{k} ({before[k]} -> {now[k]})" for k in changed)
-    if not _OF_THE_MODEL.isdisjoint(changed):
+    of_the_model = [k for k in changed if k in _OF_THE_MODEL]
+    differences = ", ".join(f"{k} ({before[k]} -> {now[k]})" for k in of_the_model or changed)
+    if of_the_model:
         raise ValueError(
             f"the run to resume has another model; changed are: {differences}. Repeat its settings, or choose another "
             "--output_dir."

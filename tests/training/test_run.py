@@ -153,6 +153,15 @@ def continue_with(make_args, caplog, **changes) -> str:
     return caplog.text
 
 
+def test_resuming_with_images_of_another_size_is_refused(make_args):
+    run = prepared(make_args(), ImageDataArguments(image_size=[8]))
+    save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
+    changed = make_args(resume_from_checkpoint="latest", learning_rate=0.25)
+    with pytest.raises(ValueError, match=r"another model; changed are: image_size \(\[8\] -> \[16\]\)\. Repeat"):
+        prepared(changed, ImageDataArguments(image_size=[16]))
+    assert read(run.output_dir, "run.json")["image_size"] == [8]
+
+
 def test_resuming_without_a_checkpoint_creates_no_output_dir(make_args, tmp_path):
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         start_run(make_args(resume_from_checkpoint="latest"))
