@@ -305,6 +305,13 @@ def test_evaluation_data_without_two_images_of_a_class_is_refused_before_trainin
     assert not [*tmp_path.rglob("run.json")]
 
 
+def test_validation_data_without_two_images_of_a_class_is_refused_before_training(train, tmp_path):
+    words = ["--train_classes", "2", "--max_train_samples", "3", "--validation_fraction", "0.5"]
+    with pytest.raises(ValueError, match="each class of the validation images has a single one"):
+        train(*words, "--seed", "3")
+    assert not [*tmp_path.rglob("run.json")]
+
+
 def test_a_run_is_not_resumed_with_another_head(train):
     train("--max_steps", "3", "--head", "cosine")
     with pytest.raises(ValueError, match=r"has another model; changed are: head \(cosine -> arcface\)"):

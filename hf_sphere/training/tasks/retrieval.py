@@ -36,27 +36,26 @@ class ImageRetrieval(ImageClassification):
         self._frozen: dict[str, float] = {}
 
     def prepare(self, run: "Run") -> Prepared:
-        """Load the data and build the model; evaluate a pretrained model before it is trained."""
+        """Load the data and build the model; evaluate a pretrained model before it is trained.
+
+        Raises:
+            ValueError: If no class has two evaluation images, so that there are no queries.
+        """
         from hf_sphere.training.evaluation import evaluate_frozen
 
         prepared = super().prepare(run)
+        data: ImageData = prepared.data
+        if data.evaluation.labels.unique(return_counts=True)[1].max() < 2:
+            raise ValueError(
+                f"each class of the evaluation images ({', '.join(data.eval_class_names[:5])}) has a single one, so no "
+                "image has a neighbor of its class. Add images, or train on fewer classes (--train_classes)."
+            )
         if self.starts_pretrained:
             # A saved model of this task has trained embeddings; otherwise those of a new linear map would be random.
             evaluate = evaluate_frozen if self.model_args.model_name_or_path is None else self.evaluate
             scores = evaluate(prepared.model, prepared.data.evaluation, run.accelerator)
             self._frozen = {f"frozen_{name}": scores[name] for name in self.headline}
         return prepared
-
-    def check_data(self, model: Any, image_data: "ImageData") -> None:
-        """Check that there are queries: classes with two images in the evaluation data."""
-        super().check_data(model, image_data)
-        labels = image_data.evaluation.labels
-        if labels.unique(return_counts=True)[1].max() < 2:
-            names = ", ".join(image_data.eval_class_names[:5])
-            raise ValueError(
-                f"each class of the evaluation images ({names}) has a single one, so no image has a neighbor of its "
-                "class. Add images, or train on fewer classes (--train_classes)."
-            )
 
     @property
     def starts_pretrained(self) -> bool:
