@@ -39,17 +39,19 @@ class ImageRetrieval(ImageClassification):
         """Load the data and build the model; evaluate a pretrained model before it is trained.
 
         Raises:
-            ValueError: If no class has two evaluation images, so that there are no queries.
+            ValueError: If no class has two evaluation or validation images, so that there are no queries.
         """
         from hf_sphere.training.evaluation import evaluate_frozen
 
         prepared = super().prepare(run)
         data: ImageData = prepared.data
-        if data.evaluation.labels.unique(return_counts=True)[1].max() < 2:
-            raise ValueError(
-                f"each class of the evaluation images ({', '.join(data.eval_class_names[:5])}) has a single one, so no "
-                "image has a neighbor of its class. Add images, or train on fewer classes (--train_classes)."
-            )
+        named = f"evaluation images ({', '.join(data.eval_class_names[:5])})"
+        for what, batches in {named: data.evaluation, "validation images": data.validation}.items():
+            if batches is not None and batches.labels.unique(return_counts=True)[1].max() < 2:
+                raise ValueError(
+                    f"each class of the {what} has a single one, so no image has a neighbor of its class. Add images, "
+                    "or hold out other classes (--train_classes, --eval_fraction, --validation_fraction)."
+                )
         if self.starts_pretrained:
             # A saved model of this task has trained embeddings; otherwise those of a new linear map would be random.
             evaluate = evaluate_frozen if self.model_args.model_name_or_path is None else self.evaluate
