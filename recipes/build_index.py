@@ -9,6 +9,7 @@ search for many images (FAISS), and a manifest. `recipes/search_images.py` and `
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from hf_sphere.training.command_line import run_recipe
@@ -23,7 +24,8 @@ class IndexArguments(Arguments):
     model_name_or_path: str | None = argument(
         None, "Saved model of type sphere_vision, or such as CLIP: folder or Hub id. Required for a new index."
     )
-    output_dir: str | None = argument(None, "Folder of a new index; one that is there is replaced.")
+    output_dir: str | None = argument(None, "Folder of a new index.")
+    overwrite_output_dir: bool = argument(False, "Replace the index in output_dir.")
     add_to: str | None = argument(None, "Instead, folder of an index to which the images are added.")
     split: str | None = argument(None, "Split of a data set; the evaluation split if not set.")
     kind: Literal["torch", "flat", "ivf", "hnsw"] | None = argument(
@@ -44,11 +46,18 @@ class IndexArguments(Arguments):
             raise ValueError("a new index needs --model_name_or_path.")
         if self.add_to is not None and self.kind is not None:
             raise ValueError(f"--kind {self.kind} is for a new index; that of --add_to has its own. Leave it out.")
+        if self.add_to is not None and self.overwrite_output_dir:
+            raise ValueError("--overwrite_output_dir is for --output_dir; --add_to keeps the index and adds to it.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and build the index."""
     (args,) = parse_arguments((IndexArguments,), argv, "Embed images for search.")
+    if args.output_dir is not None and any(Path(args.output_dir).glob("*")) and not args.overwrite_output_dir:
+        raise FileExistsError(
+            f"{args.output_dir} is not empty. Choose another --output_dir, replace the index with "
+            "--overwrite_output_dir, or add images to it with --add_to."
+        )
     from transformers.utils import logging
 
     from hf_sphere.embeddings import ImageIndex, ImageSource

@@ -196,6 +196,16 @@ def test_images_are_added_to_an_index(load_recipe, run_main, folder, tmp_path, c
     assert len(ImageIndex.load(copy)) == 364
 
 
+def test_an_index_is_replaced_only_if_asked(load_recipe, run_main, model, folder, photos, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "index")
+    words = ["--model_name_or_path", model, "--images", str(photos / "b"), "--output_dir", str(copy), "--disable_tqdm"]
+    with pytest.raises(FileExistsError, match=r"is not empty.*--overwrite_output_dir, or add images to it with"):
+        run_main(load_recipe("build_index"), words)
+    assert len(ImageIndex.load(copy)) == 9
+    run_main(load_recipe("build_index"), [*words, "--overwrite_output_dir"])
+    assert len(ImageIndex.load(copy)) == 5
+
+
 def test_an_index_needs_one_folder_and_a_search_one_query(load_recipe, run_main, folder):
     for recipe, words in {
         "build_index": ["--images", "digits"],
