@@ -68,7 +68,7 @@ class ExtractionArguments(Arguments):
     )
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
     cache_dir: str | None = argument(None, "Folder for decoded images; in the Hugging Face home if not set.")
-    skip_corrupt_images: bool = argument(False, "Skip images that cannot be decoded.")
+    skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
     overwrite_output_dir: bool = argument(False, "Replace the embeddings in output_dir.")
     disable_tqdm: bool = argument(False, "Disable progress bars.")
 
@@ -112,7 +112,7 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
         label_column_name=args.label_column_name,
         image_mean=args.image_mean,
         image_std=args.image_std,
-        skip_corrupt_images=args.skip_corrupt_images,
+        skip_unreadable_images=args.skip_unreadable_images,
         cache_dir=args.cache_dir,
         dataloader_num_workers=args.num_workers,
     )

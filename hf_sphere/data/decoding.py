@@ -139,7 +139,7 @@ class EncodedImages(torch.utils.data.Dataset):
             split = f" {self.dataset.split}" if self.dataset.split else ""
             return CorruptImageError(
                 f"image {int(row)}{name} of the split{split} cannot be decoded ({error}). Repair or "
-                "remove it, or pass --skip_corrupt_images to leave such images out."
+                "remove it, or pass --skip_unreadable_images to leave such images out."
             )
         tensor = torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
         tensor = resize_image(tensor, (self.shape.height, self.shape.width), self.shape.crop_pct)

@@ -62,7 +62,7 @@ class ImageSourceOptions(Arguments):
     )
     max_train_samples: int | None = argument(None, "Use at most this many training images.", ge=1)
     max_eval_samples: int | None = argument(None, "Use at most this many evaluation images.", ge=1)
-    skip_corrupt_images: bool = argument(False, "Skip images that cannot be decoded.")
+    skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
     cache_dir: str | None = argument(None, "Cache folder for decoded images; default: in the Hugging Face home.")
     dataloader_num_workers: int | None = argument(
         None, "Number of decoding processes; default: one per core.", ge=0, le=1024

@@ -110,7 +110,7 @@ class Split:
         """Decode images that are kept in memory; of other images, drop corrupt ones if requested."""
         encoded = self.images
         assert isinstance(encoded, EncodedImages)  # a split is read once
-        skip, workers = options.skip_corrupt_images, options.dataloader_num_workers
+        skip, workers = options.skip_unreadable_images, options.dataloader_num_workers
         if stays_in_memory(encoded.shape):
             images, good = decode_all(
                 encoded, skip_corrupt=skip, cache_dir=options.cache_dir, num_workers=workers, progress=progress

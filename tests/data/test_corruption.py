@@ -239,7 +239,7 @@ class TestPixels:
         images = list(noise(9, *SMALL))
         whole = pixels(load(make_dataset(images), **RAW, shuffled_pixels="per_image").train)
         images[3] = b"not an image"
-        rest = pixels(load(make_dataset(images), **RAW, shuffled_pixels="per_image", skip_corrupt_images=True).train)
+        rest = pixels(load(make_dataset(images), **RAW, shuffled_pixels="per_image", skip_unreadable_images=True).train)
         del whole[3]
         assert same(rest, whole)
 

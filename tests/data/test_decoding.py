@@ -130,7 +130,7 @@ class TestCorruptImages:
     def test_the_error_for_a_corrupt_image_has_its_index(self, index, make_dataset, decode):
         images = [flat(i) for i in range(4)]
         images[index] = NOT_AN_IMAGE
-        with pytest.raises(CorruptImageError, match=f"image {index} of the split.*--skip_corrupt_images"):
+        with pytest.raises(CorruptImageError, match=f"image {index} of the split.*--skip_unreadable_images"):
             decode(make_dataset(images))
 
     @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "GIF", "BMP"])

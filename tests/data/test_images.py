@@ -348,7 +348,7 @@ class TestCorruptImages:
     def test_the_error_for_a_corrupt_image_has_its_index(self, size, make_dataset, load):
         images = marked(6, size)
         images[4] = NOT_AN_IMAGE
-        with pytest.raises(CorruptImageError, match=r"image 4 of the split.*--skip_corrupt_images"):
+        with pytest.raises(CorruptImageError, match=r"image 4 of the split.*--skip_unreadable_images"):
             load(make_dataset(images))
 
     def test_a_corrupt_streamed_image_is_an_error_when_it_is_read(self, make_dataset, load):
@@ -382,7 +382,7 @@ class TestCorruptImages:
         data = load(
             make_dataset(images, classes),
             **RAW,
-            skip_corrupt_images=True,
+            skip_unreadable_images=True,
             batch_size=5,
             eval_batch_size=7,
             validation_fraction=validation_fraction,
@@ -394,30 +394,30 @@ class TestCorruptImages:
 
     def test_the_number_of_images_skipped_while_streaming_is_logged(self, make_dataset, load, caplog):
         images = [*marked(4, LARGE), NOT_AN_IMAGE, NOT_AN_IMAGE]
-        data = load(make_dataset(images), **RAW, skip_corrupt_images=True)
+        data = load(make_dataset(images), **RAW, skip_unreadable_images=True)
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             list(data.evaluation.epoch())
         assert "Left out 2 corrupt image(s)" in caplog.text
 
     def test_an_entirely_corrupt_batch_does_not_stop_streaming(self, make_dataset, load):
         images = [*marked(4, LARGE), NOT_AN_IMAGE]
-        data = load(make_dataset(images), **RAW, skip_corrupt_images=True, eval_batch_size=2)
+        data = load(make_dataset(images), **RAW, skip_unreadable_images=True, eval_batch_size=2)
         assert marks(data.evaluation) == [0, 1, 2, 3]
 
     def test_statistics_of_streamed_images_skip_corrupt_ones(self, make_dataset, load):
         images = marked(4, LARGE)
-        data = load(make_dataset([*images, NOT_AN_IMAGE]), skip_corrupt_images=True)
+        data = load(make_dataset([*images, NOT_AN_IMAGE]), skip_unreadable_images=True)
         assert data.mean == pytest.approx([1.5 / 255])
 
     def test_only_corrupt_images_are_an_error_even_when_skipping(self, make_dataset, load):
         with pytest.raises(CorruptImageError, match="no image of column 'image' can be decoded"):
-            load(make_dataset([NOT_AN_IMAGE] * 3), skip_corrupt_images=True)
+            load(make_dataset([NOT_AN_IMAGE] * 3), skip_unreadable_images=True)
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     def test_only_truncated_images_are_an_error_even_when_skipping(self, size, encode, make_dataset, load):
         truncated = [encode(image)[:45] for image in noise(3, *size)]
         with pytest.raises(CorruptImageError, match="no image of column 'image' can be decoded"):
-            load(make_dataset(truncated), skip_corrupt_images=True)
+            load(make_dataset(truncated), skip_unreadable_images=True)
 
 
 class TestHeldOutPart:

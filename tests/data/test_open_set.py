@@ -150,7 +150,7 @@ class TestUnmodifiedSplits:
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     def test_skipping_corrupt_images_keeps_labels_aligned_with_images(self, size, make_dataset, load):
         images = [*marked(4, size), b"not an image", *marked(3, size, start=5)]
-        data = load(make_dataset(images, [0, 1, 2, 3] * 2), **RAW, task="retrieval", skip_corrupt_images=True)
+        data = load(make_dataset(images, [0, 1, 2, 3] * 2), **RAW, task="retrieval", skip_unreadable_images=True)
         assert seen(data.evaluation, data.eval_class_names) == {i: str(i % 4) for i in range(8) if i != 4}
         assert data.evaluation.epoch_rows().tolist() == [0, 1, 2, 3, 5, 6, 7]
 
@@ -268,7 +268,7 @@ class TestOneSplit:
     def test_rows_are_those_of_the_split_with_skipped_images(self, processes, size, make_dataset, load_split):
         images = marked(20, size)
         images[3] = images[8] = b"not an image"
-        options = {"skip_corrupt_images": True, "max_samples": 15, "batch_size": 4, "num_processes": processes}
+        options = {"skip_unreadable_images": True, "max_samples": 15, "batch_size": 4, "num_processes": processes}
         rows = []
         for i in range(processes):
             split = load_split(make_dataset(images), process_index=i, **options)

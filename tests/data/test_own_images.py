@@ -37,7 +37,7 @@ class TestFileNames:
     def test_names_are_indexed_by_row_if_classes_and_images_are_left_out(self, folder, load_one):
         path = folder(cats=3, dogs=3)
         (path / "dogs" / "1.png").write_bytes(b"")
-        images = load_one(str(path), "train", select_class=lambda name: name == "dogs", skip_corrupt_images=True)
+        images = load_one(str(path), "train", select_class=lambda name: name == "dogs", skip_unreadable_images=True)
         rows = images.batches.epoch_rows().tolist()
         assert [images.file_names[row] for row in rows] == ["dogs/0.png", "dogs/2.png"]
 
@@ -103,13 +103,13 @@ class TestDamagedFiles:
     def test_a_damaged_file_is_an_error_that_names_it(self, kind, folder, load_one):
         path = folder(cats=2, dogs=2)
         self.damage(path, kind)
-        with pytest.raises(CorruptImageError, match=r"cats/9\.(png|gif)\) of the split .*--skip_corrupt_images"):
+        with pytest.raises(CorruptImageError, match=r"cats/9\.(png|gif)\) of the split .*--skip_unreadable_images"):
             load_one(str(path), "train")
 
     def test_skipped_files_are_named(self, folder, load_one, caplog):
         path = folder(cats=2, dogs=2)
         self.damage(path, "animated")
-        assert load_one(str(path), "train", skip_corrupt_images=True).num_images == 4
+        assert load_one(str(path), "train", skip_unreadable_images=True).num_images == 4
         assert "Left out 1 corrupt image(s) of 5: " in caplog.text
         assert "cats/9.gif." in caplog.text
 

@@ -78,7 +78,7 @@ class TestRegression:
         images = marked(9, size)
         images[3] = b"not an image"
         dataset = make_dataset(images).add_column("value", [index / 4 for index in range(9)])
-        data = load(dataset, **RAW, task="regression", skip_corrupt_images=True)
+        data = load(dataset, **RAW, task="regression", skip_unreadable_images=True)
         assert seen(data.evaluation) == [(index, index / 4) for index in range(9) if index != 3]
 
     def test_holding_out_does_not_require_two_images_per_class(self, make_valued, load):

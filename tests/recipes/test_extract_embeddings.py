@@ -262,14 +262,14 @@ def test_sampled_images_keep_their_index(extracted, extract):
 
 def test_the_error_for_a_corrupt_image_names_it(extract, made_up, tmp_path):
     name = made_up(gray(10), b"not an image", gray(200), label=[0, 0, 1])
-    with pytest.raises(ValueError, match=r"image 1 of the split cannot be decoded.*--skip_corrupt_images"):
+    with pytest.raises(ValueError, match=r"image 1 of the split cannot be decoded.*--skip_unreadable_images"):
         extract("--dataset_name", name)
     assert not (tmp_path / "embedded").exists()
 
 
 def test_skipping_corrupt_images_preserves_the_index_of_the_others(extract, made_up):
     name = made_up(gray(10), b"not an image", gray(200), label=[0, 0, 1])
-    rows = rows_of(extract("--dataset_name", name, "--skip_corrupt_images"))
+    rows = rows_of(extract("--dataset_name", name, "--skip_unreadable_images"))
     assert rows["index"][:].tolist() == [0, 2]
     assert rows["label"][:].tolist() == [0, 1]
 
