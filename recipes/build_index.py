@@ -60,9 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     from transformers.utils import logging
 
-    from hf_sphere.data.sources import describe_left_out
     from hf_sphere.embeddings import ImageIndex, ImageSource
-    from hf_sphere.embeddings.encoder import SUFFIXES
 
     logging.disable_progress_bar()  # only the bar of the images is shown
     source = ImageSource.of(args.images, args.split)
@@ -78,10 +76,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     index.save(folder)
     search = index.neighbor_search
     recall = f", recall@10 of {search.recall:.3f}" if search.kind in ("ivf", "hnsw") else ", exact"
-    print(f"added     {added:,} of {len(source):,} images of {args.images}")
-    if source.split is None and (left_out := describe_left_out(args.images, SUFFIXES)):
-        print(f"left out  {left_out}")
     print(
+        f"added     {added:,} of {len(source):,} images of {args.images}\n"
         f"wrote     {folder}: {len(index):,} images, {search.references.shape[1]}-dimensional embeddings\n"
         f"search    {search.kind}{recall}, {search.distance} distance\n"
         f"next step python recipes/search_images.py --index {folder} --query <image>"

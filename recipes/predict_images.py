@@ -55,9 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from transformers.utils import logging
 
-    from hf_sphere.data.sources import describe_left_out
     from hf_sphere.embeddings import ImageEncoder, ImageSource
-    from hf_sphere.embeddings.encoder import SUFFIXES
 
     logging.disable_progress_bar()  # only the bar of the images is shown
     source = ImageSource.of(args.images, args.split)
@@ -74,8 +72,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_table(rows, output)
     unfinished.unlink()
     print(f"wrote     {output}: {len(rows):,} of {len(source):,} images")
-    if source.split is None and (left_out := describe_left_out(args.images, SUFFIXES)):
-        print(f"left out  {left_out}")
     known = [row for row in rows if row.get("label") in encoder.class_names]
     if known:
         right = sum(row["label"] == row["prediction"] for row in known)

@@ -27,7 +27,6 @@ from hf_sphere.data.sources import (
     LABEL_COLUMNS,
     as_splits,
     choose_eval_split,
-    files_left_out,
     find_column,
     find_split,
     held_out_names,
@@ -74,7 +73,6 @@ class ImageData:
         value_range: Smallest and largest value of the training images (without held-out ones), for tasks with values.
         eval_class_names: Name of each class of the evaluation images, by index: in an open set those that occur among
             them, else `class_names`.
-        left_out: Number and suffixes of the files of other formats in a folder of images; empty if there are none.
     """
 
     train: ImageBatches
@@ -87,7 +85,6 @@ class ImageData:
     std: list[float]
     value_range: tuple[float, float] | None = None
     eval_class_names: list[str] = field(default_factory=list)
-    left_out: str = ""
 
 
 @dataclass(frozen=True)
@@ -227,7 +224,6 @@ def load_image_data(
         std=std,
         value_range=None if train.values is None else find_range(train.values),
         eval_class_names=names["eval"],
-        left_out=files_left_out(options.dataset_name, splits),
     )
 
 
@@ -282,8 +278,6 @@ def load_image_split(
     check_task("classification" if train_classes is None else "retrieval", options, ValueOptions(), train_classes)
     corruption = _corruption(options, seed)
     splits = _load_splits(options, dataset)
-    if left_out := files_left_out(options.dataset_name, splits):
-        logger.warning("Left out %s.", left_out)
     classes, train = options.label_column_name or usual_label_column(splits), options.train_split
     name = choose_eval_split(splits, split)
     if name is None:

@@ -3,10 +3,10 @@
 import difflib
 import itertools
 import logging
-import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from datasets import (
     ReadInstruction,
     concatenate_datasets,
 )
-from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from torch import Tensor
 
 from hf_sphere.data.options import ImageSourceOptions
@@ -30,6 +29,9 @@ from hf_sphere.data.targets import OPEN_SETS, read_class_names, read_labels
 from hf_sphere.utils.loading import load_dataset
 
 logger = logging.getLogger(__name__)
+
+UNREADABLE = {".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".raf"}
+"""Suffixes of photos that `datasets` does not read."""
 
 # Column names used on the Hub, the most common one first; fine labels before coarse ones.
 IMAGE_COLUMNS = ("image", "img")
@@ -46,28 +48,11 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
     """
     if name in BUNDLED:
         return DatasetDict(BUNDLED[name]())
-    return require_splits(load_dataset(name, config_name), name)
-
-
-def describe_left_out(folder: str, suffixes: Collection[str]) -> str:
-    """Describe the files below a folder that have none of the suffixes and are neither hidden nor metadata.
-
-    Returns:
-        Such as `2 files of other formats: .heic, .txt`; empty if there are none.
-    """
-    others = []
-    for _, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        shown = [name for name in names if not name.startswith((".", "metadata."))]
-        others += [suffix for name in shown if (suffix := os.path.splitext(name)[1].lower()) not in suffixes]
-    kinds = ", ".join(sorted({suffix or "no suffix" for suffix in others}))
-    return f"{len(others)} file{'s' * (len(others) > 1)} of other formats: {kinds}" if others else ""
-
-
-def files_left_out(name: str, splits: DatasetDict) -> str:
-    """Describe the files that `load_splits` left out of a folder of images; see `describe_left_out`."""
-    is_folder = next(iter(splits.values())).info.builder_name == "imagefolder"
-    return describe_left_out(name, {*ImageFolder.EXTENSIONS, ".zip", ".tar", ".gz"}) if is_folder else ""
+    splits = require_splits(load_dataset(name, config_name), name)
+    if skipped := [path for path in Path(name).rglob("*.*") if path.suffix.lower() in UNREADABLE]:
+        message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."
+        logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
+    return splits
 
 
 def require_splits(splits: Any, name: str) -> DatasetDict:

@@ -76,25 +76,13 @@ class TestSizes:
         assert "the images keep their size, 200 x 300. Set image_size" in caplog.text
 
 
-class TestFilesOfOtherFormats:
-    @pytest.fixture
-    def path(self, folder):
-        path = folder(cats=5, dogs=5)
-        (path / "dogs" / "phone.HEIC").write_bytes(b"")
-        (path / "notes.txt").write_text("")
-        (path / ".hidden").write_text("")
-        return str(path)
-
-    def test_they_are_counted_by_format(self, path, load_named):
-        assert load_named(path).left_out == "2 files of other formats: .heic, .txt"
-
-    def test_they_are_logged_if_a_single_split_is_loaded(self, path, load_one, caplog):
-        load_one(path, "train")
-        assert "Left out 2 files of other formats: .heic, .txt." in caplog.text
-
-    def test_the_files_of_other_data_sets_are_not_counted(self, save, make_dataset, load_named):
-        path = save(train=make_dataset([np.zeros((4, 4), np.uint8)] * 20, [0, 1] * 10))
-        assert load_named(path).left_out == ""
+def test_photos_in_formats_that_cannot_be_read_are_logged(folder, caplog):
+    path = folder(cats=5, dogs=5)
+    (path / "dogs" / "phone.HEIC").write_bytes(b"")
+    (path / "notes.txt").write_text("")
+    load_image_data(ImageDataOptions(str(path)), batch_size=2)
+    assert "1 photo(s) in" in caplog.text
+    assert "dogs/phone.HEIC" in caplog.text
 
 
 class TestDamagedFiles:

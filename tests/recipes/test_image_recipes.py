@@ -206,17 +206,6 @@ def test_an_index_is_replaced_only_if_asked(load_recipe, run_main, model, folder
     assert len(ImageIndex.load(copy)) == 5
 
 
-def test_files_of_other_formats_are_counted(load_recipe, run_main, predict, model, photos, tmp_path, capsys):
-    (photos / "notes.txt").write_text("")
-    try:
-        predict("table.csv")
-        words = ["--model_name_or_path", model, "--images", str(photos), "--output_dir", str(tmp_path / "index")]
-        run_main(load_recipe("build_index"), [*words, "--disable_tqdm"])
-    finally:
-        (photos / "notes.txt").unlink()
-    assert capsys.readouterr().out.count("left out  1 file of other formats: .txt\n") == 2
-
-
 def test_an_index_needs_one_folder_and_a_search_one_query(load_recipe, run_main, folder):
     for recipe, words in {
         "build_index": ["--images", "digits"],

@@ -288,7 +288,6 @@ class ImageTask(Task):
         parts = [model.config.backbone, f"{model.base_model.embedding_dim}-dimensional embeddings", *self.heads(model)]
         frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
         untrained = f" ({frozen:,} frozen)" if frozen else ""
-        left_out = f"left out  {image_data.left_out}\n" if image_data.left_out else ""
         prepared = ""
         if self.data_args.crop_pct is not None:
             mean, std = (", ".join(f"{value:.3f}" for value in part) for part in (image_data.mean, image_data.std))
@@ -297,7 +296,6 @@ class ImageTask(Task):
             f"data      {image_data.train.num_examples:,} training images{held_out}, "
             f"{image_data.evaluation.num_examples:,} for evaluation, "
             f"{shape.channels} x {shape.height} x {shape.width}, {', '.join([*targets, *self.targets(model)])}\n"
-            f"{left_out}"
             f"model     {', '.join(parts)}\n"
             f"          {sum(p.numel() for p in model.parameters()):,} parameters{untrained} on {model.device}"
             f"{prepared}"
