@@ -47,9 +47,6 @@ logger = logging.getLogger(__name__)
 LARGEST_SIDE_IN_MEMORY = 96
 """Images with sides up to this length are decoded once and kept on the device; larger ones are read from disk."""
 
-LARGEST_USUAL_SIDE = 256
-"""A warning is logged for larger images whose size is not set."""
-
 
 @dataclass
 class Split:
@@ -271,7 +268,7 @@ def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> Ima
             f"the images have several sizes, such as {height} x {width} and {most_height} x {most_width}; set "
             "image_size (--image_size 224, or 64 for small networks) to resize them."
         )
-    if sizes and max(sizes[0]) > LARGEST_USUAL_SIDE:
+    if sizes and max(sizes[0]) > 256:
         logger.warning(
             "No image_size is set, so the images keep their size, %d x %d. Set image_size (--image_size 224, or 64 for "
             "small networks) to train faster and with less memory.",

@@ -24,7 +24,7 @@ def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
         options["trust_remote_code"] = False  # otherwise transformers offers to run code of the model
     path = Path(name)
     if path.name.startswith("checkpoint-") and path.is_dir() and not (path / "config.json").exists():
-        raise ValueError(f"{name} is the state of a training run, without a model; use {path.parent}.")
+        raise ValueError(f"{name} is the state of a training run; its model is saved in {path.parent} at the end.")
     try:
         return kind.from_pretrained(name, **options)
     except ImportError:

@@ -318,10 +318,19 @@ def test_a_run_is_not_resumed_with_another_head(train):
         train("--head", "arcface", "--resume_from_checkpoint", "latest")
 
 
-def test_an_unknown_head_is_refused_before_data_is_loaded(train, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--head", "arcfase"], "unknown head 'arcfase'; the heads are: "),
+        (["--head_kwargs", "{marginn: 0.3}"], "head 'spherized' has no option marginn; its options are: "),
+        (["--backbone", "lenet55"], "unknown backbone 'lenet55'; similar names: lenet5"),
+        (["--backbone", "facebook/no-such-model"], "no folder or file facebook/no-such-model, and it cannot be loaded"),
+    ],
+)
+def test_an_unknown_name_or_option_is_refused_before_data_is_loaded(train, monkeypatch, words, expected):
     monkeypatch.setattr("hf_sphere.data.load_image_data", lambda *_, **__: pytest.fail("loaded data"))
-    with pytest.raises(ValueError, match="unknown head 'arcfase'; the heads are: "):
-        train("--head", "arcfase")
+    with pytest.raises((ValueError, OSError), match=expected):
+        train(*words)
 
 
 # Comparison with the frozen model, and certainty

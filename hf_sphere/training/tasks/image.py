@@ -112,17 +112,22 @@ class ImageTask(Task):
     def prepare(self, run: "Run") -> Prepared:
         """Load the data and build the model."""
         import torch
+        from timm import is_model
 
+        from hf_sphere.models.backbones import create_backbone
         from hf_sphere.training.evaluation import initialize_from_data
         from hf_sphere.utils.modules import check_input_shape
 
+        name = self.model_args.backbone or self.default_backbone
+        if models.SphereVisionConfig(backbone=name).backbone_config is None and not is_model(name.split(".")[0]):
+            create_backbone(name, num_channels=3, image_size=1)  # raises an error that lists similar names
         if self.model_args.model_name_or_path is not None:
             processor = load_pretrained(models.SphereVisionImageProcessor, self.model_args.model_name_or_path)
             self._adopt_preprocessing(processor.source_options())
         elif self.model_args.pretrained_backbone or self.model_args.backbone_weights is not None:
             from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 
-            self._adopt_preprocessing(pretrained_preprocessing(self.model_args.backbone or self.default_backbone))
+            self._adopt_preprocessing(pretrained_preprocessing(name))
         image_data = self.load_data(run.accelerator)
         # Convolutions are faster with the channels last, as the batches are; benchmarks/image_training.py measures it.
         model = self.build_model(image_data).to(run.accelerator.device, memory_format=torch.channels_last)
