@@ -140,7 +140,6 @@ def _start_of_axis(lowest: float) -> float:
 
 def _stretch_towards_100(axes: Any, start: float) -> None:
     """Set the scale of both axes to -log(100 - value), in which 90, 99 and 99.9 are equidistant, up to near 100."""
-    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
     def forward(values: Any) -> Any:
         return -np.log10(np.maximum(100 - values + _STRETCHED_UP_TO, 1e-3))
@@ -149,8 +148,7 @@ def _stretch_towards_100(axes: Any, start: float) -> None:
         return 100 + _STRETCHED_UP_TO - 10.0**-values
 
     ticks = [tick for tick in (0, 50, 80, 90, 95, 98, 99, 99.5, 99.9, 100) if tick >= start]
-    for set_scale, axis in ((axes.set_xscale, axes.xaxis), (axes.set_yscale, axes.yaxis)):
+    labels = [f"{tick:g}" for tick in ticks]
+    for set_scale, set_ticks in ((axes.set_xscale, axes.set_xticks), (axes.set_yscale, axes.set_yticks)):
         set_scale("function", functions=(forward, backward))
-        axis.set_major_locator(FixedLocator(ticks))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        set_ticks(ticks, labels)

@@ -14,7 +14,6 @@ from hf_sphere.embeddings.extract import class_names, load_embedding_model
 from hf_sphere.embeddings.store import Embeddings
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
 from hf_sphere.metrics.checks import check_directions, check_embeddings
-from hf_sphere.visualization.figures import Figure
 from hf_sphere.visualization.histograms import plot_class_angles
 from hf_sphere.visualization.interactive import write_interactive_sphere
 from hf_sphere.visualization.sphere import Panel, plot_circle, plot_gallery, plot_sphere
@@ -91,7 +90,12 @@ class EmbeddingPictures:
 
     def plot(self, path: str | Path) -> None:
         """Draw the embeddings on the circle or on the sphere."""
-        self._plot(self.data.embeddings, self.labels, self.directions, self.title, path=path)
+        content = self.data.embeddings, self.labels, self.class_names
+        options: Any = {"directions": self.directions, "title": self.title, "path": path}
+        if self.dim == 2:
+            plot_circle(*content, lengths=self.lengths, **options)
+        else:
+            plot_sphere(*content, **options)
 
     def plot_angles(self, path: str | Path) -> None:
         """Draw the angles within and between classes, or note why they cannot be drawn."""
@@ -143,12 +147,6 @@ class EmbeddingPictures:
                 first, second = (textwrap.shorten(", ".join(each.class_names), 30) for each in (other, self))
                 names = f"{other.data.name} and {self.data.name}"
                 raise ValueError(f"{names} have different classes ({first} and {second}), but one legend in a gallery.")
-
-    def _plot(self, points: Tensor, labels: Tensor, directions: Tensor | None, title: str, **options: Any) -> Figure:
-        if self.dim == 2:
-            options["lengths"] = self.lengths
-        plot = plot_circle if self.dim == 2 else plot_sphere
-        return plot(points, labels, self.class_names, directions=directions, title=title, **options)
 
     def _find(self, what: str, find: Callable[[], Tensor | None]) -> Tensor | None:
         """Find something that belongs to the embeddings, or note why it cannot be found."""

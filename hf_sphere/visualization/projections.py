@@ -10,7 +10,6 @@ import numpy as np
 from hf_sphere.visualization.figures import (
     COLORS,
     Figure,
-    Item,
     choose_evenly,
     new_figure,
     plain_text,
@@ -108,30 +107,23 @@ def _differs(entry: Mapping[str, Any]) -> bool:
 
 @plain_text()
 def plot_projection_histograms(
-    training: Mapping[str, Any],
-    *,
-    layers: Sequence[str] | None = None,
-    epochs: Sequence[int] | None = None,
-    title: str = "",
-    path: str | Path | None = None,
+    training: Mapping[str, Any], *, title: str = "", path: str | Path | None = None
 ) -> Figure:
     """Draw histograms of the normalized projections, with one row per layer and one column per epoch.
 
-    A projection p of a filter with N weights is drawn as p sqrt(N), which has variance 1 for random filters of any N,
-    so that all layers share one axis. The line is the density of random filters: (p + 1) / 2 is
-    Beta((N - 1) / 2, (N - 1) / 2).
+    At most 8 layers and 6 epochs are drawn, evenly spaced, with the first and the last. A projection p of a filter with
+    N weights is drawn as p sqrt(N), which has variance 1 for random filters of any N, so that all layers share one
+    axis. The line is the density of random filters: (p + 1) / 2 is Beta((N - 1) / 2, (N - 1) / 2).
 
     Args:
         training: With `epochs`, a list of `{"epoch": .., "projections": ..}` where the projections are returned by
             `ProjectionStatistics.to_dict` of `hf_sphere.analysis`; or such projections of a single model.
-        layers: Module paths of the layers to draw; at most 8, evenly spaced, if None.
-        epochs: Epochs to draw; at most 6, evenly spaced, if None.
         title: Title of the figure.
         path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there is nothing to draw, a layer or an epoch is unknown, or projections are not normalized.
+        ValueError: If there is nothing to draw, or projections are not normalized.
 
     Example:
         >>> statistics = hf_sphere.analysis.projection_statistics(network)
@@ -140,8 +132,8 @@ def plot_projection_histograms(
     from matplotlib.ticker import MaxNLocator
 
     columns = _columns(training)
-    shown = _select("epochs", epochs, list(columns), MOST_EPOCHS)
-    rows = _select("layers", layers, list(columns[shown[0]]), MOST_LAYERS)
+    shown = choose_evenly(list(columns), MOST_EPOCHS)
+    rows = choose_evenly(list(columns[shown[0]]), MOST_LAYERS)
     layers_of_rows = [[columns[epoch][name] for epoch in shown] for name in rows]
     cells = [[layer["dim"] ** 0.5 * np.array(layer["projections"], float) for layer in row] for row in layers_of_rows]
     values = np.concatenate([cell for row in cells for cell in row])
@@ -181,18 +173,6 @@ def _columns(training: Mapping[str, Any]) -> dict[int | None, Mapping[str, Any]]
     if not all(each["normalized"] for each in statistics.values()):
         raise ValueError("these projections are not normalized; use projection_statistics(..., normalize=True).")
     return {epoch: each["layers"] for epoch, each in statistics.items()}
-
-
-def _select(kind: str, given: Sequence[Any] | None, known: Sequence[Item], most: int) -> list[Item]:
-    """Return the requested items, which must be known, or a selection of the known ones."""
-    if given is None:
-        return choose_evenly(known, most)
-    known = [item for item in known if item is not None]
-    unknown = [item for item in given if item not in known]
-    if unknown or not given:
-        missing = ", ".join(map(str, unknown)) or "none"
-        raise ValueError(f"{kind} {missing} cannot be drawn; available: {', '.join(map(str, known))}.")
-    return list(given)
 
 
 def _draw_histogram(axes: Any, values: np.ndarray, end: float) -> float:
@@ -261,11 +241,9 @@ def plot_projections_along_training(
         raise ValueError("there are no projections to draw: no epoch of the training has them.")
     epochs = np.array([entry["epoch"] for entry in entries])
     styles = _styles(names)
-    training_style = {"linestyle": "--", "color": COLORS[1], "label": "training", "linewidth": 1.8}
-    evaluation_style = {"linestyle": "-", "color": COLORS[0], "label": "evaluation", "linewidth": 1.8}
     accuracies = [
-        (100 * _values(entries, "train_accuracy"), training_style),
-        (100 * _values(entries, "eval_accuracy"), evaluation_style),
+        (100 * _values(entries, "train_accuracy"), style_line(1) | {"label": "training", "linewidth": 1.8}),
+        (100 * _values(entries, "eval_accuracy"), style_line(0) | {"label": "evaluation", "linewidth": 1.8}),
     ]
     masses = [(_values(entries, "projections", "layers", name, "mass"), styles[name]) for name in names]
     network = {"color": "black", "linewidth": 3, "label": "network", "zorder": 3}

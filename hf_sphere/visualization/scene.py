@@ -136,7 +136,7 @@ def place_apart(places: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> tup
     return placed, kept
 
 
-def project_to_sphere(points: Tensor, dim: int = 3, *, basis: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def project_to_sphere(points: Tensor, dim: int = 3) -> tuple[Tensor, Tensor]:
     """Project points of any dimension to a low-dimensional sphere for display.
 
     The points are normalized, projected on their leading principal directions about the origin (the great sphere that
@@ -145,13 +145,12 @@ def project_to_sphere(points: Tensor, dim: int = 3, *, basis: Tensor | None = No
     Args:
         points: (N, d), of any nonzero norms.
         dim: Number of coordinates of the result, at most d.
-        basis: (d, dim), orthonormal columns to project on instead, for instance the basis of another epoch.
 
     Returns:
-        Unit vectors (N, dim), and the basis (d, dim), both float64 on the CPU.
+        Unit vectors (N, dim), and the orthonormal directions (d, dim) in columns, both float64 on the CPU.
 
     Raises:
-        ValueError: If `dim` exceeds d, a point is zero or not finite, or the basis does not fit.
+        ValueError: If `dim` exceeds d, or a point is zero or not finite.
 
     Example:
         >>> points, basis = project_to_sphere(embeddings, 3)
@@ -162,30 +161,10 @@ def project_to_sphere(points: Tensor, dim: int = 3, *, basis: Tensor | None = No
     width = directions.shape[1]
     if dim > width:
         raise ValueError(f"points of {width} coordinates cannot be shown in {dim} dimensions.")
-    if basis is None:
-        # Eigenvectors of the second moment, largest first, with fixed signs so that the figure is reproducible.
-        basis = torch.linalg.eigh(directions.T @ directions).eigenvectors.flip(-1)[:, :dim]
-        basis = basis * torch.where(basis.sum(0) < 0, -1.0, 1.0)
-    basis = torch.as_tensor(basis).detach().cpu().double()
-    if basis.shape != (width, dim):
-        raise ValueError(f"the basis must have the shape {(width, dim)}; got {tuple(basis.shape)}.")
-    if not torch.allclose(basis.T @ basis, torch.eye(dim, dtype=torch.float64), atol=1e-4):
-        raise ValueError("the basis must have orthonormal columns, like the one that project_to_sphere returns.")
+    # Eigenvectors of the second moment, largest first, with fixed signs so that the figure is reproducible.
+    basis = torch.linalg.eigh(directions.T @ directions).eigenvectors.flip(-1)[:, :dim]
+    basis = basis * torch.where(basis.sum(0) < 0, -1.0, 1.0)
     return F.normalize(directions @ basis, dim=-1), basis
-
-
-def share_kept(points: Tensor, basis: Tensor) -> float:
-    """Return the share, in [0, 1], of the second moment of the directions of points (N, d) kept by a basis (d, dim)."""
-    return min(1.0, (check_directions(points, what="points") @ basis).square().sum(1).mean().item())
-
-
-def check_class_labels(labels: Tensor, count: int, class_names: Sequence[str]) -> Tensor:
-    """Return labels (count,), each the index of a class name, as int64 on the CPU, or raise an error."""
-    labels = check_labels(labels, count).detach().cpu().long()
-    low, high = labels.min().item(), labels.max().item()
-    if low < 0 or high >= len(class_names):
-        raise ValueError(f"labels must be from 0 to {len(class_names) - 1}, one per class name; got {low} to {high}.")
-    return labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,14 +187,13 @@ class Panel:
 class Scene:
     """Points of classes in two or three dimensions; subclasses draw them.
 
-    Points are projected by `project_to_sphere`. Without a basis, points with as many coordinates as the scene has
-    dimensions are only normalized; with `panel.lengths` they are not changed.
+    Points with more coordinates than the scene has dimensions are projected by `project_to_sphere`, others only
+    normalized; with `panel.lengths` they are not changed.
 
     Args:
         panel: What to draw.
         class_names: Names of the K classes.
         dim: Dimensions of the scene, 2 or 3.
-        basis: (d, dim), a basis to project on; see `project_to_sphere`.
 
     Attributes:
         points: (N, dim), unit vectors unless `panel.lengths` is true, float64 on the CPU.
@@ -231,7 +209,7 @@ class Scene:
             label has no name; or if a vector is not finite or, unless it is a point with `lengths`, zero.
     """
 
-    def __init__(self, panel: Panel, class_names: Sequence[str], dim: int, basis: Tensor | None = None) -> None:
+    def __init__(self, panel: Panel, class_names: Sequence[str], dim: int) -> None:
         points = check_embeddings(panel.points, what="points").cpu().double()
         directions, lengths = panel.directions, panel.lengths
         width = points.shape[1]
@@ -239,22 +217,25 @@ class Scene:
             raise ValueError(f"lengths can be drawn for points of 2 coordinates only; got {width}.")
         if width < dim:
             raise ValueError(f"the {'circle' if dim == 2 else 'sphere'} needs at least {dim} coordinates; got {width}.")
-        labels = check_class_labels(panel.labels, len(points), class_names)
+        labels = check_labels(panel.labels, len(points)).detach().cpu().long()
+        low, high = labels.min().item(), labels.max().item()
+        if low < 0 or high >= len(class_names):
+            last = len(class_names) - 1
+            raise ValueError(f"labels must be from 0 to {last}, one per class name; got {low} to {high}.")
         if directions is not None:
             directions = check_directions(directions, what="directions")
             if directions.shape != (len(class_names), width):
                 expected, given = (len(class_names), width), tuple(directions.shape)
                 raise ValueError(f"directions must have the shape {expected}, one per class; got {given}.")
         note = ""
-        if not lengths and width == dim and basis is None:
+        if not lengths and width == dim:
             points = check_directions(points, what="points")
         elif not lengths:
-            number = "two" if dim == 2 else "three"
-            which = f"the {number} leading principal" if basis is None else f"{number} given"
-            shown, basis = project_to_sphere(points, dim, basis=basis)
-            kept = 100 * share_kept(points, basis)
+            shown, basis = project_to_sphere(points, dim)
+            share = (check_directions(points, what="points") @ basis).square().sum(1).mean().item()
             points, directions = shown, None if directions is None else F.normalize(directions @ basis, dim=-1)
-            note = f"{width} coordinates, projected on {which} directions, which keep {kept:.0f} % of the second moment"
+            which = f"the {'two' if dim == 2 else 'three'} leading principal directions"
+            note = f"{width} coordinates, projected on {which}, which keep {100 * share:.0f} % of the second moment"
         self.points, self.labels, self.directions, self.class_names = points, labels, directions, class_names
         self.lengths, self.note = lengths, note
         self.present: list[int] = labels.unique().tolist()

@@ -38,7 +38,6 @@ def plot_circle(
     class_names: Sequence[str],
     *,
     directions: Tensor | None = None,
-    basis: Tensor | None = None,
     lengths: bool = False,
     title: str = "",
     path: str | Path | None = None,
@@ -57,7 +56,6 @@ def plot_circle(
         class_names: Name of each class.
         directions: (K, d), a direction per class, for instance class vectors, drawn as a line from the origin; of any
             nonzero norms. They are projected with the points.
-        basis: (d, 2), a basis to project on instead, for instance that of another epoch; not with `lengths`.
         lengths: Whether to draw the points in the plane, without normalization.
         title: Title of the figure.
         path: Where to save the figure, in the format of the suffix; not saved if None.
@@ -70,10 +68,7 @@ def plot_circle(
     Example:
         >>> figure = plot_circle(embeddings, labels, ["cat", "dog", "fox"], path="circle.png")
     """
-    if lengths and basis is not None:
-        raise ValueError("with lengths=True the plane is drawn without projection, so there is no basis to project on.")
-    scene = CircleScene(Panel(points, labels, directions, lengths), class_names, 2, basis)
-    return scene.plot(7.6, 6.5, title, path)
+    return CircleScene(Panel(points, labels, directions, lengths), class_names, 2).plot(7.6, 6.5, title, path)
 
 
 class CircleScene(Scene):
@@ -216,7 +211,6 @@ def plot_sphere(
     class_names: Sequence[str],
     *,
     directions: Tensor | None = None,
-    basis: Tensor | None = None,
     view: View | None = None,
     title: str = "",
     path: str | Path | None = None,
@@ -233,7 +227,6 @@ def plot_sphere(
         class_names: Name of each class.
         directions: (K, d), a direction per class to mark, for instance class vectors; of any nonzero norms. They are
             projected with the points.
-        basis: (d, 3), a basis to project on instead, for instance that of another epoch; see `project_to_sphere`.
         view: Position of the camera; chosen by `choose_view` if None.
         title: Title of the figure.
         path: Where to save the figure, in the format of the suffix; not saved if None.
@@ -246,15 +239,15 @@ def plot_sphere(
     Example:
         >>> figure = plot_sphere(embeddings, labels, ["cat", "dog", "fox"], path="sphere.png")
     """
-    scene = SphereScene(Panel(points, labels, directions), class_names, basis, view)
+    scene = SphereScene(Panel(points, labels, directions), class_names, view)
     return scene.plot(12.0 if scene.view.both_sides else 7.5, 6.3, title, path)
 
 
 class SphereScene(Scene):
     """Points on one or both sides of an opaque sphere."""
 
-    def __init__(self, panel: Panel, class_names: Sequence[str], basis: Tensor | None, view: View | None) -> None:
-        super().__init__(panel, class_names, 3, basis)
+    def __init__(self, panel: Panel, class_names: Sequence[str], view: View | None = None) -> None:
+        super().__init__(panel, class_names, 3)
         self.view = view or choose_view(self.points)
         self.sides = [(self.view, 0.0)]  # each with its shift to the right
         if self.view.both_sides:
@@ -393,6 +386,6 @@ def _make_scene(name: str, panel: Panel, class_names: Sequence[str], dim: int) -
     try:
         if panel.lengths and dim == 3:
             raise ValueError("lengths can be drawn in two dimensions only; unset them or use dim=2.")
-        return SphereScene(panel, class_names, None, None) if dim == 3 else CircleScene(panel, class_names, 2)
+        return SphereScene(panel, class_names) if dim == 3 else CircleScene(panel, class_names, 2)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error

@@ -103,12 +103,6 @@ class TestCircle:
         assert directions_in(figure) == [pytest.approx(end) for end in F.normalize(directions @ basis, dim=1).tolist()]
         assert "6 coordinates, projected on the two leading principal directions" in figure.get_supxlabel()
 
-    def test_a_custom_basis_can_be_passed(self):
-        points, labels, basis = torch.randn(30, 6), torch.arange(30) % 3, torch.eye(6)[:, 2:4]
-        figure = plot_circle(points, labels, ABC, directions=torch.eye(6)[2:5] + torch.eye(6)[3], basis=basis)
-        assert directions_in(figure)[1:] == [pytest.approx([0.0, 1.0])] * 2
-        assert "two given directions" in figure.get_supxlabel()
-
     def test_points_in_a_quadrant_fill_the_picture(self):
         left, _ = plot_circle(at(1, 45, 89), torch.arange(3), ABC).axes[0].get_xlim()
         assert left > -0.2
@@ -158,10 +152,6 @@ class TestPlane:
     def test_points_with_more_than_two_coordinates_are_rejected(self):
         with pytest.raises(ValueError, match="lengths can be drawn for points of 2 coordinates only; got 3"):
             plot_circle(torch.randn(3, 3), torch.arange(3), ABC, lengths=True)
-
-    def test_a_basis_is_rejected(self):
-        with pytest.raises(ValueError, match="no basis to project on"):
-            plot_circle(torch.randn(3, 2), torch.arange(3), ABC, lengths=True, basis=torch.eye(2))
 
     def test_one_direction_per_class_is_required(self):
         with pytest.raises(ValueError, match=r"directions must have the shape \(3, 2\), one per class; got \(2, 2\)"):

@@ -181,11 +181,6 @@ class TestHistograms:
         assert (grid[0], grid[-1]) == (("conv0", "epoch 0"), ("conv19", "epoch 10"))
         assert [column for row, column in grid if row == "conv0"] == [f"epoch {n}" for n in (0, 2, 4, 6, 8, 10)]
 
-    def test_requested_layers_and_epochs_are_drawn(self):
-        training = {"epochs": [epoch(number, numbered(3)) for number in range(3)]}
-        figure = plot_projection_histograms(training, layers=["conv2", "conv0"], epochs=[1])
-        assert self.grid(figure) == [("conv2", "epoch 1"), ("conv0", "epoch 1")]
-
     def test_epochs_without_projections_are_skipped(self):
         training = {"epochs": [{"epoch": 0, "eval_accuracy": 0.1}, epoch(1, numbered(1))]}
         assert self.grid(plot_projection_histograms(training)) == [("conv0", "epoch 1")]
@@ -209,24 +204,6 @@ class TestHistograms:
         figure = plot_projection_histograms(statistics({"a": layer(num_dead=4), "b": layer(-0.1, 0.1)}))
         assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [["all dead"], []]
         assert legend_of(figure.legends[0]) == ["projection ≤ 0", "projection > 0", "random filters"]
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"layers": ["conv7"]}, "layers conv7 cannot be drawn; available: conv0, conv1"),
-            ({"epochs": [0, 3, 4]}, "epochs 3, 4 cannot be drawn; available: 0, 2"),
-            ({"epochs": []}, "epochs none cannot be drawn; available: 0, 2"),
-        ],
-        ids=str,
-    )
-    def test_the_error_for_an_unknown_layer_or_epoch_lists_the_existing_ones(self, options, message):
-        training = {"epochs": [epoch(0, numbered(2)), epoch(2, numbered(2))]}
-        with pytest.raises(ValueError, match=message):
-            plot_projection_histograms(training, **options)
-
-    def test_epochs_cannot_be_requested_for_a_single_model(self):
-        with pytest.raises(ValueError, match="epochs 0 cannot be drawn"):
-            plot_projection_histograms(statistics(numbered(1)), epochs=[0])
 
     def test_raw_projections_are_rejected(self):
         with pytest.raises(ValueError, match=r"not normalized.*projection_statistics\(\.\.\., normalize=True\)"):
