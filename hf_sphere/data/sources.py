@@ -110,7 +110,8 @@ def find_split(splits: DatasetDict, name: str, option: str, label_column: str | 
     except KeyError:
         raise ValueError(f"no split {name!r}; the data has {', '.join(splits)}. Choose one with {option}.") from None
     except (ValueError, AssertionError) as error:  # `datasets` asserts
-        raise ValueError(f"split {name!r} of {', '.join(splits)} ({option}) cannot be read: {error}") from error
+        shown = _HELD_OUT.sub(r"\2", name)
+        raise ValueError(f"split {shown!r} of {', '.join(splits)} ({option}) cannot be read: {error}") from error
     if len(rows) == 0:
         raise ValueError(f"split {name!r} is empty; choose another one with {option}.")
     return rows
