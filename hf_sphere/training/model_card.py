@@ -18,6 +18,11 @@ from hf_sphere.training.measures import show_metric
 from hf_sphere.training.tasks.base import Description
 from hf_sphere.utils.files import atomic_file
 
+_DEFINITIONS = {
+    "eval_loss": "mean training loss on the evaluation split, including a margin of the head, without calibration",
+    "eval_nll": "mean negative log-likelihood of the classes, without a margin of the head, with calibration",
+}
+
 
 @dataclass(frozen=True)
 class TrainingRecord:
@@ -79,7 +84,8 @@ def write_model_card(
         summary=on_one_line(description.summary),
         model_class=model_class,
         pipeline_tag=pipeline_tag,
-        metrics=[(name, show_metric(name, value)) for name, value in record.metrics.items()],
+        metrics=[(name, show_metric(name, value)) for name, value in record.metrics.items() if "_excluded" not in name],
+        definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in record.metrics],
         model=[(name, on_one_line(value)) for name, value in description.model.items()],
         settings=[(name, on_one_line(value)) for name, value in record.settings.items()],
         selection_note=record.selection_note,

@@ -93,7 +93,7 @@ def _train(task: Task, run: Run, command: Command) -> None:
         record = TrainingRecord(
             metrics={k: v for k, v in results.items() if k.startswith(("eval_", "validation_", "train_"))},
             headline=task.headline,
-            eval_split=prepared.data.eval_split,
+            eval_split=description.evaluated_on or prepared.data.eval_split,
             selection_note=_selection_note(metric, run, results, description.held_out),
             settings=hide_private(_changed_settings(task, run.settings)),
             command=hide_private(["accelerate", "launch", command.script, *command.argv]),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+from huggingface_hub import ModelCard
 from PIL.Image import fromarray
 from safetensors.torch import load_file
 from training_runs import same, weights
@@ -100,6 +101,15 @@ def test_a_metric_that_is_not_measured_is_refused_before_training(train, tmp_pat
     with pytest.raises(ValueError, match=f"metric_for_best_model must be one of eval_recall_at_1, .* got '{metric}'"):
         train("--metric_for_best_model", metric)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_card_names_the_classes_of_training_and_evaluation(finished):
+    card = ModelCard.load(finished / "README.md")
+    classes = "Trained on 6 classes (0, 1, 2, 3, 4, ...) and evaluated on 4 classes (6, 7, 8, 9)."
+    assert "Image model for retrieval: a `linear_embedding` backbone and the vmf head of hf_sphere." in card.text
+    assert classes in card.text
+    assert {result.dataset_split for result in card.data.eval_results} == {"train+test (classes not trained on)"}
+    assert "num_excluded" not in card.text
 
 
 def test_the_card_shows_how_the_classes_were_divided(finished):

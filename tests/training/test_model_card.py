@@ -125,6 +125,12 @@ def test_metrics_are_shown_as_readable_numbers(write, row):
     assert row in write().text
 
 
+def test_loss_is_defined_beside_the_likelihood(write):
+    text = write(metrics={"eval_accuracy": 0.5, "eval_loss": 6.58, "eval_nll": 1.23}).text
+    assert "- `eval_loss`: mean training loss on the evaluation split, including a margin" in text
+    assert "- `eval_nll`: mean negative log-likelihood of the classes, without a margin" in text
+
+
 @pytest.mark.parametrize(
     "text", ["# A title", "A summary.", "| backbone | `lenet5` |", "| learning_rate | 0.25 |", "Nothing was chosen."]
 )

@@ -37,6 +37,7 @@ class Description:
     held_out: str = "a held-out part of the training split"  # validation data, for the sentence on the selection
     tags: Sequence[str] = ()  # further tags of the card
     packages: Sequence[str] = ()  # further packages whose versions are listed
+    evaluated_on: str = ""  # evaluation data, if that is not a whole split
 
 
 TASKS: "dict[str, type[Task]]" = {}

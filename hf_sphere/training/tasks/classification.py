@@ -202,8 +202,9 @@ class ImageClassification(ImageTask):
 
     def describe_head(self, config: "SphereVisionConfig") -> HeadDescription:
         """Return the head's description for the model card."""
+        predicts = ["retrieval"] if self.is_open_set else [f"{config.num_labels} classes"]
         properties = {"head": f"`{config.head}` {config.head_kwargs or ''}"}
-        return HeadDescription([f"{config.num_labels} classes"], f"{config.head} head", str(config.head), properties)
+        return HeadDescription(predicts, f"{config.head} head", str(config.head), properties)
 
     def needs_new_head(self, saved: "SphereVisionConfig", image_data: "ImageData") -> bool:
         """Return whether the data has other classes than a saved model, and log it."""
@@ -214,11 +215,11 @@ class ImageClassification(ImageTask):
         name, evaluates = self.model_args.model_name_or_path, self.args.num_train_epochs == 0
         if evaluates and not self.is_open_set:
             raise ValueError(
-                f"the data has {_shorten(now)} but {name} was trained on {_shorten(before)}, and num_train_epochs 0 "
+                f"the data has {shorten(now)} but {name} was trained on {shorten(before)}, and num_train_epochs 0 "
                 "trains no new head for them; choose data with the model's classes, or train."
             )
         if not evaluates:
-            logger.info("New head for %s; %s was trained on %s.", _shorten(now), name, _shorten(before))
+            logger.info("New head for %s; %s was trained on %s.", shorten(now), name, shorten(before))
         return not evaluates
 
     def _loss_options(self, head: str | None, image_data: "ImageData") -> dict[str, Any]:
@@ -244,7 +245,8 @@ class ImageClassification(ImageTask):
         return options
 
 
-def _shorten(names: list[str]) -> str:
+def shorten(names: list[str]) -> str:
+    """Return the number of classes, and the names of the first ones."""
     return f"{len(names)} classes ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
 
 

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hf_sphere.data.options import OpenSetOptions
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.measures import show_metrics
-from hf_sphere.training.tasks.base import Prepared
-from hf_sphere.training.tasks.classification import ImageClassification, ImageDataArguments, ModelArguments
+from hf_sphere.training.tasks.base import Description, Prepared
+from hf_sphere.training.tasks.classification import ImageClassification, ImageDataArguments, ModelArguments, shorten
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -36,11 +37,7 @@ class ImageRetrieval(ImageClassification):
         self._frozen: dict[str, float] = {}
 
     def prepare(self, run: "Run") -> Prepared:
-        """Load the data and build the model; evaluate a pretrained model before it is trained.
-
-        Raises:
-            ValueError: If no class has two evaluation or validation images, so that there are no queries.
-        """
+        """Load the data and build the model; check that there are queries; evaluate a pretrained model."""
         from hf_sphere.training.evaluation import evaluate_frozen
 
         prepared = super().prepare(run)
@@ -52,18 +49,21 @@ class ImageRetrieval(ImageClassification):
                     f"each class of the {what} has a single one, so no image has a neighbor of its class. Add images, "
                     "or hold out other classes (--train_classes, --eval_fraction, --validation_fraction)."
                 )
-        if self.starts_pretrained:
+        names = ("model_name_or_path", "initial_weights", "pretrained_backbone", "backbone_weights")
+        if any(getattr(self.model_args, name) for name in names):
             # A saved model of this task has trained embeddings; otherwise those of a new linear map would be random.
             evaluate = evaluate_frozen if self.model_args.model_name_or_path is None else self.evaluate
             scores = evaluate(prepared.model, prepared.data.evaluation, run.accelerator)
             self._frozen = {f"frozen_{name}": scores[name] for name in self.headline}
         return prepared
 
-    @property
-    def starts_pretrained(self) -> bool:
-        """Whether the backbone has pretrained weights before training."""
-        names = ("model_name_or_path", "initial_weights", "pretrained_backbone", "backbone_weights")
-        return any(getattr(self.model_args, name, None) for name in names)
+    def describe(self, prepared: Prepared) -> Description:
+        """Return the model's description, with the classes of training and evaluation."""
+        description, data, where = super().describe(prepared), prepared.data, prepared.data.eval_split
+        classes = f"Trained on {shorten(data.class_names)} and evaluated on {shorten(data.eval_class_names)}."
+        if set(data.class_names).isdisjoint(data.eval_class_names):
+            where += " (classes not trained on)"
+        return replace(description, summary=f"{description.summary} {classes}", evaluated_on=where)
 
     def compare(self, prepared: Prepared, run: "Run", results: Mapping[str, Any]) -> dict[str, Any]:
         """Compare with the frozen, pretrained model, and add Recall@1 by decile of certainty."""
