@@ -63,12 +63,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.disable_progress_bar()
     index = ImageIndex.load(args.index, args.model_name_or_path)
     source = None
+    count = sum(name in args.classes for name in index.classes()) if args.classes else len(index)
+    if 0 < count < args.top_k:
+        raise ValueError(f"--top_k must be at most {count:,}, the number of images to find; got {args.top_k}.")
     if args.text is not None:
         found = index.search_texts([args.text], args.top_k, classes=args.classes)
     else:
         source = ImageSource.of(args.query)
         options: dict[str, Any] = {"skip_unreadable": args.skip_unreadable_images, "progress": len(source) > 500}
-        top_k = args.top_k + args.leave_out_query
+        top_k = min(args.top_k + args.leave_out_query, count)
         found = index.search(source, top_k, classes=args.classes, **options)
         if args.leave_out_query:
             found = leave_out_queries(index, found, source, args.top_k)

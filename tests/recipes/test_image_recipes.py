@@ -196,6 +196,19 @@ def test_images_are_added_to_an_index(load_recipe, run_main, folder, tmp_path, c
     assert len(ImageIndex.load(copy)) == 364
 
 
+@pytest.mark.parametrize(("words", "count"), [([], 9), (["--classes", "b"], 5)])
+def test_too_many_neighbors_are_an_error_that_names_the_option(load_recipe, run_main, folder, photos, words, count):
+    given = ["--index", str(folder), "--query", str(photos / "b" / "4.png"), "--top_k", "10", *words]
+    with pytest.raises(ValueError, match=f"--top_k must be at most {count}, the number of images to find; got 10"):
+        run_main(load_recipe("search_images"), given)
+
+
+def test_all_other_images_are_found_if_the_query_is_left_out(load_recipe, run_main, folder, photos, tmp_path):
+    words = ["--index", str(folder), "--query", str(photos / "b" / "4.png"), "--top_k", "9", "--leave_out_query"]
+    run_main(load_recipe("search_images"), [*words, "--table", str(tmp_path / "table.csv")])
+    assert len(pd.read_csv(tmp_path / "table.csv")) == 8
+
+
 def test_an_index_is_replaced_only_if_asked(load_recipe, run_main, model, folder, photos, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "index")
     words = ["--model_name_or_path", model, "--images", str(photos / "b"), "--output_dir", str(copy), "--disable_tqdm"]
