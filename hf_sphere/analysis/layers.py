@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 from torch import Tensor, nn
 from torch.nn.modules import pooling
@@ -32,7 +32,7 @@ NAMES = {"conv": "convolution", "linear": "linear layer"}
 NUMBERED = re.compile(
     r"(?:^|\.)(?:"
     r"(?:layer|stage|denseblock|transition)_?(?P<from_one>\d+)\."
-    r"|stages[._](?P<stages>\d+)\.|layers\.(?P<layers>\d+)\.(?:blocks|downsample)\.|blocks\.(?P<blocks>\d+)\.\d+\."
+    r"|stages[._](\d+)\.|layers\.(\d+)\.(?:blocks|downsample)\.|blocks\.(\d+)\.\d+\."
     r")"
 )
 """`layer1.0.conv1`, `model.backbone.stage2.x`, `features.denseblock1.x`, `resnet.encoder.stages.0.layers.1.x`, Swin's
@@ -40,13 +40,7 @@ NUMBERED = re.compile(
 `blocks.0.x`, which number layers of one kind. A module named `layer1` itself is a layer, not a stage."""
 
 _ADAPTIVE = (pooling._AdaptiveAvgPoolNd, pooling._AdaptiveMaxPoolNd)
-_WINDOWED = (
-    pooling._MaxPoolNd,
-    pooling._AvgPoolNd,
-    pooling._LPPoolNd,
-    pooling.FractionalMaxPool2d,
-    pooling.FractionalMaxPool3d,
-)
+_WINDOWED = (pooling._MaxPoolNd, pooling._AvgPoolNd)
 
 
 def layer_kind(module: nn.Module) -> LayerKind | None:
@@ -189,9 +183,8 @@ def numbered_stage(name: str) -> int | None:
     match = NUMBERED.search(name)
     if match is None:
         return None
-    if match["from_one"] is not None:
-        return int(match["from_one"])
-    return int(match["stages"] or match["layers"] or match["blocks"]) + 1
+    number = int(next(filter(None, match.groups())))
+    return number if match["from_one"] else number + 1
 
 
 def stages_of_model(model: nn.Module) -> dict[str, int]:
@@ -246,5 +239,5 @@ def _reduces(module: nn.Module, to_point: bool) -> bool:
         return to_point or any(size != 1 for size in sizes)
     if not isinstance(module, _WINDOWED):
         return False
-    stride = getattr(module, "stride", None) or 2  # fractional poolings have no stride, and always reduce
+    stride: Any = module.stride
     return max(stride) > 1 if isinstance(stride, tuple) else stride > 1

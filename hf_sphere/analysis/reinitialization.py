@@ -1,10 +1,9 @@
 """Critical layers of a trained network: its accuracy with one layer at a time reset to an earlier state."""
 
 import copy
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from functools import partial
+from functools import cache
 from os import PathLike
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from tqdm.auto import tqdm
+from transformers import PreTrainedModel
 
 from hf_sphere.analysis.layers import LayerSelection, filters, find_layers
 from hf_sphere.analysis.model_state import (
@@ -50,10 +50,9 @@ def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredT
     found: list[tuple[str, StoredTensors]] = []
     missing: list[str] = []
     for position, snapshot in enumerate(snapshots):
-        if isinstance(snapshot, nn.Module):
-            found.append((str(position), stored_tensors(named_tensors(snapshot))))
-        elif isinstance(snapshot, Mapping):
-            found.append((str(position), stored_tensors(snapshot)))
+        if isinstance(snapshot, nn.Module | Mapping):
+            state = named_tensors(snapshot) if isinstance(snapshot, nn.Module) else snapshot
+            found.append((str(position), stored_tensors(state)))
         elif isinstance(snapshot, Snapshot | str | PathLike):
             present, absent = find_snapshots([snapshot])
             found += [(str(one.epoch), open_file(one.path)) for one in present]
@@ -61,15 +60,10 @@ def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredT
         else:
             kind = type(snapshot).__name__
             raise TypeError(f"a snapshot is a Snapshot, a path, a state dict or a module; got a {kind}.")
-    refuse_duplicates([label for label, _ in found])
+    labels = [label for label, _ in found]
+    if duplicates := sorted({label for label in labels if labels.count(label) > 1}):
+        raise ValueError(f"several snapshots have the label {', '.join(duplicates)}; give one per epoch.")
     return dict(found), missing
-
-
-def refuse_duplicates(labels: Sequence[str | int]) -> None:
-    """Raise ValueError if two snapshots have the same label."""
-    duplicates = sorted({label for label in labels if labels.count(label) > 1})
-    if duplicates:
-        raise ValueError(f"several snapshots have the label {', '.join(map(str, duplicates))}; give one per epoch.")
 
 
 def tensor_names(state: Mapping[str, Any], path: str) -> list[str]:
@@ -98,48 +92,10 @@ def check_architecture(state: Mapping[str, Tensor], label: str, tensors: StoredT
                 raise ValueError(f"snapshot {label} {has}, but {expected}. Pass snapshots of this architecture.")
 
 
-def read_tensors(state: Mapping[str, Tensor], tensors: StoredTensors, names: Iterable[str]) -> dict[str, Tensor]:
-    """Read tensors for a model: copies in its dtype and on its device."""
-    found = {name: _find(state, tensors, name) for name in names}
-    return {name: one.read().detach().to(state[name], copy=True) for name, one in found.items() if one is not None}
-
-
 def _find(state: Mapping[str, Tensor], tensors: StoredTensors, name: str) -> StoredTensor | None:
     """Return a stored tensor; a file may store it under the name of a tied tensor."""
     tied = (other for other in tensors if other in state and state[other] is state[name])
     return tensors.get(name) or next((tensors[other] for other in tied), None)
-
-
-class RandomWeights:
-    """Samples new weights by building the model again; the random state of the caller does not change.
-
-    Raises:
-        ValueError: If `build` is missing, and the model is not one of transformers, which its configuration defines.
-    """
-
-    def __init__(self, model: nn.Module, seed: int, build: Callable[[], nn.Module] | None) -> None:
-        transformers = sys.modules.get("transformers.modeling_utils")
-        if build is None and transformers is not None and isinstance(model, transformers.PreTrainedModel):
-            build = partial(_build_from_config, model)
-        if build is None:
-            raise ValueError(f"random weights of a {type(model).__name__} need fresh, which builds a new model.")
-        self._state = named_tensors(model)
-        self._seed = seed
-        self._build = build
-        self._built: dict[int, StoredTensors] = {}
-
-    def sample(self, number: int, paths: Sequence[str]) -> StoredTensors:
-        """Return the tensors of a new model, after a check of some modules; the same for the same seed and number."""
-        if number not in self._built:
-            with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-                torch.manual_seed(mix_seed(self._seed, number))
-                self._built[number] = stored_tensors(named_tensors(self._build()))
-        check_architecture(self._state, f"random{number}", self._built[number], paths)
-        return self._built[number]
-
-
-def _build_from_config(model: Any) -> nn.Module:
-    return type(model)(copy.deepcopy(model.config))
 
 
 def reinitialization_robustness(
@@ -211,7 +167,9 @@ def reinitialization_robustness(
     check_names(state, modules | norms)
     for label, tensors in found.items():
         check_architecture(state, label, tensors, modules | norms)
-    random = RandomWeights(model, seed, fresh) if num_random else None
+    if num_random and fresh is None and not isinstance(model, PreTrainedModel):
+        raise ValueError(f"random weights of a {type(model).__name__} need fresh, which builds a new model.")
+    build = fresh or (lambda: type(model)(copy.deepcopy(model.config)))
     random_labels = {f"random{number}": number for number in range(num_random)}
     compiled = compiled_modules(model)
     if norms and (inside := [path for path, module in modules.items() if module in compiled]):
@@ -221,15 +179,22 @@ def reinitialization_robustness(
     labels = [*found, *random_labels]
     left = [(layer, label) for layer in modules for label in labels if f"{layer}@{label}" not in known]
 
+    @cache
+    def sample(number: int) -> StoredTensors:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(mix_seed(seed, number))
+            return stored_tensors(named_tensors(build()))
+
     def measure(values: Mapping[str, Tensor]) -> float:
         with evaluation_mode(model):
             return _check_accuracy(evaluate_with(model, evaluate, values))
 
     def replacement(layer: str, label: str, following: Sequence[str]) -> dict[str, Tensor]:
         paths = [layer, *following]
-        names = dict.fromkeys(name for path in paths for name in tensor_names(state, path))
-        weights = found[label] if random is None or label in found else random.sample(random_labels[label], paths)
-        return read_tensors(state, weights, names)
+        weights = found[label] if label in found else sample(random_labels[label])
+        check_architecture(state, label, weights, paths)
+        stored = {name: _find(state, weights, name) for path in paths for name in tensor_names(state, path)}
+        return {name: one.read().detach().to(state[name], copy=True) for name, one in stored.items() if one is not None}
 
     if left or "baseline" not in known:
         with tqdm(total=1 + len(left), desc="baseline", disable=not progress) as bar:

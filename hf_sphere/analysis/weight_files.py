@@ -69,11 +69,11 @@ class StoredTensor:
 
 def named_layers(
     tensors: Mapping[str, StoredTensor], layers: LayerSelection, include_1x1: bool
-) -> tuple[dict[str, Callable[[], Tensor]], dict[str, LayerKind]]:
+) -> dict[str, tuple[LayerKind, Callable[[], Tensor]]]:
     """Find layers among all tensors, given by name, by the rules of this module.
 
     Returns:
-        Functions that read the filters, (F, N), of each selected layer; and the kinds of all layers.
+        The kind of each selected layer, and a function that reads its filters, (F, N).
 
     Raises:
         ValueError: If there is no such layer, or the weight of one is quantized or stored in parts.
@@ -97,10 +97,7 @@ def named_layers(
         weights[name] = tensor
 
     selected = select_layers(kinds, layers, include_1x1, f"a checkpoint of {len(tensors)} tensors")
-    readers: dict[str, Callable[[], Tensor]] = {
-        name: partial(_read_filters, weights[name], name, kinds[name][0]) for name in selected
-    }
-    return readers, {name: kind for name, (kind, _) in kinds.items()}
+    return {name: (kinds[name][0], partial(_read_filters, weights[name], name, kinds[name][0])) for name in selected}
 
 
 def stored_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:
@@ -282,11 +279,11 @@ def open_layers(
     source: Source, layers: LayerSelection = "conv", include_1x1: bool = False
 ) -> dict[str, Callable[[], LayerWeight]]:
     """Return a function per layer that reads it, by name. Arguments and errors are those of `iterate_layers`."""
-    readers: Mapping[str, Callable[[], Tensor]]
+    found: dict[str, tuple[LayerKind, Callable[[], Tensor]]]
+    known: dict[str, int] = {}
     if isinstance(source, nn.Module):
-        modules = find_layers(source, layers, include_1x1)
-        kinds = {name: kind for name, module in modules.items() if (kind := layer_kind(module))}
-        readers = {name: partial(filters, module, name) for name, module in modules.items()}
+        modules = find_layers(source, layers, include_1x1).items()
+        found = {name: (kind, partial(filters, one, name)) for name, one in modules if (kind := layer_kind(one))}
         known = stages_of_model(source)
     else:
         if isinstance(source, Mapping):
@@ -296,13 +293,12 @@ def open_layers(
         else:
             kinds = "a torch.nn.Module, a state dict, a Snapshot or the path of safetensors files"
             raise TypeError(f"weights must be {kinds}; got {type(source).__name__}.")
-        readers, kinds = named_layers(tensors, layers, include_1x1)
-        known = {}
-    stages = [known.get(name) for name in readers]
+        found = named_layers(tensors, layers, include_1x1)
+    stages = [known.get(name) for name in found]
     blocks = blocks_of_stages(stages)
     return {
-        name: partial(_read, name, kinds[name], stage, block, read)
-        for (name, read), stage, block in zip(readers.items(), stages, blocks, strict=True)
+        name: partial(_read, name, kind, stage, block, read)
+        for (name, (kind, read)), stage, block in zip(found.items(), stages, blocks, strict=True)
     }
 
 
