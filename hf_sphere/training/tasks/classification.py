@@ -247,7 +247,7 @@ class ImageClassification(ImageTask):
 
 def shorten(names: list[str]) -> str:
     """Return the number of classes, and the names of the first ones."""
-    return f"{len(names)} classes ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
+    return f"{len(names)} class{'es' * (len(names) > 1)} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
 
 
 def _set_prototypes(model: "SphereVisionPreTrainedModel", path: str, class_names: list[str]) -> None:
