@@ -69,7 +69,13 @@ def encode(
         if start_token is not None and not special[:1].any():
             ids, plain = np.insert(ids, 0, start_token), np.insert(plain, 0, False)
             of_words = np.insert(of_words, 0, False, axis=1)
-        _check_tokens(language_model, sentence, ids)
+        limit, known = language_model.max_length, language_model.vocabulary_size
+        if limit is not None and len(ids) > limit:
+            allowed = f"{language_model.name} accepts up to {limit} tokens"
+            raise ValueError(f"{allowed}, but this sentence has {len(ids)}: {sentence.text!r}. Shorten it.")
+        if len(ids) and ids.max() >= known:
+            problem = f"{sentence.text!r} has token {ids.max()}, but {language_model.name} has only {known} tokens"
+            raise ValueError(f"{problem}. Use the tokenizer of this model.")
         encodings.append(Encoding(ids, plain, of_words))
     return encodings
 
@@ -83,16 +89,6 @@ def _find_word(sentence: Sentence, word: int, offsets: Sequence[tuple[int, int]]
         place = f"{sentence.text[first:end]!r}, characters {first} to {end} of {sentence.text!r},"
         raise ValueError(f"{place} has no token: the span is wrong, or the tokenizer drops these characters.")
     return tokens
-
-
-def _check_tokens(language_model: LanguageModel, sentence: Sentence, ids: NDArray[np.int64]) -> None:
-    limit = language_model.max_length
-    if limit is not None and len(ids) > limit:
-        allowed = f"{language_model.name} accepts up to {limit} tokens"
-        raise ValueError(f"{allowed}, but this sentence has {len(ids)}: {sentence.text!r}. Shorten it.")
-    if len(ids) and ids.max() >= language_model.vocabulary_size:
-        known = f"{language_model.name} has only {language_model.vocabulary_size} tokens"
-        raise ValueError(f"{sentence.text!r} has token {ids.max()}, but {known}. Use the tokenizer of this model.")
 
 
 def equal_length_batches(

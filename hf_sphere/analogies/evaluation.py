@@ -156,11 +156,6 @@ def _check(scoring: Scoring, questions: Sequence[Question], cache: ScoreCache | 
         raise ValueError(f"scoring {scoring.name!r} has no perplexities to cache; omit `cache`.")
 
 
-def can_score(language_model: LanguageModel, scoring: str) -> bool:
-    """Return whether a scoring supports a model: sentences require likelihoods, hidden words require mask tokens."""
-    return language_model.kind in scoring_class(scoring).kinds
-
-
 @dataclass(frozen=True)
 class AnalogyEvaluation:
     """Searches configurations for one model, and answers questions with one configuration.
@@ -288,7 +283,7 @@ class BenchmarkRun:
         """
         model = self.evaluation.engine.language_model
         print(f"\n{model.name}: {type(model.model).__name__}, {model.kind}, on {model.device} in {model.model.dtype}")
-        supported = {scoring: names for scoring, names in self.templates.items() if can_score(model, scoring)}
+        supported = [scoring for scoring in self.templates if model.kind in scoring_class(scoring).kinds]
         skipped = ", ".join(scoring for scoring in self.templates if scoring not in supported)
         if not supported:
             raise ValueError(f"{model.name} has kind {model.kind!r}, which supports none of: {skipped}.")

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -43,7 +43,7 @@ class SearchResult:
         accuracy: (C,), float64.
     """
 
-    columns: dict[str, tuple[Any, ...]]
+    columns: dict[str, tuple[Any, ...]] = field(repr=False)
     predictions: Tensor
     answers: Tensor
     num_choices: Tensor
@@ -60,14 +60,6 @@ class SearchResult:
 
     def __len__(self) -> int:
         return len(self.predictions)
-
-    def __str__(self) -> str:
-        chance = float((1 / self.num_choices.double()).mean())
-        best = ", ".join(f"{name}={value}" for name, value in self.configuration(self.best()).items())
-        return (
-            f"{len(self):,} configurations on {len(self.answers):,} questions: accuracy {self.accuracy.min():.3f} to "
-            f"{self.accuracy.max():.3f}, chance {chance:.3f}\nbest on these questions: {best}"
-        )
 
     def configuration(self, number: int) -> dict[str, Any]:
         """Return the options of a configuration, as arguments of `score_questions`."""
@@ -227,21 +219,19 @@ def _choose(positive: Tensor, negative: Tensor, weight: float, *, out: Tensor) -
         torch.minimum(lowest, cost, out=lowest)
 
 
-def bootstrap_interval(correct: Tensor, *, confidence: float = 0.95) -> tuple[float, float]:
-    """Compute the confidence interval of an accuracy by the percentile bootstrap (Efron, 1979).
+def bootstrap_interval(correct: Tensor) -> tuple[float, float]:
+    """Compute the 95 % confidence interval of an accuracy by the percentile bootstrap (Efron, 1979).
 
     The number of correct answers in a resample of N answers is binomially distributed, so no resamples are drawn.
 
     Args:
         correct: (N,), whether each answer is correct; boolean, or 0 and 1.
-        confidence: Share of the resamples within the interval.
 
     Returns:
         Lower and upper bound.
 
     Raises:
-        ValueError: If `correct` is not of the shape (N,) with N >= 1 or has values other than 0 and 1, or the
-            confidence is not between 0 and 1.
+        ValueError: If `correct` is not of the shape (N,) with N >= 1 or has values other than 0 and 1.
 
     Example:
         >>> low, high = bootstrap_interval(torch.tensor([True] * 60 + [False] * 40))
@@ -249,36 +239,32 @@ def bootstrap_interval(correct: Tensor, *, confidence: float = 0.95) -> tuple[fl
         True
     """
     correct = check_correct(correct)
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1; got {confidence}.")
-    low, high = binom.interval(confidence, len(correct), correct.mean().item())
+    low, high = binom.interval(0.95, len(correct), correct.mean().item())
     return float(low) / len(correct), float(high) / len(correct)
 
 
-def guessing_quantile(num_choices: Tensor, *, share: float = 0.95) -> float:
-    """Compute a quantile of the accuracy of guessing, of order `share`, from the numbers of choices (Q,).
+def guessing_quantile(num_choices: Tensor) -> float:
+    """Compute the 95 % quantile of the accuracy of guessing from the numbers of choices (Q,).
 
     It is also the quantile for a configuration that was selected on other questions, if its scores are noise: each of
     its answers is then correct with probability 1 / (number of choices), independently of the other questions and of
     the selection. So neither scores nor repeated searches are needed: the number of correct answers follows a Poisson
-    binomial distribution, whose quantile is exact: the lowest accuracy that is exceeded with a probability of at most 1
-    - share.
+    binomial distribution, whose quantile is exact: the lowest accuracy that is exceeded with a probability of at most
+    5 %.
 
     Raises:
-        ValueError: If a number of choices is below 1 or there are none, or the share is not between 0 and 1.
+        ValueError: If a number of choices is below 1 or there are none.
     """
     num_choices = torch.as_tensor(num_choices).detach().cpu()
     if num_choices.ndim != 1 or len(num_choices) == 0 or num_choices.min() < 1:
         raise ValueError(f"num_choices must be at least 1, of the shape (Q,) with Q >= 1; got {num_choices}.")
-    if not 0 < share < 1:
-        raise ValueError(f"share must be between 0 and 1; got {share}.")
     probabilities = torch.zeros(len(num_choices) + 1, dtype=torch.float64)  # of each number of correct answers
     probabilities[0] = 1
     for count in num_choices.tolist():
         right = probabilities / count
         probabilities -= right
         probabilities[1:] += right[:-1]
-    return int((probabilities.cumsum(0) < share).sum()) / len(num_choices)
+    return int((probabilities.cumsum(0) < 0.95).sum()) / len(num_choices)
 
 
 @dataclass(frozen=True)
@@ -318,28 +304,14 @@ def selection_noise(result: SearchResult, *, num_repeats: int = 200, seed: int =
     """
     if num_repeats < 1:
         raise ValueError(f"num_repeats must be at least 1; got {num_repeats}.")
-    answers = _draw_answers(result.num_choices, num_repeats, torch.Generator().manual_seed(seed))
-    best = _best_accuracies(result.predictions, answers, int(result.num_choices.max()))
+    generator, num_questions = torch.Generator().manual_seed(seed), len(result.num_choices)
+    uniform = torch.rand(num_repeats, num_questions, generator=generator, dtype=torch.float64)
+    size = int(result.num_choices.max())
+    # Correct answers are counted by a product of one-hot matrices, which is exact in float32.
+    targets = _one_hot((uniform * result.num_choices).long(), size).T
+    counts = [(_one_hot(rows, size) @ targets).amax(dim=0) for rows in result.predictions.split(ROWS_AT_A_TIME)]
+    best = torch.stack(counts).amax(dim=0).double() / num_questions
     return SelectionNoise(mean=float(best.mean()), quantile=float(best.quantile(0.95)))
-
-
-def _draw_answers(num_choices: Tensor, num_repeats: int, generator: torch.Generator) -> Tensor:
-    """Sample answers, (Q,) -> (R, Q)."""
-    uniform = torch.rand(num_repeats, len(num_choices), generator=generator, dtype=torch.float64)
-    return (uniform * num_choices).long()
-
-
-def _best_accuracies(predictions: Tensor, answers: Tensor, num_choices: int) -> Tensor:
-    """Compute the highest accuracy of all configurations, (C, Q) and (R, Q) -> (R,).
-
-    Correct answers are counted by a product of one-hot matrices, which is exact in float32.
-    """
-    targets = _one_hot(answers, num_choices).T
-    counts = [
-        (_one_hot(predictions[start : start + ROWS_AT_A_TIME], num_choices) @ targets).amax(dim=0)
-        for start in range(0, len(predictions), ROWS_AT_A_TIME)
-    ]
-    return torch.stack(counts).amax(dim=0).double() / answers.shape[1]
 
 
 def _one_hot(choices: Tensor, num_choices: int) -> Tensor:

@@ -130,14 +130,6 @@ def test_searches_of_several_templates_and_scorings_can_be_joined(searched):
     torch.testing.assert_close(joined.accuracy[1_254:], results["pmi"].accuracy)
 
 
-def test_a_search_prints_the_accuracy_range_and_the_chance_level(searched):
-    questions, results = searched
-    text = str(results["perplexity"])
-    assert text.startswith("1,254 configurations on 12 questions: accuracy ")
-    assert f"chance {sum(1 / len(question.choices) for question in questions) / 12:.3f}" in text
-    assert "scoring=perplexity, template=is-to-what, negative_weight=" in text
-
-
 def test_searches_of_different_questions_cannot_be_joined(searched):
     _, results = searched
     with pytest.raises(ValueError, match="on different questions"):
