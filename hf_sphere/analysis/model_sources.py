@@ -80,11 +80,8 @@ def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -
 
     model = load_model(AutoModelForImageClassification, name, complete=True).eval()
     processor = load_pretrained(AutoImageProcessor, name)
-    about = (
-        timm_input_format(processor.data_config)
-        if hasattr(processor, "data_config")
-        else processor_input_format(processor)
-    )
+    of_timm = getattr(processor, "data_config", None)  # of transformers' wrapper of timm
+    about = processor_input_format(processor) if of_timm is None else timm_input_format(of_timm)
     about["num_channels"] = getattr(model.config, "num_channels", about["num_channels"])
     return Classifier(model, lambda: type(model)(model.config), num_classes=model.config.num_labels, **about)
 

@@ -1,11 +1,11 @@
 from .analogies import plot_analogy_accuracies as plot_analogy_accuracies
 from .curves import (
+    plot_class_angles as plot_class_angles,
     plot_reliability as plot_reliability,
     plot_risk_coverage as plot_risk_coverage,
 )
 from .embedding_pictures import EmbeddingPictures as EmbeddingPictures
 from .figures import check_matplotlib as check_matplotlib
-from .histograms import plot_class_angles as plot_class_angles
 from .interactive import check_plotly as check_plotly, write_interactive_sphere as write_interactive_sphere
 from .projections import (
     plot_projection_histograms as plot_projection_histograms,

@@ -14,7 +14,7 @@ from hf_sphere.embeddings.extract import class_names, load_embedding_model
 from hf_sphere.embeddings.store import Embeddings
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
 from hf_sphere.metrics.checks import check_directions, check_embeddings
-from hf_sphere.visualization.histograms import plot_class_angles
+from hf_sphere.visualization.curves import plot_class_angles
 from hf_sphere.visualization.interactive import write_interactive_sphere
 from hf_sphere.visualization.sphere import Panel, plot_circle, plot_gallery, plot_sphere
 

@@ -63,10 +63,8 @@ def add_legend(figure: Figure, indices: Sequence[int], class_names: Sequence[str
 
     if len(indices) > LARGEST_LEGEND:
         return
-    handles = []
-    for index in indices:
-        color, marker = mark_of(index)
-        handles.append(Line2D([], [], linestyle="", marker=marker, markersize=8, color=color))
+    marks = map(mark_of, indices)
+    handles = [Line2D([], [], linestyle="", marker=marker, markersize=8, color=color) for color, marker in marks]
     labels = [shorten(class_names[index]) for index in indices]
     figure.legend(handles, labels, loc="outside right center", frameon=False)
 

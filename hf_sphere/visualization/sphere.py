@@ -177,10 +177,6 @@ class View:
         up = (-math.sin(elevation) * right[1], math.sin(elevation) * right[0], math.cos(elevation))
         return torch.tensor([right, up, towards], dtype=torch.float64).T
 
-    def from_behind(self) -> "View":
-        """Return the view from the opposite side."""
-        return View(-self.elevation, self.azimuth + 180.0)
-
 
 def choose_view(points: Tensor) -> View:
     """Choose a view of unit vectors (N, 3): centered on their mean, zoomed in until 0.5 % are outside.
@@ -251,7 +247,7 @@ class SphereScene(Scene):
         self.view = view or choose_view(self.points)
         self.sides = [(self.view, 0.0)]  # each with its shift to the right
         if self.view.both_sides:
-            self.sides.append((self.view.from_behind(), _APART))
+            self.sides.append((View(-self.view.elevation, self.view.azimuth + 180.0), _APART))
 
     def draw(self, axes: Any, *, scale: float = 1.0) -> list[str]:
         """See `Scene`."""

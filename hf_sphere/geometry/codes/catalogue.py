@@ -183,8 +183,6 @@ _E8 = SphericalCode("E8 roots", 8, 240, 1 / 2, True, _KISSING, constructions.e8_
 _LEECH = SphericalCode(
     "Leech lattice, shortest vectors", 24, 196560, 1 / 2, True, _KISSING, constructions.leech_vectors
 )
-
-
 _TWO_GRAPH = SphericalCode(
     "Regular two-graph on 276 points", 23, 552, 1 / 5, True, _LEVENSHTEIN, constructions.two_graph_276
 )

@@ -261,7 +261,8 @@ def spectral_code(adjacency: np.ndarray, eigenvalue: int) -> np.ndarray:
 
 def higman_sims_code() -> np.ndarray:
     """100 points in dimension 22: a vertex joined to the 22 points of S(3, 6, 22), which are joined to their blocks."""
-    blocks = _hexads()
+    octads = golay_octads()
+    blocks = octads[(octads[:, 22] == 1) & (octads[:, 23] == 1)][:, :22]  # 77, through two points
     adjacency = np.zeros((100, 100), dtype=bool)
     adjacency[0, 1:23] = True
     adjacency[1:23, 23:] = blocks.T == 1
@@ -302,9 +303,3 @@ def elliptic_quadric_code(order: int) -> np.ndarray:
 def _has_root(field: FiniteField, b: int, c: int) -> bool:
     t = np.arange(len(field.sums))
     return bool((field.sums[field.sums[field.products[t, t], field.products[b, t]], c] == 0).any())
-
-
-def _hexads() -> np.ndarray:
-    """The 77 blocks of the Steiner system S(3, 6, 22): the octads through two fixed points, without these points."""
-    octads = golay_octads()
-    return octads[(octads[:, 22] == 1) & (octads[:, 23] == 1)][:, :22]

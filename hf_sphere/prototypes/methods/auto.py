@@ -2,15 +2,7 @@
 
 from collections.abc import Iterator
 
-from hf_sphere.geometry.codes import (
-    SphericalCode,
-    cross_polytope,
-    find_code,
-    fit_code,
-    polygon,
-    separation_bound,
-    simplex,
-)
+from hf_sphere.geometry.codes import cross_polytope, find_code, fit_code, polygon, separation_bound, simplex
 from hf_sphere.prototypes.methods.base import Candidate, Method, Task
 from hf_sphere.prototypes.methods.searches import LBFGS, SLSQP
 
@@ -98,14 +90,12 @@ class Auto(Method):
             self.parts = [] if code is None else [Catalogue(task)]
             if task.num_classes * task.dim <= MAX_EXACT_COORDINATES:
                 self.parts.append(SLSQP(task, restarts=restarts))
-            if code is None or restarts is not None or search.seconds() < (10.0 if _is_coarse(code, task) else 0.3):
+            # A search typically reaches 93 % of the bound in 1 - cosine, so it is likely to improve on worse codes.
+            bound = separation_bound(task.num_classes, task.dim)
+            seconds = 10.0 if code is not None and 1.0 - code.cosine < 0.93 * (1.0 - bound) else 0.3
+            if code is None or restarts is not None or search.seconds() < seconds:
                 self.parts.append(search)
 
     def __iter__(self) -> Iterator[Candidate]:
         for part in self.parts:
             yield from part
-
-
-def _is_coarse(code: SphericalCode, task: Task) -> bool:
-    """Whether a search is likely to improve on the code; it typically reaches 93 % of the bound in 1 - cosine."""
-    return 1.0 - code.cosine < 0.93 * (1.0 - separation_bound(task.num_classes, task.dim))
