@@ -8,10 +8,11 @@ but results in only two stages of a ResNet. If the module paths number stages, t
 """
 
 import inspect
+import itertools
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, cast, get_args
 
 from torch import Tensor, nn
@@ -224,12 +225,8 @@ def stages_of_model(model: nn.Module) -> dict[str, int]:
 
 def blocks_of_stages(stages: Iterable[int | None]) -> list[int | None]:
     """Number the analyzed layers within their stages, from 0."""
-    counts: Counter[int | None] = Counter()
-    blocks: list[int | None] = []
-    for stage in stages:
-        blocks.append(None if stage is None else counts[stage])
-        counts[stage] += 1
-    return blocks
+    counts: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+    return [None if stage is None else next(counts[stage]) for stage in stages]
 
 
 def _reduces(module: nn.Module, to_point: bool) -> bool:

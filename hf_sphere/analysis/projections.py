@@ -192,7 +192,7 @@ def projection_statistics(
         8
     """
     described: dict[str, LayerProjections] = {}
-    raw, normalized, transforms = [], [], []
+    arrays = []
     for layer in iterate_layers(model, layers, include_1x1):
         sums, cosines, dead = _project(layer)
         transform = null.projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
@@ -204,9 +204,7 @@ def projection_statistics(
             dim=layer.dim,
             dead=dead,
         )
-        raw.append(sums)
-        normalized.append(cosines)
-        transforms.append(transform)
+        arrays.append((sums, cosines, transform))
     ks_adjusted = null.holm([layer.ks_p_value for layer in described.values()])
     sign_adjusted = null.holm([layer.sign_p_value for layer in described.values()])
     adjusted = {
@@ -214,8 +212,8 @@ def projection_statistics(
         for (name, layer), ks, sign in zip(described.items(), ks_adjusted, sign_adjusted, strict=True)
     }
     num_dead = sum(layer.num_dead for layer in described.values())
-    pooled, pooled_normalized, transform = (np.concatenate(arrays) for arrays in (raw, normalized, transforms))
-    net = Projections(**_statistics(pooled, pooled_normalized, transform, num_dead, normalize))
+    sums, cosines, transform = (np.concatenate(of_layers) for of_layers in zip(*arrays, strict=True))
+    net = Projections(**_statistics(sums, cosines, transform, num_dead, normalize))
     return ProjectionStatistics(normalize, adjusted, net)
 
 

@@ -118,9 +118,8 @@ class Placement:
         names = metadata.get("class_names")
         if names is not None and len(names) != len(points):
             raise ValueError(f"{path}: there are {len(names)} class names for {len(points)} prototypes.")
-        method, seconds = metadata.get("method", "unknown"), metadata.get("seconds", 0.0)
-        interrupted, names = metadata.get("interrupted", False), None if names is None else tuple(names)
-        return cls(points, *_measure(points), method, seconds, interrupted, order, names)
+        search = metadata.get("method", "unknown"), metadata.get("seconds", 0.0), metadata.get("interrupted", False)
+        return cls(points, *_measure(points), *search, order, None if names is None else tuple(names))
 
 
 def place_prototypes(

@@ -9,6 +9,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,9 @@ def make_sheets(images: Tensor) -> dict[str, Any]:
     allowed = MOST_BYTES / len(images)
     while True:
         size = (max(1, math.floor(height * scale)), max(1, math.floor(width * scale)))
+        resize = partial(F.interpolate, size=size, mode="bilinear", antialias=True)
         # The size of the sheets is estimated from a sample of the images.
-        sample = _resized(images[:: math.ceil(len(images) / _SAMPLE)], size)
+        sample = resize(images[:: math.ceil(len(images) / _SAMPLE)])
         fitting = (quality for quality in _QUALITIES if len(_encoded(sample, quality)) < 0.95 * allowed * len(sample))
         quality = next(fitting, None)
         if quality is not None or size == (1, 1):
@@ -61,17 +63,8 @@ def make_sheets(images: Tensor) -> dict[str, Any]:
         scale *= _SHRINK
     columns = min(SHEET_SIDE // size[1], math.ceil(math.sqrt(len(images))))
     per_sheet = columns * min(SHEET_SIDE // size[0], math.ceil(len(images) / columns))
-    sheets = [
-        base64.b64encode(_encoded(_resized(part, size), quality or _QUALITIES[-1], columns)).decode("ascii")
-        for part in images.split(per_sheet)
-    ]
+    sheets = [_encode(_encoded(resize(part), quality or _QUALITIES[-1], columns)) for part in images.split(per_sheet)]
     return {"width": size[1], "height": size[0], "columns": columns, "per_sheet": per_sheet, "sheets": sheets}
-
-
-def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    if images.shape[-2:] == size:
-        return images
-    return F.interpolate(images, size, mode="bilinear", antialias=True)
 
 
 def _encoded(images: Tensor, quality: int, columns: int = 16) -> bytes:

@@ -287,13 +287,10 @@ def plot_projections_along_training(
 
 def _values(entries: Sequence[Mapping[str, Any]], *keys: str) -> np.ndarray:
     """Look up a number in each entry, nan where it is missing."""
-
-    def look_up(found: Any) -> Any:
-        for key in keys:
-            found = None if found is None else found.get(key)
-        return found
-
-    return np.array([look_up(entry) for entry in entries], dtype=np.float64)  # None is nan
+    found: list[Any] = list(entries)
+    for key in keys:
+        found = [None if one is None else one.get(key) for one in found]
+    return np.array(found, dtype=np.float64)  # None is nan
 
 
 def _relative_distances(entries: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:

@@ -262,7 +262,7 @@ def spectral_code(adjacency: np.ndarray, eigenvalue: int) -> np.ndarray:
 def higman_sims_code() -> np.ndarray:
     """100 points in dimension 22: a vertex joined to the 22 points of S(3, 6, 22), which are joined to their blocks."""
     octads = golay_octads()
-    blocks = octads[(octads[:, 22] == 1) & (octads[:, 23] == 1)][:, :22]  # 77, through two points
+    blocks = octads[(octads[:, 22] == 1) & (octads[:, 23] == 1)][:, :22]  # the 77 through two points
     adjacency = np.zeros((100, 100), dtype=bool)
     adjacency[0, 1:23] = True
     adjacency[1:23, 23:] = blocks.T == 1
