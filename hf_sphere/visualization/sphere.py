@@ -179,7 +179,7 @@ class View:
 
 
 def choose_view(points: Tensor) -> View:
-    """Choose a view of unit vectors (N, 3): centered on their mean, zoomed in until 0.5 % are outside.
+    """Choose a view of unit vectors (N, 3), centered on their mean and, if they are close to it, zoomed in.
 
     The positive octant, which contains all points of a spherized head, is viewed along its diagonal, with the whole
     hemisphere, since the class directions of such a head are often outside the octant. Points on all sides are viewed
@@ -195,7 +195,7 @@ def choose_view(points: Tensor) -> View:
     elevation, azimuth = center[2].clamp(-1, 1).asin(), torch.atan2(center[1], center[0])
     reach = (points @ center).clamp(-1, 1).acos().quantile(0.995).rad2deg().item()
     view = View(elevation.rad2deg().item(), azimuth.rad2deg().item())
-    if reach <= 75.0:
+    if reach <= 40.0:  # the frame is inside the outline of the sphere; a larger one would cut it
         return replace(view, reach=max(15.0, 1.05 * reach))
     return replace(view, both_sides=bool((points @ center < -0.02).double().mean() > 0.005))
 

@@ -120,6 +120,15 @@ class TestView:
         assert view.axes()[:, 2] @ middle > 0.99
         assert 15 <= view.reach < 30
 
+    @pytest.mark.parametrize("concentration", [2.0, 4.0, 8.0, 16.0, 32.0, 64.0])
+    def test_the_frame_does_not_cut_the_outline(self, concentration):
+        middle = torch.tensor([0.6, -0.8, 0.0], dtype=torch.float64)
+        concentration = torch.tensor(concentration, dtype=torch.float64)
+        figure = plot_sphere(VonMisesFisher(middle, concentration).sample((300,)), torch.zeros(300).long(), ["a"])
+        (left, right), (low, high) = figure.axes[0].get_xlim(), figure.axes[0].get_ylim()
+        corner = max(abs(low), abs(high)) * 2**0.5  # the outline is the unit circle
+        assert corner < 1 or min(right, high, -left, -low) > 1
+
     def test_points_on_all_sides_are_shown_from_both_sides(self):
         view = choose_view(unit(500, 3))
         assert (view.reach, view.both_sides) == (90.0, True)
