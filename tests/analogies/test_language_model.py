@@ -290,14 +290,19 @@ def test_replacing_the_tokenizer_changes_the_fingerprint(golden_folder, build, t
 
 def test_enabling_or_disabling_adapters_changes_the_fingerprint(build, tokenizer):
     peft = pytest.importorskip("peft")
+    tuners = pytest.importorskip("peft.tuners.tuners_utils")
     language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
     torch.manual_seed(0)
-    language_model.model.add_adapter(peft.LoraConfig(target_modules=["query"], init_lora_weights=False))
+    # PEFT's own functions: `add_adapter` of a new transformers refuses all but the newest PEFT
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(target_modules=["query"], init_lora_weights=False), language_model.model
+    )
+    layers = [layer for layer in language_model.model.modules() if isinstance(layer, tuners.BaseTunerLayer)]
     on = language_model.fingerprint
-    language_model.model.disable_adapters()
-    assert language_model.fingerprint != on
-    language_model.model.enable_adapters()
-    assert language_model.fingerprint == on
+    for enabled in (False, True):
+        for layer in layers:
+            layer.enable_adapters(enabled)
+        assert (language_model.fingerprint == on) == enabled
 
 
 def test_the_fingerprint_includes_names_and_shapes(build, tokenizer):
