@@ -408,6 +408,14 @@ def test_wrong_number_of_channels_is_rejected():
         small_model()(torch.randn(2, 3, 28, 28))
 
 
+def test_wrong_image_size_is_rejected_where_the_network_has_a_fixed_size():
+    with pytest.raises(
+        ValueError, match=r"backbone lenet5 was built for images of 28 x 28 pixels; got \(2, 1, 32, 32\)"
+    ):
+        small_model(backbone="lenet5")(torch.randn(2, 1, 32, 32))
+    small_model(backbone="airbench_cifar")(torch.randn(2, 1, 32, 32))  # pools what is left
+
+
 def test_unknown_head_error_lists_the_choices():
     with pytest.raises(ValueError, match=r"unknown head 'vfm'; the heads are: .*softmax"):
         small_model(head="vfm")

@@ -51,6 +51,13 @@ class EmbeddingNet(nn.Module):
         self.pretrained_cfg: dict[str, Any] = {}
         self.reset_classifier(num_classes)
 
+    @property
+    def has_fixed_size(self) -> bool:
+        """Whether images must have the size that the network was built for, since it flattens without pooling."""
+        pools = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+        kinds = [type(layer) for layer in self.layers]
+        return nn.Flatten in kinds and not any(pool in kinds for pool in pools)
+
     def remove_final_activation(self) -> None:
         """Remove the activation after the last hidden layer, for a head that replaces it."""
         self.final_activation = nn.Identity()

@@ -184,6 +184,12 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
                 f"expected pixel_values of shape (batch, {self.config.num_channels}, height, width); got "
                 f"{tuple(pixel_values.shape)}."
             )
+        size = self.config.input_size
+        if getattr(self.backbone, "has_fixed_size", False) and tuple(pixel_values.shape[2:]) != size:
+            raise ValueError(
+                f"backbone {self.config.backbone} was built for images of {size[0]} x {size[1]} pixels; got "
+                f"{tuple(pixel_values.shape)}. The model's image processor resizes images."
+            )
         pixel_values, hidden_states = pixel_values.to(self.dtype), None
         if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
             backbone: Any = self.backbone
