@@ -1,9 +1,9 @@
-"""Write `RESULTS.md`, the tables of every README, the model cards and the comparisons of runs from the results files.
+"""Write `RESULTS.md`, all tables of READMEs and documentation, the model cards and the comparisons of runs.
 
 python benchmarks/report.py
 python benchmarks/report.py --check
 
-Results are in `results/runs`, `results/published` and `benchmarks/results`. Tables are defined in `tables.yaml`,
+The results are in `results/runs`, `results/published` and `benchmarks/results`. Tables are defined in `tables.yaml`,
 `claims.yaml` and `measured.yaml` of `results`, and stand between `<!-- table: <name> -->` and `<!-- end of table -->`.
 Model cards are in `hub_cards`, one per configuration with results; others are removed. `--check` writes nothing and
 fails if a file is not what the results say.
@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from reproduction.cards import CARDS, read_papers, render_cards
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
-    """Return the new text of every README with tables, of `RESULTS.md`, the model cards and the comparisons."""
+    """Return the new texts of all files that this program writes."""
     folder = ROOT / "results"
     claims, tables = read_rows(folder / "claims.yaml", Claim), read_rows(folder / "tables.yaml", Table)
     measured = render_measured(read_rows(folder / "measured.yaml", Measurement), source, benchmarks)
@@ -86,12 +86,39 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
         parts.append(f"## {table.title}\n\n{text}\n")
     parts.append(f"## Runs that need a GPU\n\n{render_gpu(source)}\n")
     files[ROOT / "RESULTS.md"] = "\n".join(parts)
+    files |= fill_pages({table.table: render(table, source) for table in tables})
     found = [
         *compare_claims(claims, source).values(),
         *(row for table in tables for row in compare_rows(table, source)),
     ]
     files[COMPARISONS] = json.dumps([comparison.record() for comparison in found], indent=1) + "\n"
     return files | render_cards(source, read_papers(folder / "papers.yaml"))
+
+
+def fill_pages(tables: Mapping[str, str]) -> dict[Path, str]:
+    """Return the pages of the documentation with their tables, without the rows that have no result."""
+    pages = {}
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        page = path.read_text("utf-8")
+        for name in re.findall("<!-- table: (.*) -->", page):
+            if name not in tables:
+                raise ValueError(f"{path}: there is no table {name!r} in results/tables.yaml.")
+            pages[path] = page = insert(page, name, without_empty_rows(tables[name]), path)
+    return pages
+
+
+def without_empty_rows(table: str) -> str:
+    """Leave out the rows of runs that have neither a measured nor a published number, and say how many they are."""
+    lines = table.strip().splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("| ---")) + 1
+    rows = [line for line in lines[first:] if line.startswith("|")]
+    empty = [row for row in rows if "not run" in row and not re.search(r"\d", row.split("|", 2)[2])]
+    if not empty:
+        return table
+    note = f"*No results yet of {len(empty)} of {len(rows)} runs of this table.*"
+    rest = "\n".join(line for line in lines[first + len(rows) :])
+    header = [] if len(empty) == len(rows) else [*lines[:first], *(row for row in rows if row not in empty), ""]
+    return "\n".join([*header, note, rest]).rstrip()
 
 
 def insert(page: str, name: str, text: str, path: Path) -> str:

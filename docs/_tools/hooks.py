@@ -127,33 +127,5 @@ def recipe_page(root: Path, system: str) -> str:
 
 
 def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
-    """Link to the recipe pages in place of their READMEs, and insert the tables of measured results by name."""
-    markdown = README.sub(r"](\1recipes/\2.md", markdown)
-    return re.sub(r"<!-- results: ([\w-]+) -->", lambda found: results_table(root(config), found[1]), markdown)
-
-
-def results_table(root: Path, name: str) -> str:
-    """Return a table of measured results from the README that contains it.
-
-    Raises:
-        ValueError: If no README has the table.
-    """
-    table = re.compile(rf"<!-- table: {name} -->\n(.*?)<!-- end of table -->", re.DOTALL)
-    for readme in (root / "recipes" / "configs").glob("*/README.md"):
-        if found := table.search(readme.read_text()):
-            return without_empty_rows(found[1])
-    raise ValueError(f"no README of recipes/configs has a table {name!r}; results/tables.yaml lists the tables.")
-
-
-def without_empty_rows(table: str) -> str:
-    """Leave out the rows of runs that have neither a measured nor a published number, and say how many they are."""
-    lines = table.strip().splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith("| ---")) + 1
-    rows = [line for line in lines[first:] if line.startswith("|")]
-    empty = [row for row in rows if "not run" in row and not re.search(r"\d", row.split("|", 2)[2])]
-    if not empty:
-        return table
-    note = f"*No results yet of {len(empty)} of {len(rows)} runs of this table.*"
-    rest = "\n".join(line for line in lines[first + len(rows) :])
-    header = [] if len(empty) == len(rows) else [*lines[:first], *(row for row in rows if row not in empty), ""]
-    return "\n".join(["", *header, note, rest, ""])
+    """Link to the recipe pages in place of their READMEs."""
+    return README.sub(r"](\1recipes/\2.md", markdown)
