@@ -293,7 +293,8 @@ def _verdict(net: Mapping[str, Any]) -> str:
             f"\n{zeros} of the {len(projections)} projections are 0, which counts for neither side." if zeros else ""
         )
     if is_significant(ks):
-        return f"The arrangement is neither isotropic nor biased: {negative} ({expected})."
+        start = "The arrangement is not isotropic (KS test), without a significant majority of one sign"
+        return f"{start}:\n{negative} ({expected})."
     return f"No significant bias of the projections: {negative} ({expected})."
 
 

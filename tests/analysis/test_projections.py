@@ -241,7 +241,7 @@ def test_the_verdict_fits_a_terminal(mean):
     weight = torch.randn(2000, 9) + mean
     weight[:1000, 4:] *= 0.01 if mean == 0 else 1
     text = str(projection_statistics(linear(weight), "linear"))
-    expected = {-1: "biased to negative", 0: "neither isotropic nor biased", 1: "biased to positive"}
+    expected = {-1: "biased to negative", 0: "not isotropic (KS test), without", 1: "biased to positive"}
     assert expected[mean] in text
     assert max(map(len, text.splitlines())) <= 100
 

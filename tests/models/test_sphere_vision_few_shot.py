@@ -366,9 +366,21 @@ def test_invalid_options_are_rejected(options, message):
         small_config(**options)
 
 
-def test_a_setting_that_resembles_a_known_one_is_named_in_a_warning():
-    with pytest.warns(UserWarning, match="SphereVisionConfig has no setting 'haed'; is it 'head'?"):
-        small_config(haed="arcface")
+@pytest.mark.parametrize(
+    ("given", "meant"), [("haed", "head"), ("num_classes", "num_labels"), ("margin", "head_kwargs")]
+)
+def test_a_setting_that_resembles_a_known_one_is_named_in_a_warning(given, meant):
+    with pytest.warns(UserWarning, match=f"SphereVisionConfig has no setting '{given}'; is it '{meant}'?") as caught:
+        SphereVisionConfig(**{given: 4})
+    assert caught[0].filename == __file__
+
+
+def test_class_weights_given_as_a_tensor_are_saved_as_numbers(tmp_path):
+    small_config(head="softmax", head_kwargs={"class_weights": torch.tensor([1.0, 2.0, 0.5, 1.0])}).save_pretrained(
+        tmp_path
+    )
+    saved = SphereVisionConfig.from_pretrained(tmp_path).head_kwargs
+    assert saved == {"class_weights": [1.0, 2.0, 0.5, 1.0]}
 
 
 @pytest.mark.parametrize("options", [{"spherization": True}, {"few_shot_kwargs": "cosine"}, {"final_activation": "no"}])

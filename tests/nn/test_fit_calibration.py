@@ -189,6 +189,8 @@ def test_an_exported_model_returns_calibrated_logits(tmp_path):
         {"temperature": 1.0, "shift": [1.0]},
         {"temperature": 1.0, "bias": [1.0, 1.0, 1.0]},
         {"temperature": "high"},
+        {"temperature": -1.5},
+        {"temperature": [1.0, 0.0, 1.0]},
     ],
 )
 def test_an_invalid_calibration_is_an_error(calibration):

@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import PreTrainedConfig
@@ -15,6 +16,10 @@ from hf_sphere.models import REQUIRES
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.layers import Spherization
 from hf_sphere.nn.prototypical import PrototypicalClassifier
+
+_OTHER_NAMES = {"num_classes": "num_labels", "pretrained": "pretrained of the model", "metric": "few_shot_kwargs"}
+_OTHER_NAMES |= dict.fromkeys(("margin", "scale", "temperature", "class_weights", "label_smoothing"), "head_kwargs")
+"""Names that users know from other libraries, or of options of the head."""
 
 
 @strict
@@ -88,8 +93,11 @@ class SphereVisionConfig(PreTrainedConfig):
                 if Path(self.backbone).is_dir():  # a local path is not published with the model
                     self.backbone = Path(self.backbone).resolve().name
         for name in (name for name in kwargs if not hasattr(type(self), name)):
-            if close := difflib.get_close_matches(name, self.__dataclass_fields__, 1, 0.7):
-                warnings.warn(f"{type(self).__name__} has no setting {name!r}; is it {close[0]!r}?", stacklevel=3)
+            close = difflib.get_close_matches(name, self.__dataclass_fields__, 1, 0.7)
+            if meant := _OTHER_NAMES.get(name) or (close and close[0]):
+                warnings.warn(f"{type(self).__name__} has no setting {name!r}; is it {meant!r}?", stacklevel=4)
+        if self.head_kwargs is not None:  # JSON has neither tensors nor arrays
+            self.head_kwargs = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in self.head_kwargs.items()}
         super().__post_init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,9 +148,11 @@ class SphereVisionConfig(PreTrainedConfig):
         """Check the temperatures of the logits."""
         values = {"temperature": 1.0} if self.calibration is None else self.calibration
         sizes = {len(value) for value in values.values() if isinstance(value, list)}
-        if not {"temperature"} <= {*values} <= {"temperature", "shift"} or not sizes <= {self.num_labels}:
+        known = {"temperature"} <= {*values} <= {"temperature", "shift"} and sizes <= {self.num_labels}
+        if not known or np.min(values["temperature"]) <= 0:
             raise ValueError(
-                f"calibration must be as by `fit_calibration` for {self.num_labels} classes; got {values}."
+                f"calibration must be as by `fit_calibration` for {self.num_labels} classes, with positive "
+                f"temperatures; got {values}."
             )
 
     def validate_options(self) -> None:

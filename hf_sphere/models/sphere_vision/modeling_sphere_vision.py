@@ -290,7 +290,8 @@ class ModelWithHead(nn.Module):
     @staticmethod
     def _build_head(config: Any, embedding_dim: int) -> Head:
         if config.head is None:
-            raise ValueError(f"the model needs a head: {', '.join(HEADS)}; SphereVisionForRegression needs none.")
+            without = "SphereVisionForRegression and SphereVisionForFewShotClassification need none"
+            raise ValueError(f"the model needs a head: {', '.join(HEADS)}; {without}.")
         if getattr(config, "spherization", None) is not None and issubclass(HEADS[config.head], SpherizedHead):
             raise ValueError(
                 f"head {config.head!r} would spherize embeddings that are spherized already: set spherization=None, or "
