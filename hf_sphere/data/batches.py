@@ -288,7 +288,8 @@ class FewShotBatches:
     def __init__(self, images: ImageBatches, shot: int, *, eval_batch_size: int = 512) -> None:
         episodes = images.episodes
         if episodes is None or not episodes.distinct:
-            raise ValueError(f"few-shot batches require episodes=Episodes(..., distinct=True); got {episodes}.")
+            needed = "all episodes must be given, as Episodes(..., distinct=True)"
+            raise ValueError(f"few-shot batches need distinct images: {needed}; got {episodes}.")
         if not 1 <= shot < episodes.examples:
             raise ValueError(f"shot must be at least 1 and less than the {episodes.examples} images; got {shot}.")
         self.images = images

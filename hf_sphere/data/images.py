@@ -166,6 +166,8 @@ def load_image_data(
         >>> next(data.train.epoch())["pixel_values"].shape
         torch.Size([128, 1, 8, 8])
     """
+    if not isinstance(options, ImageDataOptions):
+        raise TypeError(f"options must be ImageDataOptions, and a data set is `dataset`; got {type(options).__name__}.")
     values = targets if isinstance(targets, ValueOptions) else ValueOptions()
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
     check_task(task, options, values, train_classes, episodes)

@@ -3,6 +3,7 @@
 Nothing heavy is imported here, so that recipes can parse their arguments quickly.
 """
 
+import os
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,6 +70,7 @@ class ImageSourceOptions(Arguments):
     )
 
     def __post_init__(self) -> None:
+        self.dataset_name = os.fspath(self.dataset_name)
         if isinstance(self.image_size, int):
             self.image_size = [self.image_size]
         super().__post_init__()

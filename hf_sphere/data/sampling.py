@@ -69,6 +69,7 @@ def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | No
     classes, counts = labels.unique(return_counts=True)
     origin = f" {episodes.origin}" if episodes.origin else ""
     if episodes.classes > len(classes):
+        origin = origin or " An open set divides its classes, see `OpenSetOptions(train_classes=...)`."
         raise ValueError(
             f"{what} episode of {episodes.classes} different classes cannot be drawn from {len(classes)}.{origin}"
         )

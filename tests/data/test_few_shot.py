@@ -171,7 +171,7 @@ class TestLoading:
 class TestInvalidInput:
     @pytest.mark.parametrize("episodes", [None, Episodes(3, 6, 7)])
     def test_episodes_that_may_repeat_images_are_an_error(self, episodes):
-        with pytest.raises(ValueError, match=r"few-shot batches require .*distinct=True"):
+        with pytest.raises(ValueError, match=r"few-shot batches need .*distinct=True"):
             make(episodes=episodes, **({"batch_size": 4} if episodes is None else {}))
 
     @pytest.mark.parametrize("shot", [0, 6, 9])

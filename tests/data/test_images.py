@@ -11,6 +11,7 @@ from hf_sphere.data import (
     ImagesFromDisk,
     ImageShape,
     ImagesInMemory,
+    load_image_data,
 )
 from hf_sphere.models import SphereVisionImageProcessor
 
@@ -92,6 +93,10 @@ class TestLoadedData:
     def test_a_missing_image_column_is_an_error_that_lists_the_columns(self, make_dataset, load):
         with pytest.raises(ValueError, match=r"found no image column.*\['scan', 'label'\].*--image_column_name"):
             load(make_dataset(marked(2), image_column="scan"))
+
+    def test_a_folder_without_its_options_is_an_error(self):
+        with pytest.raises(TypeError, match="options must be ImageDataOptions, and a data set is `dataset`; got str"):
+            load_image_data("shots")
 
     def test_a_label_column_missing_from_the_evaluation_split_is_an_error(self, make_dataset, embed, load_named):
         name = embed(train=make_dataset(marked(2)), test=make_dataset(marked(2), label_column="kind"))
