@@ -86,12 +86,12 @@ def reliability_bins(
 
 
 def expected_calibration_error(
-    confidences: Tensor, correct: Tensor, *, num_bins: int = 15, norm: float = 2, binning: Binning = "equal_mass"
+    confidences: Tensor, correct: Tensor, *, num_bins: int = 15, norm: float = 1, binning: Binning = "equal_width"
 ) -> float:
     """Compute the expected calibration error over bins, `(sum_b n_b |acc_b - conf_b|^norm / N)^(1 / norm)`.
 
-    The defaults are those of Scott, Gallagher, Mozer, "von Mises-Fisher Loss: An Exploration of Embedding Geometries
-    for Supervised Learning", ICCV 2021, after Nixon et al., "Measuring Calibration in Deep Learning", 2019.
+    The defaults are those of Guo, Pleiss, Sun, Weinberger, ICML 2017, with 15 bins; `calibration_errors` also computes
+    it with bins of equal mass and exponent 2.
 
     Args:
         confidences: (N,), predicted probability that each prediction is correct, in [0, 1].
@@ -107,7 +107,7 @@ def expected_calibration_error(
         ValueError: If `norm` is not finite and at least 1, and for the same reasons as `reliability_bins`.
 
     Example:
-        >>> expected_calibration_error(torch.tensor([0.75, 0.75]), torch.tensor([1, 0]), norm=1)
+        >>> expected_calibration_error(torch.tensor([0.75, 0.75]), torch.tensor([1, 0]))
         0.25
     """
     if not (norm >= 1 and math.isfinite(norm)):
@@ -134,8 +134,8 @@ def calibration_errors(confidences: Tensor, correct: Tensor) -> dict[str, float]
         >>> calibration_errors(torch.tensor([1.0, 1.0]), torch.tensor([1, 1])).keys()
         dict_keys(['calibration_error_equal_mass_l2', 'calibration_error_equal_width_l1'])
     """
-    mass = expected_calibration_error(confidences, correct)
-    width = expected_calibration_error(confidences, correct, norm=1, binning="equal_width")
+    mass = expected_calibration_error(confidences, correct, norm=2, binning="equal_mass")
+    width = expected_calibration_error(confidences, correct)
     return {"calibration_error_equal_mass_l2": mass, "calibration_error_equal_width_l1": width}
 
 
