@@ -41,6 +41,13 @@ _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 class Arguments:
     """Base class of argument dataclasses: all numbers must be finite and within the bounds of their fields."""
 
+    def __init_subclass__(cls) -> None:
+        """Add the help texts of the fields to the docstring, for `help` in Python."""
+        own = {name: value for name, value in vars(cls).items() if isinstance(value, dataclasses.Field)}
+        fields = getattr(cls, "__dataclass_fields__", {}) | own
+        lines = [f"    {name}: {field.metadata['help']}" for name, field in fields.items() if "help" in field.metadata]
+        cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or "").split("\n\nArgs:\n")[0], "\nArgs:", *lines])
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
             value = getattr(self, field.name)

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,13 @@ def refusal(capsys) -> Callable[..., str]:
 def test_missing_arguments_have_defaults():
     _, data, args = parse()
     assert (data.dataset_name, args.learning_rate, args.max_steps) == ("digits", 1e-3, None)
+
+
+def test_the_docstring_describes_every_argument_once():
+    described = [
+        line.split(":")[0].strip() for line in ImageDataArguments.__doc__.split("Args:")[1].strip().splitlines()
+    ]
+    assert sorted(described) == sorted(field.name for field in dataclasses.fields(ImageDataArguments))
 
 
 def test_output_dir_is_required(capsys):
