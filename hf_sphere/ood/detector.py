@@ -8,6 +8,7 @@ from typing import Any, Self
 from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
+from hf_sphere.geometry.checks import check_integer
 from hf_sphere.metrics import detection_scores
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.ood.scores import FITTED, SCORES, UNFITTED
@@ -26,7 +27,7 @@ class OODDetector:
         **options: Neighbors `k` of `knn` (50), less than half of a class; dimension `dim` of `vim`'s subspace.
 
     Raises:
-        ValueError: If the score or an option is unknown.
+        ValueError: If the score or an option is unknown, or an option is no positive integer.
 
     Example:
         >>> detector = OODDetector("knn", k=10).fit(model, train_loader)  # doctest: +SKIP
@@ -41,7 +42,7 @@ class OODDetector:
         if not set(options) <= set(known):
             raise ValueError(f"score {score!r} has the options {known}; got {', '.join(options)}.")
         self.name = score
-        self._options = options
+        self._options = {name: check_integer(name, value, 1) for name, value in options.items() if value is not None}
         self._fitted: Any = None
 
     def __repr__(self) -> str:

@@ -1,5 +1,6 @@
 """Embeddings and logits of any classifier."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -7,7 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from hf_sphere.metrics.checks import check_embeddings, check_labels, check_scores
+from hf_sphere.ood.scores import UNFITTED
 from hf_sphere.utils.modules import eval_mode
+
+LOGITS_ONLY = ", ".join(name for name, (field, _) in UNFITTED.items() if field == "logits")
 
 
 class Outputs(NamedTuple):
@@ -32,7 +36,8 @@ class Outputs(NamedTuple):
             ValueError: If a field that a score needs is missing, a shape is wrong, or a value is not finite.
         """
         if missing := [name for name in needs if getattr(self, name) is None]:
-            raise ValueError(f"the score {score} needs {' and '.join(missing)}, which the data do not have.")
+            hint = f" The scores {LOGITS_ONLY} need none." if "embeddings" in missing else ""
+            raise ValueError(f"the score {score} needs {' and '.join(missing)}, which the data do not have.{hint}")
         given = {name: values for name, values in self._asdict().items() if values is not None}
         if len({len(values) for values in given.values()}) > 1:
             lengths = ", ".join(f"{len(values)} {name}" for name, values in given.items())
@@ -51,8 +56,8 @@ class Outputs(NamedTuple):
 def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
     """Compute embeddings and logits of a classifier of timm, transformers or this library, in eval mode.
 
-    The embeddings are the input of the linear layer that computes the logits, or of the head of a model of this
-    library, before they are normalized.
+    The embeddings are the input of the linear layer or 1 x 1 convolution that computes the logits, or of the head of a
+    model of this library, before they are normalized. If there is no such layer, they are None, with a warning.
 
     Args:
         model: Returns logits (B, K), or an output with `logits`.
@@ -63,7 +68,7 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
         The outputs, float32 or better, on the CPU; labels if all batches have them.
 
     Raises:
-        ValueError: If there is no batch, or no layer whose output is the logits.
+        ValueError: If there is no batch.
 
     Example:
         >>> model_outputs(network, images.split(4)).embeddings.shape
@@ -72,10 +77,10 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
     head, calls, parts = getattr(model, "head", None) if hasattr(model, "head_inputs") else None, [], []
 
     def remember(layer: nn.Module, inputs: Any, output: Any) -> None:
-        if head is not None or output.ndim == 2:  # not the layers applied to all tokens, which would take much memory
-            calls.append((inputs[0], output))
+        if head is not None or output.ndim == 2 or output.shape[2:] == (1, 1):  # others would take much memory
+            calls.append((inputs[0].flatten(1), output))
 
-    layers = [layer for layer in model.modules() if layer is head or (head is None and isinstance(layer, nn.Linear))]
+    layers = [head] if head is not None else [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
     handles = [layer.register_forward_hook(remember) for layer in layers]
     try:
         with eval_mode(model):
@@ -84,19 +89,21 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
                 calls.clear()
                 output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
                 logits = output if isinstance(output, Tensor) else output["logits"]
-                found = [call for call in calls if head is not None or torch.equal(call[1].to(logits.dtype), logits)]
-                if not found:
-                    raise ValueError(
-                        f"no linear layer of {type(model).__name__} returns its logits, so its embeddings are not "
-                        "known. Compute them, and use `fit_embeddings` and `score_embeddings`."
-                    )
-                parts.append((found[-1][0], logits, labels, getattr(found[-1][1], "concentration", None)))
+                found = [c for c in calls if head is not None or torch.equal(c[1].flatten(1).to(logits.dtype), logits)]
+                embeddings, last = found[-1] if found else (None, None)
+                parts.append((embeddings, logits, labels, getattr(last, "concentration", None)))
     finally:
         for handle in handles:
             handle.remove()
     if not parts:
         raise ValueError("batches is empty; an iterator can be used only once.")
-    return Outputs(*map(_joined, zip(*parts, strict=True)))
+    outputs = Outputs(*map(_joined, zip(*parts, strict=True)))
+    if outputs.embeddings is None:
+        logging.getLogger(__name__).warning(
+            f"No linear layer of {type(model).__name__} returns its logits, so its embeddings are unknown. The scores "
+            f"{LOGITS_ONLY} need none. For others, pass embeddings to `fit_embeddings` and `score_embeddings`."
+        )
+    return outputs
 
 
 def _split(batch: Any, device: torch.device) -> tuple[Any, Tensor | None]:

@@ -22,8 +22,8 @@ class NearestNeighbors:
     needs: ClassVar[tuple[str, ...]] = ("embeddings",)
 
     def __init__(self, data: Any, *, k: int = 50) -> None:
-        if not 1 <= k <= (count := len(data.embeddings)):
-            raise ValueError(f"k must be at least 1 and at most the number of training embeddings, {count}; got {k}.")
+        if k > (count := len(data.embeddings)):
+            raise ValueError(f"k must be at most the number of training embeddings, {count}; got {k}.")
         # The paper chooses k on validation data; its largest is 0.4 of the size of a class (CIFAR-100).
         if data.labels is not None and 2 * k > (size := int(data.labels.unique(return_counts=True)[1].median())):
             logging.getLogger(__name__).warning("knn: k = %d is large for classes of %d; try a smaller one.", k, size)

@@ -8,7 +8,14 @@ from pytorch_ood import detector as reference
 from sklearn.exceptions import NotFittedError
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DeiTConfig,
+    DeiTForImageClassificationWithTeacher,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.distributions import VonMisesFisher
@@ -171,7 +178,7 @@ class TestInput:
 
     def test_more_neighbors_than_embeddings_are_an_error(self, sets):
         few = Outputs(sets[0].embeddings[:20])
-        with pytest.raises(ValueError, match=r"k must be at least 1 and at most the number of .* 20; got 21"):
+        with pytest.raises(ValueError, match=r"k must be at most the number of .* 20; got 21"):
             fit("knn", few, k=21)
         assert compute(fit("knn", few, k=20), few).isfinite().all()
 
@@ -198,12 +205,16 @@ class TestInput:
         zeros = sets[1]._replace(embeddings=torch.zeros_like(sets[1].embeddings))
         assert compute(fit(name, train), zeros).isfinite().all()
 
-    @pytest.mark.parametrize("dim", [0, DIM])
-    def test_an_invalid_principal_subspace_is_an_error(self, dim, sets):
-        with pytest.raises(
-            ValueError, match=f"dim must be at least 1 and less than that of the embeddings, {DIM}; got {dim}"
-        ):
-            fit("vim", sets[0], dim=dim)
+    def test_a_principal_subspace_of_all_dimensions_is_an_error(self, sets):
+        message = f"dim must be at least 1 and less than that of the embeddings, {DIM}; got {DIM}"
+        with pytest.raises(ValueError, match=message):
+            fit("vim", sets[0], dim=DIM)
+
+    @pytest.mark.parametrize("value", [0, "5", 2.5, True])
+    @pytest.mark.parametrize(("name", "option"), [("knn", "k"), ("vim", "dim")])
+    def test_options_that_are_no_positive_integers_are_errors_before_the_fit(self, name, option, value):
+        with pytest.raises(ValueError, match=f"{option} must be an integer of at least 1; got {value!r}"):
+            OODDetector(name, **{option: value})
 
     def test_another_width_is_an_error(self, sets):
         with pytest.raises(ValueError, match="the embeddings have 5 columns, but 12 when the score was fitted"):
@@ -267,7 +278,9 @@ def sphere_vision(head: str) -> SphereVisionForImageClassification:
 
 
 class TestModels:
-    @pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "mobilenetv3_small_050", "convnext_atto"])
+    @pytest.mark.parametrize(
+        "name", ["resnet10t", "vit_tiny_patch16_224", "mobilenetv3_small_050", "convnext_atto", "resnetv2_18"]
+    )
     def test_timm(self, name):
         size = {"img_size": 32} if name.startswith("vit") else {}
         model = timm.create_model(name, num_classes=5, **size)
@@ -328,11 +341,27 @@ class TestModels:
         with pytest.raises(ValueError, match="batches is empty; an iterator can be used only once"):
             OODDetector().fit(sphere_vision("softmax"), [])
 
-    def test_models_without_a_linear_last_layer_are_an_error_and_keep_no_hook(self):
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Sigmoid())
-        with pytest.raises(ValueError, match="no linear layer of Sequential returns its logits"):
-            model_outputs(model, [torch.randn(2, 1, 8, 8)])
+    def test_models_whose_logits_no_layer_returns_have_scores_of_the_logits_only(self, caplog):
+        model, images = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Sigmoid()).eval(), [torch.randn(2, 1, 8, 8)]
+        scores = OODDetector("energy").fit(model, images).score(model, images)
+        assert torch.equal(scores, model(images[0]).double().logsumexp(1))
+        assert "No linear layer of Sequential returns its logits, so its embeddings are unknown" in caplog.text
+        with pytest.raises(ValueError, match=r"knn needs embeddings, .* max_softmax, max_logit, energy need none"):
+            OODDetector("knn").fit(model, images)
         assert not any(layer._forward_hooks for layer in model.modules())
+
+    @pytest.mark.parametrize("kind", ["timm", "transformers"])
+    def test_the_mean_of_two_classifiers_has_logits_without_embeddings(self, kind):
+        sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32)
+        if kind == "timm":
+            model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, num_classes=3).eval()
+        else:
+            model = DeiTForImageClassificationWithTeacher(DeiTConfig(**sizes, num_labels=3)).eval()
+        images = torch.randn(2, 3, 32, 32)
+        outputs = model_outputs(model, [images])
+        expected = model(images)
+        assert torch.allclose(outputs.logits, expected if kind == "timm" else expected.logits, atol=1e-6)
+        assert outputs.embeddings is None
 
 
 def test_the_score_of_a_damaged_comparison_is_not_hidden(sets):
