@@ -1,5 +1,6 @@
 """Optimizers by name, with the parameter groups that suit them, for the recipes and transformers' Trainer."""
 
+import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -54,8 +55,10 @@ def build_optimizer(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be one module, such as of a network and its loss; got a {type(model).__name__}.")
-    if name not in (*TORCH, *optimizer_names()):
-        raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join((*TORCH, *optimizer_names()))}.")
+    if name not in (names := [*TORCH, *optimizer_names()]):
+        close = difflib.get_close_matches(str(name).lower().replace("-", "_"), names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join(names)}.{hint}")
     kind: Any = TORCH.get(name) or optimizer_class(name)
     valid = option_defaults(name)
     if "adamw_lr_scale" in valid:

@@ -13,7 +13,7 @@ from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hf_sphere.optim.invariance import Loss, call, exact, find_radial_weights, fitting_example, make_trial, quiet
+from hf_sphere.optim.invariance import Loss, call, exact, find_radial_weights, fitting_batch, make_trial, quiet
 from hf_sphere.optim.layout import ChannelDims
 
 logger = logging.getLogger(__name__)
@@ -257,7 +257,7 @@ def _last_layer(model: nn.Module, batch: Any) -> str:
         for name, module in trial.named_modules():
             if name and any(w.ndim > 1 and min(w.shape[:2]) > 1 for w in module.parameters(recurse=False)):
                 module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
-        batch = fitting_example(trial) if batch is None else batch
+        batch = fitting_batch(trial, batch)
         called.clear()  # inputs that did not fit
         with torch.no_grad():
             call(trial, batch)

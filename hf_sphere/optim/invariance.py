@@ -56,9 +56,10 @@ class RadialWeights:
         """Return the number of radially invariant weights and their share of the elements, in one line."""
         radial = sum(self.num_weights[name] for name in self.channel_dims)
         share = 100 * radial / max(1, sum(self.num_weights.values()))
+        frozen = [*self.rejected.values()].count("frozen")
         return (
             f"{len(self.channel_dims)} of {len(self.num_weights)} weight tensors are radially invariant "
-            f"({share:.4g} % of their elements)"
+            f"({share:.4g} % of their elements){f'; {frozen} are frozen' if frozen else ''}"
         )
 
 
@@ -80,15 +81,16 @@ def find_radial_weights(
     Args:
         model: Any module, before it is sharded.
         batch: Keyword arguments (a mapping), arguments (a tuple or list) or the only argument of the model. If None, an
-            input is generated from the configuration of a transformers or timm model, or from the first layer.
+            input is generated from the configuration of a transformers or timm model, or from the first layer. Leave
+            out labels if the model does not compute its loss.
         loss: Function of the model's output and the batch. By default the output's own `loss` if it has one, else a
             random linear function of the output (the invariance holds for any loss).
         tolerance: Largest |<w, dL/dw>| / (|w| |dL/dw|) of a group that is considered zero. For groups of more than a
             hundred weights it decreases as 1 / sqrt(D), like the value of a weight that is not invariant.
 
     Raises:
-        ValueError: If the model is sharded or on the meta device, if tolerance is not in (0, 1), if no input could be
-            generated, or if the output contains nothing to differentiate.
+        ValueError: If the model is sharded or on the meta device, if tolerance is not in (0, 1), if the model does not
+            accept the batch, if none could be generated, or if the output contains nothing to differentiate.
 
     Example:
         >>> find_radial_weights(network, images).channel_dims
@@ -120,7 +122,7 @@ def find_radial_weights(
     with torch.random.fork_rng(devices=[d for d in devices if d.type == "cuda"]), exact(devices), quiet():
         torch.manual_seed(0)
         trial = make_trial(model)
-        batch = fitting_example(trial) if batch is None else batch
+        batch = fitting_batch(trial, batch)
         for _ in range(CHECKS):
             move(trial)
             found.rejected |= _check(trial, deviations, batch, loss, tolerance)
@@ -129,15 +131,21 @@ def find_radial_weights(
     return found
 
 
-def fitting_example(trial: nn.Module) -> Any:
-    """Return the first generated input that the model accepts."""
+def fitting_batch(trial: nn.Module, batch: Any = None) -> Any:
+    """Return the batch or, if it is None, the first generated input, that the model accepts."""
     failure = "no layer determines the input shape"
-    for example in example_inputs(trial):
+    for example in example_inputs(trial) if batch is None else [batch]:
         try:
             with torch.no_grad():
                 call(trial, example)
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
+            if batch is not None:
+                raise ValueError(
+                    f"{type(trial).__name__} does not accept the batch. Pass one batch of tensors: a mapping for "
+                    "model(**batch), a tuple or list for model(*batch), a tensor for model(batch). Leave out labels if "
+                    f"the model does not compute its loss. {failure}"
+                ) from error
         else:
             return example
     raise ValueError(

@@ -65,6 +65,12 @@ def test_a_list_of_parameters_or_modules_is_refused():
         build_optimizer([torch.nn.Linear(2, 2)], "adam_srt")
 
 
+@pytest.mark.parametrize(("name", "close"), [("AdamSRT", "adam_srt"), ("adam-srt", "adam_srt"), ("Muon", "muon")])
+def test_the_error_for_a_misspelled_name_suggests_the_close_one(name, close):
+    with pytest.raises(ValueError, match=f"unknown optimizer '{name}'; .* Did you mean '{close}'"):
+        build_optimizer(torch.nn.Linear(2, 2), name)
+
+
 def test_the_error_for_an_unknown_name_lists_the_names():
     with pytest.raises(
         ValueError, match="unknown optimizer 'adam_x'; the optimizers are: adam_g, adam_s, adam_srt, adamw_hyperball, "

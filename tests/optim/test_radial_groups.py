@@ -10,10 +10,11 @@ import pytest
 import timm
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from transformers import BertConfig, BertModel
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.optim import AdamSRT, find_radial_weights, radial_parameter_groups
+from hf_sphere.optim import AdamSRT, build_optimizer, find_radial_weights, radial_parameter_groups
 
 
 class Small(nn.Module):
@@ -92,7 +93,7 @@ def test_the_search_preserves_model_and_random_state(state, fails):
     model.fails = fails
     before = snapshot(model)
     if fails:
-        with pytest.raises(RuntimeError, match="a fault in the forward pass"):
+        with pytest.raises(ValueError, match=r"Small does not accept the batch.*a fault in the forward pass"):
             find_radial_weights(model, images(generator=torch.Generator()))
     else:
         find_radial_weights(model, images(generator=torch.Generator()))
@@ -282,6 +283,23 @@ def test_the_error_requests_a_batch_if_no_input_can_be_generated(kind):
         find_radial_weights(kind())
 
 
+BATCHES = {
+    "with labels": lambda: (images(), torch.zeros(2)),
+    "loader": lambda: DataLoader(images()),
+    "array": lambda: images().numpy(),
+    "unknown name": lambda: {"pixels": images()},
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("name", ["adam_srt", "muon"])
+def test_the_error_for_a_batch_that_does_not_fit_says_how_it_is_passed(name, batch):
+    with pytest.raises(
+        ValueError, match=r"Sequential does not accept .* model\(\*batch\), .* Leave out labels .*Error: "
+    ):
+        build_optimizer(nn.Sequential(Small()), name, batch())
+
+
 def test_a_model_on_the_meta_device_is_rejected():
     with pytest.raises(ValueError, match=r"conv\.weight is on the meta device; the numerical check needs real weights"):
         find_radial_weights(Small().to("meta"), images())
@@ -328,6 +346,11 @@ def test_the_table_lists_channel_dims_or_the_reason_for_every_weight():
     assert first == f"1 of 2 weight tensors are radially invariant ({100 * 108 / 116:.4g} % of their elements)"
     assert conv.split()[:3] == ["conv.weight", "channel_dims", "[0],"]
     assert linear.split(maxsplit=1) == ["linear.weight", f"not radial: {found.rejected['linear.weight']}"]
+
+
+def test_the_summary_counts_frozen_weights():
+    summary = find_radial_weights(Small().requires_grad_(False), images()).summary()
+    assert summary == "0 of 2 weight tensors are radially invariant (0 % of their elements); 2 are frozen"
 
 
 def test_deviations_are_at_rounding_level():
