@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from hf_sphere.losses.heads import require_all_classes
-from hf_sphere.nn.checks import IGNORED
+from hf_sphere.nn.checks import IGNORED, check_tensors
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.utils.files import atomic_file
 
@@ -36,6 +36,7 @@ class MetricLearningLoss(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of the pairs or triplets that the miner selects, or of all."""
+        check_tensors(embeddings=embeddings, labels=labels)
         used = labels != IGNORED
         embeddings, labels = Head.upcast(embeddings)[used], labels[used]
         return self.loss(embeddings, labels, None if self.miner is None else self.miner(embeddings, labels))

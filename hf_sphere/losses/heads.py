@@ -47,6 +47,8 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
         self.head = build_head(name, embedding_dim, num_classes, **options)
         saved = vars(self)["_hub_mixin_config"]  # the arguments
         self._hub_mixin_config = {**saved, "head": name}  # checked when loaded
+        if self.head.class_weights is not None:  # an array or a tensor cannot be saved in the configuration
+            self._hub_mixin_config["class_weights"] = self.head.class_weights
         self._is_initialized = False
 
     def forward(self, embeddings: Tensor, labels: Tensor, indices_tuple: None = None) -> Tensor:
@@ -56,9 +58,7 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
         """
         if indices_tuple is not None:
             raise ValueError(f"{type(self).__name__} uses all examples of a batch; leave out the miner.")
-        if embeddings.shape[1:] != (self.head.embedding_dim,):
-            shape = tuple(embeddings.shape)
-            raise ValueError(f"embeddings must have the shape (B, {self.head.embedding_dim}); got {shape}.")
+        self.head.check_inputs(embeddings, labels)
         if self.training and not self._is_initialized:
             self._is_initialized = True  # reading the head's state synchronizes the device: once per loss
             if self.head.needs_data_initialization:

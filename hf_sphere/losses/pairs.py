@@ -7,12 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.checks import IGNORED
+from hf_sphere.nn.checks import IGNORED, check_tensors
 from hf_sphere.nn.class_softmax import sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.processes import Exchange, count_processes, scale_gradient
 
 logger = logging.getLogger(__name__)
+
+HOW_TO_PAIR = "For pairs (a, b), pass torch.cat([a, b]) and the labels torch.arange(len(a)).repeat(2)."
 
 
 class PairLoss(nn.Module):
@@ -50,9 +52,10 @@ class PairLoss(nn.Module):
         """
         if indices_tuple is not None:
             raise ValueError(f"{type(self).__name__} uses all pairs of a batch; leave out the miner.")
+        check_tensors(embeddings=embeddings, labels=labels)
         if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
             shapes = f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
-            raise ValueError(f"embeddings and labels must have the shapes (B, d) and (B,); got {shapes}.")
+            raise ValueError(f"embeddings and labels must have the shapes (B, d) and (B,); got {shapes}. {HOW_TO_PAIR}")
         if labels.is_floating_point():
             raise TypeError(f"labels must be integers; got {labels.dtype}. Convert them with .long().")
         with torch.autocast(embeddings.device.type, enabled=False):
@@ -153,7 +156,7 @@ class InfoNCELoss(PairLoss):
         counts = labels[order].unique(return_counts=True)[1]
         if (counts != 2).any():
             counts = counts.unique().tolist()
-            raise ValueError(f"InfoNCELoss needs exactly two examples of each label; got {counts}.")
+            raise ValueError(f"InfoNCELoss needs exactly two examples of each label; got {counts}. {HOW_TO_PAIR}")
         first, second = points[order].unflatten(0, (-1, 2)).unbind(1)
         return (self._match(first, second) + self._match(second, first)) / 2
 

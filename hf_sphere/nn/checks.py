@@ -1,8 +1,9 @@
-"""Label checks without device synchronization."""
+"""Checks of inputs and labels without device synchronization."""
 
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.checks import to_labels
 from hf_sphere.geometry.coordinates import is_batched
 
 IGNORED = -100
@@ -12,6 +13,15 @@ IGNORED = -100
 def is_readable(tensor: Tensor) -> bool:
     """Whether values can be read without a device synchronization: on the CPU, outside of compilation and vmap."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(tensor)
+
+
+def check_tensors(**values: object) -> None:
+    """Raise a TypeError unless each of the named values is a tensor or None."""
+    for name, value in values.items():
+        if value is not None and not isinstance(value, Tensor):
+            if name == "labels":
+                to_labels(value)  # raises an error for names
+            raise TypeError(f"{name} must be a tensor; got {type(value).__name__}. Convert it with torch.as_tensor().")
 
 
 def check_labels(labels: Tensor, num_classes: int, *, owner: str, advice: str) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.checks import is_readable
+from hf_sphere.nn.checks import check_tensors, is_readable
 
 
 class PoleOutput(NamedTuple):
@@ -83,6 +83,7 @@ class PoleRegression(nn.Module):
         Raises:
             ValueError: If a shape is wrong, or a target is outside the range and `out_of_range` is `error`.
         """
+        check_tensors(embeddings=embeddings, targets=targets)
         if embeddings.shape[-1] != len(self.pole):  # a single coordinate would be broadcast
             raise ValueError(f"the pole has {len(self.pole)} coordinates, the embeddings {embeddings.shape[-1]}.")
         dtype = embeddings.dtype

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.checks import IGNORED, check_labels
+from hf_sphere.nn.checks import IGNORED, check_labels, check_tensors
 
 COSINE_SCALE = 1000.0
 """Factor of `cosine - 1` in the logits of the cosine metric; large, since spherized embeddings are close together."""
@@ -95,6 +95,7 @@ class PrototypicalClassifier(nn.Module):
 
     @staticmethod
     def _check(query: Tensor, support: Tensor, labels: Tensor | None) -> None:
+        check_tensors(query=query, support=support, labels=labels)
         fits = query.ndim >= 2 and support.ndim == query.ndim + 1
         if not fits or (query.shape[:-2], query.shape[-1]) != (support.shape[:-3], support.shape[-1]):
             shapes = f"{tuple(query.shape)} and {tuple(support.shape)}"

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -65,6 +66,13 @@ def test_options_are_saved(tmp_path):
     head = losses.ArcFaceLoss.from_pretrained(tmp_path).head
     assert head.margin == 0.2
     assert head.inverse_temperature().item() == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize("as_given", [list, np.array, torch.tensor])
+def test_class_weights_are_saved(as_given, tmp_path):
+    weights = [0.5, 1.0, 2.0, 1.5]
+    losses.CosineSoftmaxLoss(6, 4, class_weights=as_given(weights)).save_pretrained(tmp_path)
+    assert losses.CosineSoftmaxLoss.from_pretrained(tmp_path).head.class_weights == weights
 
 
 @pytest.mark.parametrize("name", sorted(set(HEADS) - {"vmf"}))

@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -11,7 +12,7 @@ from pytorch_metric_learning import losses as metric_losses
 from torch import Tensor, distributed
 from two_processes import join
 
-from hf_sphere.losses import InfoNCELoss, SupConLoss
+from hf_sphere.losses import InfoNCELoss, MetricLearningLoss, SupConLoss
 from hf_sphere.nn import class_softmax
 
 PAIRS = torch.tensor([4, 7, 4, 1, 7, 1])
@@ -73,7 +74,9 @@ def test_infonce_loss_is_the_symmetric_cross_entropy_of_the_pairs(ignored):
 
 @pytest.mark.parametrize("labels", [[0, 0, 1], [0, 0, 0, 0], [0, 1]])
 def test_infonce_needs_two_examples_of_each_label(labels):
-    with pytest.raises(ValueError, match="needs exactly two examples of each label; got"):
+    with pytest.raises(
+        ValueError, match=r"needs exactly two examples of each label; got .* pass torch.cat\(\[a, b\]\)"
+    ):
         InfoNCELoss()(torch.randn(len(labels), 4), torch.tensor(labels))
 
 
@@ -133,6 +136,27 @@ def test_no_tensor_has_an_entry_per_pair(kind):
 def test_invalid_temperature_is_rejected(temperature):
     with pytest.raises(ValueError, match="temperature must be positive"):
         SupConLoss(temperature)
+
+
+def test_the_error_for_two_views_says_how_pairs_are_passed():
+    views = torch.randn(2, 3, 4)
+    with pytest.raises(ValueError, match=r"torch.cat\(\[a, b\]\) and the labels torch.arange\(len\(a\)\).repeat\(2\)"):
+        InfoNCELoss()(*views)
+    assert InfoNCELoss()(torch.cat([*views]), torch.arange(3).repeat(2)).isfinite()
+
+
+@pytest.mark.parametrize("loss", [SupConLoss(), InfoNCELoss(), MetricLearningLoss(metric_losses.TripletMarginLoss())])
+@pytest.mark.parametrize(
+    ("embeddings", "labels", "message"),
+    [
+        (np.ones((2, 4)), torch.tensor([0, 0]), "embeddings must be a tensor; got ndarray"),
+        (torch.ones(2, 4), [0, 0], r"labels must be a tensor; got list\. Convert it with torch.as_tensor\(\)"),
+        (torch.ones(2, 4), ["cat", "cat"], "the first is 'cat'. Number the names"),
+    ],
+)
+def test_what_is_no_tensor_is_rejected_with_advice(loss, embeddings, labels, message):
+    with pytest.raises(TypeError, match=message):
+        loss(embeddings, labels)
 
 
 @pytest.mark.parametrize("loss", [SupConLoss(), InfoNCELoss()])

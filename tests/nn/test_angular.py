@@ -242,6 +242,12 @@ def test_head_rejects_an_unknown_operator():
 
 
 @pytest.mark.parametrize("layer", [AngularLinear(4, 3), AngularConv2d(4, 3, 1)], ids=["linear", "convolution"])
+def test_lists_are_rejected_with_advice(layer):
+    with pytest.raises(TypeError, match=r"got list\. Convert it with torch.as_tensor\(\)"):
+        layer([[1.0, 2.0, 3.0, 4.0]])
+
+
+@pytest.mark.parametrize("layer", [AngularLinear(4, 3), AngularConv2d(4, 3, 1)], ids=["linear", "convolution"])
 def test_integers_are_rejected_instead_of_rounded(layer):
     with pytest.raises(TypeError, match=r"floating-point dtype; got torch\.int64\. Convert it with \.float\(\)"):
         layer(torch.ones(1, 4, 4, 4, dtype=torch.long))

@@ -2,6 +2,7 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,23 @@ def test_labels_of_any_integer_dtype_have_the_loss_of_int64(name, dtype):
 def test_labels_that_are_no_integers_are_rejected(name, dtype):
     with pytest.raises(TypeError, match=r"labels must be integers; got torch.*\. Convert them with .long\(\)"):
         make(name)(torch.randn(2, 6), torch.tensor([0, 1]).to(dtype))
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    ("embeddings", "labels", "message"),
+    [
+        ([[0.0] * 6] * 2, None, r"embeddings must be a tensor; got list\. Convert it with torch.as_tensor\(\)"),
+        (np.ones((2, 6)), None, r"embeddings must be a tensor; got ndarray\. Convert it with torch.as_tensor\(\)"),
+        (torch.randn(2, 6), [0, 1], r"labels must be a tensor; got list\. Convert it with torch.as_tensor\(\)"),
+        (torch.randn(2, 6), np.arange(2), r"labels must be a tensor; got ndarray\. Convert it"),
+        (torch.randn(2, 6), ["cat", "dog"], "labels must be integers; the first is 'cat'. Number the names"),
+        (torch.randn(2, 6), np.array(["cat", "dog"]), "labels must be integers; the first is 'cat'. Number the names"),
+    ],
+)
+def test_what_is_no_tensor_is_rejected_with_advice(name, embeddings, labels, message):
+    with pytest.raises(TypeError, match=message):
+        make(name)(embeddings, labels)
 
 
 @pytest.mark.parametrize("name", HEADS)

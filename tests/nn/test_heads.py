@@ -1,8 +1,10 @@
 import copy
+import re
 from collections.abc import Callable
 from typing import get_args
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -128,6 +130,13 @@ def test_labels_outside_the_classes_are_rejected(head, labels):
         head(torch.randn(2, 6), torch.tensor(labels))
 
 
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("shape", [(2, 5), (4,), (2, 3, 4)])
+def test_embeddings_of_a_wrong_shape_are_rejected(name, shape):
+    with pytest.raises(ValueError, match=rf"embeddings must have shape \(B, 4\); got {re.escape(str(shape))}"):
+        build_head(name, 4, 3)(torch.randn(shape))
+
+
 def test_unknown_head_error_lists_the_choices():
     with pytest.raises(ValueError, match=r"unknown head 'softmx'; the heads are: .*softmax, spherized"):
         build_head("softmx", 6, 4)
@@ -188,11 +197,12 @@ def test_subclass_options_include_inherited_ones():
     assert build_head("margin", 6, 4, margin=0.1, bias=False).linear.bias is None
 
 
-def test_class_weights_multiply_the_losses_of_the_examples():
+@pytest.mark.parametrize("as_given", [list, np.array, torch.tensor])
+def test_class_weights_multiply_the_losses_of_the_examples(as_given):
     torch.manual_seed(0)
     head, embeddings, labels = build_head("softmax", 4, 3), torch.randn(5, 4), torch.tensor([0, 1, 2, -100, 1])
     weights = [0.5, 2.0, 1.5]
-    weighted = build_head("softmax", 4, 3, class_weights=weights)
+    weighted = build_head("softmax", 4, 3, class_weights=as_given(weights))
     weighted.load_state_dict(head.state_dict())
     losses = torch.nn.functional.cross_entropy(head(embeddings).logits, labels, torch.tensor(weights), reduction="none")
     torch.testing.assert_close(weighted(embeddings, labels).loss, losses.sum() / 4)

@@ -104,6 +104,15 @@ def test_wrong_number_of_targets_is_rejected(number):
         years()(torch.randn(3, 4), torch.full((number,), 1500.0))
 
 
+@pytest.mark.parametrize(
+    ("embeddings", "targets", "name"), [([[1.0] * 4], None, "embeddings"), (torch.ones(1, 4), [1500], "targets")]
+)
+def test_lists_are_rejected_with_advice(embeddings, targets, name):
+    message = rf"{name} must be a tensor; got list\. Convert it with torch.as_tensor\(\)"
+    with pytest.raises(TypeError, match=message):
+        PoleRegression(4, (1000, 1932))(embeddings, targets)
+
+
 @pytest.mark.parametrize("width", [1, 3, 5])
 def test_embeddings_of_wrong_width_are_rejected(width):
     with pytest.raises(ValueError, match=f"the pole has 4 coordinates, the embeddings {width}"):

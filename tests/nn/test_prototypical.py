@@ -237,6 +237,14 @@ def test_incompatible_shapes_are_rejected(query, support):
         PrototypicalClassifier()(torch.zeros(query), torch.zeros(support))
 
 
+@pytest.mark.parametrize(("place", "name"), [(0, "query"), (1, "support"), (2, "labels")])
+def test_lists_are_rejected_with_advice(place, name):
+    inputs = list(episode())
+    inputs[place] = inputs[place].tolist()
+    with pytest.raises(TypeError, match=rf"{name} must be a tensor; got list\. Convert it with torch.as_tensor\(\)"):
+        PrototypicalClassifier()(*inputs)
+
+
 @pytest.mark.parametrize("support", [(0, 3, 6), (4, 0, 6)])
 def test_empty_support_is_rejected(support):
     with pytest.raises(ValueError, match="support needs at least one class and one example per class"):

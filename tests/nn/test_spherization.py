@@ -2,6 +2,7 @@ import copy
 import math
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -105,6 +106,12 @@ def test_wrong_number_of_features_is_rejected():
 def test_invalid_options_are_rejected(options):
     with pytest.raises(ValueError, match=f"{next(iter(options))} must"):
         Spherization(4, **options)
+
+
+@pytest.mark.parametrize("layer", [Spherization(4), SphericalLinear(4, 3), SphericalConv2d(4, 3, 1)])
+def test_arrays_are_rejected_with_advice(layer):
+    with pytest.raises(TypeError, match=r"got ndarray\. Convert it with torch.as_tensor\(\)"):
+        layer(np.ones((4, 4, 4)))
 
 
 def test_zero_features_are_rejected():

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.checks import IGNORED, check_labels, is_readable
+from hf_sphere.nn.checks import IGNORED, check_labels, check_tensors, is_readable
 
 logger = logging.getLogger(__name__)
 
@@ -101,15 +101,15 @@ class Head(nn.Module):
         super().__init__()
         if num_classes < 1:
             raise ValueError(f"num_classes must be at least 1; got {num_classes}.")
-        weights = [1.0] * num_classes if class_weights is None else class_weights
+        weights = [1.0] * num_classes if class_weights is None else [float(weight) for weight in class_weights]
         if len(weights) != num_classes or not all(weight > 0 for weight in weights):
-            raise ValueError(f"class_weights must be {num_classes} positive numbers; got {list(weights)}.")
+            raise ValueError(f"class_weights must be {num_classes} positive numbers; got {weights}.")
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must lie in [0, 1); got {label_smoothing}.")
         self.embedding_dim = embedding_dim
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
-        self.class_weights = class_weights
+        self.class_weights = None if class_weights is None else weights
         self._warn_if_unused = True
 
     def transform(self, embeddings: Tensor) -> Tensor:
@@ -156,6 +156,7 @@ class Head(nn.Module):
             labels: (B,), class indices, where examples with -100 are ignored; or (B, K), from 0 to 1, for examples that
                 can have several classes.
         """
+        self.check_inputs(embeddings, labels)
         transformed = self.transform(embeddings)
         if labels is None:
             self._warn_about_unused_loss()
@@ -211,6 +212,12 @@ class Head(nn.Module):
         if cls.has_own_loss():
             others = ", ".join(name for name, head in HEADS.items() if not head.has_own_loss())
             raise ValueError(f"head {cls.name!r} is for one class per example; {purpose} requires one of {others}.")
+
+    def check_inputs(self, embeddings: Tensor, labels: Tensor | None) -> None:
+        """Raise an error unless the embeddings are a tensor (B, d) and the labels, if given, a tensor."""
+        check_tensors(embeddings=embeddings, labels=labels)
+        if embeddings.shape[1:] != (self.embedding_dim,):
+            raise ValueError(f"embeddings must have shape (B, {self.embedding_dim}); got {tuple(embeddings.shape)}.")
 
     def check_labels(self, labels: Tensor) -> None:
         """Raise an error for labels of a wrong shape and, if they can be read without a device synchronization, value.
