@@ -79,12 +79,12 @@ def check_input_shape(model: nn.Module, shape: Sequence[int]) -> None:
     """Raise an error if a model cannot process images of a shape (channels, height, width), by trying it.
 
     Raises:
-        ValueError: With torch's reason.
+        ValueError: With the reason.
     """
     parameter = next(model.parameters())
     try:
         with eval_mode(model):
             model(torch.zeros(1, *shape, device=parameter.device, dtype=parameter.dtype))
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         size = " x ".join(map(str, shape))
         raise ValueError(f"the model does not support images of {size}: {error_text(error)}") from error
