@@ -10,6 +10,7 @@ fails if a file is not what the results say.
 """
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -108,17 +109,25 @@ def fill_pages(tables: Mapping[str, str]) -> dict[Path, str]:
 
 
 def without_empty_rows(table: str) -> str:
-    """Leave out the rows of runs that have neither a measured nor a published number, and say how many they are."""
+    """Leave out the rows of runs without a measured number, and say how many they are.
+
+    Rows with a published number stay in a table that has no measured one.
+    """
     lines = table.strip().splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("| ---")) + 1
     rows = [line for line in lines[first:] if line.startswith("|")]
-    empty = [row for row in rows if "not run" in row and not re.search(r"\d", row.split("|", 2)[2])]
-    if not empty:
+    titles = [title.strip() for title in lines[first - 2].split("|")]
+    measured = [row for row in rows if _has_number(row, [not title.startswith("published") for title in titles])]
+    kept = measured or [row for row in rows if _has_number(row, [True for _ in titles])]
+    if kept == rows:
         return table
-    note = f"*No results yet of {len(empty)} of {len(rows)} runs of this table.*"
-    rest = "\n".join(line for line in lines[first + len(rows) :])
-    header = [] if len(empty) == len(rows) else [*lines[:first], *(row for row in rows if row not in empty), ""]
-    return "\n".join([*header, note, rest]).rstrip()
+    note = f"*No results yet of {len(rows) - len(measured)} of {len(rows)} runs of this table.*"
+    header = [*lines[:first], *kept, ""] if kept else []
+    return "\n".join([*header, note, *lines[first + len(rows) :]]).rstrip()
+
+
+def _has_number(row: str, columns: Sequence[bool]) -> bool:
+    return any(re.search(r"\d", cell) for cell in [*itertools.compress(row.split("|"), columns)][2:])
 
 
 def insert(page: str, name: str, text: str, path: Path) -> str:
