@@ -58,6 +58,9 @@ class EncoderArguments(Arguments):
     freeze_stages: int = argument(0, "Do not train the stem and this many first stages of the backbone.", ge=0)
     linear_probe_epochs: int = argument(0, "Train only the layers after the backbone in these first epochs.", ge=0)
     embedding_dim: int | None = argument(None, "Dimension of the embeddings; that of the backbone if not set.", ge=1)
+    final_activation: bool | None = argument(
+        None, "Whether the backbone keeps its last activation; if not set, unless the spherization or head replaces it."
+    )
     freeze_batch_norm: bool | None = argument(
         None, "Freeze the statistics of the backbone's batch norms, for instance of a pretrained one; false if not set."
     )
@@ -216,6 +219,7 @@ class ImageTask(Task):
             num_channels=image_data.shape.channels,
             image_size=[image_data.shape.height, image_data.shape.width],
             embedding_dim=args.embedding_dim,
+            final_activation=args.final_activation,
             freeze_batch_norm=bool(args.freeze_batch_norm),
             initialization=args.initialization,
             **self.model_settings(image_data),
@@ -345,7 +349,7 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig")
     """Raise an error if the arguments set another architecture than that of the saved model."""
     default: Mapping[str, Any] = vars(type(args)())
     known = {field.name for field in fields(args)}
-    for name in ("backbone", "backbone_kwargs", "embedding_dim", "head", "head_kwargs"):
+    for name in ("backbone", "backbone_kwargs", "embedding_dim", "final_activation", "head", "head_kwargs"):
         if name not in known:
             continue
         given, have = getattr(args, name), getattr(saved, name) or default[name]
