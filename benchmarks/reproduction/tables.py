@@ -1,5 +1,6 @@
 """Tables of measured and published results, from `results/tables.yaml` and the files of `results/runs`."""
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -254,9 +255,12 @@ def split_row(row: str) -> tuple[str, str | None]:
 def show_mean(metric: str, values: Sequence[float]) -> str:
     """Format mean and standard deviation of a metric."""
     shown = [scale(metric) * value for value in values]
-    form = "{:.2f}" if is_share(metric) else "{:.4g}"
-    spread = f" ± {form.format(statistics.stdev(shown))}" if len(shown) > 1 else ""
-    return form.format(statistics.mean(shown)) + spread
+    mean = statistics.mean(shown)
+    # Two digits after the point for shares, else four significant ones of the mean.
+    digits = 2 if is_share(metric) or not mean else max(0, 3 - math.floor(math.log10(abs(mean))))
+    if len(shown) == 1:
+        return f"{mean:.2f}" if is_share(metric) else f"{mean:.4g}"
+    return f"{mean:.{digits}f} ± {statistics.stdev(shown):.{digits}f}"
 
 
 def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
