@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -6,7 +7,8 @@ import torch
 import hf_sphere
 from hf_sphere.training import TrainingArguments, find_task, task_names
 from hf_sphere.training.measures import measure_classification, measure_joint, measure_regression
-from hf_sphere.training.tasks.image import ImageTask
+from hf_sphere.training.tasks.classification import ModelArguments
+from hf_sphere.training.tasks.image import ImageTask, check_same_architecture
 
 TASKS = [find_task(name) for name in task_names()]
 IMAGE_TASKS = [task for task in TASKS if issubclass(task, ImageTask)]
@@ -83,3 +85,14 @@ def test_higher_is_better_for_accuracy_and_recall_only(task):
 def test_unknown_task_error_lists_the_tasks():
     with pytest.raises(ValueError, match="unknown task 'clustering'; the tasks are: classification, few_shot, joint"):
         find_task("clustering")
+
+
+@pytest.mark.parametrize(
+    ("given", "saved", "differs"), [(False, False, False), (None, False, False), (False, True, True)]
+)
+def test_an_activation_that_the_saved_model_lacks_is_refused(given, saved, differs):
+    config = hf_sphere.SphereVisionConfig(backbone="lenet5", head="softmax", final_activation=saved)
+    args = ModelArguments(model_name_or_path="m", final_activation=given)
+    expected = pytest.raises(ValueError, match="final_activation is False but m has True") if differs else nullcontext()
+    with expected:
+        check_same_architecture(args, config)

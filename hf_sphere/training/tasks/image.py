@@ -352,7 +352,8 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig")
     for name in ("backbone", "backbone_kwargs", "embedding_dim", "final_activation", "head", "head_kwargs"):
         if name not in known:
             continue
-        given, have = getattr(args, name), getattr(saved, name) or default[name]
+        given, have = getattr(args, name), getattr(saved, name)
+        have = default[name] if have is None else have
         if given not in (default[name], have):
             raise ValueError(f"{name} is {given} but {args.model_name_or_path} has {have}; leave {name} out.")
     weights = ("pretrained_backbone", "backbone_weights", "initial_weights", "initialization")
