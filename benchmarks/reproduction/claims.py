@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from reproduction.comparisons import Comparison, compare, correct, show_p_value
-from reproduction.tables import Source, join_lines, split_row
+from reproduction.tables import Source, count_runs, join_lines, show_hours, split_row
 
 TABLE = "claims"
 """Name of the table, for the correction and in the file of comparisons."""
@@ -78,6 +78,7 @@ def render_claims(claims: Sequence[Claim], source: Source) -> str:
 def compare_claims(claims: Sequence[Claim], source: Source) -> dict[tuple[str, str], Comparison]:
     """Return the comparisons of the claims whose runs have results."""
     found: dict[tuple[str, str], Comparison] = {}
+    unfinished = 0
     for claim in (claim for claim in claims if claim.compare):
         run, reference = claim.groups
         values, number = source.values(run, claim.metric), _number(reference)
@@ -85,7 +86,9 @@ def compare_claims(claims: Sequence[Claim], source: Source) -> dict[tuple[str, s
         if values and others != {}:
             comparison = compare(TABLE, claim.metric, run, values, reference, others)
             found[claim.compare, claim.metric] = comparison
-    correct(list(found.values()))
+        else:
+            unfinished += source.is_planned(run, *([reference] if number is None else []))
+    correct(list(found.values()), unfinished)
     return found
 
 
@@ -133,12 +136,11 @@ def show_missing(groups: Sequence[str], source: Source) -> list[str]:
     parts = []
     for entry, found in missing.items():
         planned = found[0]["run"].entry
-        hours = len(found) * planned.minutes / 60
+        time = show_hours(len(found) * planned.minutes)
         machine = "GPU" if planned.device == "gpu" else "CPU core"
-        runs = "1 run" if len(found) == 1 else f"{len(found)} runs"
         data = ", ".join(sorted({row["data"] for row in found}))
         parts.append(
-            f"{runs} missing, about {hours:.{0 if hours >= 9.95 else 1}f} h on one {machine}, data `{data}`: "
+            f"{count_runs(found)} missing, {time} on one {machine}, data `{data}`: "
             f"`python benchmarks/reproduce.py --only {entry}`"
         )
     return parts

@@ -19,8 +19,10 @@ EQUIVALENT = (0.10, 0.5)
 """Largest difference that does not count: a share of the reference's error rate, and a maximum in points."""
 
 RULES = """Two runs are compared on the seeds that both have. The difference is computed for each seed, and its mean is
-given with a 95 % interval. The p-values are those of the paired t-test, corrected by Holm's method for the number of
-tests in the table. A comparison that is in two tables therefore has two corrected p-values.
+given with a 95 % interval. In a table with several metrics, the first one is compared. The p-values are those of the
+paired t-test, corrected by Holm's method for the number of tests of the table. Tests whose runs are in the queue but
+not finished count as well, as if they had the largest p-values, so that later runs cannot undo a verdict. A comparison
+that is in two tables has two corrected p-values.
 
 - "better" and "worse": the corrected p-value is below 0.05, and the difference is at least 5 % of the reference's error
   rate, or 0.3 points where that is less.
@@ -148,18 +150,25 @@ def compare(table: str, metric: str, run: str, values: Mapping[int, float], othe
     return Comparison(table, run, str(other), metric, ours, theirs)
 
 
-def correct(comparisons: Sequence[Comparison]) -> None:
-    """Set the corrected p-values of the comparisons of a table."""
+def correct(comparisons: Sequence[Comparison], unfinished: int = 0) -> None:
+    """Set the corrected p-values of the comparisons of a table, which will have `unfinished` more of them."""
     tested = [comparison for comparison in comparisons if comparison.p_value is not None]
-    for comparison, corrected in zip(tested, holm([c.p_value for c in tested if c.p_value is not None]), strict=True):
+    p_values = [comparison.p_value for comparison in tested if comparison.p_value is not None]
+    for comparison, corrected in zip(tested, holm(p_values, len(comparisons) + unfinished), strict=True):
         comparison.corrected = corrected
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected by Holm's step-down method (Scandinavian Journal of Statistics 6, 1979)."""
+def holm(p_values: Sequence[float], count: int | None = None) -> list[float]:
+    """Return p-values corrected by Holm's step-down method (Scandinavian Journal of Statistics 6, 1979).
+
+    Args:
+        p_values: The p-values.
+        count: Number of tests, if those of some are not known; they count as the largest ones.
+    """
+    count = len(p_values) if count is None else count
     corrected, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        largest = max(largest, min(1.0, (count - rank) * p_values[index]))
         corrected[index] = largest
     return corrected
 

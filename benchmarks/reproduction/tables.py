@@ -106,6 +106,10 @@ class Source:
         ids = [f"{name}/{further}" if further else f"{name}", f"{name}/picture"]
         return next((self.published[key] for key in ids[: 1 if further else 2] if key in self.published), None)
 
+    def is_planned(self, *groups: str) -> bool:
+        """Return whether the queue has all groups."""
+        return all(group in self.planned for group in groups)
+
     def config(self, group: str) -> str | None:
         """Return the configuration of a group, if there is one."""
         if group in self.planned:
@@ -155,7 +159,8 @@ def render(table: Table, source: Source) -> str:
         columns["measured minus published"] = [row.from_published() for row in rows]
     if any(row.baseline for row in rows):
         found = {comparison.run: comparison for comparison in compare_rows(table, source)}
-        columns["difference from"] = [_show_difference(row, found.get(row.group)) for row in rows]
+        title = f"{next(iter(table.metrics))}, minus that of"
+        columns[title] = [_show_difference(row, found.get(row.group)) for row in rows]
         corrected = [show_p_value(found[row.group].corrected) if row.group in found else "" for row in rows]
         columns["p (corrected per table)"] = corrected
         columns["verdict"] = [found[row.group].verdict if row.group in found else "" for row in rows]
@@ -166,12 +171,14 @@ def render(table: Table, source: Source) -> str:
 def compare_rows(table: Table, source: Source) -> list[Comparison]:
     """Compare the first metric of the rows that have a baseline, if both were run."""
     metric = next(iter(table.metrics.values()), "")
-    found = []
+    found, unfinished = [], 0
     for group, baseline in map(split_row, table.rows):
         ours, theirs = source.values(group, metric), source.values(baseline, metric) if baseline else {}
         if ours and theirs:
             found.append(compare(table.table, metric, group, ours, baseline, theirs))
-    correct(found)
+        elif baseline:
+            unfinished += source.is_planned(group, baseline)
+    correct(found, unfinished)
     return found
 
 
@@ -266,24 +273,47 @@ def show_mean(metric: str, values: Sequence[float]) -> str:
 def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
     runs = [run for row in rows for run in source.runs(row.group).values()]
     if runs:
-        yield "Measured values are means and standard deviations over seeds."
-        yield "Differences between runs are computed per seed; parentheses contain their 95 % intervals."
-        yield "The interval of a difference from a published number is that of the measured mean."
-        devices = sorted({run["device"] for run in runs})
-        minutes = statistics.mean(run["core_minutes"] for run in runs)
-        count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-        yield f"{count} on {', '.join(devices)}, {minutes:.3g} core-minutes each on average."
+        if any(row.count > 1 for row in rows):
+            yield "Measured values are means and standard deviations over seeds."
+        if any(row.baseline for row in rows):
+            yield "Differences between runs are computed per seed; parentheses contain their 95 % intervals."
+        if any(row.published for row in rows) and not table.columns:
+            yield "The interval of a difference from a published number is that of the measured mean."
+        yield _show_machines(runs)
     if any(run["data"] == {"name": "uoft-cs/cifar10", "encoding": "JPEG"} for run in runs):
         yield CIFAR_NOTE
     if diverged := source.diverged(*(row.group for row in rows)):
         yield f"Diverged, and in no mean or comparison: {', '.join(diverged)}."
     missing = [row.group for row in rows if table.metrics and not row.count]
-    queued = sorted({source.planned[group][0].entry.entry for group in missing if group in source.planned})
-    if queued:
-        yield f"Runs that are missing: `python benchmarks/reproduce.py --only {' '.join(queued)}`."
+    queued = [run for group in missing for run in source.planned.get(group, [])]
+    for device, machine in {"cpu": "CPU core", "gpu": "GPU"}.items():
+        if left := [run.entry for run in queued if run.entry.device == device]:
+            time = show_hours(sum(entry.minutes for entry in left))
+            command = f"python benchmarks/reproduce.py --only {' '.join(sorted({entry.entry for entry in left}))}"
+            yield f"Not run yet: {count_runs(left)}, {time} on one {machine}: `{command}`."
     folders = {str(Path(config).parent) for g in missing if g not in source.planned and (config := source.config(g))}
     for folder in sorted(folders):
         command = f"accelerate launch recipes/{SCRIPTS[table.task]}.py --config recipes/configs/{folder}/<run>.yaml"
         yield f"Runs that are not in the queue: `{command}`."
     if table.note:
         yield table.note
+
+
+def count_runs(runs: Sequence[Any]) -> str:
+    """Return a number of runs in words."""
+    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+
+
+def show_hours(minutes: float) -> str:
+    """Return an estimated time in hours."""
+    return f"about {minutes / 60:.{0 if minutes >= 597 else 1}f} h"
+
+
+def _show_machines(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the machines, processor time and versions behind a table."""
+    devices = sorted({run["device"] for run in runs})
+    versions = sorted({run["versions"]["torch"] for run in runs})
+    minutes = statistics.mean(run["core_minutes"] for run in runs)
+    shown = f"{count_runs(runs)} on {', '.join(devices)}, {minutes:.3g} core-minutes each on average, torch"
+    changed = sum(run["commit"].endswith("-modified") for run in runs)
+    return f"{shown} {', '.join(versions)}{f'; {changed} of them with uncommitted changes' if changed else ''}."

@@ -140,6 +140,10 @@ def test_holm_agrees_with_a_worked_example():
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
 
 
+def test_unknown_p_values_count_as_the_largest_ones():
+    assert holm([0.01, 0.04], 4) == pytest.approx(holm([0.01, 0.04, 1.0, 1.0])[:2])
+
+
 @given(probabilities)
 def test_holm_is_the_closed_test_of_bonferroni(p_values):
     """Its corrected p-value is the largest of Bonferroni's over all sets of hypotheses with this one."""

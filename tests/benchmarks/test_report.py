@@ -32,6 +32,7 @@ def source(tmp_path):
             for seed, value in values.items():
                 content = {"name": f"{group}-seed{seed}", "group": group, "seed": seed, "digest": ""}
                 content |= {"metrics": {"eval_accuracy": value}, "device": "one core", "core_minutes": 2.0}
+                content |= {"versions": {"torch": "2.0"}, "commit": "abc-modified" if seed == 7 else "abc"}
                 results.write({**content, "data": data or {"name": "ylecun/mnist", "encoding": "PNG"}})
         return Measured.read(results, [])
 
@@ -120,19 +121,19 @@ def test_runs_with_the_same_seeds_are_compared_in_pairs(source):
     row = cells(render(table("a - b"), source(groups)))["a"]
     differences = [9.0, 11.0, 10.0]
     half = T_QUANTILES[2] * statistics.stdev(differences) / math.sqrt(3)
-    assert row["difference from"] == f"`b`: +10.00 ({10 - half:+.2f} to {10 + half:+.2f})"
+    assert row["accuracy %, minus that of"] == f"`b`: +10.00 ({10 - half:+.2f} to {10 + half:+.2f})"
 
 
 def test_runs_are_compared_on_the_seeds_that_both_have(source):
     groups = {"a": {0: 0.5, 1: 0.7, 2: 0.9, 7: 0.1}, "b": {2: 0.8, 0: 0.41, 1: 0.59, 9: 0.9}}
     row = cells(render(table("a - b"), source(groups)))["a"]
-    assert row["difference from"] == "`b`: +10.00 (+7.52 to +12.48), seeds 0, 1, 2"
+    assert row["accuracy %, minus that of"] == "`b`: +10.00 (+7.52 to +12.48), seeds 0, 1, 2"
     assert row["verdict"] == "better"
 
 
 def test_runs_without_common_seeds_are_not_compared(source):
     row = cells(render(table("a - b"), source({"a": {0: 0.5, 1: 0.7}, "b": {5: 0.3, 6: 0.5}})))["a"]
-    assert row["difference from"] == "`b`: no common seed"
+    assert row["accuracy %, minus that of"] == "`b`: no common seed"
     assert "verdict" not in row
 
 
@@ -142,6 +143,18 @@ def test_p_values_are_corrected_within_a_table(source):
     both = compare_rows(table("a - b", "c - b"), source(groups))
     assert alone[0].corrected == alone[0].p_value
     assert [row.corrected for row in both] == holm([row.p_value for row in both])
+
+
+def test_planned_tests_without_results_count_in_the_correction(source):
+    found = source({"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {0: 0.41, 1: 0.59, 2: 0.8}})
+    found.planned = {"a": [], "b": [], "later": []}
+    (row,) = compare_rows(table("a - b", "later - b", "not in the queue - b"), found)
+    assert row.corrected == 2 * row.p_value
+
+
+def test_the_note_names_machines_versions_and_uncommitted_changes(source):
+    text = render(table("a"), source({"a": {0: 0.5, 7: 0.7}}))
+    assert "2 runs on one core, 2 core-minutes each on average, torch 2.0; 1 of them with uncommitted changes." in text
 
 
 def test_results_of_no_entry_are_not_reported(source, tmp_path):
