@@ -40,7 +40,7 @@ TITLES = {
 RATES = dict.fromkeys(TITLES, ADAPTIVE) | {"sgd": SGD, "sgd_mrt": SGD, "adam_g": (3e-3, 1e-2, 3e-2, 0.1, 0.3)}
 DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
 QUANTITIES = {"effective_learning_rate": "effective learning rate", "step_angle": "step angle, degrees",
-              "anisotropy": "anisotropy"}  # fmt: skip
+              "anisotropy": "anisotropy*"}  # fmt: skip
 EPOCHS, BATCH, SEEDS, EVERY, CHANNELS = 5, 128, 3, 10, 16
 
 
@@ -195,13 +195,20 @@ def draw_steps(steps: dict[str, Any]) -> None:
                 values = torch.tensor([entry[quantity] for entry in steps[name][layer]], dtype=torch.float64)
                 values = torch.rad2deg(values) if quantity == "step_angle" else values
                 ticks = [EVERY * k for k in range(len(values))]
-                axes.plot(ticks, values.tolist(), label=label, **style_line(number))
+                # Later lines are thinner and dashed, so that those below them are visible.
+                dashes: dict[str, Any] = {
+                    "linestyle": (0, (4, number)) if number else "-",
+                    "linewidth": 3.2 - 0.4 * number,
+                }
+                axes.plot(ticks, values.tolist(), label=label, **style_line(number) | dashes)
             axes.set_yscale("linear" if quantity == "anisotropy" else "log")
             axes.set_title(f"{place} layer, {title}", fontsize=10)
             style_axes(axes)
     for axes in panels[-1]:
         axes.set_xlabel("step")
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=7, frameon=False)
+    note = "* standard deviation of the second moment's root over the weights of a filter, divided by its mean"
+    figure.supxlabel(note, fontsize=9)
     save_figure(figure, PICTURES / "effective_steps.png")
 
 

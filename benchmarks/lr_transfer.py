@@ -36,6 +36,10 @@ from hf_sphere.visualization.figures import new_figure, save_figure, style_axes
 
 OPTIMIZERS = ("adamw", "adam_srt", "muon", "muon_hyperball", "adamw_hyperball")
 MODELS, WIDTHS = ("resnet8", "characters"), (8, 16, 32)
+TITLES = {
+    "resnet8": "ResNet-8", "characters": "character model", "adamw": "AdamW", "adam_srt": "Adam-SRT", "muon": "Muon",
+    "muon_hyperball": "Muon-hyperball", "adamw_hyperball": "AdamW-hyperball",
+}  # fmt: skip
 SEEDS, BATCH, CONTEXT = 3, 128, 64
 SWEEP = range(-20, 1, 2)  # the first learning rates are the square root of two to these powers
 PICTURE = Path(__file__).parent.parent / "docs" / "optimizers" / "lr_transfer.png"
@@ -211,9 +215,9 @@ def main() -> None:
 
 def draw(curves: dict[str, dict[str, list[float]]], models: list[str], optimizers: list[str]) -> None:
     """Draw the loss against the learning rate, a panel per model and optimizer and a line per width."""
-    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+    from matplotlib.ticker import FixedLocator, NullLocator
 
-    figure = new_figure(3.0 * len(optimizers), 2.6 * len(models), "Loss against learning rate by width")
+    figure = new_figure(2.0 * len(optimizers), 2.7 * len(models))
     panels = figure.subplots(len(models), len(optimizers), sharey="row", squeeze=False)
     for line, model in zip(panels, models, strict=True):
         for axes, optimizer in zip(line, optimizers, strict=True):
@@ -222,9 +226,12 @@ def draw(curves: dict[str, dict[str, list[float]]], models: list[str], optimizer
                 means = [statistics.mean(losses) for losses in curve.values()]
                 axes.plot([float(lr) for lr in curve], means, marker="o", label=str(width))
             axes.set(xscale="log", xlabel="learning rate")
-            axes.set_title(f"{model}, {optimizer}", fontsize=10)
-            axes.xaxis.set_major_locator(FixedLocator([0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]))
-            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axes.set_title(f"{TITLES[model]}\n{TITLES[optimizer]}", fontsize=11)
+            low, high = axes.get_xlim()
+            steps = (1, 2, 5) if high > 5 * low else (1, 1.5, 2, 3, 5, 7)
+            rates = [step * 10.0**power for power in range(-3, 1) for step in steps]
+            axes.xaxis.set_major_locator(FixedLocator([rate for rate in rates if low <= rate <= high]))
+            axes.xaxis.set_major_formatter("{x:g}")
             axes.xaxis.set_minor_locator(NullLocator())
             style_axes(axes)
         line[0].set_ylabel("held-out loss")

@@ -20,7 +20,7 @@ WIDTH = 64
 SAMPLES = 20_000
 SCALINGS = (0.25, 0.5, 1.0, 2.0, 5.0)
 DELTAS = (1e-6, 0.1, 0.5, 0.9)
-DRAWN = ((5.0, 1e-6), (1.0, 1e-6), (1.0, 0.1), (1.0, 0.5))
+DRAWN = {"steep": (5.0, 1e-6), "": (1.0, 1e-6), "even": (1.0, 0.1), "flat": (1.0, 0.5)}
 
 
 def spread(scaling: float, delta: float, width: int = WIDTH) -> tuple[Tensor, Tensor, Tensor, float]:
@@ -67,20 +67,20 @@ def main() -> None:
 
 def draw() -> None:
     """Draw length and gradient by coordinate."""
-    figure = new_figure(11.2, 3.8)
+    figure = new_figure(10.0, 4.1)
     left, right = figure.subplots(1, 2)
-    for number, (scaling, delta) in enumerate(DRAWN):
+    for number, (name, (scaling, delta)) in enumerate(DRAWN.items()):
         squares, _, gradients, _ = spread(scaling, delta)
-        style = {**style_line(number), "linewidth": 1.8, "label": f"scaling {scaling:g}, delta {delta:g}"}
+        label = f"scaling {scaling:g}, delta {delta:g}"
+        style = {**style_line(number), "linewidth": 1.8, "label": f"{name}: {label}" if name else label}
         left.plot(range(1, WIDTH + 2), 100 * squares.cumsum(0), **style)
         right.semilogy(range(1, WIDTH + 1), gradients, **style)
-    left.plot([1, WIDTH + 1], [0, 100], color="#94a4a2", linewidth=1, label="evenly")
-    left.set(xlabel="coordinates 1 to k", ylabel="share of the squared length, %", title="Where the length is")
-    right.set(xlabel="coordinate", ylabel="gradient with respect to the input", title="How fast an input moves")
+    left.plot([0, WIDTH + 1], [0, 100], color="black", linewidth=0.8, zorder=1, label="equal shares")
+    left.set(xlabel="coordinates 1 to k", ylabel="share of the squared length, %", title="Squared length by coordinate")
+    right.set(xlabel="coordinate", ylabel="gradient with respect to the input", title="Gradient by coordinate")
     for axes in (left, right):
         style_axes(axes)
-    handles, labels = left.get_legend_handles_labels()
-    right.legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     save_figure(figure, PICTURE)
 
 

@@ -59,21 +59,23 @@ def draw(table: list[dict[str, Any]]) -> None:
     from matplotlib import pyplot as plt
 
     names = {
-        "log_normalizer": "log C, relative to max(1, d, kappa)",
-        "mean_resultant_length": "mean resultant length A, relative",
-        "slope": "gradient A', relative",
+        "log_normalizer": "log normalizer / max(1, d, kappa)",
+        "mean_resultant_length": "mean resultant length, relative",
+        "slope": "its derivative, relative",
     }
-    figure, axes = plt.subplots(1, 3, figsize=(12, 4), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(1, 3, figsize=(11, 3.9), layout="constrained", sharey=True)
     for axis, (name, title) in zip(axes, names.items(), strict=True):
         values = np.array([value[name] for value in table]).reshape(len(DIMS), len(KAPPAS))
-        image = axis.imshow(np.log10(values.clip(1e-17)), vmin=-17, vmax=-8, cmap="viridis")
+        image = axis.imshow(np.log10(values.clip(1e-17)), vmin=-17, vmax=-15, cmap="viridis")
         axis.set_xticks(range(len(KAPPAS)), [f"1e{round(np.log10(kappa))}" for kappa in KAPPAS], rotation=60)
         axis.set_yticks(range(len(DIMS)), DIMS)
         axis.set(title=title, xlabel="kappa")
-    axes[0].set_ylabel("d")
-    figure.colorbar(image, ax=axes, label="log10 of the error, float64")
+    axes[0].set_ylabel("dimension d")
+    figure.colorbar(
+        image, ax=axes, label="log10 of the error, float64", extend="min", ticks=[-17, -16.5, -16, -15.5, -15]
+    )
     FIGURE.parent.mkdir(exist_ok=True)
-    figure.savefig(FIGURE, dpi=100)
+    figure.savefig(FIGURE, dpi=130)
 
 
 def main() -> None:

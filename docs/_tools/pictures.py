@@ -84,7 +84,8 @@ def draw_prototypes() -> None:
         cosines = (vectors @ vectors.T)[torch.triu(torch.ones(10, 10), 1).bool()].sort(descending=True).values
         axes.plot(range(1, 46), cosines, ".", label=name, color=color)
         axes.axhline(cosines.max(), color=color, linewidth=0.8, linestyle=":")
-    axes.set(xlabel="pair, by cosine", ylabel="cosine", ylim=(-1.05, 1.05))
+    axes.plot([], [], color="0.3", linewidth=0.8, linestyle=":", label="largest cosine")
+    axes.set(xlabel="pairs, sorted", ylabel="cosine of a pair", ylim=(-1.05, 1.05))
     axes.legend(frameon=False)
     save(figure, "prototypes/ten_points.png")
 
@@ -122,9 +123,9 @@ def draw_optimizers(network: str, metric: str, names: dict[str, str]) -> None:
         epochs = np.arange(1, accuracies.shape[1] + 1)
         right.fill_between(epochs, accuracies.min(0), accuracies.max(0), alpha=0.2, linewidth=0, color=style["color"])
         right.plot(epochs, accuracies.mean(0), **style)
-    left.set(xscale="log", xlabel="learning rate", ylabel="validation accuracy, %")
     split = "test" if metric.startswith("eval") else "validation"
-    right.set(xlabel="epoch", ylabel=f"{split} accuracy, %", xticks=epochs)
+    left.set(xscale="log", xlabel="learning rate", ylabel="validation accuracy, %", title="validation images")
+    right.set(xlabel="epoch", ylabel=f"{split} accuracy, %", xticks=epochs, title=f"{split} images")
     figure.legend(loc="outside upper center", ncols=6, frameon=False, columnspacing=1.2)
     save(figure, f"optimizers/{network}.png")
 
