@@ -71,7 +71,7 @@ def define(name: str) -> str:
     split, _, kind = metric.partition("_")
     kind, plain = kind.removeprefix("uncalibrated_"), kind.startswith("uncalibrated_")
     if split in _SPLITS and kind in _METRICS:
-        chosen = "after training" if split != "train" else "in the last epoch, with augmentation"
+        chosen = "after training" if split != "train" else "in the last epoch, with augmentation if there is any"
         calibrated = ", without calibration" if plain else ", calibrated" if kind in ("nll", "brier") else ""
         return f"{_METRICS[kind].format(split=_SPLITS[split])}{calibrated}, {chosen}"
     return next((text for pattern, text in _OTHERS.items() if re.fullmatch(pattern, metric)), "")

@@ -10,7 +10,7 @@ from typing import Any
 from reproduction.claims import show_missing, show_seeds
 from reproduction.definitions import is_share, scale
 from reproduction.entries import ROOT, PlannedRun
-from reproduction.tables import Source, join_lines
+from reproduction.tables import Source, Table, compare_rows, join_lines
 
 BENCHMARKS = ROOT / "benchmarks" / "results"
 
@@ -23,6 +23,8 @@ class Measurement:
         what: What was measured, in words.
         run: Group of runs, as in `results/tables.yaml`.
         metric: Its metric.
+        table: Table that compares it, if its verdict is to be shown.
+        than: What it is compared with there, in words.
         benchmark: Name of a file of `benchmarks/results`, without suffix.
         row: A row of it, by its `what`.
         form: Format of the benchmark's value and bound.
@@ -32,6 +34,8 @@ class Measurement:
     what: str
     run: str = ""
     metric: str = "eval_accuracy"
+    table: str = ""
+    than: str = ""
     benchmark: str = ""
     row: str = ""
     form: str = "{:.2f}"
@@ -65,18 +69,29 @@ class Benchmarks:
             return None
 
 
-def render_measured(rows: Sequence[Measurement], source: Source, benchmarks: Benchmarks) -> str:
-    """Return the table in Markdown, for pages in the root of the repository."""
+def render_measured(
+    rows: Sequence[Measurement], source: Source, benchmarks: Benchmarks, tables: Sequence[Table] = ()
+) -> str:
+    """Return the table in Markdown, for pages in the root of the repository; `tables` has those that rows name."""
+    verdicts = {
+        (table.table, found.run): found.verdict
+        for table in tables
+        if table.table in {row.table for row in rows}
+        for found in compare_rows(table, source)
+    }
     lines = []
     for row in rows:
         if bool(row.run) == bool(row.benchmark):
             raise ValueError(f"measurement {row.what!r} needs either `run` or `benchmark`.")
-        lines.append([row.what, *(_of_runs(row, source) if row.run else _of_benchmark(row, benchmarks))])
+        cells = _of_runs(row, source) if row.run else _of_benchmark(row, benchmarks)
+        if verdict := verdicts.get((row.table, row.run)):
+            cells[1] += f"; {verdict} {'from' if verdict == 'not distinguished' else 'than'} {row.than}"
+        lines.append([row.what, *cells])
     note = (
         "Deviations are over seeds. Times are relative to those of the other program on the same machine. The goals "
         "are ours; those that were missed say so."
     )
-    return join_lines(["measured", "value", "deviation or goal", "seeds", "machine", "file"], lines, [note])
+    return join_lines(["measured", "value", "deviation, verdict or goal", "seeds", "machine", "file"], lines, [note])
 
 
 def render_gpu(source: Source) -> str:

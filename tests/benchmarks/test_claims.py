@@ -5,6 +5,7 @@ import pytest
 from reproduction.claims import Claim, compare_claims, render_claims, show_seeds
 from reproduction.entries import Entry
 from reproduction.summaries import Benchmarks, Measurement, render_gpu, render_measured
+from reproduction.tables import Table
 
 PLAIN, SPHERIZED = "mnist-lenet5-plain", "mnist-lenet5-spherized"
 ENTRY = Entry("mnist", 1, "classification", [f"spherization/{PLAIN}", f"spherization/{SPHERIZED}"], 30.0, seeds=3)
@@ -119,6 +120,13 @@ def test_a_measured_run_has_deviation_seeds_and_file(finished, benchmarks):
     found = measured(Measurement("x", run=PLAIN), finished, benchmarks, {PLAIN: {0: 0.98, 2: 0.99}})
     file = f"[{PLAIN}-seed0.json](results/runs/{PLAIN}-seed0.json) and 1 more"
     assert found == ["x", "98.50 %", "± 0.71", "2", "one core", file]
+
+
+def test_a_measured_run_has_the_verdict_of_its_table(finished, benchmarks):
+    values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
+    tables = [Table("t", "README.md", "Title", [f"{SPHERIZED} - {PLAIN}"], {"accuracy %": "eval_accuracy"})]
+    row = Measurement("x", run=SPHERIZED, table="t", than="plain")
+    assert "± 0.09; better than plain" in render_measured([row], finished([ENTRY], values), benchmarks, tables)
 
 
 def test_a_measured_benchmark_says_that_its_goal_was_missed(finished, benchmarks):
