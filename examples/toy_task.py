@@ -44,9 +44,13 @@ def main() -> None:
     check_matplotlib()
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12.5, 8.4), layout="constrained")
+    figure = Figure(figsize=(11.5, 7.8), layout="constrained")
     rows = figure.subplots(len(KINDS), 3)
-    headings = ("inputs and predictions", "inputs of the last layer, before training", "after training")
+    headings = (
+        "inputs and predictions, after training",
+        "inputs of the last layer, before training",
+        "the same, after training",
+    )
     for axes, heading in zip(rows[0], headings, strict=True):
         axes.set_title(heading)
     for row, kind in zip(rows, KINDS, strict=True):
@@ -55,6 +59,8 @@ def main() -> None:
         accuracy = json.loads((args.output_dir / kind / "all_results.json").read_text())["eval_accuracy"]
         print(f"    test accuracy {100 * accuracy:.1f} %", flush=True)
         draw(row, kind, args.output_dir / kind, accuracy)
+    handles, labels = rows[0, 2].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     path = args.output_dir / "hyperplanes.png"
     save_figure(figure, path, dpi=120)
     print(f"\n{path}")
@@ -81,11 +87,21 @@ def draw(row: Any, kind: str, run: Path, accuracy: float) -> None:
     (batch,) = load_image_split(options, "test", batch_size=200).batches.epoch()
     points, labels = batch["pixel_values"], batch["labels"]  # (200, 1, 1, 2): the two pixels are the coordinates
 
-    row[0].set_ylabel(kind, size="x-large", weight="bold")
+    row[0].set_ylabel("second input")
+    row[0].set_xlabel("first input")
+    row[0].annotate(
+        kind,
+        (-0.3, 0.5),
+        xycoords="axes fraction",
+        size="x-large",
+        weight="bold",
+        rotation=90,
+        ha="center",
+        va="center",
+    )
     draw_predictions(row[0], model)
     draw_points(row[0], points.flatten(1), labels)
     row[0].set(xticks=[-0.5, 0, 0.5, 1, 1.5], yticks=[-0.5, 0, 0.5, 1, 1.5])
-    row[0].legend(loc="lower right")
     snapshots = list_snapshots(run)
     for axes, snapshot in ((row[1], snapshots[0]), (row[2], snapshots[-1])):
         load_model(model, snapshot.path)
@@ -93,11 +109,13 @@ def draw(row: Any, kind: str, run: Path, accuracy: float) -> None:
         if kind == "spherized":
             turn = torch.linspace(0, torch.pi / 2, 91)
             axes.plot(turn.cos(), turn.sin(), color="0.8", linewidth=6, solid_capstyle="round", zorder=0)
-        limits = find_limits(seen) if kind == "plain" else (-0.55, 1.25)
-        axes.set(xlim=limits, ylim=limits)
+        limits = find_limits(seen) if kind == "plain" else (-0.6, 1.25)
+        axes.set(xlim=limits, ylim=limits, xlabel="first embedding coordinate", ylabel="second embedding coordinate")
+        axes.locator_params(nbins=5)
         draw_hyperplane(axes, *last_layer(model), limits)
         draw_points(axes, seen, labels)
-    row[2].set_xlabel(f"test accuracy {100 * accuracy:.1f} %")
+    place = {"transform": row[2].transAxes, "ha": "right"}
+    row[2].text(0.97, 0.04, f"test accuracy {100 * accuracy:.1f} %", **place)
     for axes in row:
         axes.set_aspect("equal")
         axes.axhline(0, color="0.85", linewidth=0.8, zorder=-1)
@@ -113,7 +131,7 @@ def last_layer(model: Any) -> tuple[Tensor, Tensor]:
 def find_limits(seen: Tensor) -> tuple[float, float]:
     """Return the limits of a square around the points and the origin."""
     reach = 1.3 * max(seen.abs().max().item(), 0.3)
-    return -0.4 * reach, reach
+    return -0.6 * reach, reach
 
 
 def draw_points(axes: Any, points: Tensor, labels: Tensor) -> None:
@@ -141,8 +159,9 @@ def draw_hyperplane(axes: Any, weight: Tensor, bias: Tensor, limits: tuple[float
     nearest = -offset * difference / difference.dot(difference)
     along = torch.stack([-difference[1], difference[0]]) / difference.norm()
     line = torch.stack([nearest - 100 * along, nearest + 100 * along])
-    axes.plot(*line.T, color="0.3", linewidth=1.5)
+    axes.plot(*line.T, color="0.3", linewidth=1.5, label="both classes equally likely")
     length = 0.35 * limits[1] / weight.norm(dim=1).max().item()
+    axes.plot([], [], color="0.3", marker=">", label="class weights $w_k$ (rescaled)")
     for label, color in enumerate(COLORS):
         tip = length * weight[label]
         axes.annotate("", tip.tolist(), (0, 0), arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 2})
