@@ -4,7 +4,8 @@ python benchmarks/report.py
 python benchmarks/report.py --check
 
 The results are in `results/runs`, `results/published` and `benchmarks/results`. Tables are defined in `tables.yaml`,
-`claims.yaml` and `measured.yaml` of `results`, and stand between `<!-- table: <name> -->` and `<!-- end of table -->`.
+`claims.yaml` and `measured.yaml` of `results` and in `benchmarks/reproduction/benchmark_tables.py`, and stand between
+`<!-- table: <name> -->` and `<!-- end of table -->`.
 Model cards are in `hub_cards`, one per configuration with results; others are removed. `--check` writes nothing and
 fails if a file is not what the results say.
 """
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from reproduction.benchmark_tables import render_benchmarks
 from reproduction.cards import CARDS, read_papers, render_cards
 from reproduction.claims import Claim, compare_claims, render_claims
 from reproduction.comparisons import RULES
@@ -72,7 +74,7 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     """Return the new texts of all files that this program writes."""
     folder = ROOT / "results"
     claims, tables = read_rows(folder / "claims.yaml", Claim), read_rows(folder / "tables.yaml", Table)
-    measured = render_measured(read_rows(folder / "measured.yaml", Measurement), source, benchmarks)
+    measured = render_measured(read_rows(folder / "measured.yaml", Measurement), source, benchmarks, tables)
     files = {
         ROOT / "README.md": insert((ROOT / "README.md").read_text("utf-8"), "measured", measured, ROOT / "README.md")
     }
@@ -87,7 +89,7 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
         parts.append(f"## {table.title}\n\n{text}\n")
     parts.append(f"## Runs that need a GPU\n\n{render_gpu(source)}\n")
     files[ROOT / "RESULTS.md"] = "\n".join(parts)
-    files |= fill_pages({table.table: render(table, source) for table in tables})
+    files |= fill_pages({table.table: render(table, source) for table in tables}, render_benchmarks(benchmarks), files)
     found = [
         *compare_claims(claims, source).values(),
         *(row for table in tables for row in compare_rows(table, source)),
@@ -96,15 +98,23 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     return files | render_cards(source, read_papers(folder / "papers.yaml"))
 
 
-def fill_pages(tables: Mapping[str, str]) -> dict[Path, str]:
-    """Return the pages of the documentation with their tables, without the rows that have no result."""
+def fill_pages(tables: Mapping[str, str], benchmarks: Mapping[str, str], files: Mapping[Path, str]) -> dict[Path, str]:
+    """Return the pages of the documentation and the recipes with their tables.
+
+    Args:
+        tables: Tables of runs by name. Those of the documentation are without the rows that have no result.
+        benchmarks: Tables of benchmarks by name.
+        files: Texts of pages that are already changed.
+    """
     pages = {}
-    for path in sorted((ROOT / "docs").rglob("*.md")):
-        page = path.read_text("utf-8")
-        for name in re.findall("<!-- table: (.*) -->", page):
-            if name not in tables:
-                raise ValueError(f"{path}: there is no table {name!r} in results/tables.yaml.")
-            pages[path] = page = insert(page, name, without_empty_rows(tables[name]), path)
+    for folder in ("docs", "recipes"):
+        for path in sorted((ROOT / folder).rglob("*.md")):
+            page = files.get(path) or path.read_text("utf-8")
+            for name in re.findall("<!-- table: (.*) -->", page):
+                if name not in tables and name not in benchmarks:
+                    raise ValueError(f"{path}: there is no table {name!r} in results/tables.yaml or of a benchmark.")
+                text = benchmarks.get(name) or (without_empty_rows(tables[name]) if folder == "docs" else tables[name])
+                pages[path] = page = insert(page, name, text, path)
     return pages
 
 
