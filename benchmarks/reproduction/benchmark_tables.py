@@ -1,0 +1,199 @@
+"""Tables of pages that are made from the files of `benchmarks/results`, one function per table."""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from reproduction.summaries import Benchmarks
+from reproduction.tables import join_lines
+
+Rows = Mapping[str, Mapping[str, Any]]
+"""The rows of a file by what they measure."""
+
+Entry = tuple[str, str, str, float]
+"""Text on the page, name of the row in the file, format of its value and bound, and their factor."""
+
+
+def render_benchmarks(benchmarks: Benchmarks) -> dict[str, str]:
+    """Return the tables in Markdown by name; without its file, or a number of it, a table says "not measured"."""
+    tables = {}
+    for table, (name, make) in TABLES.items():
+        path = benchmarks.folder / f"{name}.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            rows = {row["what"]: row for row in content["rows"]}
+            if not rows or len(rows) < len(content["rows"]):
+                raise ValueError("there are no rows, or two have the same name")
+            tables[table] = make(rows, content)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            benchmarks.problems.append(f"{path.name} is not used for the table {table!r}: {error!r}")
+            tables[table] = f"*Not measured: `{path.name}` is missing or damaged, or lacks a number of this table.*"
+    return tables
+
+
+def _list(entries: Iterable[Entry], with_bound: bool, rows: Rows, content: Mapping[str, Any]) -> str:
+    """Return a table with a line per measurement, and its bound on request."""
+    lines = []
+    for text, what, form, factor in entries:
+        row, bound = rows[what], ""
+        if "bound" in row:
+            words, _, number = row["bound"].rpartition(" ")
+            bound = f"{words} {form.format(factor * float(number))}{'' if row['holds'] else ', missed'}"
+        lines.append([text, form.format(factor * row["value"]), *([bound] if with_bound else [])])
+    return join_lines(["what", "measured", *(["bound"] if with_bound else [])], lines, [])
+
+
+SCALING = [
+    ("cosine, K = 1,000,000, d = 512, B = 1,024: memory beyond weights and gradient (the logits would take 4,096 MB)",
+     "cosine, 1,000,000 classes: memory / that of the logits", "{:.0f} MB", 4096),
+    ("arcface, the same", "arcface, 1,000,000 classes: memory / that of the logits", "{:.0f} MB", 4096),
+    *((f"vmf, 10 samples, d = 512, B = 64, K = {count}: memory beyond weights and gradient",
+       f"vmf, {count} classes, batch 64: memory, GB", "{:.0f} MB", 1000)
+      for count in ("50,000", "100,000", "200,000")),
+    *((f"{head}, K = 20,000: largest relative deviation of a gradient from that with logits",
+       f"{head}, 20,000 classes: largest relative deviation of a gradient", "{:.2g}", 1)
+      for head in ("cosine", "arcface")),
+    *((f"{head}, K = 100,000, B = 1,024: time in blocks / with logits",
+       f"{head}, 100,000 classes: time in blocks / time with logits", "{:.2f}", 1)
+      for head in ("softmax", "cosine", "arcface")),
+    ("softmax, the same: time of torch's chunked cross-entropy / with logits",
+     "softmax, 100,000 classes: time of torch's chunked cross-entropy / time with logits", "{:.2f}", 1),
+    *((f"{text}: {deviation}", f"{what}: {deviation}", "{:.2g}", 1)
+      for text, what in (("arcface, K = 200,000, d = 64, SGD, 4 processes and 1", "4 processes and 1"),
+                         ("their checkpoint resumed by 3 processes", "4 resumed by 3 and 4"),
+                         ("their checkpoint resumed by 1 process", "4 resumed by 1 and 4"))
+      for deviation in ("largest relative deviation of a loss", "largest deviation of a weight")),
+]  # fmt: skip
+
+KMEANS = "k-means, 200,000 x 128, 256 clusters, 20 iterations"
+CLUSTERING = [
+    ("k-means, 200,000 points in 128 dimensions, 256 clusters: objective relative to FAISS",
+     f"{KMEANS}: objective / FAISS", "{:.8f}", 1),
+    ("the same: processor time relative to FAISS", f"{KMEANS}: processor time / FAISS", "{:.2f}", 1),
+    ("the same: memory with the data, relative to the data", f"{KMEANS}: memory with the data / data", "{:.2f}", 1),
+    *((f"mixture, 768 dimensions, 20 clusters, concentration {kappa:,}: largest relative error of a concentration",
+       f"mixture, d = 768, 20 components of {points} points, kappa {kappa}: largest relative error of a concentration",
+       "{:.2g} %", 100) for points, kappa in ((1000, 5000), (1000, 500), (3000, 100), (5000, 50))),
+    *((text, f"10,000 embeddings, {name}: NMI", "{:.3f}", 1) for text, name in (
+        ("10,000 embeddings of MNIST test images, normalized mutual information: scikit-learn's `KMeans`",
+         "KMeans of scikit-learn"),
+        ("the same on normalized embeddings", "KMeans, normalized"),
+        ("`SphericalKMeans`", "SphericalKMeans"), ("`VonMisesFisherMixture`", "VonMisesFisherMixture"))),
+]  # fmt: skip
+
+
+def _ood(sets: Mapping[str, str], rows: Rows, content: Mapping[str, Any]) -> str:
+    """AUROC with its deviation over seeds, and FPR95, by head, score and set of images (title by name)."""
+    heads: dict[str, list[Any]] = {}
+    for model in content["models"].values():
+        heads.setdefault(model["head"], []).append(model["results"])
+    lines = []
+    for head, models in heads.items():
+        for score in models[0]:
+            line = [head, score]
+            for name in sets:
+                areas = [100 * model[score][name]["auroc"] for model in models]
+                rate = statistics.mean(100 * model[score][name]["fpr_at_95_tpr"] for model in models)
+                line.append(f"{_mean(areas)} / {rate:.1f}")
+            lines.append(line)
+    return join_lines(["head", "score", *sets.values()], lines, [])
+
+
+def _runtimes(rows: Rows, content: Mapping[str, Any]) -> str:
+    exact, lower = ["export", "ONNX", "compiled", "step"], ["fp16", "bf16", "int8", "int8 dynamic", "int8, all"]
+    lines = []
+    for model in dict.fromkeys(what.rpartition(": ")[0] for what in rows):
+        # The second setting of the spherization is measured in lower precision only.
+        values = [] if model.endswith(", gentle") else [rows[f"{model}: {column}"]["value"] for column in exact]
+        cells = [f"{value:.1g}" for value in values] or [""] * len(exact)
+        lines.append([model, *cells, *(f"{rows[f'{model}: {column}']['value']:.4f}" for column in lower)])
+    versions = ", ".join(f"{name} {content[name]}" for name in ("torch", "onnxruntime", "torchao"))
+    note = f"Measured with {versions}, by `python benchmarks/runtimes.py`."
+    return join_lines(["model", *exact, *lower], lines, [note])
+
+
+def _lr_transfer(rows: Rows, content: Mapping[str, Any]) -> str:
+    optimizers = ["adamw", "adam_srt", "muon", "muon_hyperball", "adamw_hyperball"]
+    lines = []
+    for text, net in (("ResNet-8", "resnet8"), ("character model", "characters")):
+        shifts = [rows[f"{net}, {name}: best at 4 x width / best"]["value"] for name in optimizers]
+        losses = [rows[f"{net}, {name}, width 32: loss"]["value"] for name in optimizers]
+        lines.append([f"{text}: shift", *(f"{value:.2g}" for value in shifts)])
+        lines.append([f"{text}: loss", *(f"{value:.3f}" for value in losses)])
+    return join_lines(["", *(f"`{name}`" for name in optimizers)], lines, [])
+
+
+SETTINGS = {
+    "plain": "plain", "scaling 5, delta 1e-06": "5, 1e-6 (`steep`)", "scaling 1, delta 1e-06": "1, 1e-6 (default)",
+    "scaling 1, delta 0.1": "1, 0.1 (`even`)", "scaling 1, delta 0.5": "1, 0.5 (`flat`)",
+    "scaling 0.5, delta 0.5": "0.5, 0.5",
+}  # fmt: skip
+
+
+def _minilm_embeddings(rows: Rows, content: Mapping[str, Any]) -> str:
+    kinds = ["float16", "bfloat16", "int8 weights", "int8 weights, others", "int8 weights and activations"]
+    lines = []
+    for name, text in SETTINGS.items():
+        found, weight = content["embedding"][name], content["embedding"][name]["largest_weight"]
+        line = [text, "", ""]  # the plain encoder has no map after a spherization
+        if name != "plain":
+            line[1:] = [f"{100 * found['explained_variance']:.1f} %", f"{found['cosine_to_plain']['mean']:.3f}"]
+        line.append(f"{weight:,.0f}" if weight >= 1 else f"{weight:.2f}")
+        for kind in (*kinds, "int8 weights and activations, others"):
+            is_blank = name == "plain" and kind.endswith(", others")
+            cosine = 0.0 if is_blank else found["cosines"][kind]["mean"]
+            line.append("" if is_blank else f"{cosine:.4f}" if cosine >= 0.99 else f"{cosine:.3f}")
+        lines.append(line)
+    header = ["scaling, delta", "explained variance", "cosine to plain", "largest weight", "float16", "bfloat16"]
+    return join_lines(
+        [*header, "int8 weights: all", "others", "int8 weights and activations: all", "others"], lines, []
+    )
+
+
+def _minilm_language(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for name, text in SETTINGS.items():
+        losses = [content["language"][name][kind] for kind in ("float32", "int8 weights")]
+        analogies = content["embedding"][name]["analogies"]["average"]
+        lines.append([text, *(f"{value:.1f}" for value in (*losses, analogies))])
+    return join_lines(["scaling, delta", "float32", "int8 weights, all maps", "word analogies %"], lines, [])
+
+
+def _fine_tuning(rows: Rows, content: Mapping[str, Any]) -> str:
+    metrics = {"recall_at_1 %": "Recall@1, %", "map_at_r %": "MAP@R, %"}
+    lines = [["frozen backbone", *(f"{rows[f'{metric}, frozen']['value']:.1f}" for metric in metrics)]]
+    for head in ("cosine", "arcface", "vmf"):
+        lines.append([f"`{head}`", *(_mean(content["values"][f"{metric}, {head}"]) for metric in metrics)])
+    return join_lines(["", *metrics.values()], lines, [])
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+def _prototypes(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for classes, dim in ((10, 3), (100, 10), (100, 25), (200, 25), (1000, 500)):
+        search = f"published program, {'300' if classes == 1000 else '10,000'} epochs"
+        values = [
+            rows[f"K = {classes}, d = {dim}: {what}"]["value"] for what in ("largest cosine", "lower bound", search)
+        ]
+        lines.append([f"{classes}, {dim}", *(f"{value:.4f}" for value in values)])
+    return join_lines(["classes, dimension", "largest cosine", "lower bound", "search of the paper"], lines, [])
+
+
+TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
+    "scaling": ("sharding", partial(_list, SCALING, True)),
+    "clustering": ("clustering", partial(_list, CLUSTERING, False)),
+    "ood": ("ood", partial(_ood, {"near": "other two digits", "omniglot": "Omniglot", "cifar10": "CIFAR-10"})),
+    "ood-cifar10": ("ood_cifar10", partial(_ood, {name: name for name in ("near", "omniglot", "mnist")})),
+    "runtimes": ("runtimes", _runtimes),
+    "lr-transfer": ("lr_transfer", _lr_transfer),
+    "minilm-embeddings": ("minilm", _minilm_embeddings),
+    "minilm-language": ("minilm", _minilm_language),
+    "fine-tuning": ("fine_tuning", _fine_tuning),
+    "prototypes-search": ("prototypes", _prototypes),
+}
+"""File of `benchmarks/results` and function of each table by its name in the markers of the pages."""
