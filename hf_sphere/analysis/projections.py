@@ -100,7 +100,7 @@ class ProjectionStatistics(SavedResult):
 
     The column `isotropic` is the range of masses that isotropic filters have with a probability of at least 95 %. A
     star means that one of two tests is below 0.05. Each is corrected for the number of layers, but not for the other
-    test, so 6 to 8 % of networks of isotropic filters have a star (measured, 2,000 networks of each of several sizes).
+    test, so more than 5 % of networks of isotropic filters can have a star.
 
     Attributes:
         normalized: Whether projections and means are those of filters of unit length, in [-1, 1]. The tests always use

@@ -256,8 +256,8 @@ def _first(count: int, parts: Iterable[Tensor]) -> Tensor:
 def _normalized_by_batch(model: nn.Module) -> Iterator[None]:
     """Set eval mode, but let trainable batch norms use batch statistics, and restore their running statistics.
 
-    Before training, running statistics do not match the data: with a scale initialized from them, embeddings were three
-    to ten times as long in the first training step.
+    Before training, running statistics do not match the data: with a scale initialized from them, embeddings are much
+    longer in the first training step.
     """
     model.train()
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]

@@ -127,8 +127,8 @@ def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) 
         FileExistsError: If the output directory must not be replaced, or a run of another process is using it.
         CheckpointError: If there is no checkpoint to resume from.
     """
-    # Weights that decay towards zero become denormal, and CPUs are a hundred times slower with these. Set before torch
-    # starts its threads, which inherit it.
+    # Weights that decay towards zero become denormal, and CPUs are much slower with these. Set before torch starts its
+    # threads, which inherit it.
     torch.set_flush_denormal(True)
     # In the linear probe, the parameters of the backbone have no gradients.
     unused = any(getattr(part, "linear_probe_epochs", 0) for part in others)

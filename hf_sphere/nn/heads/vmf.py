@@ -60,7 +60,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
             and has a less accurate confidence.
         log_temperature: Initial logarithm of the learned temperature; -2.773 in the paper's runs on birds and products.
         temperature_lr: Learning rate of `log_temperature`; that of the other parameters if None.
-        blockwise: Whether to compute the loss in blocks of classes, twice: less memory for a third more time.
+        blockwise: Whether to compute the loss in blocks of classes, twice: less memory, and more time.
         shard_classes: See `hf_sphere.nn.heads.mixins.ClassVectorHead`.
         sample_rate: See `hf_sphere.nn.heads.mixins.ClassVectorHead`.
 

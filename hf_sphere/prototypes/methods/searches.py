@@ -23,9 +23,8 @@ MAX_COORDINATES = 400  # maximum number K d of coordinates; the cost of the dens
 class LBFGS(Method):
     """L-BFGS on the log-sum-exp of the cosines at increasing sharpness, from several random starts, in float64.
 
-    The time per iteration grows with K^2 d: a start takes a third of a second for 100 points, and about 40 seconds for
-    1,000 points in 64 dimensions. For slightly better results increase both options, for instance `restarts=80,
-    max_iterations=100`.
+    The time per iteration grows with K^2 d. For slightly better results increase both options, for instance
+    `restarts=80, max_iterations=100`.
 
     Args:
         restarts: Number of random starts; None chooses as many as take about half a second, at least one.
