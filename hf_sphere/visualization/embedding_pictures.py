@@ -128,11 +128,14 @@ class EmbeddingPictures:
     def plot_gallery(self, path: str | Path, others: Sequence["EmbeddingPictures"], *, title: str = "") -> None:
         """Draw these embeddings and others side by side; see `check_gallery`."""
         panels: dict[str, Panel] = {}
+        datasets = {Path(each.data.about.get("dataset", "")).name for each in (self, *others)}
+        shared = datasets.pop() if len(datasets) == 1 else ""  # in the title of the figure
         for each in (self, *others):
-            name = each.name if each.name not in panels else each.data.name
+            name = each.name.removesuffix(f", {shared}")
+            name = each.data.name if name in panels else name
             panels[name] = Panel(each.data.embeddings, each.labels, each.directions, self.lengths)
         columns = 2 if self.dim == 3 else 3
-        plot_gallery(panels, self.class_names, dim=self.dim, columns=columns, title=title, path=path)
+        plot_gallery(panels, self.class_names, dim=self.dim, columns=columns, title=title or shared, path=path)
 
     def check_gallery(self, others: Sequence["EmbeddingPictures"]) -> None:
         """Check that other embeddings can share a gallery with these.

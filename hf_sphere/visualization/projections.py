@@ -20,7 +20,7 @@ from hf_sphere.visualization.figures import (
 )
 
 SIGNIFICANT = 0.05  # level of the adjusted p-values
-DIFFERENT, ALIKE = f"unlike random filters (adjusted p < {SIGNIFICANT})", "no significant difference"
+DIFFERENT, ALIKE = f"unlike random filters (sign or KS test, adjusted p < {SIGNIFICANT})", "no significant difference"
 BAND = "95 % range of random filters"
 
 _BAR = 0.21  # height of a bar, in inches
@@ -310,6 +310,7 @@ def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
         name: {
             "color": matplotlib.colormaps["viridis"](place),
             "linestyle": style_line(number)["linestyle"] if len(names) <= _MOST_NAMES else "-",
+            "linewidth": 1.9 - place,  # lines below others are visible
             "label": labels.get(name, "_"),
         }
         for number, (name, place) in enumerate(zip(names, places, strict=True))

@@ -280,7 +280,7 @@ class Scene:
         if shown:
             lines.append(f"{marks}: directions of the classes")
         elif count:
-            lines.append(f"no class direction lies in this part of the {whole}")
+            lines.append(f"class directions: outside the drawn part of the {whole}")
         if 0 < shown < count:
             outside = [*outside, f"{count - shown} of {count} class directions"]
         if outside:

@@ -261,6 +261,8 @@ class SphereScene(Scene):
             inside = front & ((places - torch.tensor([shift, 0.0])).abs() <= extent).all(1)
             seen |= inside
             draw_points(axes, places[inside], labels[inside], scale=scale)
+            if self.view.both_sides:
+                axes.text(shift - 1.0, 1.0, "back" if shift else "front", fontsize=9, color="0.35", va="top")
             for index, direction in self.drawn_directions.items():
                 ends, front = _look(direction[None], side, shift)
                 if not front:
@@ -349,16 +351,22 @@ def plot_gallery(
     if not panels:
         raise ValueError("there are no panels to draw.")
     scenes = {name: _make_scene(name, panel, class_names, dim) for name, panel in panels.items()}
-    wide = any(isinstance(scene, SphereScene) and scene.view.both_sides for scene in scenes.values())
+    both = [isinstance(scene, SphereScene) and scene.view.both_sides for scene in scenes.values()]
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    figure = new_figure(1.0 + columns * (5.6 if wide else 3.6), 0.8 + rows * (3.2 if wide else 3.9), title)
-    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    # All spheres have the same size, and only columns with both sides are wide.
+    widths = [2.04 if any(both[column::columns]) else 1.0 for column in range(columns)]
+    side = 2.8 if any(both) else 3.6
+    figure = new_figure(1.6 + side * sum(widths), 0.2 + 0.3 * bool(title) + rows * (side + 0.4), title)
+    figure.set_layout_engine("constrained", w_pad=0.12)
+    grid = figure.subplots(rows, columns, squeeze=False, width_ratios=widths).flatten()
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     shared: list[str] = []
-    for axes, (name, scene) in zip(grid, scenes.items(), strict=False):
+    for number, (axes, (name, scene)) in enumerate(zip(grid, scenes.items(), strict=False)):
         notes = scene.draw(axes, scale=0.5)
+        if widths[number % columns] > 1 and not both[number]:
+            axes.set_xlim(axes.get_xlim()[0] - _APART / 2, axes.get_xlim()[1] + _APART / 2)
         if _LARGEST_NAMED < len(scene.present) <= LARGEST_NAMED:
             notes.append(f"{len(scene.present)} classes: too many to draw their names")
         axes.set_title(name, fontsize=11)

@@ -86,7 +86,7 @@ class TestCircle:
 
     def test_the_caption_reports_that_no_direction_is_in_the_quadrant(self):
         figure = plot_circle(at(1, 45, 89), torch.arange(3), ABC, directions=at(170, 200, 240))
-        assert figure.get_supxlabel().splitlines()[1:] == ["no class direction lies in this part of the circle"]
+        assert figure.get_supxlabel().splitlines()[1:] == ["class directions: outside the drawn part of the circle"]
 
     def test_names_and_directions_are_omitted_for_too_many_classes(self):
         points = at(*range(0, 360, 5))

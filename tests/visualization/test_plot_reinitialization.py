@@ -70,7 +70,7 @@ def test_random_draws_are_in_a_separate_column_with_their_deviation():
     first, second, draws = sides_of(figure)
     assert first[1] == second[0]
     assert draws[0] > second[1]
-    assert labels_of(figure.axes[0].xaxis)[-1] == "random"
+    assert labels_of(figure.axes[0].xaxis)[-1] == "random\nweights"
     assert numbers_of(figure)[-1] == "25.0 ± 2.0"
 
 
@@ -80,7 +80,7 @@ def test_a_single_draw_has_no_deviation():
 
 def test_results_with_only_random_draws_can_be_drawn():
     figure = plot_reinitialization(robustness(a=layer(random=0.25)))
-    assert labels_of(figure.axes[0].xaxis) == ["random"]
+    assert labels_of(figure.axes[0].xaxis) == ["random\nweights"]
     assert figure.axes[0].get_xlabel() == ""
 
 
@@ -175,7 +175,7 @@ def test_column_names_do_not_overlap(columns):
     shown = [label for label in figure.axes[0].get_xticklabels() if label.get_text()]
     boxes = [label.get_window_extent() for label in shown]
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
-    assert (shown[0].get_text(), shown[-1].get_text()) == ("0", "random")
+    assert (shown[0].get_text(), shown[-1].get_text()) == ("0", "random\nweights")
 
 
 def test_long_names_are_shortened():
