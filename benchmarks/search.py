@@ -27,7 +27,7 @@ from hf_sphere.metrics.search import QUERIES, NeighborSearch
 from hf_sphere.visualization.figures import new_figure, save_figure, style_axes
 
 K = 10
-NAMES = {"ivf": "inverted lists (IVF)", "hnsw": "graph (HNSW)"}
+NAMES = {"ivf": "inverted file (IVF)", "hnsw": "graph (HNSW)"}
 ROOT = Path(__file__).parent.parent
 
 
