@@ -210,7 +210,7 @@ class _LogClassSum(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         *tensors, labels, recompute = arguments
         _, cosine, _, _, weights, _ = tensors
-        own = partition_and_ratio(weights.square().sum(1), weights.shape[1])
+        own = partition_and_ratio(torch.linalg.vector_norm(weights, dim=1).square(), weights.shape[1])
         inputs = *tensors, own.log_partition
         kept: list[Tensor] = []
         sums = []
