@@ -82,14 +82,15 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     in_short = re.sub(r"\[[^\]]*\]\(([^)]*)\)", r"`\1`", measured)
     parts = [INTRODUCTION, f"## In short\n\n{in_short}\n", f"## How runs are compared\n\n{RULES}\n"]
     parts.append(f"## What the papers claim, and what was measured\n\n{render_claims(claims, source)}\n")
+    texts = {table.table: render(table, source) for table in tables}
     for table in tables:
-        text = render(table, source)
+        text = texts[table.table]
         path = ROOT / table.readme
         files[path] = insert(files.get(path) or path.read_text("utf-8"), table.table, text, path)
         parts.append(f"## {table.title}\n\n{text}\n")
     parts.append(f"## Runs that need a GPU\n\n{render_gpu(source)}\n")
     files[ROOT / "RESULTS.md"] = "\n".join(parts)
-    files |= fill_pages({table.table: render(table, source) for table in tables}, render_benchmarks(benchmarks), files)
+    files |= fill_pages(texts, render_benchmarks(benchmarks), files)
     found = [
         *compare_claims(claims, source).values(),
         *(row for table in tables for row in compare_rows(table, source)),

@@ -85,7 +85,8 @@ def render_measured(
             raise ValueError(f"measurement {row.what!r} needs either `run` or `benchmark`.")
         cells = _of_runs(row, source) if row.run else _of_benchmark(row, benchmarks)
         if verdict := verdicts.get((row.table, row.run)):
-            cells[1] += f"; {verdict} {'from' if verdict == 'not distinguished' else 'than'} {row.than}"
+            word = {"not distinguished": "from", "equivalent": "to"}.get(verdict, "than")
+            cells[1] += f"; {verdict} {word} {row.than}"
         lines.append([row.what, *cells])
     note = (
         "Deviations are over seeds. Times are relative to those of the other program on the same machine. The goals "
