@@ -4,10 +4,10 @@ import math
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_sphere.nn.checks import check_tensors, is_readable
+from hf_sphere.nn.heads.base import Head
 
 
 class PoleOutput(NamedTuple):
@@ -87,7 +87,7 @@ class PoleRegression(nn.Module):
         if embeddings.shape[-1] != len(self.pole):  # a single coordinate would be broadcast
             raise ValueError(f"the pole has {len(self.pole)} coordinates, the embeddings {embeddings.shape[-1]}.")
         dtype = embeddings.dtype
-        embeddings = F.normalize(embeddings.to(torch.promote_types(dtype, torch.float32)), dim=-1)
+        embeddings = Head.normalize(embeddings)
         # Elementwise, since autocast does not convert this: in bfloat16 a range of 900 years would have steps of 4.
         cosines = (embeddings * self.pole.to(embeddings.dtype)).sum(dim=-1)
         predictions = self.low + (self.high - self.low) * (cosines + 1) / 2
@@ -96,7 +96,7 @@ class PoleRegression(nn.Module):
         if targets.ndim == 1 and targets.shape != cosines.shape:  # a single target would be broadcast
             raise ValueError(f"there are {len(targets)} targets for embeddings of shape {tuple(embeddings.shape)}.")
         losses = (self.scale_targets(targets).to(cosines.dtype) - cosines).square()
-        loss = losses.sum() if self.reduction == "sum" else losses.mean()
+        loss = losses.sum() if self.reduction == "sum" else losses.sum() / max(losses.numel(), 1)
         return PoleOutput(predictions, loss, embeddings.to(dtype))
 
     def scale_targets(self, targets: Tensor) -> Tensor:

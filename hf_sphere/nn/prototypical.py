@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_sphere.nn.checks import IGNORED, check_labels, check_tensors
+from hf_sphere.nn.heads.base import Head
 
 COSINE_SCALE = 1000.0
 """Factor of `cosine - 1` in the logits of the cosine metric; large, since spherized embeddings are close together."""
@@ -88,7 +89,7 @@ class PrototypicalClassifier(nn.Module):
         scale = 1.0
         if self.metric == "cosine":
             # For unit vectors |q - p|^2 = 2 (1 - cos), without the cancellation in 1 - cos at small angles.
-            query, prototypes, scale = F.normalize(query, dim=-1), F.normalize(prototypes, dim=-1), COSINE_SCALE / 2
+            query, prototypes, scale = Head.normalize(query), Head.normalize(prototypes), COSINE_SCALE / 2
         # |q|^2 - 2 q.p + |p|^2 would lose the digits of small distances; episodes have few classes.
         squares = (query.unsqueeze(-2) - prototypes.unsqueeze(-3)).square().sum(dim=-1)
         return squares * (-scale / self.temperature)

@@ -102,6 +102,13 @@ def test_batch_without_positives_has_no_loss_and_warns_once(caplog):
     assert len([message for message in caplog.messages if "no two examples with the same label" in message]) == 1
 
 
+def test_supcon_has_zero_gradient_at_a_zero_embedding():
+    x = torch.randn(4, 4).index_fill_(0, torch.tensor(1), 0.0).requires_grad_()
+    SupConLoss()(x, torch.tensor([0, 0, 1, 1])).backward()
+    assert not x.grad[1].any()
+    assert x.grad[0].any()
+
+
 @pytest.mark.parametrize("kind", [SupConLoss, InfoNCELoss])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(kind, dtype):

@@ -56,6 +56,20 @@ def test_gradients_of_very_short_float16_embeddings_are_finite(name, length):
     assert length == 0 or x.grad.any()
 
 
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_zero_embeddings_have_moderate_gradients(name, dtype):
+    x = embeddings(0.0, dtype)
+    train(make(name), x)
+    assert x.grad.abs().max() < 100
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_float64_embeddings_have_the_logits_of_float32(name):
+    head, x = make(name).eval(), embeddings(3.0).detach()
+    torch.testing.assert_close(head(x.double()).logits.float(), head(x).logits, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["cosine", "prototype", "angular"])
 def test_normalized_float16_embeddings_are_exact_however_short(name):
     x = embeddings(1e-4, torch.float16)

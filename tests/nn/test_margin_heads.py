@@ -170,6 +170,7 @@ def test_default_scale_is_that_of_the_paper_and_learned_if_requested(name, scale
     ("name", "options", "message"),
     [
         ("cosface", {"margin": 1.5}, "margin is a cosine from 0 to 1; got 1.5"),
+        ("arcface", {"margin_warmup_epochs": -5}, "margin_warmup_epochs must not be negative; got -5"),
         ("proxy_anchor", {"margin": -0.1}, "margin is a cosine from 0 to 1; got -0.1"),
         ("adaface", {"margin": 2.0}, "margin is an angle in radians from 0 to pi / 2; got 2.0"),
         ("adaface", {"norm_factor": 0.0}, "norm_factor must be positive; got 0.0"),

@@ -83,6 +83,14 @@ def test_gradient_of_a_query_equal_to_the_prototype_is_finite(metric):
     assert query.grad.isfinite().all()
 
 
+def test_cosine_has_zero_gradient_at_zero_vectors():
+    query, support = torch.zeros(1, 3, requires_grad=True), torch.stack([torch.ones(1, 3), torch.zeros(1, 3)])
+    support.requires_grad_()
+    PrototypicalClassifier("cosine")(query, support, torch.tensor([0])).loss.backward()
+    assert not query.grad.any()
+    assert not support.grad[1].any()
+
+
 # Precision
 
 

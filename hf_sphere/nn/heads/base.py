@@ -191,14 +191,15 @@ class Head(nn.Module):
     def normalize(cls, embeddings: Tensor) -> Tensor:
         """Divide embeddings (B, d) by their norms, in float32 or better.
 
-        The gradient is inversely proportional to the norm. In float16, where it would overflow, it is limited to that
-        at the norm `SMALL_NORM`.
+        The gradient is inversely proportional to the norm, and 0 for zero vectors, which have no direction. In float16,
+        where it would overflow, it is limited to that at the norm `SMALL_NORM`.
         """
-        points = F.normalize(cls.upcast_embeddings(embeddings), dim=-1)
+        points = cls.upcast_embeddings(embeddings)
+        norms = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+        points = points / norms.masked_fill(norms < 1e-12, torch.inf)  # F.normalize would multiply gradients by 1e12
         if embeddings.dtype != torch.float16:
             return points
-        norms = torch.linalg.vector_norm(cls.upcast(embeddings.detach()), dim=-1, keepdim=True)
-        damping = (norms.clamp_min(1e-12) / SMALL_NORM).clamp_max(1.0)  # F.normalize has the same lower bound
+        damping = (norms.detach() / SMALL_NORM).clamp_max(1.0)
         return points.detach() + damping * (points - points.detach())
 
     @classmethod

@@ -97,6 +97,8 @@ class MarginHead(CosineHead):
         if not 0.0 <= margin <= self.max_margin:
             unit = "an angle in radians from 0 to pi / 2" if self.max_margin == math.pi / 2 else "a cosine from 0 to 1"
             raise ValueError(f"margin is {unit}; got {margin}.")
+        if margin_warmup_epochs < 0:
+            raise ValueError(f"margin_warmup_epochs must not be negative; got {margin_warmup_epochs}.")
         super().__init__(embedding_dim, num_classes, **options)
         self.margin = margin
         self.margin_warmup_epochs = margin_warmup_epochs

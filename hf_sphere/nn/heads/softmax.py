@@ -38,7 +38,7 @@ class SoftmaxHead(ClassVectorHead):
 
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return `W x + b`."""
-        return self.linear(embeddings.to(torch.promote_types(embeddings.dtype, self.linear.weight.dtype)))
+        return self.linear(embeddings.to(self.linear.weight.dtype))
 
 
 class SpherizedHead(ClassVectorHead):
@@ -97,7 +97,7 @@ class SpherizedHead(ClassVectorHead):
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return `W x`."""
         linear = self.classifier.linear
-        return linear(embeddings.to(torch.promote_types(embeddings.dtype, linear.weight.dtype)))
+        return linear(embeddings.to(linear.weight.dtype))
 
 
 class AngularHead(Head):
