@@ -140,6 +140,12 @@ def test_loss_of_a_regression_is_the_squared_error_of_the_logits(shape):
     torch.testing.assert_close(output.loss, F.mse_loss(output.logits[:, 0], values.flatten()))
 
 
+@pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"class_weights": [2.0]}], ids=str)
+def test_regression_rejects_options_of_the_cross_entropy(options):
+    with pytest.raises(ValueError, match="a regression has neither class_weights nor label_smoothing"):
+        classifier(head="softmax", problem_type="regression", num_labels=1, head_kwargs=options)
+
+
 @pytest.mark.parametrize(
     ("problem_type", "labels"),
     [("multi_label_classification", torch.tensor([0, 1, 2])), ("single_label_classification", TARGETS)],

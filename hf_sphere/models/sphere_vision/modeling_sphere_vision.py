@@ -299,7 +299,10 @@ class ModelWithHead(nn.Module):
             )
         if config.problem_type not in (None, "single_label_classification"):
             HEADS[config.head].require_cross_entropy(f"problem_type {config.problem_type!r}")
-        return build_head(config.head, embedding_dim, config.num_labels, **(config.head_kwargs or {}))
+        options = config.head_kwargs or {}
+        if config.problem_type == "regression" and (options.get("class_weights") or options.get("label_smoothing")):
+            raise ValueError("a regression has neither class_weights nor label_smoothing; leave them out.")
+        return build_head(config.head, embedding_dim, config.num_labels, **options)
 
 
 class SphereVisionModelWithHead(ModelWithHead, SphereVisionPreTrainedModel):
