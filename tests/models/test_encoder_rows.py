@@ -5,6 +5,8 @@ import inspect
 import json
 import pickle
 import pydoc
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,18 @@ def test_replaced_map_in_a_replica_is_that_of_the_replica():
     replica = layer.output._replicate_for_data_parallel()
     replica.spherical = nn.Identity()
     assert replica.dense is replica.spherical
+
+
+def test_all_encoders_return_attentions_though_no_bare_model_was_built_before():
+    program = """from test_encoder_rows import ENCODERS, batch, spherized
+for row in ENCODERS:
+    model = spherized(row, row.tasks[-1], attn_implementation="eager")
+    result = model(**batch(row), output_hidden_states=True, output_attentions=True)
+    print(row.model_type, len(result.hidden_states), len(result.attentions))
+"""
+    folder = Path(__file__).parent
+    run = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
+    assert run.stdout.splitlines() == [f"{row.model_type} 4 3" for row in ENCODERS], run.stderr
 
 
 # Checkpoints
@@ -345,6 +359,14 @@ def test_image_classifier_with_a_head_trains_and_is_saved(head, tmp_path):
     loaded, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
     assert not any(info.values())
     torch.testing.assert_close(loaded(**batch(row)).logits, model(**batch(row)).logits)
+
+
+def test_image_classifier_with_a_head_returns_the_attentions_of_the_encoder():
+    row = BY_TYPE["vit"]
+    model = spherized(row, "ForImageClassification", head="cosine", attn_implementation="eager")
+    attentions = model(**batch(row), output_attentions=True).attentions
+    assert len(attentions) == 3
+    torch.testing.assert_close(attentions, model.base_model(**batch(row), output_attentions=True).attentions)
 
 
 def test_head_replaces_the_classifier_of_a_plain_checkpoint(tmp_path):

@@ -45,5 +45,6 @@ class SphereEncoderForImageClassification(ModelWithHead, SphereEncoderPreTrained
             return super().forward(pixel_values, labels=labels, **kwargs)
         encoder: Any = self.base_model
         encoded = encoder(pixel_values, return_dict=True, **kwargs)
-        output = self.classify(encoded.last_hidden_state[:, 0], labels)
-        return SphereVisionClassifierOutput(**vars(output), hidden_states=encoded.hidden_states)
+        output = vars(self.classify(encoded.last_hidden_state[:, 0], labels))
+        states, attentions = encoded.hidden_states, encoded.attentions
+        return SphereVisionClassifierOutput(**output, hidden_states=states, attentions=attentions)

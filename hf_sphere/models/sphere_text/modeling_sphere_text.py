@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, conversion_mapping, initialization as init
+from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 
 from hf_sphere.models.sphere_text import configuration_sphere_text as configurations
 from hf_sphere.models.sphere_text.encoders import Encoder, find_encoder
@@ -86,6 +87,8 @@ class SphereEncoderPreTrainedModel(PreTrainedModel):
             self._spherize_layers()
         else:  # built by the constructor, which knows only the plain class
             base.__class__ = _sphere_class(self.encoder_row, "Model")
+            # The constructor has registered the outputs that can be recorded by the name of the plain class.
+            _CAN_RECORD_REGISTRY.update({str(base.__class__): base._can_record_outputs})
             base.post_init()
         spherical = names_kept_in_float32(self)
         if self.config.spherized_classifier and hasattr(self, "classifier"):

@@ -47,6 +47,7 @@ class SphereVisionClassifierOutput(ModelOutput):
         embeddings: (B, d'), transformed by the head: on the sphere for a spherized head.
         concentration: (B,), the certainty of the embeddings, for heads that have one.
         hidden_states: See `SphereVisionModelOutput`.
+        attentions: Attention weights of an encoder of transformers, if `output_attentions` is set.
     """
 
     loss: Tensor | None = None
@@ -54,6 +55,7 @@ class SphereVisionClassifierOutput(ModelOutput):
     embeddings: Tensor | None = None
     concentration: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 class SphereVisionPreTrainedModel(PreTrainedModel):
