@@ -1,4 +1,6 @@
-"""Image sizes: timm's crop, and the same pixels in training and inference."""
+"""Image sizes and channels: timm's crop, and the same pixels in training and inference, for images and arrays."""
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,3 +52,35 @@ def test_the_image_processor_computes_the_pixels_of_training(crop_pct, size, tmp
     shape = ImageShape(3, height, width, processor.source_options()["crop_pct"])
     trained = EncodedImages(Dataset.from_dict({"image": [image]}), "image", shape)[0]
     assert torch.equal((processor(image, return_tensors="pt")["pixel_values"][0] * 255).round().byte(), trained)
+
+
+def processor(channels: int, **options: Any) -> SphereVisionImageProcessor:
+    size, values = {"height": 8, "width": 8}, [0.0] * channels
+    return SphereVisionImageProcessor(
+        num_channels=channels, size=size, image_mean=values, image_std=[1.0] * channels, **options
+    )
+
+
+@pytest.mark.parametrize("layout", ["last", "first", "batch"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("bands", [2, 3, 4], ids=["LA", "RGB", "RGBA"])
+def test_array_has_the_pixels_of_the_same_image(bands, channels, layout):
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, bands), dtype=np.uint8)
+    expected = processor(channels)(PILImage.fromarray(pixels), return_tensors="pt")["pixel_values"][0]
+    given = {"last": pixels, "first": torch.from_numpy(pixels).permute(2, 0, 1), "batch": pixels[None]}[layout]
+    result = processor(channels)(given, return_tensors="pt")["pixel_values"][0]
+    torch.testing.assert_close(result, expected, rtol=0, atol=1.01 / 255)  # gray is rounded, or truncated
+
+
+@pytest.mark.parametrize("shape", [(8, 8, 5), (5, 8, 8)])
+def test_array_of_five_channels_is_an_error(shape):
+    with pytest.raises(ValueError, match=rf"with or without alpha; got shape \({shape[0]}, 8, "):
+        processor(3)(np.zeros(shape, np.uint8), return_tensors="pt")
+
+
+@pytest.mark.parametrize(("configured", "given"), [(None, 0.5), (0.8, 0.5), (0.5, None)])
+def test_crop_in_the_call_replaces_that_of_the_processor(configured, given):
+    image = picture(33, 21)
+    expected = processor(3, crop_pct=given)(image, return_tensors="pt")["pixel_values"]
+    result = processor(3, crop_pct=configured)(image, crop_pct=given, return_tensors="pt")["pixel_values"]
+    assert torch.equal(result, expected)

@@ -76,17 +76,14 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         channels = num_channels or self.num_channels
         if isinstance(image, Image.Image):
             image = convert_image(image, channels)
-        tensor = super().process_image(image, **kwargs)
-        if tensor.shape[0] == channels:
-            return tensor
-        return tvF.rgb_to_grayscale(tensor[:3]) if channels == 1 else tvF.grayscale_to_rgb(tensor[:1])
-
-    def resize(self, image: torch.Tensor, size: Any, resample: Any = None, **kwargs: Any) -> torch.Tensor:
-        """Resize images (B, C, H, W), and crop their center if `crop_pct` is set."""
-        if self.crop_pct is None:
-            return super().resize(image, size, resample, **kwargs)
-        mode = resample if isinstance(resample, InterpolationMode) else pil_torch_interpolation_mapping[resample]
-        return resize_image(image, (size.height, size.width), self.crop_pct, mode)
+        elif kwargs.get("input_data_format") is None and {1, 3, 4}.isdisjoint((image.shape[0], image.shape[-1])):
+            # Gray with alpha, which transformers does not recognize.
+            kwargs["input_data_format"] = "channels_first" if image.shape[0] == 2 else "channels_last"
+        tensor = super().process_image(image, **kwargs | {"do_convert_rgb": None})
+        if len(tensor) > 4:
+            raise ValueError(f"images must be gray or color, with or without alpha; got shape {(*image.shape,)}.")
+        tensor = tensor[:3] if len(tensor) > 2 else tensor[:1]  # without alpha, as PIL converts
+        return tvF.rgb_to_grayscale(tensor) if channels == 1 else tvF.grayscale_to_rgb(tensor)
 
     def source_options(self) -> dict[str, Any]:
         """Return this preprocessing as options of `hf_sphere.data.ImageSourceOptions`."""
@@ -101,8 +98,15 @@ class SphereVisionImageProcessor(TorchvisionBackend):
     def _preprocess(
         self,
         images: list[torch.Tensor],
+        size: Any,
+        resample: Any = None,
+        do_resize: bool = True,
         num_channels: int | None = None,
         crop_pct: float | None = None,
         **kwargs: Unpack[ImagesKwargs],
     ) -> Any:
-        return super()._preprocess(images, **kwargs)
+        if do_resize and crop_pct is not None:
+            mode = resample if isinstance(resample, InterpolationMode) else pil_torch_interpolation_mapping[resample]
+            images = [resize_image(image, (size.height, size.width), crop_pct, mode) for image in images]
+            do_resize = False
+        return super()._preprocess(images, size=size, resample=resample, do_resize=do_resize, **kwargs)
