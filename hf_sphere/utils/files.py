@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -74,11 +75,11 @@ def atomic_files(folder: str | os.PathLike) -> Iterator[Path]:
     """Yield an empty temporary folder inside `folder`; its files replace those of the same name in `folder`.
 
     No file is replaced before all have been written and flushed. Each replacement is atomic; the sequence is not.
+    Several processes can write to the same folder.
     """
     folder = Path(folder)
-    unfinished = folder / UNFINISHED
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".", suffix=UNFINISHED, dir=folder))
     try:
         yield unfinished
         _finalize(unfinished)
@@ -148,7 +149,7 @@ class JsonLines(dict[Any, Any]):
 
     Args:
         path: The file.
-        read: Whether to read it; an incomplete last line, after a kill, is removed.
+        read: Whether to read it. An incomplete last line is ignored; after a kill, the next value replaces it.
         prepare: Called once, before the first line is written.
 
     Raises:
@@ -171,8 +172,6 @@ class JsonLines(dict[Any, Any]):
                 super().__setitem__(key, value)
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} is damaged: {error_text(error)}. Remove it, or choose another file.") from error
-        if content[end:]:
-            os.truncate(self.path, end)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.add({key: value})
@@ -184,8 +183,13 @@ class JsonLines(dict[Any, Any]):
             self._prepare = None
         self.update(values)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps([key, value]) + "\n" for key, value in values.items()))
+        with self.path.open("a+b") as file:
+            file.seek(max(file.tell() - 1, 0))
+            if file.read()[-1:] not in (b"", b"\n"):
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+            # One call, so that the lines of other processes are complete.
+            file.write("".join(json.dumps([key, value]) + "\n" for key, value in values.items()).encode())
 
 
 def _as_tuples(value: Any) -> Any:

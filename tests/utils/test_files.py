@@ -134,6 +134,14 @@ def test_an_error_keeps_all_old_files(error, folder):
     assert names(folder) == ["model", "old"]
 
 
+def test_two_overlapping_replacements_in_one_folder_both_arrive(folder):
+    with atomic_files(folder) as first:
+        (first / "model").touch()
+        with atomic_files(folder) as second:
+            (second / "config").touch()
+    assert names(folder) == ["config", "model", "old"]
+
+
 # Folders
 
 

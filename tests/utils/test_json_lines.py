@@ -76,6 +76,25 @@ def test_a_killed_process_leaves_only_complete_values(path):
     assert dict(JsonLines(path)) == {"done": 1, "half": 2}
 
 
+def test_reading_keeps_the_line_that_another_process_is_writing(path):
+    JsonLines(path)["done"] = 1
+    with path.open("a") as file:
+        file.write('["half", ')
+        file.flush()
+        assert dict(JsonLines(path)) == {"done": 1}
+        file.write("2]\n")
+    assert dict(JsonLines(path)) == {"done": 1, "half": 2}
+
+
+def test_half_a_line_of_a_process_killed_later_is_replaced_by_the_next_value(path):
+    lines = JsonLines(path)
+    lines["done"] = 1
+    with path.open("a") as file:
+        file.write('["half", ')
+    lines["more"] = 2
+    assert dict(JsonLines(path)) == {"done": 1, "more": 2}
+
+
 @pytest.mark.parametrize(
     "content",
     [
