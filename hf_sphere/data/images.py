@@ -336,9 +336,9 @@ def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:
 def _load_splits(options: ImageSourceOptions, dataset: Any) -> DatasetDict:
     if dataset is None:
         return load_splits(options.dataset_name, options.dataset_config_name)
-    evaluation = options.eval_split or "test"
-    limits = {options.train_split: options.max_train_samples, evaluation: options.max_eval_samples}
-    return as_splits(dataset, {name: limit for name, limit in limits.items() if limit is not None})
+    evaluation = choose_eval_split(dataset if isinstance(dataset, dict) else {}, options.eval_split)
+    # The training split last, since it can be named `validation` as well.
+    return as_splits(dataset, {evaluation: options.max_eval_samples, options.train_split: options.max_train_samples})
 
 
 def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], computed_value: str | None) -> None:

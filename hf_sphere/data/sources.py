@@ -91,7 +91,7 @@ def find_column(
     return found
 
 
-def choose_eval_split(splits: DatasetDict, name: str | None) -> str | None:
+def choose_eval_split(splits: Mapping[str, Any], name: str | None) -> str | None:
     """Return the name of the evaluation split: `name`, else `test`, else `validation`, else None."""
     return name or next((split for split in ("test", "validation", "valid") if split in splits), None)
 
@@ -142,21 +142,26 @@ def choose_splits(
             names["eval"],
         )
     if (name := options.validation_split) is not None:
-        if options.validation_fraction:
-            raise ValueError(f"--validation_split {name} and --validation_fraction exclude each other; use only one.")
+        check_validation_split(name, names, options.validation_fraction, "images")
         if by_class:
             raise ValueError(
                 f"--train_classes divides all classes, and --validation_split {name} would contain some of both parts; "
                 "hold out training classes with --validation_fraction instead."
             )
-        for key, other in names.items():
-            if other == name:
-                raise ValueError(
-                    f"--validation_split {name} is also the split of --{key}_split; name another one, or hold out "
-                    "training images with --validation_fraction."
-                )
         names["validation"] = name
     return {key: (name, find_split(splits, name, f"--{key}_split", label_column)) for key, name in names.items()}
+
+
+def check_validation_split(name: str, others: Mapping[str, str], fraction: float, what: str) -> None:
+    """Raise an error if a fraction is held out too, or if the split is one of the `others`, `train` and `eval`."""
+    if fraction:
+        raise ValueError(f"--validation_split {name} and --validation_fraction exclude each other; use only one.")
+    for key, other in others.items():
+        if other == name:
+            raise ValueError(
+                f"--validation_split {name} is also the split of --{key}_split; name another one, or hold out "
+                f"training {what} with --validation_fraction."
+            )
 
 
 def common_column(
@@ -231,15 +236,15 @@ BUNDLED: dict[str, Callable[[], DatasetDict]] = {"digits": _digits, "two_cluster
 """Data sets that need no network."""
 
 
-_HELD_OUT = re.compile(r"(kept|held_out)\((.+), ([0-9.]+), seed=([0-9]+)\)")
+_HELD_OUT = re.compile(r"(kept|held_out)\((.+), ([-+.e0-9]+), seed=([0-9]+)\)")
 
 
-def as_splits(data: Any, max_rows: Mapping[str, int] | None = None) -> DatasetDict:
+def as_splits(data: Any, max_rows: Mapping[str | None, int | None]) -> DatasetDict:
     """Return the splits of a data set of `datasets`, and those of a streaming one as files of its cache.
 
     Args:
         data: A `Dataset`, which becomes the split `train`, `DatasetDict`, `IterableDataset` or `IterableDatasetDict`.
-        max_rows: Number of rows, by split, that are read from a streaming data set; the others are read to their end.
+        max_rows: Number of rows, by split, to read from a streaming data set; without a number, it is read to its end.
 
     Raises:
         TypeError: If it is something else.
@@ -250,7 +255,7 @@ def as_splits(data: Any, max_rows: Mapping[str, int] | None = None) -> DatasetDi
             raise TypeError(
                 f"a data set must be one of `datasets` or a dictionary of these; got {type(part).__name__}."
             )
-    return DatasetDict({name: _stored(part, (max_rows or {}).get(name)) for name, part in splits.items()})
+    return DatasetDict({name: _stored(part, max_rows.get(name)) for name, part in splits.items()})
 
 
 def _stored(part: Any, max_rows: int | None) -> Dataset:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hf_sphere.data.options import TextDataOptions
 from hf_sphere.data.sampling import draw_subset
-from hf_sphere.data.sources import common_column, find_split, require_splits
+from hf_sphere.data.sources import check_validation_split, common_column, find_split, require_splits
 from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
 from hf_sphere.utils.loading import load_dataset
 
@@ -165,8 +165,6 @@ def load_text_splits(
 def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, str]:
     """Return the names of the splits `train`, `eval` and `validation`; no `eval` if the held-out part replaces it."""
     validation, fraction = options.validation_split, options.validation_fraction
-    if fraction and validation is not None:
-        raise ValueError(f"validation_split {validation!r} and validation_fraction exclude each other; use only one.")
     names = {"train": options.train_split}
     usual = (name for name in ("test", "validation") if name in splits and name != options.train_split)
     found = options.eval_split or next(usual, None)
@@ -177,7 +175,9 @@ def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, s
             f"there is no split to report results on; the data has {', '.join(splits)}. Choose one with --eval_split, "
             "or hold out training text with --validation_fraction."
         )
-    if validation is None and not fraction and "validation" in splits and "validation" not in names.values():
+    if validation is not None:
+        check_validation_split(validation, names, fraction, "text")
+    elif not fraction and "validation" in splits and "validation" not in names.values():
         validation = "validation"
     if validation is not None:
         names["validation"] = validation

@@ -5,7 +5,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDatasetDict
 from PIL import ExifTags, Image as PILImage
 
 from hf_sphere.data import Augmentation, CorruptImageError, Episodes, ImageDataOptions, load_image_data
@@ -215,6 +215,16 @@ class TestDataSetsInPython:
         data = self.load(rows.to_iterable_dataset(), tmp_path, max_train_samples=20)
         assert (data.train.num_examples, data.evaluation.num_examples) == (16, 4)
         assert sorted(labels_of(data.evaluation)) == [0, 0, 1, 1]
+
+    def test_a_stream_for_evaluation_is_read_to_the_number_whatever_its_name(self, rows, tmp_path):
+        streams = IterableDatasetDict({name: rows.to_iterable_dataset() for name in ("train", "validation")})
+        data = self.load(streams, tmp_path, max_eval_samples=10)
+        assert sorted(data.evaluation.epoch_rows().tolist()) == list(range(10))
+
+    def test_a_stream_for_training_is_read_to_its_end_whatever_its_name(self, rows, tmp_path):
+        streams = IterableDatasetDict(validation=rows.to_iterable_dataset())
+        data = self.load(streams, tmp_path, train_split="validation", max_eval_samples=2)
+        assert data.train.num_examples == 32
 
     def test_something_else_is_an_error(self, tmp_path):
         with pytest.raises(TypeError, match="must be one of `datasets` or a dictionary of these; got list"):

@@ -5,7 +5,15 @@ from PIL import Image as PILImage
 from sklearn.datasets import load_digits
 
 from hf_sphere.data import sources
-from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, VALUE_COLUMNS, find_column, find_split, load_splits
+from hf_sphere.data.sources import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    VALUE_COLUMNS,
+    find_column,
+    find_split,
+    held_out_names,
+    load_splits,
+)
 
 
 def pixels_of(dataset: Dataset) -> np.ndarray:
@@ -160,3 +168,9 @@ def test_an_empty_split_is_an_error_that_names_it():
     splits = DatasetDict(train=Dataset.from_dict({"image": []}))
     with pytest.raises(ValueError, match=r"split 'train' is empty.*--train_split"):
         find_split(splits, "train", "--train_split")
+
+
+def test_a_fraction_whose_name_has_an_exponent_is_held_out():
+    splits = DatasetDict(train=Dataset.from_dict({"row": list(range(30))}))
+    kept, held_out = (find_split(splits, name, "--eval_split") for name in held_out_names("train", 5e-05, 0))
+    assert (len(held_out), sorted([*kept["row"], *held_out["row"]])) == (1, list(range(30)))

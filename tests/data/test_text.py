@@ -230,6 +230,8 @@ def test_the_options_determine_the_masking(load, options, expected):
         (None, {"validation_fraction": 1.5}, "validation_fraction must be at least 0 and below 1; got 1.5"),
         (None, {"validation_fraction": 0.001}, "validation_fraction=0.001 does not split"),
         (None, {"validation_fraction": 0.5, "validation_split": "test"}, "exclude each other"),
+        (None, {"validation_split": "test"}, "--validation_split test is also the split of --eval_split"),
+        (None, {"validation_split": "train"}, "--validation_split train is also the split of --train_split"),
         (None, {"max_train_samples": 0}, "max_train_samples must be at least 1; got 0"),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
