@@ -16,7 +16,10 @@ from PIL import Image, ImageOps
 def prepare(file: str, options: dict) -> np.ndarray:
     """Read an image, and resize and normalize it as in training: (channels, height, width), float32."""
     with Image.open(file) as opened:
-        image = ImageOps.exif_transpose(opened).convert("L" if options["num_channels"] == 1 else "RGB")
+        image = ImageOps.exif_transpose(opened)
+    if image.mode.startswith("I;16"):  # Pillow would clip the values at 255
+        image = Image.fromarray((np.asarray(image, dtype=np.uint16) >> 8).astype(np.uint8))
+    image = image.convert("L" if options["num_channels"] == 1 else "RGB")
     height, width = options["size"]["height"], options["size"]["width"]
     whole = (width, height)
     if crop := options.get("crop_pct"):  # keep the aspect ratio, and cut out the center

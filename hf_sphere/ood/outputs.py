@@ -62,7 +62,7 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
     Args:
         model: Returns logits (B, K), or an output with `logits`.
         batches: Such as a `DataLoader`. A batch is a mapping of the model's inputs, possibly with `labels` or `label`;
-            a tensor of inputs; or a pair of inputs and labels.
+            a tensor of inputs; or a pair of inputs and labels. A tensor instead of batches is a single batch.
 
     Returns:
         The outputs, float32 or better, on the CPU; labels if all batches have them.
@@ -74,6 +74,7 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
         >>> model_outputs(network, images.split(4)).embeddings.shape
         torch.Size([8, 64])
     """
+    batches = [batches] if isinstance(batches, Tensor) else batches
     head, calls, parts = getattr(model, "head", None) if hasattr(model, "head_inputs") else None, [], []
 
     def remember(layer: nn.Module, inputs: Any, output: Any) -> None:

@@ -337,6 +337,10 @@ class TestModels:
         images = torch.randn(2, 1, 8, 8)
         assert model_outputs(sphere_vision("softmax"), [(images, torch.arange(2)), images]).labels is None
 
+    def test_a_tensor_is_one_batch(self):
+        model, images = torch.nn.Linear(8, 4), torch.randn(40, 8)
+        assert torch.equal(model_outputs(model, images).logits, model_outputs(model, [images]).logits)
+
     def test_no_batch_is_an_error(self):
         with pytest.raises(ValueError, match="batches is empty; an iterator can be used only once"):
             OODDetector().fit(sphere_vision("softmax"), [])

@@ -249,8 +249,11 @@ def test_a_file_is_not_replaced_by_an_export_unless_asked(exported, model, load_
 
 def test_an_exported_file_classifies_without_torch(exported, model, photos, tmp_path, root):
     (tmp_path / "torch.py").write_text("raise ImportError('torch is not needed')")
+    deep = tmp_path / "16_bits.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 2**16, (8, 8), dtype=np.uint16)).save(deep)
+    files = [*_files(photos), str(deep)]
     result = subprocess.run(
-        [sys.executable, str(root / "examples" / "onnx_without_torch.py"), str(exported), *_files(photos)],
+        [sys.executable, str(root / "examples" / "onnx_without_torch.py"), str(exported), *files],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -261,7 +264,7 @@ def test_an_exported_file_classifies_without_torch(exported, model, photos, tmp_
     reference.head.prediction = "mean"  # as exported
     processor = SphereVisionImageProcessor.from_pretrained(model)
     with torch.no_grad():
-        output = reference(**processor([Image.open(path) for path in _files(photos)], return_tensors="pt"))
+        output = reference(**processor([Image.open(path) for path in files], return_tensors="pt"))
     confidences, classes = output.logits.softmax(1).max(1)
     assert [line[1] for line in lines] == [reference.config.id2label[index] for index in classes.tolist()]
     assert [float(line[2]) for line in lines] == pytest.approx(confidences.tolist(), abs=1e-4)

@@ -169,13 +169,7 @@ class ClassVectorHead(Head):
         if self.label_smoothing:  # checked here, since a Trainer can set it
             raise ValueError(f"sample_rate {self.sample_rate} excludes label smoothing; leave out one of them.")
         seed, self._seed = self._seed, None
-        if seed is None:
-            seed = int(torch.randint(2**62, ()))
-        key = torch.tensor(seed % 2**63, device=labels.device)
-        places = torch.arange(self.classes.start, self.classes.stop, device=labels.device)
-        drawn = keyed_uniforms(key, places, torch.float32)
-        kept = drawn < self.sample_rate
-        kept |= drawn == drawn.min()  # at least one
+        kept = _draw_classes(seed, self.classes, self.sample_rate, labels.device)
         inside = (local >= 0) & (local < count)
         kept[local[inside]] = True
         rows = kept.cumsum(0) - 1
@@ -195,6 +189,15 @@ class ClassVectorHead(Head):
             raise ValueError("a head with shard_classes has no logits in training; pass labels for its loss.")
         exchange = self.exchange(embeddings)
         return exchange.collect_columns(super()._predict(exchange.gather(embeddings)), self.num_classes)
+
+
+@torch.compiler.disable  # inductor's integers do not wrap around
+def _draw_classes(seed: int | None, classes: range, sample_rate: float, device: torch.device) -> Tensor:
+    """Return which of the classes are drawn, at least one: (K,)."""
+    key = torch.tensor(int(torch.randint(2**62, ())) if seed is None else seed % 2**63, device=device)
+    places = torch.arange(classes.start, classes.stop, device=device)
+    drawn = keyed_uniforms(key, places, torch.float32)
+    return (drawn < sample_rate) | (drawn == drawn.min())
 
 
 def class_shards(model: nn.Module) -> dict[str, ClassVectorHead]:
