@@ -133,11 +133,15 @@ def processor_input_format(processor: Any) -> dict[str, Any]:
     if crop:
         crop_pct = min(dict(crop).values()) / min(value for value in dict(processor.size).values() if value)
     side = size.get("shortest_edge")
-    mean = list(processor.image_mean or [0.0])
+    mean, std = list(processor.image_mean or [0.0]), list(processor.image_std or [1.0])
+    if not getattr(processor, "do_normalize", True):
+        mean, std = [0.0] * len(mean), [1.0] * len(mean)
+    # What the processor normalizes, relative to the scale 0 to 1.
+    scale = 255 * (getattr(processor, "rescale_factor", 1 / 255) if getattr(processor, "do_rescale", True) else 1)
     return {
         "image_size": (size.get("height", side), size.get("width", side)),
         "num_channels": getattr(processor, "num_channels", None) or len(mean),
-        "mean": mean,
-        "std": list(processor.image_std or [1.0]),
+        "mean": [value / scale for value in mean],
+        "std": [value / scale for value in std],
         "crop_pct": crop_pct,
     }

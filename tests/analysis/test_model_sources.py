@@ -2,6 +2,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torchvision.transforms.v2.functional import normalize
 from transformers import (
     ConvNextImageProcessor,
     ResNetConfig,
@@ -12,7 +13,7 @@ from transformers import (
 )
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
-from hf_sphere.analysis.model_sources import file_name, find_weights, load_classifier
+from hf_sphere.analysis.model_sources import file_name, find_weights, load_classifier, processor_input_format
 
 
 @pytest.fixture
@@ -97,6 +98,17 @@ def test_the_image_size_is_the_crop_size(resnet):
 def test_images_are_square_if_only_the_shortest_edge_is_set(resnet):
     ConvNextImageProcessor(size={"shortest_edge": 48}).save_pretrained(resnet)
     assert load_classifier(str(resnet)).image_size == (48, 48)
+
+
+@pytest.mark.parametrize(
+    "options", [{"do_normalize": False}, {"do_rescale": False}, {"do_normalize": False, "do_rescale": False}], ids=str
+)
+def test_the_statistics_are_those_of_a_processor_that_leaves_out_a_step(options):
+    processor = ViTImageProcessor(image_mean=[0.2, 0.4, 0.6], image_std=[0.5, 0.6, 0.7], do_resize=False, **options)
+    pixels = torch.arange(0, 240, 5, dtype=torch.uint8).reshape(3, 4, 4)
+    found = processor_input_format(processor)
+    ours = normalize(pixels / 255, found["mean"], found["std"])
+    torch.testing.assert_close(ours, processor(pixels, return_tensors="pt")["pixel_values"][0].float())
 
 
 def test_the_preprocessing_of_a_timm_model_in_a_repository_is_found(tmp_path):

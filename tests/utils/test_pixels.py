@@ -84,3 +84,8 @@ def test_crop_in_the_call_replaces_that_of_the_processor(configured, given):
     expected = processor(3, crop_pct=given)(image, return_tensors="pt")["pixel_values"]
     result = processor(3, crop_pct=configured)(image, crop_pct=given, return_tensors="pt")["pixel_values"]
     assert torch.equal(result, expected)
+
+
+def test_options_of_a_processor_without_normalization_leave_pixels_unchanged():
+    options = SphereVisionImageProcessor(do_normalize=False).source_options()
+    assert (options["image_mean"], options["image_std"]) == ([0.0] * 3, [1.0] * 3)

@@ -9,6 +9,7 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import PILImageResampling, pil_torch_interpolation_mapping
 from transformers.processing_utils import ImagesKwargs, Unpack
 
+from hf_sphere.analysis.model_sources import processor_input_format
 from hf_sphere.utils.pixels import convert_image, resize_image
 
 
@@ -87,11 +88,12 @@ class SphereVisionImageProcessor(TorchvisionBackend):
 
     def source_options(self) -> dict[str, Any]:
         """Return this preprocessing as options of `hf_sphere.data.ImageSourceOptions`."""
+        found = processor_input_format(self)
         return {
-            "image_size": [self.size["height"], self.size["width"]],
+            "image_size": list(found["image_size"]),
             "num_channels": self.num_channels,
-            "image_mean": list(self.image_mean),
-            "image_std": list(self.image_std),
+            "image_mean": found["mean"],
+            "image_std": found["std"],
             "crop_pct": self.crop_pct,
         }
 
