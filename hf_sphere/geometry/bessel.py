@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_floating, check_integer
-from hf_sphere.geometry.coordinates import is_batched
+from hf_sphere.geometry.coordinates import is_readable
 from hf_sphere.geometry.decorators import differentiable_once
 from hf_sphere.geometry.expansions import far_complement, far_derivative, is_far, series_for
 
@@ -148,8 +148,7 @@ def concentration_from_mean_resultant_length(length: Tensor, dim: int) -> Tensor
         tensor(10.)
     """
     wide = _check(length, dim)
-    is_readable = length.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(length)
-    if is_readable and ((length < 0) | (length > 1)).any():
+    if is_readable(length) and ((length < 0) | (length > 1)).any():
         raise ValueError(f"lengths must be in [0, 1]; got {length.min():g} to {length.max():g}.")
     return _Concentration.apply(wide, dim).to(length.dtype)
 

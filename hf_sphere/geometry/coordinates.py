@@ -330,6 +330,11 @@ def is_batched(tensor: Tensor) -> bool:
     return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
+def is_readable(tensor: Tensor) -> bool:
+    """Whether values can be read without a device synchronization: on the CPU, outside of compilation and vmap."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(tensor)
+
+
 def _scalar(value: float | Tensor, x: Tensor) -> Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
     if isinstance(value, Tensor):

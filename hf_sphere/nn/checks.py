@@ -4,15 +4,10 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import to_labels
-from hf_sphere.geometry.coordinates import is_batched
+from hf_sphere.geometry.coordinates import is_readable
 
 IGNORED = -100
 """Label of examples that the loss ignores, as in torch and transformers."""
-
-
-def is_readable(tensor: Tensor) -> bool:
-    """Whether values can be read without a device synchronization: on the CPU, outside of compilation and vmap."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(tensor)
 
 
 def check_tensors(**values: object) -> None:
