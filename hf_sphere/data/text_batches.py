@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from hf_sphere.utils.seeds import mix_seed
 
 IGNORED = -100
 """Label of tokens that are not targets, as in torch's cross-entropy and in transformers."""
-
-Objective = Literal["masked", "reconstruction"]
 
 
 @dataclass(frozen=True)
