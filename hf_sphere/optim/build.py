@@ -10,6 +10,7 @@ from accelerate.utils import str_to_bool
 from torch import nn
 
 from hf_sphere.optim.groups import NamedOptimizer, parameter_groups
+from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
@@ -59,6 +60,7 @@ def build_optimizer(
         close = difflib.get_close_matches(str(name).lower().replace("-", "_"), names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join(names)}.{hint}")
+    model = unwrap(model)
     kind: Any = TORCH.get(name) or optimizer_class(name)
     valid = option_defaults(name)
     if "adamw_lr_scale" in valid:

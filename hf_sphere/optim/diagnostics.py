@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import TrainerCallback
 
-from hf_sphere.optim.invariance import find_radial_weights
+from hf_sphere.optim.invariance import find_radial_weights, unwrap
 from hf_sphere.optim.layout import ChannelDims, Layout, local
 
 logger = logging.getLogger(__name__)
@@ -241,7 +240,7 @@ class RadialDiagnosticsCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Find the radial weights."""
         if self._channel_dims is None:
-            model = extract_model_from_parallel(kwargs["model"], keep_torch_compile=False)
+            model = unwrap(kwargs["model"])
             try:
                 self._channel_dims = radial_channel_dims(model, kwargs["optimizer"])
             except ValueError as error:  # training must not fail
@@ -255,7 +254,7 @@ class RadialDiagnosticsCallback(TrainerCallback):
         if self._every and step % self._every == 0 and state.is_world_process_zero:
             optimizer = kwargs["optimizer"]
             optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
-            model = extract_model_from_parallel(kwargs["model"], keep_torch_compile=False)
+            model = unwrap(kwargs["model"])
             self._measured = as_metrics(radial_diagnostics(optimizer, self._channel_dims, model))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hf_sphere.optim.invariance import Loss, call, exact, find_radial_weights, fitting_batch, make_trial, quiet
+from hf_sphere.optim.invariance import Loss, call, exact, find_radial_weights, fitting_batch, make_trial, quiet, unwrap
 from hf_sphere.optim.layout import ChannelDims
 
 logger = logging.getLogger(__name__)
@@ -78,7 +77,7 @@ def radial_parameter_groups(
     Example:
         >>> optimizer = AdamSRT(radial_parameter_groups(network, images), lr=1e-3)
     """
-    model = extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)
+    model = unwrap(model)
     found = find_radial_weights(model, batch, loss, tolerance=tolerance)
     logger.info(found.summary())
     if not found.channel_dims:
@@ -231,7 +230,7 @@ def find_hidden_matrices(model: nn.Module, batch: Any = None) -> dict[str, str]:
     Returns:
         Name of the weight to `HIDDEN`, or to the reason why it is not a hidden matrix.
     """
-    model = extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)
+    model = unwrap(model)
     embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     last = _last_layer(model, batch)
     found = {}

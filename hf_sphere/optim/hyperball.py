@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_sphere.optim.groups import HIDDEN, NamedOptimizer, ParameterGroups, find_hidden_matrices, form_groups_by_pattern
-from hf_sphere.optim.invariance import find_radial_weights
+from hf_sphere.optim.invariance import find_radial_weights, unwrap
 from hf_sphere.optim.layout import check_axes, local, round_stochastically, whole
 
 
@@ -88,6 +88,7 @@ class Hyperball(NamedOptimizer):
         """
         if hyperball_on not in ("scale_invariant", "matrices"):
             raise ValueError(f"hyperball_on must be scale_invariant or matrices; got {hyperball_on!r}.")
+        model = unwrap(model)
         kept, of_matrices, *_ = [*dict(cls.rules_of), "adamw"]
         kinds, radial = find_hidden_matrices(model, batch), find_radial_weights(model, batch)
         found = {}

@@ -98,7 +98,7 @@ def find_radial_weights(
     """
     if not 0.0 < tolerance < 1.0:
         raise ValueError(f"tolerance must lie between 0 and 1; got {tolerance}.")
-    model = extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)
+    model = unwrap(model)
     fixed = [name for name, part in model.named_modules() if isinstance(part, _NormBase) and not part.training]
     if model.training and fixed:
         message = (
@@ -129,6 +129,12 @@ def find_radial_weights(
     for name, groups in deviations.items():
         found.channel_dims[name], found.deviations[name] = next(iter(groups.items()))
     return found
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return a model without the wrappers of torch.compile and of training on several devices."""
+    inner: nn.Module = extract_model_from_parallel(model, keep_torch_compile=False)
+    return model if inner is model else unwrap(inner)  # DDP may wrap a compiled model
 
 
 def fitting_batch(trial: nn.Module, batch: Any = None) -> Any:
@@ -231,6 +237,8 @@ def make_trial(model: nn.Module) -> nn.Module:
         if parameter.is_meta:
             raise ValueError(f"{name} is on the meta device; the numerical check needs real weights.")
     trial = copy.deepcopy(model)
+    if "_original_forward" in vars(trial):  # that of Accelerate enters autocast
+        trial.forward = trial._original_forward
     if not any(parameter.dtype == torch.float64 for parameter in trial.parameters()):
         trial.to(torch.float32)
     if not model.training:

@@ -21,6 +21,17 @@ def test_a_model_prepared_for_mixed_precision_has_the_same_groups():
     forget()
 
 
+def test_the_search_keeps_the_mixed_precision_of_a_prepared_model():
+    forget()
+    model, dtypes = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6)), []
+    prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+    find_radial_weights(prepared)
+    model[0].register_forward_hook(lambda module, args, output: dtypes.append(output.dtype))
+    prepared(torch.randn(2, 4))
+    assert dtypes == [torch.bfloat16]
+    forget()
+
+
 def forget() -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()

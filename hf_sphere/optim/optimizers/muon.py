@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, EPS, _adjust_lr, _zeropower_via_newtonschulz
 
 from hf_sphere.optim.groups import HIDDEN, NamedOptimizer, ParameterGroups, find_hidden_matrices, form_groups_by_pattern
+from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.layout import check_axes, whole
 
 
@@ -62,6 +63,7 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
     @classmethod
     def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
         """Split parameters into hidden matrices and all others; see `find_hidden_matrices` and `build_optimizer`."""
+        model = unwrap(model)
         kinds = find_hidden_matrices(model, batch)
         found = {name: ("muon" if kind == HIDDEN else "adamw", kind) for name, kind in kinds.items()}
         groups = form_groups_by_pattern(model, found, {"muon": {"muon": True}}, **options)
