@@ -31,13 +31,17 @@ class TransformersBackbone(nn.Module):
         pretrained: Folder, Hub id or file of the weights; None for random ones.
 
     Raises:
-        ValueError: If it is not an image encoder.
+        ValueError: If it is not an image encoder with a `hidden_size`, or its weights are for other channels.
     """
 
     def __init__(self, settings: dict[str, Any], num_channels: int, pretrained: str | None = None) -> None:
         super().__init__()
         config = AutoConfig.for_model(**settings)
+        if pretrained and getattr(config, "num_channels", num_channels) != num_channels:
+            raise ValueError(f"{pretrained} has weights for num_channels={config.num_channels}, not {num_channels}.")
         config.num_channels = num_channels
+        if hasattr(config, "mask_ratio"):
+            config.mask_ratio = 0.0  # masked autoencoders would hide parts of the images
         if pretrained is None:
             encoder: Any = AutoModel.from_config(config)
         elif Path(pretrained).is_file():
@@ -46,7 +50,10 @@ class TransformersBackbone(nn.Module):
             encoder = load_model(AutoModel, pretrained, config=config)
         features = getattr(config, "hidden_size", None) or (getattr(config, "hidden_sizes", None) or [None])[-1]
         if encoder.main_input_name != "pixel_values" or features is None:
-            raise ValueError(f"{type(encoder).__name__} of transformers is not an encoder of images; use another one.")
+            raise ValueError(
+                f"{type(encoder).__name__} of transformers is no image encoder with a hidden_size, such as DINOv2, Swin "
+                "and ConvNeXt; use one of those, or a model of timm."
+            )
         pooler = getattr(encoder, "pooler", None)
         if pooler is not None and any(isinstance(layer, nn.Linear) for layer in pooler.modules()):
             encoder.pooler = None
@@ -82,8 +89,9 @@ def is_transformers_name(name: str) -> bool:
 
 
 def transformers_settings(name: str) -> dict[str, Any]:
-    """Return the configuration of a model of transformers without its source."""
-    settings = load_pretrained(AutoConfig, name).to_diff_dict()
+    """Return the configuration of a model of transformers, or of its vision part as of CLIP, without its source."""
+    config = load_pretrained(AutoConfig, name)
+    settings = getattr(config, "vision_config", config).to_diff_dict()
     return {key: value for key, value in settings.items() if not key.startswith("_") and key != "architectures"}
 
 

@@ -213,6 +213,13 @@ def test_saved_model_is_loaded_by_the_auto_class(row, task, tmp_path):
     assert torch.equal(output(loaded, row), output(model, row))
 
 
+def test_saved_tensors_have_the_names_in_the_model(tmp_path):
+    model = spherized(BY_TYPE["vit"], "Model")
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert set(file.keys()) == set(model.state_dict())
+
+
 def test_image_encoder_reads_the_names_of_older_checkpoints(tmp_path):
     row = BY_TYPE["vit"]
     plain(row).save_pretrained(tmp_path)

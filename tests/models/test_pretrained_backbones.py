@@ -10,14 +10,20 @@ from transformers import (
     BertConfig,
     BertModel,
     BitImageProcessor,
+    CLIPConfig,
+    CLIPModel,
     ConvNextConfig,
     ConvNextModel,
     Dinov2Config,
     Dinov2Model,
     SwinConfig,
     SwinModel,
+    Trainer,
+    TrainingArguments,
     ViTConfig,
     ViTForImageClassification,
+    ViTMAEConfig,
+    ViTMAEModel,
 )
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
@@ -64,6 +70,44 @@ class TestTransformers:
         again = SphereVisionForImageClassification.from_pretrained(tmp_path / "saved").eval()
         assert torch.equal(again.base_model(pixels).embeddings, features)
 
+    @pytest.mark.parametrize("encoder", ["vit", "dinov2", "swin"], indirect=True)
+    def test_the_stock_trainer_resumes_exactly(self, encoder, tmp_path):
+        config = SphereVisionConfig(backbone=encoder[1], image_size=28, head="cosine", num_labels=3)
+        rows = [{"pixel_values": torch.randn(3, 28, 28), "labels": index % 3} for index in range(8)]
+        options = {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 4, "report_to": [], "use_cpu": True}
+        models = [SphereVisionForImageClassification(config) for _ in range(2)]
+        for model, checkpoint in zip(models, (None, str(tmp_path / "checkpoint-1")), strict=True):
+            args = TrainingArguments(str(tmp_path), disable_tqdm=True, **options)
+            Trainer(model, args, train_dataset=rows).train(resume_from_checkpoint=checkpoint)
+        trained, resumed = (model.state_dict() for model in models)
+        assert all(torch.equal(trained[name], resumed[name]) for name in trained)
+
+    def test_the_vision_part_of_clip_is_an_encoder(self, tmp_path):
+        text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9, "eos_token_id": 1}
+        model = CLIPModel(CLIPConfig(vision_config=TINY, text_config=text | {"bos_token_id": 0})).eval()
+        model.save_pretrained(tmp_path)
+        config = SphereVisionConfig(backbone=str(tmp_path), image_size=28)
+        pixels = torch.randn(2, 3, 28, 28)
+        found = SphereVisionModel(config, pretrained=True).eval()(pixels).embeddings
+        torch.testing.assert_close(found, model.vision_model(pixels).pooler_output)
+
+    def test_true_loads_the_weights_of_a_local_folder(self, encoder):
+        model, folder = encoder
+        loaded = SphereVisionModel(SphereVisionConfig(backbone=folder, image_size=28), pretrained=True)
+        own, found = model.base_model.state_dict(), loaded.backbone.encoder.state_dict()
+        assert all(torch.equal(own[name], value) for name, value in found.items())
+
+    def test_masked_autoencoders_see_whole_images(self, tmp_path):
+        ViTMAEModel(ViTMAEConfig(**TINY)).save_pretrained(tmp_path)
+        model = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=28)).eval()
+        pixels = torch.randn(2, 3, 28, 28)
+        torch.testing.assert_close(model(pixels).embeddings, model(pixels).embeddings)
+
+    def test_weights_for_other_channels_are_refused(self, tmp_path):
+        ENCODERS["vit"]().save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="has weights for num_channels=3, not 1"):
+            SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), num_channels=1), pretrained=True)
+
     def test_no_local_path_is_saved(self, encoder, tmp_path):
         _, folder = encoder
         model = SphereVisionModel(SphereVisionConfig(backbone=folder, image_size=28), pretrained=folder)
@@ -97,7 +141,7 @@ class TestTransformers:
     def test_a_text_encoder_is_refused(self, tmp_path):
         sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
         BertModel(BertConfig(**sizes)).save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match="BertModel of transformers is not an encoder of images"):
+        with pytest.raises(ValueError, match="BertModel of transformers is no image encoder with a hidden_size"):
             SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path)))
 
     def test_preprocessing_is_that_of_the_image_processor(self, encoder):

@@ -99,6 +99,10 @@ class SphereEncoderPreTrainedModel(PreTrainedModel):
         self._keep_in_fp32_modules = {*(self._keep_in_fp32_modules or ()), *spherical}  # quantizers skip these
         super().post_init()
 
+    def save_pretrained(self, *args: Any, save_original_format: bool = False, **kwargs: Any) -> None:
+        """Save the model, its tensors by the names in the model: a `Trainer` reads its checkpoints by those alone."""
+        super().save_pretrained(*args, save_original_format=save_original_format, **kwargs)
+
     def _spherize_layers(self) -> None:
         row, replaced = self.encoder_row, set()
         for index in self.config.spherized_layer_indices:

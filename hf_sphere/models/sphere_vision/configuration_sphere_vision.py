@@ -91,6 +91,7 @@ class SphereVisionConfig(PreTrainedConfig):
             if is_transformers_name(self.backbone):
                 self.backbone_config = transformers_settings(self.backbone)
                 if Path(self.backbone).is_dir():  # a local path is not published with the model
+                    self._local_backbone = self.backbone
                     self.backbone = Path(self.backbone).resolve().name
         for name in (name for name in kwargs if not hasattr(type(self), name)):
             close = difflib.get_close_matches(name, self.__dataclass_fields__, 1, 0.7)
@@ -102,7 +103,9 @@ class SphereVisionConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, and a note on the package to install."""
-        return super().to_dict() | {"requires": REQUIRES}
+        fields = super().to_dict() | {"requires": REQUIRES}
+        fields.pop("_local_backbone", None)
+        return fields
 
     @property
     def input_size(self) -> tuple[int, int]:

@@ -91,6 +91,10 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
         self.base_model.backbone.set_grad_checkpointing(enable)
         self.base_model.gradient_checkpointing = enable
 
+    def save_pretrained(self, *args: Any, save_original_format: bool = False, **kwargs: Any) -> None:
+        """Save the model, its tensors by the names in the model: a `Trainer` reads its checkpoints by those alone."""
+        super().save_pretrained(*args, save_original_format=save_original_format, **kwargs)
+
     def get_input_embeddings(self) -> None:
         """Images have no token embeddings."""
 
@@ -387,7 +391,7 @@ def _build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = Fals
     if config.backbone_config is not None:
         from hf_sphere.models.pretrained_backbones import TransformersBackbone
 
-        source = config.backbone if pretrained is True else pretrained or None
+        source = getattr(config, "_local_backbone", config.backbone) if pretrained is True else pretrained or None
         backbone: nn.Module = TransformersBackbone(config.backbone_config, config.num_channels, source)
     else:
         backbone = create_backbone(
