@@ -51,8 +51,8 @@ class TransformersBackbone(nn.Module):
         features = getattr(config, "hidden_size", None) or (getattr(config, "hidden_sizes", None) or [None])[-1]
         if encoder.main_input_name != "pixel_values" or features is None:
             raise ValueError(
-                f"{type(encoder).__name__} of transformers is no image encoder with a hidden_size, such as DINOv2, Swin "
-                "and ConvNeXt; use one of those, or a model of timm."
+                f"{type(encoder).__name__} of transformers is no image encoder with a hidden_size, such as DINOv2 "
+                "or ConvNeXt; use one of those, or a model of timm."
             )
         pooler = getattr(encoder, "pooler", None)
         if pooler is not None and any(isinstance(layer, nn.Linear) for layer in pooler.modules()):
