@@ -53,7 +53,7 @@ class Hyperball(NamedOptimizer):
         try:
             for parameter, _, _ in kept:
                 parameter.zero_()  # what the step of the other optimizer leaves here is its update
-            super().step()
+            self._step_after(Hyperball)
         except BaseException:
             for parameter, before, _ in kept:
                 parameter.copy_(before)

@@ -238,7 +238,7 @@ def make_trial(model: nn.Module) -> nn.Module:
             raise ValueError(f"{name} is on the meta device; the numerical check needs real weights.")
     trial = copy.deepcopy(model)
     if "_original_forward" in vars(trial):  # that of Accelerate enters autocast
-        trial.forward = trial._original_forward
+        trial.forward = vars(trial)["_original_forward"]
     if not any(parameter.dtype == torch.float64 for parameter in trial.parameters()):
         trial.to(torch.float32)
     if not model.training:

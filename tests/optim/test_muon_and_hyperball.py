@@ -317,6 +317,19 @@ def _fail(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_hooks_are_called_once_per_step_with_all_weights(name):
+    model, seen = net(), []
+    first = [weight.detach().clone() for weight in model.parameters()]
+    for other in (Muon, torch.optim.AdamW):  # torch adds hooks to the step of a class with its first optimizer
+        other(net().parameters())
+    optimizer = build_optimizer(model, name, IDS)
+    optimizer.register_step_pre_hook(lambda *_: seen.append(all(map(torch.equal, model.parameters(), first))))
+    optimizer.register_step_post_hook(lambda *_: seen.append(len(optimizer.param_groups)))
+    take_steps(model, optimizer, 1)
+    assert seen == [True, len(optimizer.param_groups)]
+
+
 def test_a_closure_is_called_once_and_its_loss_returned():
     model, calls = net(), []
     optimizer = build_optimizer(model, "muon_hyperball", IDS)

@@ -84,7 +84,7 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
                 self._step_muon(group)
         self.param_groups = [group for group in groups if not group["muon"]]
         try:
-            super().step()
+            self._step_after(Muon)
         finally:
             self.param_groups = groups
         return loss
