@@ -76,7 +76,8 @@ def build_optimizer(
             raise ValueError(f"lr_scales names parameters that the model lacks: {', '.join(unknown)}.")
         groups = _scale_rates(groups, lr_scales, options.get("lr", valid["lr"]))
     parameters = [parameter for group in groups for _, parameter in group["params"]]
-    if "fused" in valid:  # a fused kernel per step where torch supports it; the update rule is the same
+    chosen = options.get("foreach") is not None or options.get("differentiable")
+    if "fused" in valid and not chosen:  # a fused kernel per step where torch supports it, with the same update rule
         options.setdefault("fused", all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters))
     nesterov = options.pop("nesterov", False) if name == "sgd" else False
     for group in groups:
@@ -149,7 +150,7 @@ def _parse(name: str, given: dict[str, str], supported: dict[str, Any]) -> dict[
 
 _READERS: dict[type, tuple[Callable[[str], Any], str]] = {
     float: (float, "a number"),
-    int: (float, "a number"),  # torch has `weight_decay: float = 0`
+    int: (int, "an integer"),
     str: (str, "a string"),
     bool: (lambda text: bool(str_to_bool(text)), "true or false"),
     type(None): (lambda text: bool(str_to_bool(text)), "true or false"),

@@ -54,10 +54,10 @@ def radial_parameter_groups(
     """Split a model's trainable parameters into groups for the optimizers of this library.
 
     Radially invariant weights get the `channel_dims` of their groups; other weights are ordinary. Norms, biases,
-    temperatures, gains of weight normalization, parameters in the model's `no_weight_decay()` (as in timm) and other
-    parameters with at most one axis are ordinary and do not decay. The groups contain named parameters. Each parameter
-    in the `parameter_options() -> {name: options}` of the model or a part, if it has this method, gets a separate group
-    with these options.
+    temperatures, gains of weight normalization, parameters in the `no_weight_decay()` of the model or a part (as in
+    timm) and other parameters with at most one axis are ordinary and do not decay. The groups contain named parameters.
+    Each parameter in the `parameter_options() -> {name: options}` of the model or a part, if it has this method, gets a
+    separate group with these options.
 
     Args:
         model: See `find_radial_weights`, also for the other arguments.
@@ -126,7 +126,8 @@ def form_groups(model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule) -> 
         ordinary: Rule of all other parameters.
     """
     own = collect_parameter_options(model)
-    kept = set(getattr(model, "no_weight_decay", set)())
+    parts = [(f"{prefix}.", part) for prefix, part in model.named_modules() if hasattr(type(part), "no_weight_decay")]
+    kept = {(prefix + name).removeprefix(".") for prefix, part in parts for name in part.no_weight_decay()}
     by_rule: dict[str, dict[str, Any]] = {}
     weights: dict[str, Any] = {"params": [], **ordinary.options}
     plain: dict[str, Any] = {"params": [], **ordinary.options, "weight_decay": 0.0}
@@ -343,7 +344,11 @@ class NamedOptimizer(Optimizer):
         found: dict[str, Any] = dict(cls.own_defaults)
         for parent in reversed(cls.__mro__):
             options = inspect.signature(parent).parameters.values() if issubclass(parent, Optimizer) else ()
-            found |= {option.name: option.default for option in options if option.default is not option.empty}
+            for option in options:
+                if option.default is not option.empty:
+                    # torch has `weight_decay: float = 0`.
+                    is_float = type(option.default) is int and option.annotation not in (int, "int")
+                    found[option.name] = float(option.default) if is_float else option.default
         return {name: default for name, default in found.items() if name not in cls.unsupported}
 
     @classmethod

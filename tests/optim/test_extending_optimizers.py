@@ -20,6 +20,15 @@ class ToyAdam(AdamS):
     """Adam-S by another name."""
 '''
 
+TOY_SGD = """
+import torch
+from hf_sphere.optim.groups import NamedOptimizer
+
+
+class ToySGD(NamedOptimizer, torch.optim.SGD):
+    group_key = "toy"
+"""
+
 USE = """
 import json, sys
 from hf_sphere.optim import optimizers
@@ -51,6 +60,12 @@ def test_a_new_file_registers_an_optimizer_by_name(folder):
     assert "toy_adam" in optimizer_names()
     kind = optimizer_class("toy_adam")
     assert (kind.__name__, issubclass(kind, AdamS)) == ("ToyAdam", True)
+
+
+def test_options_of_a_parent_in_torch_can_be_fractions(folder):
+    (folder / "toy_sgd.py").write_text(TOY_SGD)
+    defaults = optimizer_class("toy_sgd").option_defaults()
+    assert [type(defaults[name]) for name in ("momentum", "weight_decay")] == [float, float]
 
 
 def test_the_optimizer_of_a_new_file_is_available_in_trainer_and_timm(folder):

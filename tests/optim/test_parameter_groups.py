@@ -1,4 +1,5 @@
 import pytest
+import timm
 import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
@@ -119,6 +120,13 @@ def test_temperatures_gains_and_excluded_parameters_have_no_weight_decay():
     assert decaying == {"normed.parametrizations.weight.original1", "thin.weight"}
 
 
+def test_the_position_embeddings_of_a_backbone_have_no_weight_decay():
+    model = nn.ModuleDict({"backbone": timm.create_model("test_vit")})
+    decaying = {name for group in parameter_groups(model) if "weight_decay" not in group for name in names_in(group)}
+    assert "backbone.blocks.0.attn.qkv.weight" in decaying
+    assert "backbone.pos_embed" not in decaying
+
+
 def test_radial_weights_come_first_with_their_channel_dims():
     groups = parameter_groups(Mixed(), {"conv.weight": (0,), "linear.weight": ()})
     assert [(names_in(group), group.get("channel_dims")) for group in groups][:3] == [
@@ -131,6 +139,17 @@ def test_radial_weights_come_first_with_their_channel_dims():
 def test_a_model_without_parameter_options_is_split_by_shape_only():
     groups = parameter_groups(nn.Linear(2, 3))
     assert [(names_in(group), group.get("weight_decay")) for group in groups] == [({"weight"}, None), ({"bias"}, 0.0)]
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "adam_srt", "muon"])
+def test_another_implementation_than_the_fused_one_can_be_chosen(name):
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.LayerNorm(4), nn.Linear(4, 3))
+    optimizer = build_optimizer(model, name, foreach=True)
+    assert {(group["foreach"], bool(group["fused"])) for group in optimizer.param_groups} == {(True, False)}
+
+
+def test_steps_can_be_differentiable():
+    assert build_optimizer(nn.Linear(2, 3), "adamw", differentiable=True).defaults["differentiable"]
 
 
 def test_the_error_for_the_learning_rate_of_an_unknown_parameter_names_it():

@@ -203,6 +203,12 @@ def test_optim_args_take_precedence(name, text, expected, arguments):
     assert settings(optimizer, *expected) == list(expected.values())
 
 
+@pytest.mark.filterwarnings("ignore:ConvNet has no hidden matrix")
+def test_the_number_of_iterations_in_optim_args_is_an_integer(arguments):
+    optimizer = optimizer_of(arguments(optim="muon", optim_args="ns_steps=6"))
+    assert [(type(value), value) for value in settings(optimizer, "ns_steps")] == [(int, 6)]
+
+
 def test_optim_args_do_not_enable_weight_decay_of_norms(arguments):
     optimizer = optimizer_of(arguments(optim="adam_srt", optim_args="weight_decay=0.1"))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 0.0]
@@ -214,6 +220,7 @@ def test_optim_args_do_not_enable_weight_decay_of_norms(arguments):
         ("adam_srt", "momentum=0.9", r"optim_args of adam_srt has no key 'momentum'; its keys are beta1, beta2, "),
         ("sgd_mrt", "eps=1", r"optim_args of sgd_mrt has no key 'eps'; its keys are .*dampening, .*momentum, "),
         ("adam_srt", "eps=small", r"eps=small cannot be parsed; eps must be a number"),
+        ("muon", "ns_steps=5.5", r"ns_steps=5.5 cannot be parsed; ns_steps must be an integer"),
         ("adam_srt", "maximize=maybe", r"maximize=maybe cannot be parsed; maximize must be true or false"),
         ("adam_srt", "beta1=1.5", r"betas must be two numbers in \[0, 1\); got \(1\.5, 0\.999\)"),
         ("adam_srt", "low_precision=exact", r"low_precision must be one of nearest, stochastic, master; got 'exact'"),
