@@ -134,6 +134,18 @@ def test_vmf_head_starts_with_the_concentration_of_the_classes(make_batches, fre
     assert 1.0 < points.norm(dim=-1).mean().item() / model.head.initial_concentration < 1.5
 
 
+def test_batches_that_can_be_read_once_initialize_backbone_and_head(make_batches):
+    config = SphereVisionConfig(
+        backbone="airbench_cifar", backbone_kwargs={"widths": [4, 4, 4]}, num_channels=3, image_size=32, head="vmf"
+    )
+    once, again = (SphereVisionForImageClassification(config) for _ in range(2))
+    again.load_state_dict(once.state_dict())
+    images = [{"pixel_values": torch.randn(30, 3, 32, 32)} for _ in range(3)]
+    initialize_from_data(once, iter(images))
+    initialize_from_data(again, images)
+    torch.testing.assert_close(once.state_dict(), again.state_dict(), rtol=0, atol=0)
+
+
 def test_initialization_leaves_weights_and_batch_norm_statistics_unchanged(model, make_batches):
     before = state_of(model)
     initialize_from_data(model, make_batches())
