@@ -18,7 +18,7 @@ from hf_sphere.training.measures import Batch, Batches, Measure, count_targets, 
 if TYPE_CHECKING:  # text tasks do not import the dependencies of image tasks
     from hf_sphere.data.batches import FewShotBatches, ImageBatches
 
-_NUMBERS_AT_ONCE = 1 << 24  # maximum number of elements of query-prototype differences computed at once: 64 MB
+_NUMBERS_AT_ONCE = 1 << 24  # maximum number of query-prototype differences, or of logits, computed at once: 64 MB
 
 
 @torch.inference_mode()
@@ -114,11 +114,15 @@ def evaluate_certainty(model: nn.Module, batches: "ImageBatches", accelerator: A
     """
     any_model: Any = model.eval()
     embeddings, labels = _gather_embeddings(any_model, batches, accelerator)
-    output = any_model.head(embeddings)
-    if output.concentration is None:
-        return {}
-    two = output.logits.softmax(-1).topk(min(2, output.logits.shape[1])).values
-    measures = {"concentration": output.concentration, "norm": embeddings.norm(dim=1), "margin": two[:, 0] - two[:, -1]}
+    parts = []
+    for part in embeddings.split(max(1, _NUMBERS_AT_ONCE // any_model.config.num_labels)):
+        output = any_model.head(part)
+        if output.concentration is None:
+            return {}
+        two = output.logits.softmax(-1).topk(min(2, output.logits.shape[1])).values
+        parts.append((output.concentration, two[:, 0] - two[:, -1]))
+    concentrations, margins = map(torch.cat, zip(*parts, strict=True))
+    measures = {"concentration": concentrations, "norm": embeddings.norm(dim=1), "margin": margins}
     rows, scores = score_queries(any_model.head.transform(embeddings), labels, **any_model.head.metric())
     found = scores["recall_at_1"]
     return {name: accuracy_by_certainty(values.cpu()[rows], found) for name, values in measures.items()}
@@ -219,8 +223,11 @@ def initialize_from_data(
     inputs_of: Any = getattr(model, "head_inputs", None)
     processes = count_processes()
     share = math.ceil(max_examples / processes)
+    unaugmented: Any = batches.epoch(augment=False) if hasattr(batches, "epoch") else batches
+    pixels: Iterable[Tensor] = (batch["pixel_values"] for batch in unaugmented)
     if getattr(backbone, "needs_data_initialization", False):
-        backbone.initialize_from_data(_first(share, (batch["pixel_values"] for batch in _unaugmented(batches))))
+        pixels = _first(share, pixels)  # for the head too: batches may be readable only once
+        backbone.initialize_from_data(torch.cat(pixels)[:share])
         for tensor in backbone.state_dict().values() if processes > 1 else ():
             tensor.copy_(broadcast(tensor))
     if head is None or not head.needs_data_initialization:
@@ -228,8 +235,7 @@ def initialize_from_data(
     was_training = model.training
     try:
         with _normalized_by_batch(model):
-            pixels = (batch["pixel_values"] for batch in _unaugmented(batches))
-            some = _first(share, (inputs_of(encoder(images).embeddings) for images in pixels))
+            some = torch.cat(_first(share, (inputs_of(encoder(images).embeddings) for images in pixels)))[:share]
         if processes > 1:
             some = torch.cat(gather_object([some.cpu()])).to(some.device)
         head.initialize_from_data(some)
@@ -237,19 +243,14 @@ def initialize_from_data(
         model.train(was_training)
 
 
-def _unaugmented(batches: "ImageBatches | Iterable[Batch]") -> Iterable[Batch]:
-    plain: Any = batches
-    return plain.epoch(augment=False) if hasattr(batches, "epoch") else plain
-
-
-def _first(count: int, parts: Iterable[Tensor]) -> Tensor:
-    """Return the first rows of the concatenation of tensors."""
+def _first(count: int, parts: Iterable[Tensor]) -> list[Tensor]:
+    """Return the first tensors, until they have `count` rows."""
     found: list[Tensor] = []
     for part in parts:
         found.append(part)
         if sum(map(len, found)) >= count:
             break
-    return torch.cat(found)[:count]
+    return found
 
 
 @contextmanager

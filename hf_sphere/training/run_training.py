@@ -79,10 +79,10 @@ def _train(task: Task, run: Run, command: Command) -> None:
         _load_best(trained, run)
     finished = replace(prepared, model=trained)
     fitted = task.finish(finished, run.accelerator)
+    _save(run, prepared, run.output_dir, trained)  # before the evaluation, which may need more memory than there is
     results = _collect_results(task, trained, prepared, state, run) | fitted
     results |= task.compare(finished, run, results)
     results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
-    _save(run, prepared, run.output_dir, trained)
     run.write_results(results)
     if run.accelerator.is_main_process:
         hub = HfApi() if task.args.push_to_hub else None

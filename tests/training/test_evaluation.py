@@ -12,10 +12,11 @@ from hf_sphere.training import (
     TrainingArguments,
     evaluate as evaluate_on,
     evaluate_retrieval,
+    evaluation,
     find_task,
     initialize_from_data,
 )
-from hf_sphere.training.evaluation import loss_is_sum
+from hf_sphere.training.evaluation import evaluate_certainty, loss_is_sum
 from hf_sphere.training.measures import measure_classification
 from hf_sphere.training.tasks.classification import EvaluationArguments
 from hf_sphere.training.tasks.image import ImageTask
@@ -169,6 +170,15 @@ def test_retrieval_metrics_are_returned_by_the_evaluation():
     task = make_task("retrieval")
     measured = task.evaluate(retrieval_model(), images_in_pairs(7), Accelerator(cpu=True))
     assert {task.metric, *task.headline} <= set(measured)
+
+
+def test_certainty_is_evaluated_in_batches_of_logits(monkeypatch):
+    model, batches, sizes = retrieval_model("vmf"), images_in_pairs(7), []
+    expected = evaluate_certainty(model, batches, Accelerator(cpu=True))
+    monkeypatch.setattr(evaluation, "_NUMBERS_AT_ONCE", 36)
+    model.head.register_forward_hook(lambda head, args, output: sizes.append(output.logits.numel()))
+    assert evaluate_certainty(model, batches, Accelerator(cpu=True)) == expected
+    assert sizes == [36, 36, 36, 12]
 
 
 # Tasks
