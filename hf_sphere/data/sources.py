@@ -142,12 +142,12 @@ def choose_splits(
             names["eval"],
         )
     if (name := options.validation_split) is not None:
-        check_validation_split(name, names, options.validation_fraction, "images")
         if by_class:
             raise ValueError(
                 f"--train_classes divides all classes, and --validation_split {name} would contain some of both parts; "
                 "hold out training classes with --validation_fraction instead."
             )
+        check_validation_split(name, names, options.validation_fraction, "images")
         names["validation"] = name
     return {key: (name, find_split(splits, name, f"--{key}_split", label_column)) for key, name in names.items()}
 
