@@ -82,9 +82,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and extract."""
     (args,) = parse_arguments((ExtractionArguments,), argv, "Write the predictions and embeddings of a split.")
     import transformers
-    from accelerate import Accelerator
 
-    accelerator = Accelerator(mixed_precision=args.mixed_precision)
+    from hf_sphere.training.run import start_accelerator
+
+    accelerator = start_accelerator(mixed_precision=args.mixed_precision)
     transformers.utils.logging.disable_progress_bar()  # only the bar of the images is shown
     try:
         extract(args, accelerator)

@@ -124,10 +124,10 @@ def keyboard_interrupts() -> Iterator[None]:
 def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set[str]) -> None:
     """Measure the accuracies and write the results."""
     import transformers
-    from accelerate import Accelerator
 
     from hf_sphere.analysis import model_sources, reinitialization_robustness
     from hf_sphere.training.output_dir import can_resume_results, check_results_dir, prepare_results_dir, write_settings
+    from hf_sphere.training.run import start_accelerator
     from hf_sphere.utils.files import JsonLines
     from hf_sphere.utils.modules import check_input_shape, digest_weights
     from hf_sphere.utils.snapshots import list_snapshots
@@ -136,7 +136,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
     name = args.model_name_or_path
     output_dir = Path(args.output_dir or f"outputs/reinitialization/{model_sources.file_name(name)}")
     check_results_dir(output_dir, overwrite=args.overwrite_output_dir, resume=True)
-    accelerator = Accelerator()
+    accelerator = start_accelerator()
     if accelerator.num_processes > 1:
         raise ValueError(f"this recipe needs a single process; got {accelerator.num_processes}. Start it with python.")
     run = find_run(name)

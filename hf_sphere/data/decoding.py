@@ -49,28 +49,19 @@ class ImageShape:
     crop_pct: float | None = None
 
 
-def probe_shape(dataset: Dataset, column: str) -> ImageShape:
-    """Return the shape of the first image that can be opened."""
-    for record in _encoded(dataset, column):
-        try:
-            with open_image(record[column]) as image:
-                gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
-                return ImageShape(1 if gray else 3, image.height, image.width)
-        except NOT_AN_IMAGE:
-            continue
-    raise CorruptImageError(f"no image of column {column!r} can be decoded.")
-
-
-def probe_sizes(dataset: Dataset, column: str, count: int = 256) -> set[tuple[int, int]]:
-    """Return height and width of some images, evenly spaced, that can be opened; their pixels are not decoded."""
-    found = set()
+def probe_shapes(dataset: Dataset, column: str, count: int = 256) -> list[ImageShape]:
+    """Return the different shapes of some images, evenly spaced, that can be opened; their pixels are not decoded."""
+    found: dict[ImageShape, None] = {}
     for record in _encoded(dataset.select(range(0, len(dataset), math.ceil(len(dataset) / count))), column):
         with contextlib.suppress(*NOT_AN_IMAGE), _open_stored(record[column]) as image:
             # Of a PNG without it, `getexif` would decode the pixels.
             has_exif = image.format != "PNG" or "exif" in image.info
             is_turned = has_exif and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
-            found.add(image.size if is_turned else image.size[::-1])
-    return found
+            is_gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
+            found[ImageShape(1 if is_gray else 3, *(image.size if is_turned else image.size[::-1]))] = None
+    if not found:
+        raise CorruptImageError(f"no image of column {column!r} can be decoded.")
+    return list(found)
 
 
 def file_names(dataset: Dataset, column: str, folder: str | os.PathLike = "") -> list[str]:

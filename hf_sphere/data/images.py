@@ -13,7 +13,7 @@ from torch import Tensor
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.data.corruption import Corruption
-from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all, file_names, probe_shape
+from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all, file_names, probe_shapes
 from hf_sphere.data.options import (
     AugmentationOptions,
     ImageDataOptions,
@@ -392,7 +392,7 @@ def load_thumbnails(
             f"rows run from {int(rows.min())} to {int(rows.max())}, but {name} has {len(images)} images in "
             f"{'+'.join(splits)}."
         )
-    first = probe_shape(images, column)
+    first = probe_shapes(images, column)[0]
     scale = min(1.0, side / max(first.height, first.width))
     shape = ImageShape(first.channels, max(1, round(scale * first.height)), max(1, round(scale * first.width)))
     encoded = EncodedImages(images.select(rows.tolist()), column, shape)

@@ -131,7 +131,9 @@ def choose_splits(
     is_divided = names["eval"] == train and options.eval_split is None
     by_class = train_classes is not None or (is_divided and task in OPEN_SETS)
     if is_divided and not by_class:
-        find_split(splits, train, "--train_split")
+        rows = find_split(splits, train, "--train_split")
+        if label_column is not None:
+            find_column(rows, label_column, (), "label")
         names["train"], names["eval"] = held_out_names(train, options.eval_fraction, options.eval_seed)
         logger.info(
             "The data has no evaluation split: %g %% of the split %s is held out%s with seed %d, as the split '%s'.",

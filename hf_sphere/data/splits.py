@@ -18,8 +18,7 @@ from hf_sphere.data.decoding import (
     ImageShape,
     decode_all,
     find_good,
-    probe_shape,
-    probe_sizes,
+    probe_shapes,
     stack_images,
 )
 from hf_sphere.data.options import ImageSourceOptions, ValueOptions
@@ -255,13 +254,13 @@ def check_computable(value: str, shape: ImageShape) -> None:
 
 
 def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> ImageShape:
-    """Return the shape set by the options, by default that of all images.
+    """Return the shape set by the options, by default that of all images, and three channels if some have colors.
 
     Raises:
         ValueError: If the images have several sizes and the options set none.
     """
-    found = probe_shape(rows, column)
-    sizes = sorted(probe_sizes(rows, column)) if options.image_size is None else []
+    found = probe_shapes(rows, column)
+    sizes = sorted({(shape.height, shape.width) for shape in found}) if options.image_size is None else []
     if len(sizes) > 1:
         (height, width), (most_height, most_width) = sizes[0], sizes[-1]
         raise ValueError(
@@ -274,8 +273,9 @@ def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> Ima
             "small networks) to train faster and with less memory.",
             *sizes[0],
         )
-    size = options.image_size or [found.height, found.width]
-    return ImageShape(options.num_channels or found.channels, size[0], size[-1], options.crop_pct)
+    size = options.image_size or sizes[0]
+    channels = options.num_channels or max(shape.channels for shape in found)
+    return ImageShape(channels, size[0], size[-1], options.crop_pct)
 
 
 def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:

@@ -69,7 +69,7 @@ def evaluate_embeddings(
         ValueError: If the embeddings have no labels, or a curvature is missing or set for another distance.
 
     Example:
-        >>> evaluate_embeddings(read_embeddings("outputs/embeddings"))["recall_at_1"]  # doctest: +SKIP
+        >>> evaluate_embeddings(read_embeddings("outputs/embeddings")).results["eval_recall_at_1"]  # doctest: +SKIP
     """
     if data.labels is None:
         raise ValueError(f"{data.name} has no labels, which the metrics need.")

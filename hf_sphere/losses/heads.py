@@ -83,81 +83,36 @@ def require_all_classes(loss: nn.Module) -> None:
 
 
 class CosineSoftmaxLoss(HeadLoss, head="cosine"):
-    """`CosineHead` as a loss.
-
-    Example:
-        >>> CosineSoftmaxLoss(4, 3)(embeddings, labels).shape
-        torch.Size([])
-    """
+    """`CosineHead` as a loss."""
 
 
 class ArcFaceLoss(HeadLoss, head="arcface"):
-    """`ArcFaceHead` as a loss.
-
-    Example:
-        >>> ArcFaceLoss(4, 3, scale=64.0, margin=0.5)(embeddings, labels).shape
-        torch.Size([])
-    """
+    """`ArcFaceHead` as a loss."""
 
 
 class CosFaceLoss(HeadLoss, head="cosface"):
-    """`CosFaceHead` as a loss.
-
-    Example:
-        >>> CosFaceLoss(4, 3, margin=0.35)(embeddings, labels).shape
-        torch.Size([])
-    """
+    """`CosFaceHead` as a loss."""
 
 
 class SubCenterArcFaceLoss(HeadLoss, head="subcenter_arcface"):
-    """`SubCenterArcFaceHead` as a loss.
-
-    Example:
-        >>> SubCenterArcFaceLoss(4, 3, sub_centers=2)(embeddings, labels).shape
-        torch.Size([])
-    """
+    """`SubCenterArcFaceHead` as a loss."""
 
 
 class AdaFaceLoss(HeadLoss, head="adaface"):
-    """`AdaFaceHead` as a loss.
-
-    Example:
-        >>> AdaFaceLoss(4, 3)(embeddings, labels).shape
-        torch.Size([])
-    """
+    """`AdaFaceHead` as a loss."""
 
 
 class ProxyAnchorLoss(HeadLoss, head="proxy_anchor"):
-    """`ProxyAnchorHead` as a loss.
-
-    Example:
-        >>> ProxyAnchorLoss(4, 3)(embeddings, labels).shape
-        torch.Size([])
-    """
+    """`ProxyAnchorHead` as a loss."""
 
 
 class VMFSoftmaxLoss(HeadLoss, head="vmf"):
-    """`VMFHead` as a loss.
-
-    Example:
-        >>> VMFSoftmaxLoss(4, 3)(embeddings, labels).shape
-        torch.Size([])
-    """
+    """`VMFHead` as a loss."""
 
 
 class PrototypeLoss(HeadLoss, head="prototype"):
-    """`PrototypeHead` as a loss.
-
-    Example:
-        >>> PrototypeLoss(4, 3)(embeddings, labels).shape
-        torch.Size([])
-    """
+    """`PrototypeHead` as a loss."""
 
 
 class ETFLoss(HeadLoss, head="etf"):
-    """`ETFHead` as a loss.
-
-    Example:
-        >>> ETFLoss(4, 3)(embeddings, labels).shape
-        torch.Size([])
-    """
+    """`ETFHead` as a loss."""

@@ -64,7 +64,7 @@ class NeighborSearch:
             mapped into memory.
 
     Attributes:
-        recall: Recall@10 measured when an approximate search was built; 1 for an exact search.
+        recall: Recall@10 measured when an approximate search was built; 1 for an exact search, NaN for a `file`.
 
     Raises:
         ValueError: If an argument is invalid, or FAISS does not support the distance.
@@ -91,7 +91,7 @@ class NeighborSearch:
         self.distance: Distance = distance
         self.curvature = curvature
         self.kind = kind or choose_kind(len(references), distance)
-        self.recall = 1.0
+        self.recall = 1.0 if file is None else torch.nan
         if self.kind not in get_args(SearchKind):
             raise ValueError(f"unknown kind of search {kind!r}; choose one of {', '.join(get_args(SearchKind))}.")
         if self.kind != "torch" and distance == "hyperbolic":

@@ -52,7 +52,7 @@ class _OptimizerArguments(Arguments):
         le=1,
     )
     weight_decay: float = argument(0.0, "Weight decay; not applied to norms, biases and scalars.", ge=0)
-    momentum: float = argument(0.9, "Momentum of sgd, sgd_mrt and muon.", ge=0, lt=1)
+    momentum: float = argument(0.9, "Momentum of sgd, sgd_mrt and muon, whose authors use 0.95.", ge=0, lt=1)
     nesterov: bool = argument(False, "Nesterov momentum of sgd.")
     adam_beta1: float = argument(0.9, "First beta of Adam and its variants.", ge=0, lt=1)
     adam_beta2: float = argument(0.999, "Second beta of Adam and its variants.", ge=0, lt=1)
@@ -136,8 +136,6 @@ class TrainingArguments(_SavingArguments, _ScheduleArguments, _OptimizerArgument
         milestones = self.lr_milestones or []
         if any(later <= earlier for earlier, later in itertools.pairwise(milestones)):
             raise ValueError(f"lr_milestones must increase; got {milestones}.")
-        if self.nesterov and self.optimizer == "sgd_mrt":
-            raise ValueError("sgd_mrt does not support nesterov; leave nesterov out, or use optimizer sgd.")
         if self.radial_logging_steps and not self.report_to:
             raise ValueError("radial_logging_steps logs to trackers; name one in report_to, for instance tensorboard.")
         if self.lr_scheduler_type == "plateau" and self.warmup_epochs:

@@ -20,7 +20,11 @@ from hf_sphere.training.arguments import TrainingArguments
 def optimizer_from_arguments(
     model: nn.Module, args: TrainingArguments, batch: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
-    """Build the optimizer of the arguments; see `hf_sphere.optim.build_optimizer`."""
+    """Build the optimizer of the arguments; see `hf_sphere.optim.build_optimizer`.
+
+    Raises:
+        ValueError: If the optimizer does not use an argument that is given.
+    """
     given = {
         "lr": args.learning_rate,
         "weight_decay": args.weight_decay,
@@ -32,6 +36,9 @@ def optimizer_from_arguments(
         **({"nesterov": args.nesterov} if args.optimizer == "sgd" else {}),
     }
     valid = option_defaults(args.optimizer)
+    for name in ("momentum", "nesterov", "adamw_lr_scale", "hyperball_on"):
+        if not (name in given and name in valid) and getattr(args, name) != getattr(TrainingArguments, name):
+            raise ValueError(f"optimizer {args.optimizer} does not use {name}; leave {name} out.")
     scales = None if args.layer_decay is None else _layer_scales(model, args.layer_decay)
     options = {name: value for name, value in given.items() if name in valid}
     return build_optimizer(model, args.optimizer, batch, lr_scales=scales, **options)

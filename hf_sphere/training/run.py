@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -115,6 +116,16 @@ class Run:
         self.accelerator.print(text)
 
 
+def start_accelerator(**options: Any) -> Accelerator:
+    """Create an `Accelerator`; its options are the arguments.
+
+    Processes of `torchrun` without a GPU form a group, too: Accelerate would start each as a run of its own.
+    """
+    if "LOCAL_RANK" in os.environ and not torch.accelerator.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    return Accelerator(**options)
+
+
 def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) -> Run:
     """Set up devices, logging and seed, and check the output directory.
 
@@ -132,7 +143,7 @@ def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) 
     torch.set_flush_denormal(True)
     # In the linear probe, the parameters of the backbone have no gradients.
     unused = any(getattr(part, "linear_probe_epochs", 0) for part in others)
-    accelerator = Accelerator(
+    accelerator = start_accelerator(
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if unused else None,
         mixed_precision=args.mixed_precision,
         log_with=args.report_to,

@@ -13,7 +13,7 @@ from .projections import (
     plot_projections_along_training as plot_projections_along_training,
 )
 from .reinitialization import plot_reinitialization as plot_reinitialization
-from .scene import Panel as Panel, project_to_sphere as project_to_sphere
+from .scene import Panel as Panel, project_to_great_sphere as project_to_great_sphere
 from .sphere import (
     View as View,
     choose_view as choose_view,

@@ -94,9 +94,9 @@ def write_interactive_sphere(
 
     The page is one file that opens without a network, from disk or from a server. A click on a class in the legend
     hides it; a double click hides all others. The colors follow the light or dark theme of the system, or the button.
-    Points of more than three coordinates are projected by `project_to_sphere`, and the page reports it; points of two
-    lie on the equator. With 10,000 points and their images the file stays below 6 MB: many images are downscaled, and
-    compressed with the best quality that this size allows.
+    Points of more than three coordinates are projected by `project_to_great_sphere`, and the page reports it; points of
+    two lie on the equator. With 10,000 points and their images the file stays below 6 MB: many images are downscaled,
+    and compressed with the best quality that this size allows.
 
     Args:
         path: Where to write the page; its folder is created if necessary.

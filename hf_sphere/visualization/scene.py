@@ -134,7 +134,7 @@ def place_apart(places: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> tup
     return placed, kept
 
 
-def project_to_sphere(points: Tensor, dim: int = 3) -> tuple[Tensor, Tensor]:
+def project_to_great_sphere(points: Tensor, dim: int = 3) -> tuple[Tensor, Tensor]:
     """Project points of any dimension to a low-dimensional sphere for display.
 
     The points are normalized, projected on their leading principal directions about the origin (the great sphere that
@@ -151,7 +151,7 @@ def project_to_sphere(points: Tensor, dim: int = 3) -> tuple[Tensor, Tensor]:
         ValueError: If `dim` exceeds d, or a point is zero or not finite.
 
     Example:
-        >>> points, basis = project_to_sphere(embeddings, 3)
+        >>> points, basis = project_to_great_sphere(embeddings, 3)
         >>> points.shape
         torch.Size([60, 3])
     """
@@ -185,7 +185,7 @@ class Panel:
 class Scene:
     """Points of classes in two or three dimensions; subclasses draw them.
 
-    Points with more coordinates than the scene has dimensions are projected by `project_to_sphere`, others only
+    Points with more coordinates than the scene has dimensions are projected by `project_to_great_sphere`, others only
     normalized; with `panel.lengths` they are not changed.
 
     Args:
@@ -229,7 +229,7 @@ class Scene:
         if not lengths and width == dim:
             points = check_directions(points, what="points")
         elif not lengths:
-            shown, basis = project_to_sphere(points, dim)
+            shown, basis = project_to_great_sphere(points, dim)
             share = (check_directions(points, what="points") @ basis).square().sum(1).mean().item()
             points, directions = shown, None if directions is None else F.normalize(directions @ basis, dim=-1)
             which = f"the {'two' if dim == 2 else 'three'} leading principal directions"

@@ -47,8 +47,8 @@ def plot_circle(
     On a circle thousands of points would overlap. Instead, the density of each class over the directions is drawn as a
     height outside the circle. The height is the square root of the density, so that single points stay visible beside
     classes concentrated at almost a single place. Points of more than two coordinates are projected by
-    `project_to_sphere`, and the caption reports it. If all coordinates are nonnegative, as after a spherized head, the
-    figure shows only that quarter of the circle.
+    `project_to_great_sphere`, and the caption reports it. If all coordinates are nonnegative, as after a spherized
+    head, the figure shows only that quarter of the circle.
 
     Args:
         points: (N, d) with d >= 2, and d = 2 with `lengths`.
@@ -215,7 +215,7 @@ def plot_sphere(
 
     The sphere is opaque: its back is drawn beside it, as seen from behind; otherwise the caption states the number of
     points that are not visible. Each class is named at its mean direction. Points of more than three coordinates are
-    projected by `project_to_sphere`, and the caption states the share of the second moment that is kept.
+    projected by `project_to_great_sphere`, and the caption states the share of the second moment that is kept.
 
     Args:
         points: (N, d) with d >= 3; only their directions are drawn.

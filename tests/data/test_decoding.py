@@ -9,7 +9,7 @@ from PIL import Image as PILImage
 from torchvision.transforms.v2 import functional as tvF
 
 from hf_sphere.data import CorruptImageError, ImageShape, decoding
-from hf_sphere.data.decoding import EncodedImages, decode_all, probe_shape
+from hf_sphere.data.decoding import EncodedImages, decode_all, probe_shapes
 
 NOT_AN_IMAGE = b"not an image"
 SHAPE = ImageShape(1, 4, 5)
@@ -48,20 +48,21 @@ def forbid_decoding(monkeypatch):
 
 
 class TestProbing:
-    def test_the_shape_is_that_of_the_first_image(self, make_dataset):
-        assert probe_shape(make_dataset([noise(3, 7), noise(9, 9)]), "image") == ImageShape(1, 3, 7)
+    def test_each_shape_is_found_once_in_the_order_of_the_images(self, make_dataset):
+        images = [noise(9, 9, 3), noise(3, 7), noise(9, 9, 3)]
+        assert probe_shapes(make_dataset(images), "image") == [ImageShape(3, 9, 9), ImageShape(1, 3, 7)]
 
     @pytest.mark.parametrize(("mode", "channels"), PIL_MODES.items())
     def test_gray_modes_have_one_channel_and_color_modes_three(self, mode, channels, make_dataset):
-        assert probe_shape(make_dataset([PILImage.new(mode, (5, 4))]), "image").channels == channels
+        assert probe_shapes(make_dataset([PILImage.new(mode, (5, 4))]), "image")[0].channels == channels
 
     @pytest.mark.parametrize("first", [NOT_AN_IMAGE, b"", None])
     def test_probing_skips_unreadable_images(self, first, make_dataset):
-        assert probe_shape(make_dataset([first, noise(3, 7, 3)]), "image") == ImageShape(3, 3, 7)
+        assert probe_shapes(make_dataset([first, noise(3, 7, 3)]), "image") == [ImageShape(3, 3, 7)]
 
     def test_only_unreadable_images_are_an_error_that_names_the_column(self, make_dataset):
         with pytest.raises(CorruptImageError, match="no image of column 'image'"):
-            probe_shape(make_dataset([NOT_AN_IMAGE, NOT_AN_IMAGE]), "image")
+            probe_shapes(make_dataset([NOT_AN_IMAGE, NOT_AN_IMAGE]), "image")
 
 
 class TestPixels:
@@ -108,7 +109,7 @@ class TestPixels:
         orientation[0x0112] = 6
         dataset = make_dataset([encode(photo, "JPEG", exif=orientation)])
         seen_by_datasets = np.array(dataset[0]["image"])
-        shape = probe_shape(dataset, "image")
+        (shape,) = probe_shapes(dataset, "image")
         assert (shape.height, shape.width) == seen_by_datasets.shape[:2]
         np.testing.assert_array_equal(decode(dataset, shape)[0][0].permute(1, 2, 0), seen_by_datasets)
 

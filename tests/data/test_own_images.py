@@ -9,7 +9,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Iterable
 from PIL import ExifTags, Image as PILImage
 
 from hf_sphere.data import Augmentation, CorruptImageError, Episodes, ImageDataOptions, load_image_data
-from hf_sphere.data.decoding import probe_sizes
+from hf_sphere.data.decoding import ImageShape, probe_shapes
 from hf_sphere.data.sources import load_splits
 
 
@@ -66,7 +66,13 @@ class TestSizes:
         exif = turned.getexif()
         exif[ExifTags.Base.Orientation] = 6
         turned.save(path / "turned.jpg", exif=exif)
-        assert probe_sizes(load_splits(str(path))["train"], "image") == {(30, 20)}
+        assert probe_shapes(load_splits(str(path))["train"], "image") == [ImageShape(3, 30, 20)]
+
+    def test_one_gray_image_leaves_the_colors_of_the_others(self, folder):
+        path = folder(cats=5, dogs=5)
+        first = sorted(path.rglob("*.png"))[0]
+        PILImage.new("L", PILImage.open(first).size).save(first)
+        assert load_image_data(ImageDataOptions(str(path)), batch_size=2, progress=False).shape.channels == 3
 
     def test_large_images_without_a_size_are_a_warning(self, folder, caplog):
         path = folder(cats=5, dogs=5)
@@ -145,6 +151,10 @@ class TestHeldOutPart:
     def test_one_image_of_a_class_is_an_error_that_names_the_class(self, folder, load_named):
         with pytest.raises(ValueError, match=r"^split 'train' of .* have a single image, which .* held out: dogs\."):
             load_named(str(folder(cats=10, dogs=1)))
+
+    def test_a_wrong_label_column_is_an_error_that_lists_the_columns(self, folder, load_named):
+        with pytest.raises(ValueError, match=r"no label column 'labels'; the data has .* Did you mean 'label'\?"):
+            load_named(str(folder(cats=10, dogs=10)), label_column_name="labels")
 
     def test_open_sets_hold_out_classes(self, folder, load_named, caplog):
         caplog.set_level(logging.INFO)

@@ -14,24 +14,29 @@ import torch
 from torch import nn
 
 import hf_sphere
+from hf_sphere.losses import HeadLoss
 from hf_sphere.nn import HEADS
 
 ROOT = Path(hf_sphere.__file__).parent
 # Public names that have no example and are neither dataclasses nor exceptions, and why.
-REASONS = dict.fromkeys(
-    [
-        "hf_sphere.data.ImageBatches",
-        "hf_sphere.data.TextBatches",
-        "hf_sphere.training.Run",
-        "hf_sphere.training.Task",
-        "hf_sphere.training.TrainingLoop",
-        "hf_sphere.training.prepare_output_dir",
-        "hf_sphere.training.start_run",
-    ],
-    "part of the recipes, which show it in use",
-) | dict.fromkeys(
-    ["hf_sphere.visualization.check_matplotlib", "hf_sphere.visualization.check_plotly"],
-    "raises an error if the package is missing, and does nothing else",
+REASONS = (
+    dict.fromkeys(
+        [
+            "hf_sphere.data.ImageBatches",
+            "hf_sphere.data.TextBatches",
+            "hf_sphere.training.Run",
+            "hf_sphere.training.Task",
+            "hf_sphere.training.TrainingLoop",
+            "hf_sphere.training.prepare_output_dir",
+            "hf_sphere.training.start_run",
+        ],
+        "part of the recipes, which show it in use",
+    )
+    | dict.fromkeys(
+        ["hf_sphere.visualization.check_matplotlib", "hf_sphere.visualization.check_plotly"],
+        "raises an error if the package is missing, and does nothing else",
+    )
+    | {f"hf_sphere.losses.{loss.__name__}": "a HeadLoss, which has one" for loss in HeadLoss.__subclasses__()}
 )
 
 

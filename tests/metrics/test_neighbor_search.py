@@ -1,4 +1,5 @@
 import logging
+import math
 
 import pytest
 import torch
@@ -98,6 +99,7 @@ def test_approximate_search_finds_most_neighbors_and_is_saved(kind, distance, tm
     built.save(tmp_path / "index")
     loaded = NeighborSearch(references, distance=distance, kind=kind, file=tmp_path / "index")
     assert torch.equal(loaded.search(queries, 10)[1], rows)
+    assert math.isnan(loaded.recall)  # not in the file
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])

@@ -277,9 +277,19 @@ def test_sgd_mrt_uses_momentum_and_weight_decay_of_the_arguments():
     assert [(g["momentum"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.7, 0.1), (0.7, 0.1), (0.7, 0.0)]
 
 
-def test_sgd_mrt_rejects_nesterov():
-    with pytest.raises(ValueError, match="sgd_mrt does not support nesterov"):
-        arguments(optimizer="sgd_mrt", nesterov=True)
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("sgd_mrt", {"nesterov": True}),
+        ("muon", {"nesterov": True}),
+        ("adam", {"momentum": 0.5}),
+        ("adam_srt", {"adamw_lr_scale": 0.1}),
+        ("muon", {"hyperball_on": "matrices"}),
+    ],
+)
+def test_arguments_that_an_optimizer_does_not_use_are_errors(name, given):
+    with pytest.raises(ValueError, match=f"optimizer {name} does not use {next(iter(given))}; leave .* out"):
+        optimizer_from_arguments(normalized(), arguments(optimizer=name, **given))
 
 
 @pytest.mark.parametrize(

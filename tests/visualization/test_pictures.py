@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
 from hf_sphere.distributions import VonMisesFisher
-from hf_sphere.visualization import View, choose_view, plot_sphere, project_to_sphere
+from hf_sphere.visualization import View, choose_view, plot_sphere, project_to_great_sphere
 from hf_sphere.visualization.figures import new_figure
 from hf_sphere.visualization.scene import (
     LARGEST_LEGEND,
@@ -49,31 +49,31 @@ def count_covered(texts) -> int:
 
 class TestProjection:
     def test_projected_points_have_unit_norm(self):
-        shown, _ = project_to_sphere(torch.randn(50, 8))
+        shown, _ = project_to_great_sphere(torch.randn(50, 8))
         torch.testing.assert_close(shown.norm(dim=-1), torch.ones(50, dtype=torch.float64))
 
     @pytest.mark.parametrize("dim", [2, 3])
     def test_points_on_a_small_sphere_keep_their_angles(self, dim):
         points = unit(50, dim)
         frame = torch.linalg.qr(torch.randn(8, dim, dtype=torch.float64)).Q
-        shown, basis = project_to_sphere(7.0 * points @ frame.T, dim)
+        shown, basis = project_to_great_sphere(7.0 * points @ frame.T, dim)
         torch.testing.assert_close(shown @ shown.T, points @ points.T)
         assert share_kept(points @ frame.T, basis) == pytest.approx(1.0)
 
     def test_the_default_basis_keeps_the_most_of_the_second_moment(self):
         points = unit(200, 6) * torch.tensor([3.0, 2.0, 1.5, 1.0, 0.5, 0.2], dtype=torch.float64)
-        kept = share_kept(points, project_to_sphere(points)[1])
+        kept = share_kept(points, project_to_great_sphere(points)[1])
         directions = F.normalize(points, dim=1)
         assert kept == pytest.approx(torch.linalg.svdvals(directions)[:3].square().sum().item() / 200)
 
     @pytest.mark.parametrize("scale", [1e-200, 1e200])
     def test_norms_have_no_effect_at_any_scale(self, scale):
         points = torch.randn(50, 8, dtype=torch.float64)
-        torch.testing.assert_close(project_to_sphere(scale * points)[0], project_to_sphere(points)[0])
+        torch.testing.assert_close(project_to_great_sphere(scale * points)[0], project_to_great_sphere(points)[0])
 
     def test_too_many_dimensions_are_rejected(self):
         with pytest.raises(ValueError, match="points of 2 coordinates cannot be shown in 3 dimensions"):
-            project_to_sphere(torch.randn(5, 2))
+            project_to_great_sphere(torch.randn(5, 2))
 
     @pytest.mark.parametrize(
         ("points", "message"),
@@ -87,7 +87,7 @@ class TestProjection:
     )
     def test_invalid_points_are_rejected(self, points, message):
         with pytest.raises(ValueError, match=message):
-            project_to_sphere(points)
+            project_to_great_sphere(points)
 
 
 class TestView:
@@ -197,7 +197,7 @@ class TestPicture:
         points = torch.randn(30, 5)
         figure = plot_sphere(points, torch.arange(30) % 3, ABC, title="digits")
         assert [text.get_text() for text in figure.legends[0].get_texts()] == ABC
-        kept = 100 * share_kept(points, project_to_sphere(points)[1])
+        kept = 100 * share_kept(points, project_to_great_sphere(points)[1])
         assert f"5 coordinates, projected on the three leading principal directions, which keep {kept:.0f} %" in (
             figure.get_supxlabel()
         )
@@ -228,7 +228,7 @@ class TestPicture:
     def test_directions_are_projected_like_the_points(self):
         points = torch.randn(40, 6, dtype=torch.float64)
         directions = torch.randn(3, 6, dtype=torch.float64)
-        basis = project_to_sphere(points)[1]
+        basis = project_to_great_sphere(points)[1]
         view = View(20.0, 30.0, both_sides=True)
         figure = plot_sphere(points, torch.arange(40) % 3, ABC, directions=directions, view=view)
         markers = [line.get_xydata()[0].tolist() for line in figure.axes[0].lines if line.get_marker() == "D"]

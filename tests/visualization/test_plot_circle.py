@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_sphere.visualization import plot_circle, project_to_sphere
+from hf_sphere.visualization import plot_circle, project_to_great_sphere
 from hf_sphere.visualization.sphere import ROSE_NOTE, _density
 
 ABC = ["a", "b", "c"]
@@ -98,7 +98,7 @@ class TestCircle:
 
     def test_directions_are_projected_like_the_points(self):
         points, directions = torch.randn(30, 6, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
-        basis = project_to_sphere(points, 2)[1]
+        basis = project_to_great_sphere(points, 2)[1]
         figure = plot_circle(points, torch.arange(30) % 3, ABC, directions=directions)
         assert directions_in(figure) == [pytest.approx(end) for end in F.normalize(directions @ basis, dim=1).tolist()]
         assert "6 coordinates, projected on the two leading principal directions" in figure.get_supxlabel()
