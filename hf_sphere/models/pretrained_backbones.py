@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import timm
+import torch
 from timm.models import adapt_input_conv, load_state_dict
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel
@@ -22,8 +23,8 @@ logger = logging.getLogger(__name__)
 class TransformersBackbone(nn.Module):
     """An image encoder of transformers with the interface of timm's models: images to pooled features (B, d).
 
-    The features are the encoder's pooled output, or without it the first token (DINOv2) or the mean over all
-    positions. Poolers of BERT's kind, a linear map and a tanh that pretrained weights often lack, are left out.
+    The features are the encoder's pooled output, or without it the class token or the mean over all positions. Poolers
+    of BERT's kind, a linear map and a tanh that pretrained weights often lack, are left out.
 
     Args:
         settings: The configuration of the encoder, as a dictionary.
@@ -31,7 +32,7 @@ class TransformersBackbone(nn.Module):
         pretrained: Folder, Hub id or file of the weights; None for random ones.
 
     Raises:
-        ValueError: If it is not an image encoder with a `hidden_size`, or its weights are for other channels.
+        ValueError: If it is not an image encoder, or its weights are for other channels.
     """
 
     def __init__(self, settings: dict[str, Any], num_channels: int, pretrained: str | None = None) -> None:
@@ -48,28 +49,31 @@ class TransformersBackbone(nn.Module):
             encoder = _load_encoder(config, pretrained)
         else:
             encoder = load_model(AutoModel, pretrained, config=config)
-        features = getattr(config, "hidden_size", None) or (getattr(config, "hidden_sizes", None) or [None])[-1]
-        if encoder.main_input_name != "pixel_values" or features is None:
+        if encoder.main_input_name != "pixel_values":
             raise ValueError(
-                f"{type(encoder).__name__} of transformers is no image encoder with a hidden_size, such as DINOv2 "
-                "or ConvNeXt; use one of those, or a model of timm."
+                f"{type(encoder).__name__} of transformers is no image encoder, such as DINOv2 or ConvNeXt."
             )
         pooler = getattr(encoder, "pooler", None)
         if pooler is not None and any(isinstance(layer, nn.Linear) for layer in pooler.modules()):
             encoder.pooler = None
-        self.encoder, self.num_features = encoder, features
+        self.encoder = encoder
+        self.num_features: int = getattr(config, "hidden_size", None) or _count_features(config)
         self.pretrained_cfg: dict[str, Any] = {}
         interpolates = "interpolate_pos_encoding" in inspect.signature(encoder.forward).parameters
         self._options = {"interpolate_pos_encoding": True} if interpolates else {}
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Compute the features."""
-        output = self.encoder(pixel_values=pixel_values, **self._options)
-        features = getattr(output, "pooler_output", None)
-        if features is None:
-            last = output.last_hidden_state
-            features = last[:, 0] if last.ndim == 3 else last.mean(dim=(2, 3))
-        return features.flatten(1)
+        return self.forward_head(self.encoder(pixel_values=pixel_values, **self._options))
+
+    def forward_intermediates(self, pixel_values: Tensor) -> tuple[Any, Sequence[Tensor]]:
+        """Compute the output of the encoder, for `forward_head`, and its hidden states."""
+        output = self.encoder(pixel_values=pixel_values, output_hidden_states=True, **self._options)
+        return output, output.hidden_states
+
+    def forward_head(self, output: Any) -> Tensor:
+        """Return the features of an output of the encoder."""
+        return _pool(self.encoder, output)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Switch gradient checkpointing on or off."""
@@ -81,6 +85,28 @@ class TransformersBackbone(nn.Module):
         inner = r"\.(?:layers?|blocks)\.(\d+)"
         fine = [] if coarse else [(blocks + inner, None)]
         return {"stem": r"^encoder\.embed", "blocks": [*fine, (blocks, None), (r".*norm", (99999,))]}
+
+
+def _pool(encoder: nn.Module, output: Any) -> Tensor:
+    """Return the features (B, d) of an output of an encoder."""
+    features = getattr(output, "pooler_output", None)
+    if features is None:
+        last = output.last_hidden_state
+        if last.ndim == 4:
+            features = last.mean(dim=(2, 3))
+        else:
+            has_class_token = any(name.endswith("cls_token") for name, _ in encoder.named_parameters())
+            features = last[:, 0] if has_class_token else last.mean(dim=1)
+    return features.flatten(1)
+
+
+def _count_features(config: Any) -> int:
+    """Return the number of features of an encoder without a `hidden_size`, found without memory for its weights."""
+    with torch.device("meta"), torch.no_grad():
+        encoder = AutoModel.from_config(config).eval()
+        size = getattr(config, "image_size", 224)
+        height, width = [size, size] if isinstance(size, int) else size
+        return _pool(encoder, encoder(pixel_values=torch.empty(1, config.num_channels, height, width))).shape[1]
 
 
 def is_transformers_name(name: str) -> bool:

@@ -63,7 +63,6 @@ def test_results_do_not_depend_on_the_blocks(monkeypatch):
     expected = NeighborSearch(references, kind="torch").search(queries, 7)
     monkeypatch.setattr(search, "QUERIES", 7)
     monkeypatch.setattr(search, "REFERENCES", 101)
-    monkeypatch.setattr(search, "GROUP", 3)
     found = NeighborSearch(references, kind="torch").search(queries, 7)
     assert torch.equal(found[1], expected[1])
 

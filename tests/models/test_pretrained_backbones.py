@@ -16,6 +16,12 @@ from transformers import (
     ConvNextModel,
     Dinov2Config,
     Dinov2Model,
+    IJepaConfig,
+    IJepaModel,
+    MobileNetV2Config,
+    MobileNetV2Model,
+    MobileViTConfig,
+    MobileViTModel,
     SwinConfig,
     SwinModel,
     Trainer,
@@ -133,6 +139,37 @@ class TestTransformers:
         assert len(groups) == {"dinov2": 4, "vit": 4, "swin": 3, "convnext": 4}[backbone.encoder.config.model_type]
         assert stage_parameters(backbone, 1) == {*groups[0], *groups[1]}
 
+    @pytest.mark.parametrize(
+        "model",
+        [
+            MobileNetV2Model(MobileNetV2Config(depth_multiplier=0.1)),
+            MobileViTModel(MobileViTConfig(hidden_sizes=[8, 8, 8], neck_hidden_sizes=[4, 4, 4, 8, 8, 8, 20])),
+        ],
+        ids=["mobilenet_v2", "mobilevit"],
+    )
+    @torch.no_grad()
+    def test_features_are_counted_where_the_configuration_does_not_name_them(self, model, tmp_path):
+        model.save_pretrained(tmp_path)
+        own = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=64), pretrained=True).eval()
+        pixels = torch.randn(2, 3, 64, 64)
+        torch.testing.assert_close(own(pixels).embeddings, model.eval()(pixels).pooler_output)
+
+    @torch.no_grad()
+    def test_without_pooler_and_class_token_the_features_are_the_mean(self, tmp_path):
+        model = IJepaModel(IJepaConfig(**TINY)).eval()
+        model.save_pretrained(tmp_path)
+        own = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=28), pretrained=True).eval()
+        pixels = torch.randn(2, 3, 28, 28)
+        torch.testing.assert_close(own(pixels).embeddings, model(pixels).last_hidden_state.mean(1))
+
+    @torch.no_grad()
+    def test_hidden_states_are_those_of_the_encoder(self, encoder):
+        model, folder = encoder
+        own = SphereVisionModel(SphereVisionConfig(backbone=folder, image_size=28), pretrained=True).eval()
+        pixels = torch.randn(2, 3, 28, 28)
+        expected = model.base_model(pixels, output_hidden_states=True).hidden_states
+        torch.testing.assert_close(own(pixels, output_hidden_states=True).hidden_states, tuple(expected))
+
     def test_images_of_another_size_are_accepted(self, tmp_path):
         ENCODERS["vit"]().save_pretrained(tmp_path)
         model = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=56))
@@ -141,7 +178,7 @@ class TestTransformers:
     def test_a_text_encoder_is_refused(self, tmp_path):
         sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
         BertModel(BertConfig(**sizes)).save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match="BertModel of transformers is no image encoder with a hidden_size"):
+        with pytest.raises(ValueError, match="BertModel of transformers is no image encoder"):
             SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path)))
 
     def test_preprocessing_is_that_of_the_image_processor(self, encoder):
