@@ -22,7 +22,7 @@ class IndexArguments(Arguments):
 
     images: str = argument(help="Folder of images (at any depth), image file, or name of a data set.")
     model_name_or_path: str | None = argument(
-        None, "Saved model of type sphere_vision, or such as CLIP: folder or Hub id. Required for a new index."
+        None, "Model of this library, or image encoder of transformers: folder or Hub id. Required for a new index."
     )
     output_dir: str | None = argument(None, "Folder of a new index.")
     overwrite_output_dir: bool = argument(False, "Replace the index in output_dir.")

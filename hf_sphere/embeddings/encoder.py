@@ -14,14 +14,14 @@ from PIL import Image as PILImage
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from transformers import AutoConfig, AutoModel, AutoProcessor
+from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, AutoProcessor
 from transformers.modeling_outputs import ModelOutput
 
 from hf_sphere.data.decoding import file_names, open_image
 from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, choose_eval_split, find_column, find_split, load_splits
 from hf_sphere.data.targets import read_class_names, read_labels
 from hf_sphere.embeddings.extract import class_names, load_embedding_model, read_output
-from hf_sphere.models import SphereVisionImageProcessor
+from hf_sphere.models import SphereVisionConfig, SphereVisionImageProcessor, SphereVisionModel
 from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import convert_image
@@ -142,8 +142,8 @@ class ImageEncoder:
     """A saved model that embeds images, and texts if it is a model such as CLIP.
 
     Args:
-        name: Folder or Hub id of a model of type sphere_vision, or of a transformers model with `get_image_features`
-            and `get_text_features`.
+        name: Folder or Hub id of a model of type sphere_vision, of a transformers model with `get_image_features` and
+            `get_text_features`, or of another image encoder of transformers; see `TransformersBackbone`.
         device: Device of the model; a GPU if there is one.
 
     Attributes:
@@ -166,19 +166,23 @@ class ImageEncoder:
     def __init__(self, name: str, device: torch.device | str | None = None) -> None:
         self.name = name
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self._is_sphere = load_pretrained(AutoConfig, name).model_type == "sphere_vision"
-        model: Any = load_embedding_model(name) if self._is_sphere else load_model(AutoModel, name, complete=True)
-        if not self._is_sphere and not hasattr(model, "get_text_features"):
-            raise ValueError(f"{name} is a {type(model).__name__}; use a sphere_vision model, or one such as CLIP.")
+        config = load_pretrained(AutoConfig, name)
+        self._has_text_part = hasattr(MODEL_MAPPING.get(type(config), None), "get_text_features")
+        if config.model_type == "sphere_vision":
+            model, of_inputs = load_embedding_model(name), SphereVisionImageProcessor
+        elif self._has_text_part:
+            model, of_inputs = load_model(AutoModel, name, complete=True), AutoProcessor
+        else:
+            model, of_inputs = SphereVisionModel(SphereVisionConfig(backbone=name), pretrained=name), AutoImageProcessor
         try:
-            loaded = load_pretrained(SphereVisionImageProcessor if self._is_sphere else AutoProcessor, name)
+            loaded = load_pretrained(of_inputs, name)
         except OSError as error:
             raise ValueError(
                 f"{name} has no image processor, so the preprocessing of its images is unknown. Save the one of its "
                 "training there: SphereVisionImageProcessor(...).save_pretrained(...)."
             ) from error
         self.model = model.to(device).eval()
-        self.class_names = class_names(model) if self._is_sphere else []
+        self.class_names = [] if self._has_text_part else class_names(model)
         self.processor = getattr(loaded, "image_processor", loaded)
         self._texts: Any = getattr(loaded, "tokenizer", None)
         self.embeds_texts = self._texts is not None
@@ -243,7 +247,7 @@ class ImageEncoder:
     @torch.inference_mode()
     def _embed(self, names: Sequence[str], **inputs: Tensor) -> dict[str, Tensor]:
         inputs = {name: value.to(self.model.device) for name, value in inputs.items()}
-        if self._is_sphere:
+        if not self._has_text_part:
             return read_output(self.model(**inputs), names)
         features = self.model.get_image_features if "pixel_values" in inputs else self.model.get_text_features
         return read_output(ModelOutput(embeddings=features(**inputs).pooler_output), names)

@@ -48,7 +48,7 @@ class TransformersBackbone(nn.Module):
         elif Path(pretrained).is_file():
             encoder = _load_encoder(config, pretrained)
         else:
-            encoder = load_model(AutoModel, pretrained, config=config)
+            encoder = load_model(AutoModel, pretrained, config=config, complete=True, unused="pooler")
         if encoder.main_input_name != "pixel_values":
             raise ValueError(
                 f"{type(encoder).__name__} of transformers is no image encoder, such as DINOv2 or ConvNeXt."

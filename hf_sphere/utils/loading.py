@@ -35,13 +35,16 @@ def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
         raise ValueError(f"{name} cannot be loaded as {kind.__name__}: {error_text(error)}") from error
 
 
-def load_model(kind: Any, name: str | os.PathLike, *, complete: bool = False, **options: Any) -> Any:
+def load_model(
+    kind: Any, name: str | os.PathLike, *, complete: bool = False, unused: str | None = None, **options: Any
+) -> Any:
     """Load a model, and check that it was saved with weights.
 
     Args:
         kind: Class of the model, or auto class.
         name: Folder or Hub id.
         complete: Whether all parameters must have been saved, because the model is not trained before it is used.
+        unused: Name of a part of the model that need not have been saved.
         **options: Options of `from_pretrained`.
 
     Raises:
@@ -49,7 +52,7 @@ def load_model(kind: Any, name: str | os.PathLike, *, complete: bool = False, **
         ValueError: If a file is damaged or does not fit, or the model would have random parameters.
     """
     model, report = load_pretrained(kind, name, output_loading_info=True, **options)
-    parameters = [parameter for parameter, _ in model.named_parameters()]
+    parameters = [parameter for parameter, _ in model.named_parameters() if parameter.split(".")[0] != unused]
     missing = [parameter for parameter in parameters if parameter in report["missing_keys"]]
     if missing and (complete or len(missing) == len(parameters)):
         which = "no weights" if len(missing) == len(parameters) else f"no {missing[0]}"

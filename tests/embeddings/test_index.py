@@ -4,7 +4,13 @@ import shutil
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    ViTConfig,
+    ViTImageProcessor,
+    ViTModel,
+)
 
 from hf_sphere.embeddings import ImageEncoder, ImageIndex
 from hf_sphere.metrics import search
@@ -208,6 +214,20 @@ def test_a_model_such_as_clip_is_searched_by_text(clip, photos, digits):
     ).double()
     torch.testing.assert_close(found.distances, 1 - similarities.gather(1, found.rows), atol=1e-5, rtol=1e-4)
     assert found.queries["file"] == ["a b", "b"]
+
+
+def test_an_encoder_of_transformers_is_searched_without_training(photos, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    encoder = ViTModel(ViTConfig(**sizes)).eval()
+    encoder.save_pretrained(tmp_path / "vit")
+    processor = ViTImageProcessor(size={"height": 8, "width": 8})
+    processor.save_pretrained(tmp_path / "vit")
+    ImageIndex.build(str(tmp_path / "vit"), photos, **QUIET).save(tmp_path / "index")
+    index = ImageIndex.load(tmp_path / "index")
+    pixels = processor(index.open_image(0).convert("RGB"), return_tensors="pt")
+    with torch.no_grad():
+        expected = encoder(**pixels).last_hidden_state[0, 0]
+    torch.testing.assert_close(index.embeddings[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def clip_processor(folder: str):
