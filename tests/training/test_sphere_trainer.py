@@ -13,7 +13,14 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from transformers import Trainer, TrainingArguments, trainer_optimizer
 
-from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification, training
+from hf_sphere import (
+    SphereTrainer,
+    SphereVisionConfig,
+    SphereVisionForImageClassification,
+    SphereViTConfig,
+    SphereViTForImageClassification,
+    training,
+)
 from hf_sphere.data import ImageBatches, ImageDataOptions, ImagesInMemory, load_image_data
 from hf_sphere.nn import HEADS
 from hf_sphere.training import SphereCallback, TrainingLoop, create_optimizer, initialize_from_data
@@ -314,3 +321,13 @@ def test_image_batches_of_another_number_of_processes_are_rejected(arguments):
 def test_image_batches_can_be_evaluated(digits, arguments):
     metrics = SphereTrainer(make_model(), arguments(), eval_dataset=digits).evaluate()
     assert metrics["eval_loss"] > 0
+
+
+def test_an_encoder_without_a_head_trains_with_its_own_classifier(arguments):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = SphereViTConfig(**sizes, image_size=8, patch_size=4, num_labels=3)
+    rows = [{"pixel_values": torch.randn(3, 8, 8), "labels": index % 3} for index in range(8)]
+    model = SphereViTForImageClassification(config)
+    before = model.classifier.weight.detach().clone()
+    SphereTrainer(model, arguments(max_steps=1), train_dataset=rows).train()
+    assert not torch.equal(model.classifier.weight, before)

@@ -210,7 +210,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
 
 
 class ModelWithHead(nn.Module):
-    """Mixin of the models with a classification head: the head's interface to training loops."""
+    """Mixin of the models that can have a classification head: the head's interface to training loops."""
 
     head: Head
     config: Any
@@ -246,15 +246,18 @@ class ModelWithHead(nn.Module):
 
     def set_epoch(self, epoch: int) -> None:
         """Update the head's schedules at the start of epoch `epoch`, counted from 0."""
-        self.head.set_epoch(epoch)
+        if hasattr(self, "head"):
+            self.head.set_epoch(epoch)
 
     def before_forward(self, seed: int, places: Tensor) -> None:
         """Prepare the next forward pass in training; see `Head.before_forward`."""
-        self.head.before_forward(seed, places)
+        if hasattr(self, "head"):
+            self.head.before_forward(seed, places)
 
     def after_step(self, reduce: Callable[[Tensor], Tensor]) -> None:
         """Update running statistics after an optimizer step; see `Head.after_step`."""
-        self.head.after_step(reduce)
+        if hasattr(self, "head"):
+            self.head.after_step(reduce)
 
     def head_inputs(self, embeddings: Tensor) -> Tensor:
         """Select the input of the head from embeddings (B, d)."""
