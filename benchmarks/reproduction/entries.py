@@ -170,10 +170,10 @@ def read_queue(path: Path) -> list[Entry]:
             raise QueueError(f"{path} has two entries named {entry.entry!r}.")
         tuning = next((other for other in entries if other.entry == entry.tuned_by), None)
         if entry.tuned_by is not None and (
-            tuning in (None, entry) or not tuning.grid or tuning.configs != entry.configs
+            tuning in (None, entry) or not tuning.grid or not set(entry.configs) <= set(tuning.configs)
         ):
             raise QueueError(
-                f"entry {entry.entry!r}: tuned_by must name an entry with a grid and the same configs; got "
+                f"entry {entry.entry!r}: tuned_by must name an entry with a grid and these configs; got "
                 f"{entry.tuned_by!r}."
             )
     groups: dict[str, str] = {}
