@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reproduction.comparisons import Comparison, compare, correct, show_p_value
-from reproduction.tables import Source, count_runs, join_lines, show_hours, split_row
+from reproduction.comparisons import Comparison, show_p_value
+from reproduction.tables import Source, as_number, compare_pairs, count_runs, join_lines, show_hours, split_row
 
 TABLE = "claims"
 """Name of the table, for the correction and in the file of comparisons."""
@@ -59,7 +59,7 @@ def render_claims(claims: Sequence[Claim], source: Source) -> str:
     comparisons = compare_claims(claims, source)
     lines = []
     for claim in sorted(claims, key=lambda claim: _index(claim.paper)):
-        found = comparisons.get((claim.compare, claim.metric))
+        found = comparisons.get((*claim.groups, claim.metric))
         lines.append(
             [
                 PAPERS[claim.paper],
@@ -75,21 +75,10 @@ def render_claims(claims: Sequence[Claim], source: Source) -> str:
     return join_lines([*header, "runs, or what they would take"], lines, [])
 
 
-def compare_claims(claims: Sequence[Claim], source: Source) -> dict[tuple[str, str], Comparison]:
-    """Return the comparisons of the claims whose runs have results."""
-    found: dict[tuple[str, str], Comparison] = {}
-    unfinished = 0
-    for claim in (claim for claim in claims if claim.compare):
-        run, reference = claim.groups
-        values, number = source.values(run, claim.metric), _number(reference)
-        others = source.values(reference, claim.metric) if number is None else number
-        if values and others != {}:
-            comparison = compare(TABLE, claim.metric, run, values, reference, others)
-            found[claim.compare, claim.metric] = comparison
-        else:
-            unfinished += source.is_planned(run, *([reference] if number is None else []))
-    correct(list(found.values()), unfinished)
-    return found
+def compare_claims(claims: Sequence[Claim], source: Source) -> dict[tuple[str, ...], Comparison]:
+    """Return the comparisons of the claims whose runs have results, by run, reference and metric."""
+    pairs = [(run, reference, claim.metric) for claim in claims if claim.compare for run, reference in [claim.groups]]
+    return {(row.run, row.reference, row.metric): row for row in compare_pairs(TABLE, dict.fromkeys(pairs), source)}
 
 
 def show_published_difference(claim: Claim, source: Source) -> str:
@@ -109,7 +98,7 @@ def show_published_difference(claim: Claim, source: Source) -> str:
 
 def show_runs(claim: Claim, source: Source) -> str:
     """Return the runs behind a claim, and what those that are missing take."""
-    groups = [name for name in claim.groups if _number(name) is None]
+    groups = [name for name in claim.groups if as_number(name) is None]
     for name in groups:
         if source.config(name) is None:
             raise ValueError(f"claim {claim.claim!r}: there is no run or configuration {name!r}.")
@@ -163,10 +152,3 @@ def _index(paper: str) -> int:
     if paper not in PAPERS:
         raise ValueError(f"there is no paper {paper!r}; they are {', '.join(PAPERS)}.")
     return list(PAPERS).index(paper)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

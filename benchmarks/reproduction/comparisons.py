@@ -20,9 +20,10 @@ EQUIVALENT = (0.10, 0.5)
 
 RULES = """Two runs are compared on the seeds that both have. The difference is computed for each seed, and its mean is
 given with a 95 % interval. In a table with several metrics, the first one is compared. The p-values are those of the
-paired t-test, corrected by Holm's method for the number of tests of the table. Tests whose runs are in the queue but
-not finished count as well, as if they had the largest p-values, so that later runs cannot undo a verdict. A comparison
-that is in two tables has two corrected p-values.
+paired t-test, corrected by Holm's method for the number of tests of the table. A pair of runs is tested when all its
+seeds of the queue are finished; until then its verdict is "incomplete". Such tests count as well, as if they had the
+largest p-values, so that finishing the queue cannot undo a verdict. A comparison that is in two tables has two
+corrected p-values, and may have two verdicts.
 
 - "better" and "worse": the corrected p-value is below 0.05, and the difference is at least 5 % of the reference's error
   rate, or 0.3 points where that is less.
@@ -31,10 +32,10 @@ that is in two tables has two corrected p-values.
 - "higher" and "lower": the corrected p-value is below 0.05, for metrics that have no error rate.
 - "not distinguished": everything else. It does not mean that there is no difference.
 
-Runs with only one seed in common are not tested. The error rate is 100 minus an accuracy, Recall@1, MAP@R or AUROC in
-percent; a calibration error or false positive rate is an error rate itself. Intervals and tests describe the variation
-between seeds, with the same training and test images. Runs that diverged have no value, and are named below their
-table. The file `results/comparisons.json` has the value of each seed."""
+Runs with only one seed in common, or with equal differences for all seeds, are not tested. The error rate is 100 minus
+an accuracy, Recall@1, MAP@R or AUROC in percent; a calibration error or false positive rate is an error rate itself.
+Intervals and tests describe the variation between seeds, with the same training and test images. Runs that diverged
+have no value, and are named below their table. The file `results/comparisons.json` has the value of each seed."""
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Comparison:
         metric: The metric.
         values: Values of the run by seed, as shown: in percent, if the metric is a share.
         reference_values: Those of the reference.
+        is_complete: Whether all planned seeds are finished; otherwise there is no test.
         corrected: P-value after Holm's correction, see `correct`; None without a test.
     """
 
@@ -57,6 +59,7 @@ class Comparison:
     metric: str
     values: Mapping[int, float]
     reference_values: Mapping[int, float]
+    is_complete: bool = True
     corrected: float | None = None
 
     def __post_init__(self) -> None:
@@ -70,7 +73,8 @@ class Comparison:
         if len(set(self.differences)) > 1:
             test = stats.ttest_1samp(self.differences, 0.0)
             low, high = test.confidence_interval(1 - LEVEL)
-            self.interval, self.p_value = (float(low), float(high)), float(test.pvalue)
+            self.interval = float(low), float(high)
+            self.p_value = float(test.pvalue) if self.is_complete else None
 
     @property
     def error_rate(self) -> float | None:
@@ -94,6 +98,8 @@ class Comparison:
         """What the values say about the run, by the `RULES`; empty without common seeds."""
         if self.mean is None:
             return ""
+        if not self.is_complete:
+            return "incomplete"
         significant = self.corrected is not None and self.corrected < LEVEL
         if self.error_rate is None:
             return ("higher" if self.mean > 0 else "lower") if significant else "not distinguished"
@@ -133,7 +139,16 @@ class Comparison:
         }
 
 
-def compare(table: str, metric: str, run: str, values: Mapping[int, float], other: Any, others: Any) -> Comparison:
+def compare(
+    table: str,
+    metric: str,
+    run: str,
+    values: Mapping[int, float],
+    other: Any,
+    others: Any,
+    *,
+    is_complete: bool = True,
+) -> Comparison:
     """Compare the values of results files.
 
     Args:
@@ -143,18 +158,19 @@ def compare(table: str, metric: str, run: str, values: Mapping[int, float], othe
         values: Its values by seed.
         other: Group of the reference, or what else names it.
         others: Its values by seed, or a number.
+        is_complete: See `Comparison`.
     """
     factor = scale(metric)
     theirs = others if isinstance(others, Mapping) else dict.fromkeys(values, others)
     ours, theirs = [{seed: factor * value for seed, value in found.items()} for found in (values, theirs)]
-    return Comparison(table, run, str(other), metric, ours, theirs)
+    return Comparison(table, run, str(other), metric, ours, theirs, is_complete)
 
 
-def correct(comparisons: Sequence[Comparison], unfinished: int = 0) -> None:
-    """Set the corrected p-values of the comparisons of a table, which will have `unfinished` more of them."""
+def correct(comparisons: Sequence[Comparison], tests: int | None = None) -> None:
+    """Set the corrected p-values of the comparisons of a table, which will have this number of tests."""
     tested = [comparison for comparison in comparisons if comparison.p_value is not None]
     p_values = [comparison.p_value for comparison in tested if comparison.p_value is not None]
-    for comparison, corrected in zip(tested, holm(p_values, len(comparisons) + unfinished), strict=True):
+    for comparison, corrected in zip(tested, holm(p_values, tests), strict=True):
         comparison.corrected = corrected
 
 

@@ -13,7 +13,19 @@ from hf_sphere.utils.files import write_text
 from reproduction.definitions import is_share
 from reproduction.entries import Entry, PlannedRun, QueueError, plan
 
-REQUIRED = ("name", "group", "seed", "digest", "metrics", "device", "core_minutes", "data")
+REQUIRED = {
+    "name": str,
+    "group": str,
+    "seed": int,
+    "digest": str,
+    "metrics": dict,
+    "device": str,
+    "core_minutes": (int, float),
+    "data": dict,
+    "commit": str,
+    "versions": dict,
+}
+"""What a results file needs, with the type of each value."""
 
 
 @dataclass
@@ -50,16 +62,20 @@ class Results:
         except (OSError, ValueError) as error:
             self.problems.append(f"{path} is damaged and not used: {error}")
             return
-        if not isinstance(content, dict) or any(name not in content for name in REQUIRED):
-            self.problems.append(f"{path} is not used: it needs {', '.join(REQUIRED)}.")
-        elif not isinstance(content["metrics"], dict) or not all(
+        if not isinstance(content, dict) or any(
+            not isinstance(content.get(name), kind) for name, kind in REQUIRED.items()
+        ):
+            self.problems.append(f"{path} is not used: it needs {', '.join(REQUIRED)}, each of its type.")
+        elif "torch" not in content["versions"] or not (content["metrics"] or content.get("diverged")):
+            self.problems.append(f"{path} is not used: it has no version of torch, or no metrics.")
+        elif not all(
             type(value) in (int, float) and math.isfinite(value)
             for value in [content["core_minutes"], *content["metrics"].values()]
         ):
             self.problems.append(f"{path} is not used: its metrics are not finite numbers.")
         elif wrong := [name for name, v in content["metrics"].items() if is_share(name) and not 0 <= v <= 1]:
             self.problems.append(f"{path} is not used: {', '.join(wrong)} is not between 0 and 1.")
-        elif content["name"] != path.stem:
+        elif not content["name"] == path.stem == f"{content['group']}-seed{content['seed']}":
             self.problems.append(f"{path} is not used: it has the results of {content['name']}.")
         else:
             self.runs[path.stem] = content
@@ -103,12 +119,10 @@ class Results:
         return dict(grids[max(scores, key=lambda group: statistics.mean(scores[group]))])
 
     def stale(self, entries: list[Entry]) -> list[str]:
-        """Return the names of results that have other settings than the queue, or are of no entry."""
+        """Return the names of results of no entry, of other settings than the queue's, or of none that is selected."""
         planned = {run.name: run for entry in entries for run in plan(entry)}
         return [
-            name
-            for name in sorted(self.runs)
-            if name not in planned or self.state(planned[name], entries) not in ("done", "waiting")
+            name for name in sorted(self.runs) if name not in planned or self.state(planned[name], entries) != "done"
         ]
 
     def is_locked(self, run: PlannedRun) -> bool:

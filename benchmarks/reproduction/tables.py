@@ -106,9 +106,10 @@ class Source:
         ids = [f"{name}/{further}" if further else f"{name}", f"{name}/picture"]
         return next((self.published[key] for key in ids[: 1 if further else 2] if key in self.published), None)
 
-    def is_planned(self, *groups: str) -> bool:
-        """Return whether the queue has all groups."""
-        return all(group in self.planned for group in groups)
+    def seeds(self, *groups: str) -> set[int]:
+        """Return the seeds that all groups have, or will have by the queue."""
+        every = [{run.seed for run in self.planned.get(group, [])} | self.runs(group).keys() for group in groups]
+        return set.intersection(*every)
 
     def config(self, group: str) -> str | None:
         """Return the configuration of a group, if there is one."""
@@ -171,15 +172,41 @@ def render(table: Table, source: Source) -> str:
 def compare_rows(table: Table, source: Source) -> list[Comparison]:
     """Compare the first metric of the rows that have a baseline, if both were run."""
     metric = next(iter(table.metrics.values()), "")
-    found, unfinished = [], 0
-    for group, baseline in map(split_row, table.rows):
-        ours, theirs = source.values(group, metric), source.values(baseline, metric) if baseline else {}
-        if ours and theirs:
-            found.append(compare(table.table, metric, group, ours, baseline, theirs))
-        elif baseline:
-            unfinished += source.is_planned(group, baseline)
-    correct(found, unfinished)
+    pairs = [(group, baseline, metric) for group, baseline in map(split_row, table.rows) if baseline]
+    return compare_pairs(table.table, pairs, source)
+
+
+def compare_pairs(table: str, pairs: Iterable[tuple[str, str, str]], source: Source) -> list[Comparison]:
+    """Compare groups of runs.
+
+    Args:
+        table: Name of the table, whose tests are corrected together.
+        pairs: Group, group or number that it is compared with, and metric.
+        source: Where the values are from.
+
+    Returns:
+        The comparisons of the pairs that both have results.
+    """
+    found, tests = [], 0
+    for run, reference, metric in pairs:
+        number = as_number(reference)
+        groups = [run, reference] if number is None else [run]
+        seeds = source.seeds(*groups)
+        tests += len(seeds) > 1
+        values, others = source.values(run, metric), source.values(reference, metric) if number is None else number
+        if values and others != {}:
+            is_complete = all(seeds <= source.runs(group).keys() for group in groups)
+            found.append(compare(table, metric, run, values, reference, others, is_complete=is_complete))
+    correct(found, tests)
     return found
+
+
+def as_number(text: str) -> float | None:
+    """Return the number that a text is, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _show_difference(row: "_Row", comparison: Comparison | None) -> str:
@@ -236,7 +263,7 @@ class _Row:
     def measured(self, metric: str) -> str:
         values = list(self.source.values(self.group, metric).values())
         if not values:
-            return "" if self.count else "not run"
+            return "" if self.count else "diverged" if self.source.runs(self.group) else "not run"
         return show_mean(metric, values) + (
             f" ({len(values)} of {self.count} seeds)" if len(values) < self.count else ""
         )
@@ -284,19 +311,32 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
         yield CIFAR_NOTE
     if diverged := source.diverged(*(row.group for row in rows)):
         yield f"Diverged, and in no mean or comparison: {', '.join(diverged)}."
-    missing = [row.group for row in rows if table.metrics and not row.count]
-    queued = [run for group in missing for run in source.planned.get(group, [])]
+    if unlike := [row.group for row in rows if row.baseline and not _are_alike(row.group, row.baseline, source)]:
+        named = ", ".join(f"`{group}`" for group in unlike)
+        yield f"Compared with runs of other processors, torch versions or copies of the data: {named}."
+    groups = list(dict.fromkeys(row.group for row in rows)) if table.metrics else []
+    queued = [run for g in groups for run in source.planned.get(g, []) if run.seed not in source.runs(g)]
     for device, machine in {"cpu": "CPU core", "gpu": "GPU"}.items():
         if left := [run.entry for run in queued if run.entry.device == device]:
             time = show_hours(sum(entry.minutes for entry in left))
             command = f"python benchmarks/reproduce.py --only {' '.join(sorted({entry.entry for entry in left}))}"
             yield f"Not run yet: {count_runs(left)}, {time} on one {machine}: `{command}`."
-    folders = {str(Path(config).parent) for g in missing if g not in source.planned and (config := source.config(g))}
+    missing = [group for group in groups if group not in source.planned and not source.runs(group)]
+    folders = {str(Path(config).parent) for group in missing if (config := source.config(group))}
     for folder in sorted(folders):
         command = f"accelerate launch recipes/{SCRIPTS[table.task]}.py --config recipes/configs/{folder}/<run>.yaml"
         yield f"Runs that are not in the queue: `{command}`."
     if table.note:
         yield table.note
+
+
+def _are_alike(group: str, other: str, source: Source) -> bool:
+    """Return whether the runs of two groups, if both have any, were made under the same conditions."""
+    first, second = (
+        {(run["versions"]["torch"], run["device"], str(run["data"])) for run in source.runs(name).values()}
+        for name in (group, other)
+    )
+    return not first or not second or first == second
 
 
 def count_runs(runs: Sequence[Any]) -> str:

@@ -101,7 +101,7 @@ def test_runs_that_only_measure_more_are_used_if_there_are_no_others(finished):
     assert find_groups(finished([more, ENTRY], values)) == {PLAIN: "mnist-lenet5-plain"}
 
 
-@pytest.mark.parametrize("damage", ["stale", "cut", "not finite", "not a share"])
+@pytest.mark.parametrize("damage", ["stale", "cut", "not finite", "not a share", "no torch", "no commit", "other seed"])
 def test_damaged_and_stale_files_have_no_card(finished, tmp_path, damage):
     finished([ENTRY], {"mnist-lenet5-plain": {0: 0.9}})
     path = tmp_path / "mnist-lenet5-plain-seed0.json"
@@ -109,7 +109,12 @@ def test_damaged_and_stale_files_have_no_card(finished, tmp_path, damage):
     if damage == "cut":
         path.write_text(path.read_text()[:100])
     else:
-        content |= {"stale": {"digest": "of other settings"}}.get(damage, {})
+        changes = {
+            "stale": {"digest": "of other settings"},
+            "no torch": {"versions": {}},
+            "no commit": {"commit": None},
+        }
+        content |= {**changes, "other seed": {"seed": 1}}.get(damage, {})
         content["metrics"]["eval_accuracy"] = {"not finite": float("nan"), "not a share": 90.0}.get(damage, 0.9)
         path.write_text(json.dumps(content))
     results = Results.read(tmp_path)

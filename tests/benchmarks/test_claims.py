@@ -58,6 +58,12 @@ def test_a_number_can_be_the_reference(finished):
     assert (row["published"], row["measured"][:5], row["verdict"]) == ("none", "+0.12", "higher")
 
 
+def test_a_pair_is_not_tested_until_all_its_seeds_are_finished(finished):
+    values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859}}
+    row = only_row(render_claims([CLAIM], finished([ENTRY], values)))
+    assert (row["measured"][:5], row["p"], row["verdict"]) == ("+0.49", "", "incomplete")
+
+
 def test_claims_are_corrected_together(finished):
     values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
     other = Claim("spherization", "x", f"{PLAIN} - 0.9")

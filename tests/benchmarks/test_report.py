@@ -1,6 +1,7 @@
 import math
 import re
 import statistics
+from types import SimpleNamespace
 
 import pytest
 import report
@@ -147,9 +148,16 @@ def test_p_values_are_corrected_within_a_table(source):
 
 def test_planned_tests_without_results_count_in_the_correction(source):
     found = source({"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {0: 0.41, 1: 0.59, 2: 0.8}})
-    found.planned = {"a": [], "b": [], "later": []}
-    (row,) = compare_rows(table("a - b", "later - b", "not in the queue - b"), found)
+    found.planned = {"later": [SimpleNamespace(seed=seed) for seed in range(3)], "one seed": [SimpleNamespace(seed=0)]}
+    (row,) = compare_rows(table("a - b", "later - b", "one seed - b", "not in the queue - b"), found)
     assert row.corrected == 2 * row.p_value
+
+
+def test_runs_compared_under_other_conditions_are_named(source):
+    measured = source({"a": {0: 0.5, 1: 0.6}, "b": {0: 0.4, 1: 0.7}, "c": {0: 0.5, 1: 0.5}})
+    measured.results.runs["c-seed1"]["versions"] = {"torch": "2.1"}
+    text = render(table("b", "a - b", "c - b"), measured)
+    assert "Compared with runs of other processors, torch versions or copies of the data: `c`." in text
 
 
 def test_the_note_names_machines_versions_and_uncommitted_changes(source):
@@ -176,6 +184,14 @@ def test_a_run_that_diverged_is_named(source):
     text = render(table("a"), measured)
     assert cells(text)["a"]["accuracy %"] == "90.00"
     assert "Diverged, and in no mean or comparison: a-seed1." in text
+    measured.results.runs["a-seed0"] |= {"metrics": {}, "diverged": "the loss is not finite"}
+    assert cells(render(table("a"), measured))["a"]["accuracy %"] == "diverged"
+
+
+def test_missing_seeds_of_a_run_have_their_command(finished):
+    entry = Entry("mnist", 1, "classification", ["spherization/mnist-lenet5-plain"], 30.0, seeds=3)
+    text = render(table("mnist-lenet5-plain"), finished([entry], {"mnist-lenet5-plain": {0: 0.9}}))
+    assert "Not run yet: 2 runs, about 1.0 h on one CPU core: `python benchmarks/reproduce.py --only mnist`." in text
 
 
 @pytest.mark.parametrize(

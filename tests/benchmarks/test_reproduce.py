@@ -50,7 +50,9 @@ def finish(results: Results, run: PlannedRun, tuned: dict | None = None, **metri
 
 def contents(run: PlannedRun, tuned: dict | None = None, **metrics: float) -> dict:
     content = {"name": run.name, "group": run.group, "seed": run.seed, "digest": run.digest(tuned), "metrics": metrics}
-    return {**content, "device": "one core", "core_minutes": 2.0, "data": {"name": "digits", "encoding": ""}}
+    content |= {} if metrics else {"diverged": "the loss is not finite"}
+    content |= {"device": "one core", "core_minutes": 2.0, "data": {"name": "digits", "encoding": ""}}
+    return {**content, "commit": "abc", "versions": {"torch": "2.0"}}
 
 
 @pytest.mark.parametrize(
