@@ -35,7 +35,7 @@ _OTHERS = {
     r"num_critical_layers": "layers whose reset to the initialization of the run reduces the accuracy by more than 5 %",
 }
 
-_HIGHER_IS_BETTER = ("accuracy", "recall", "map_at_r", "auroc")
+_HIGHER_IS_BETTER = ("accuracy", "recall", "map_at_r", "auroc", "aupr")
 _LOWER_IS_BETTER = ("calibration", "fpr")
 
 
