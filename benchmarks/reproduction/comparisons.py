@@ -33,9 +33,10 @@ corrected p-values, and may have two verdicts.
 - "not distinguished": everything else. It does not mean that there is no difference.
 
 Runs with only one seed in common, or with equal differences for all seeds, are not tested. The error rate is 100 minus
-an accuracy, Recall@1, MAP@R or AUROC in percent; a calibration error or false positive rate is an error rate itself.
-Intervals and tests describe the variation between seeds, with the same training and test images. Runs that diverged
-have no value, and are named below their table. The file `results/comparisons.json` has the value of each seed."""
+an accuracy, Recall@1, MAP@R, AUROC or AUPR in percent; a calibration error or false positive rate is an error rate
+itself. Intervals and tests describe the variation between seeds, with the same training and test images. Runs that
+diverged have no value, and are named below their table. The file `results/comparisons.json` has the value of each
+seed."""
 
 
 @dataclass

@@ -65,7 +65,7 @@ class Results:
         if not isinstance(content, dict) or any(
             not isinstance(content.get(name), kind) for name, kind in REQUIRED.items()
         ):
-            self.problems.append(f"{path} is not used: it needs {', '.join(REQUIRED)}, each of its type.")
+            self.problems.append(f"{path} is not used: it needs {', '.join(REQUIRED)}, and no other types.")
         elif "torch" not in content["versions"] or not (content["metrics"] or content.get("diverged")):
             self.problems.append(f"{path} is not used: it has no version of torch, or no metrics.")
         elif not all(
@@ -76,7 +76,9 @@ class Results:
         elif wrong := [name for name, v in content["metrics"].items() if is_share(name) and not 0 <= v <= 1]:
             self.problems.append(f"{path} is not used: {', '.join(wrong)} is not between 0 and 1.")
         elif not content["name"] == path.stem == f"{content['group']}-seed{content['seed']}":
-            self.problems.append(f"{path} is not used: it has the results of {content['name']}.")
+            self.problems.append(
+                f"{path} is not used: it has the results of {content['name']}, seed {content['seed']}."
+            )
         else:
             self.runs[path.stem] = content
 

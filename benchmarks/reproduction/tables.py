@@ -263,7 +263,9 @@ class _Row:
     def measured(self, metric: str) -> str:
         values = list(self.source.values(self.group, metric).values())
         if not values:
-            return "" if self.count else "diverged" if self.source.runs(self.group) else "not run"
+            runs = self.source.runs(self.group).values()
+            have_diverged = bool(runs) and all(run.get("diverged") for run in runs)
+            return "" if self.count else "diverged" if have_diverged else "not run"
         return show_mean(metric, values) + (
             f" ({len(values)} of {self.count} seeds)" if len(values) < self.count else ""
         )
@@ -331,12 +333,13 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
 
 
 def _are_alike(group: str, other: str, source: Source) -> bool:
-    """Return whether the runs of two groups, if both have any, were made under the same conditions."""
-    first, second = (
-        {(run["versions"]["torch"], run["device"], str(run["data"])) for run in source.runs(name).values()}
-        for name in (group, other)
+    """Return whether the runs of two groups with the same seed were made under the same conditions."""
+    first, second = source.runs(group), source.runs(other)
+    pairs = ((first[seed], second[seed]) for seed in first.keys() & second.keys())
+    return all(
+        a["versions"]["torch"] == b["versions"]["torch"] and a["device"] == b["device"] and a["data"] == b["data"]
+        for a, b in pairs
     )
-    return not first or not second or first == second
 
 
 def count_runs(runs: Sequence[Any]) -> str:

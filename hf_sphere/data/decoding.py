@@ -59,6 +59,8 @@ def probe_shapes(dataset: Dataset, column: str, count: int = 256) -> list[ImageS
             is_turned = has_exif and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
             is_gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
             found[ImageShape(1 if is_gray else 3, *(image.size if is_turned else image.size[::-1]))] = None
+    if not found and count < len(dataset):
+        return probe_shapes(dataset, column, len(dataset))
     if not found:
         raise CorruptImageError(f"no image of column {column!r} can be decoded.")
     return list(found)

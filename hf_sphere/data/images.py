@@ -392,9 +392,10 @@ def load_thumbnails(
             f"rows run from {int(rows.min())} to {int(rows.max())}, but {name} has {len(images)} images in "
             f"{'+'.join(splits)}."
         )
-    first = probe_shapes(images, column)[0]
+    first, *others = probe_shapes(images, column)
     scale = min(1.0, side / max(first.height, first.width))
-    shape = ImageShape(first.channels, max(1, round(scale * first.height)), max(1, round(scale * first.width)))
+    channels = max(part.channels for part in (first, *others))
+    shape = ImageShape(channels, max(1, round(scale * first.height)), max(1, round(scale * first.width)))
     encoded = EncodedImages(images.select(rows.tolist()), column, shape)
     decoded, good = decode_all(encoded, skip_corrupt=True, cache_dir=cache_dir, progress=progress)
     thumbnails = torch.zeros((len(rows), *decoded.shape[1:]), dtype=torch.uint8)

@@ -48,7 +48,7 @@ class ImageSourceOptions(Arguments):
     crop_pct: float | None = argument(
         None, "Crop the center, this fraction of a side, as timm does; default: stretch the whole image.", gt=0, le=1
     )
-    num_channels: int | None = argument(None, "1 or 3; default: the first image's.", ge=1, le=3)
+    num_channels: int | None = argument(None, "1 or 3; default: 3 if some images have colors.", ge=1, le=3)
     image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")
     image_std: list[float] | None = argument(None, "Standard deviation per channel; default: measured.", gt=0)
     sample_classes: int | None = argument(None, "Keep only this many classes, sampled with corruption_seed.", ge=2)

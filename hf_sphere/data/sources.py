@@ -131,9 +131,7 @@ def choose_splits(
     is_divided = names["eval"] == train and options.eval_split is None
     by_class = train_classes is not None or (is_divided and task in OPEN_SETS)
     if is_divided and not by_class:
-        rows = find_split(splits, train, "--train_split")
-        if label_column is not None:
-            find_column(rows, label_column, (), "label")
+        find_split(splits, train, "--train_split")
         names["train"], names["eval"] = held_out_names(train, options.eval_fraction, options.eval_seed)
         logger.info(
             "The data has no evaluation split: %g %% of the split %s is held out%s with seed %d, as the split '%s'.",
@@ -290,8 +288,10 @@ def read_split(splits: DatasetDict, name: str, label_column: str | None = None) 
     if found := _HELD_OUT.fullmatch(name):
         part, split, fraction, seed = found.groups()
         rows = read_split(splits, split, label_column)
-        names = [] if label_column is None else read_class_names(rows, label_column)
-        classes = None if label_column is None else read_labels(rows, label_column, names, split)
+        names, classes = [], None
+        if label_column is not None:
+            names = read_class_names(rows, find_column(rows, label_column, (), "label"))
+            classes = read_labels(rows, label_column, names, split)
         held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names)
         return rows.select((held_out if part == "held_out" else ~held_out).nonzero()[:, 0].tolist())
     if name != "all" and not re.search(r"[\[+]", name):

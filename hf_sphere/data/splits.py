@@ -259,6 +259,8 @@ def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> Ima
     Raises:
         ValueError: If the images have several sizes and the options set none.
     """
+    if options.image_size and options.num_channels:
+        return ImageShape(options.num_channels, options.image_size[0], options.image_size[-1], options.crop_pct)
     found = probe_shapes(rows, column)
     sizes = sorted({(shape.height, shape.width) for shape in found}) if options.image_size is None else []
     if len(sizes) > 1:

@@ -177,10 +177,9 @@ def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, s
         )
     if validation is not None:
         check_validation_split(validation, names, fraction, "text")
-    elif not fraction and "validation" in splits and "validation" not in names.values():
-        validation = "validation"
-    if validation is not None:
         names["validation"] = validation
+    elif not fraction and "validation" in splits and "validation" not in names.values():
+        names["validation"] = "validation"
     return names
 
 

@@ -14,7 +14,7 @@ from PIL import Image as PILImage
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, AutoProcessor
+from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoModelForImageClassification, AutoProcessor
 from transformers.modeling_outputs import ModelOutput
 
 from hf_sphere.data.decoding import file_names, open_image
@@ -168,18 +168,22 @@ class ImageEncoder:
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         config = load_pretrained(AutoConfig, name)
         self._has_text_part = hasattr(MODEL_MAPPING.get(type(config), None), "get_text_features")
+        processor_class: Any = AutoProcessor
         if config.model_type == "sphere_vision":
-            model, of_inputs = load_embedding_model(name), SphereVisionImageProcessor
+            model, processor_class = load_embedding_model(name), SphereVisionImageProcessor
         elif self._has_text_part:
-            model, of_inputs = load_model(AutoModel, name, complete=True), AutoProcessor
+            model = load_model(AutoModel, name, complete=True)
+        elif getattr(config, "head", None) is not None:  # a spherized image encoder
+            model = load_model(AutoModelForImageClassification, name, complete=True)
         else:
-            model, of_inputs = SphereVisionModel(SphereVisionConfig(backbone=name), pretrained=name), AutoImageProcessor
+            plain = SphereVisionConfig(backbone=name, head=None, num_channels=getattr(config, "num_channels", 3))
+            model = SphereVisionModel(plain, pretrained=name)
         try:
-            loaded = load_pretrained(of_inputs, name)
+            loaded = load_pretrained(processor_class, name)
         except OSError as error:
             raise ValueError(
                 f"{name} has no image processor, so the preprocessing of its images is unknown. Save the one of its "
-                "training there: SphereVisionImageProcessor(...).save_pretrained(...)."
+                "training there by its `save_pretrained`."
             ) from error
         self.model = model.to(device).eval()
         self.class_names = [] if self._has_text_part else class_names(model)
@@ -216,7 +220,7 @@ class ImageEncoder:
         if num_workers is None:
             num_workers = min(os.cpu_count() or 1, 16) if len(rows) > 500 else 0
         loader: DataLoader = DataLoader(
-            _Prepared(source, self.processor),
+            _Prepared(source, self.processor, getattr(self.model.config, "num_channels", 3)),
             batch_sampler=[list(rows[at : at + batch_size]) for at in range(0, len(rows), batch_size)],
             num_workers=num_workers,
             collate_fn=operator.itemgetter(0),
@@ -256,15 +260,14 @@ class ImageEncoder:
 class _Prepared(torch.utils.data.Dataset):
     """Batches of a source, prepared for a model: indices of the readable images, their pixels, and the errors."""
 
-    def __init__(self, source: ImageSource, processor: Any) -> None:
-        self.source = source
-        self.processor = processor
+    def __init__(self, source: ImageSource, processor: Any, channels: int) -> None:
+        self.source, self.processor, self.channels = source, processor, channels
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor | None, list[str]]]:
         images, good, errors = [], [], []
         for index in indices:
             try:
-                images.append(self.source.open(index, getattr(self.processor, "num_channels", 3)))
+                images.append(self.source.open(index, self.channels))
                 good.append(index)
             except ValueError as error:
                 errors.append(str(error))

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,8 @@ class TransformersBackbone(nn.Module):
         elif Path(pretrained).is_file():
             encoder = _load_encoder(config, pretrained)
         else:
-            encoder = load_model(AutoModel, pretrained, config=config, complete=True, unused="pooler")
+            checks: Any = {"complete": True, "unused": "pooler"}
+            encoder = load_model(AutoModel, pretrained, config=config, dtype=torch.float32, **checks)
         if encoder.main_input_name != "pixel_values":
             raise ValueError(
                 f"{type(encoder).__name__} of transformers is no image encoder, such as DINOv2 or ConvNeXt."
@@ -57,7 +59,12 @@ class TransformersBackbone(nn.Module):
         if pooler is not None and any(isinstance(layer, nn.Linear) for layer in pooler.modules()):
             encoder.pooler = None
         self.encoder = encoder
-        self.num_features: int = getattr(config, "hidden_size", None) or _count_features(config)
+        try:
+            self.num_features: int = getattr(config, "hidden_size", None) or _count_features(config)
+        except Exception as error:  # of any model that computes something else
+            kind = type(encoder).__name__
+            raise ValueError(f"{kind} of transformers computes no features of an image: {error_text(error)}") from error
+        self._has_class_token = _has_class_token(encoder)
         self.pretrained_cfg: dict[str, Any] = {}
         interpolates = "interpolate_pos_encoding" in inspect.signature(encoder.forward).parameters
         self._options = {"interpolate_pos_encoding": True} if interpolates else {}
@@ -73,7 +80,7 @@ class TransformersBackbone(nn.Module):
 
     def forward_head(self, output: Any) -> Tensor:
         """Return the features of an output of the encoder."""
-        return _pool(self.encoder, output)
+        return _pool(output, has_class_token=self._has_class_token)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Switch gradient checkpointing on or off."""
@@ -87,16 +94,16 @@ class TransformersBackbone(nn.Module):
         return {"stem": r"^encoder\.embed", "blocks": [*fine, (blocks, None), (r".*norm", (99999,))]}
 
 
-def _pool(encoder: nn.Module, output: Any) -> Tensor:
+def _has_class_token(encoder: nn.Module) -> bool:
+    return any(re.search(r"cls_(\w+_)?token$", name) for name, _ in encoder.named_parameters())
+
+
+def _pool(output: Any, *, has_class_token: bool) -> Tensor:
     """Return the features (B, d) of an output of an encoder."""
     features = getattr(output, "pooler_output", None)
     if features is None:
         last = output.last_hidden_state
-        if last.ndim == 4:
-            features = last.mean(dim=(2, 3))
-        else:
-            has_class_token = any(name.endswith("cls_token") for name, _ in encoder.named_parameters())
-            features = last[:, 0] if has_class_token else last.mean(dim=1)
+        features = last.mean(dim=(2, 3)) if last.ndim == 4 else last[:, 0] if has_class_token else last.mean(dim=1)
     return features.flatten(1)
 
 
@@ -106,7 +113,11 @@ def _count_features(config: Any) -> int:
         encoder = AutoModel.from_config(config).eval()
         size = getattr(config, "image_size", 224)
         height, width = [size, size] if isinstance(size, int) else size
-        return _pool(encoder, encoder(pixel_values=torch.empty(1, config.num_channels, height, width))).shape[1]
+        output = encoder(pixel_values=torch.empty(1, config.num_channels, height, width))
+        _, *positions, channels = output.last_hidden_state.shape
+        if len(positions) == 2 and positions[0] == positions[1] != channels:
+            raise ValueError("its channels are the last axis.")
+        return _pool(output, has_class_token=_has_class_token(encoder)).shape[1]
 
 
 def is_transformers_name(name: str) -> bool:

@@ -75,12 +75,11 @@ def cosines_to_others(points: Tensor, start: int, block: Tensor) -> Tensor:
 
 
 class TripletRanking:
-    """Triplets of classes (i, j, k) for the ranking loss, with j among the nearest neighbors of i and k not.
+    """Triplets of classes (i, j, k) for the ranking loss: j is in the nearest tenth of the classes to i, and k not.
 
     Args:
         class_vectors: One vector per class, (K, any length), for instance word embeddings of the class names.
         weight: Weight of the ranking loss relative to the separation.
-        num_neighbors: Number of nearest neighbors of each class, from 1 to K - 2; a tenth of the classes if None.
 
     Raises:
         ValueError: If the vectors are not finite, non-zero and pairwise different in direction.
@@ -90,14 +89,12 @@ class TripletRanking:
         per triplet is that of RankNet (Burges et al., 2005), log(1 + exp(cos(p_i, p_k) - cos(p_i, p_j))).
     """
 
-    def __init__(self, class_vectors: Tensor, *, weight: float = 1.0, num_neighbors: int | None = None) -> None:
+    def __init__(self, class_vectors: Tensor, *, weight: float = 1.0) -> None:
         self.directions = check_class_vectors(class_vectors)
         num_classes = len(self.directions)
         check_positive("ordering_weight", weight)
-        if num_neighbors is None:
-            num_neighbors = min(max(1, round(num_classes / 10)), num_classes - 2)
+        num_neighbors = min(max(1, round(num_classes / 10)), num_classes - 2)
         self.weight = weight
-        self.num_neighbors = num_neighbors
         blocks = (cosines_to_others(self.directions, start, block) for start, block in row_blocks(self.directions))
         self._neighbors = torch.cat([cosines.topk(num_neighbors, dim=1).indices for cosines in blocks])
         # For each class i the sorted classes that are not negatives, each minus its rank and plus i K. This is an

@@ -52,7 +52,9 @@ class _OptimizerArguments(Arguments):
         le=1,
     )
     weight_decay: float = argument(0.0, "Weight decay; not applied to norms, biases and scalars.", ge=0)
-    momentum: float = argument(0.9, "Momentum of sgd, sgd_mrt and muon, whose authors use 0.95.", ge=0, lt=1)
+    momentum: float = argument(
+        0.9, "Momentum of sgd, sgd_mrt, muon and muon_hyperball; for Muon, 0.95 is usual.", ge=0, lt=1
+    )
     nesterov: bool = argument(False, "Nesterov momentum of sgd.")
     adam_beta1: float = argument(0.9, "First beta of Adam and its variants.", ge=0, lt=1)
     adam_beta2: float = argument(0.999, "Second beta of Adam and its variants.", ge=0, lt=1)

@@ -20,11 +20,7 @@ from hf_sphere.training.arguments import TrainingArguments
 def optimizer_from_arguments(
     model: nn.Module, args: TrainingArguments, batch: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
-    """Build the optimizer of the arguments; see `hf_sphere.optim.build_optimizer`.
-
-    Raises:
-        ValueError: If the optimizer does not use an argument that is given.
-    """
+    """Build the optimizer of the arguments; see `hf_sphere.optim.build_optimizer`."""
     given = {
         "lr": args.learning_rate,
         "weight_decay": args.weight_decay,
@@ -36,12 +32,20 @@ def optimizer_from_arguments(
         **({"nesterov": args.nesterov} if args.optimizer == "sgd" else {}),
     }
     valid = option_defaults(args.optimizer)
-    for name in ("momentum", "nesterov", "adamw_lr_scale", "hyperball_on"):
-        if not (name in given and name in valid) and getattr(args, name) != getattr(TrainingArguments, name):
-            raise ValueError(f"optimizer {args.optimizer} does not use {name}; leave {name} out.")
     scales = None if args.layer_decay is None else _layer_scales(model, args.layer_decay)
     options = {name: value for name, value in given.items() if name in valid}
     return build_optimizer(model, args.optimizer, batch, lr_scales=scales, **options)
+
+
+def check_optimizer_arguments(args: TrainingArguments) -> None:
+    """Raise an error for arguments of other optimizers that have other values than by default."""
+    used = option_defaults(args.optimizer).keys() - ({"nesterov"} if args.optimizer != "sgd" else set())
+    options = {name: name for name in ("momentum", "nesterov", "adamw_lr_scale", "hyperball_on")}
+    for name, option in {**options, "adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}.items():
+        default = getattr(TrainingArguments, name)
+        if option not in used and getattr(args, name) != default:
+            effect = f"{name} {getattr(args, name)} has no effect with optimizer {args.optimizer}"
+            raise ValueError(f"{effect}; leave it out, or set it to {default} if it is in a configuration.")
 
 
 def _layer_scales(model: Any, layer_decay: float) -> dict[str, float]:

@@ -18,6 +18,7 @@ from transformers.trainer_utils import enable_full_determinism
 
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.checkpoints import find_checkpoint, restore_checkpoints
+from hf_sphere.training.optimization import check_optimizer_arguments
 from hf_sphere.training.output_dir import (
     RESULTS_FILE,
     check_output_dir,
@@ -117,11 +118,8 @@ class Run:
 
 
 def start_accelerator(**options: Any) -> Accelerator:
-    """Create an `Accelerator`; its options are the arguments.
-
-    Processes of `torchrun` without a GPU form a group, too: Accelerate would start each as a run of its own.
-    """
-    if "LOCAL_RANK" in os.environ and not torch.accelerator.is_available():
+    """Create an `Accelerator`; processes of `torchrun` on CPUs, which it would not connect, form a group, too."""
+    if {"LOCAL_RANK", "MASTER_ADDR"} <= os.environ.keys() and not torch.accelerator.is_available():
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     return Accelerator(**options)
 
@@ -138,6 +136,7 @@ def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) 
         FileExistsError: If the output directory must not be replaced, or a run of another process is using it.
         CheckpointError: If there is no checkpoint to resume from.
     """
+    check_optimizer_arguments(args)
     # Weights that decay towards zero become denormal, and CPUs are much slower with these. Set before torch starts its
     # threads, which inherit it.
     torch.set_flush_denormal(True)

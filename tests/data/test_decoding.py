@@ -60,6 +60,9 @@ class TestProbing:
     def test_probing_skips_unreadable_images(self, first, make_dataset):
         assert probe_shapes(make_dataset([first, noise(3, 7, 3)]), "image") == [ImageShape(3, 3, 7)]
 
+    def test_the_other_images_are_probed_if_the_sample_is_unreadable(self, make_dataset):
+        assert probe_shapes(make_dataset([None, noise(3, 7)]), "image", 1) == [ImageShape(1, 3, 7)]
+
     def test_only_unreadable_images_are_an_error_that_names_the_column(self, make_dataset):
         with pytest.raises(CorruptImageError, match="no image of column 'image'"):
             probe_shapes(make_dataset([NOT_AN_IMAGE, NOT_AN_IMAGE]), "image")

@@ -8,7 +8,15 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDatasetDict
 from PIL import ExifTags, Image as PILImage
 
-from hf_sphere.data import Augmentation, CorruptImageError, Episodes, ImageDataOptions, load_image_data
+from hf_sphere.data import (
+    Augmentation,
+    CorruptImageError,
+    Episodes,
+    ImageDataOptions,
+    ImageSourceOptions,
+    load_image_data,
+    load_image_split,
+)
 from hf_sphere.data.decoding import ImageShape, probe_shapes
 from hf_sphere.data.sources import load_splits
 
@@ -155,6 +163,9 @@ class TestHeldOutPart:
     def test_a_wrong_label_column_is_an_error_that_lists_the_columns(self, folder, load_named):
         with pytest.raises(ValueError, match=r"no label column 'labels'; the data has .* Did you mean 'label'\?"):
             load_named(str(folder(cats=10, dogs=10)), label_column_name="labels")
+        options = ImageSourceOptions(str(folder(a=4, b=4)), label_column_name="labels", image_mean=[0], image_std=[1])
+        with pytest.raises(ValueError, match=r"no label column 'labels'; the data has .* Did you mean 'label'\?"):
+            load_image_split(options)
 
     def test_open_sets_hold_out_classes(self, folder, load_named, caplog):
         caplog.set_level(logging.INFO)

@@ -36,7 +36,10 @@ REASONS = (
         ["hf_sphere.visualization.check_matplotlib", "hf_sphere.visualization.check_plotly"],
         "raises an error if the package is missing, and does nothing else",
     )
-    | {f"hf_sphere.losses.{loss.__name__}": "a HeadLoss, which has one" for loss in HeadLoss.__subclasses__()}
+    | {
+        f"hf_sphere.losses.{loss.__name__}": "a HeadLoss, whose example shows the use"
+        for loss in HeadLoss.__subclasses__()
+    }
 )
 
 

@@ -12,6 +12,7 @@ from transformers import (
     ViTModel,
 )
 
+from hf_sphere import SphereViTConfig, SphereViTForImageClassification
 from hf_sphere.embeddings import ImageEncoder, ImageIndex
 from hf_sphere.metrics import search
 
@@ -228,6 +229,16 @@ def test_an_encoder_of_transformers_is_searched_without_training(photos, tmp_pat
     with torch.no_grad():
         expected = encoder(**pixels).last_hidden_state[0, 0]
     torch.testing.assert_close(index.embeddings[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_spherized_encoder_with_a_head_is_indexed_with_it(photos, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = SphereViTConfig(**sizes, image_size=8, patch_size=4, head="spherized", num_labels=3)
+    SphereViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "vit")
+    index = ImageIndex.build(str(tmp_path / "vit"), photos, **QUIET)
+    torch.testing.assert_close(index.embeddings.norm(dim=1), torch.full((len(index),), 5.0))  # the head's radius
+    assert set(index.images["prediction"]) <= {"LABEL_0", "LABEL_1", "LABEL_2"}
 
 
 def clip_processor(folder: str):

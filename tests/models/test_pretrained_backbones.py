@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from torch import nn
 from transformers import (
     BertConfig,
     BertModel,
@@ -16,6 +17,7 @@ from transformers import (
     ConvNextModel,
     Dinov2Config,
     Dinov2Model,
+    HGNetV2Config,
     IJepaConfig,
     IJepaModel,
     MobileNetV2Config,
@@ -34,7 +36,7 @@ from transformers import (
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
 from hf_sphere.models.backbones import create_backbone
-from hf_sphere.models.pretrained_backbones import pretrained_preprocessing, stage_parameters
+from hf_sphere.models.pretrained_backbones import _has_class_token, pretrained_preprocessing, stage_parameters
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 ENCODERS = {
@@ -152,7 +154,22 @@ class TestTransformers:
         model.save_pretrained(tmp_path)
         own = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=64), pretrained=True).eval()
         pixels = torch.randn(2, 3, 64, 64)
-        torch.testing.assert_close(own(pixels).embeddings, model.eval()(pixels).pooler_output)
+        found = own(pixels).embeddings
+        torch.testing.assert_close(found, model.eval()(pixels).pooler_output)
+        assert own.embedding_dim == found.shape[1]
+
+    def test_models_without_features_of_an_image_are_refused(self, tmp_path):
+        HGNetV2Config().save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="of transformers computes no features of an image"):
+            SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=64))
+
+    @pytest.mark.parametrize(
+        ("name", "found"), [("cls_token", True), ("cls_register_token", True), ("mask_token", False)]
+    )
+    def test_class_tokens_are_found_by_name(self, name, found):
+        encoder = nn.Module()
+        encoder.embeddings = nn.ParameterDict({name: nn.Parameter(torch.zeros(1))})
+        assert _has_class_token(encoder) == found
 
     @torch.no_grad()
     def test_without_pooler_and_class_token_the_features_are_the_mean(self, tmp_path):

@@ -8,7 +8,12 @@ from torch import nn
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
 from hf_sphere.training import TrainingArguments
-from hf_sphere.training.optimization import build_scheduler, learning_rate_factor, optimizer_from_arguments
+from hf_sphere.training.optimization import (
+    build_scheduler,
+    check_optimizer_arguments,
+    learning_rate_factor,
+    optimizer_from_arguments,
+)
 
 
 def arguments(**options) -> TrainingArguments:
@@ -285,11 +290,17 @@ def test_sgd_mrt_uses_momentum_and_weight_decay_of_the_arguments():
         ("adam", {"momentum": 0.5}),
         ("adam_srt", {"adamw_lr_scale": 0.1}),
         ("muon", {"hyperball_on": "matrices"}),
+        ("sgd", {"adam_beta1": 0.5}),
     ],
 )
 def test_arguments_that_an_optimizer_does_not_use_are_errors(name, given):
-    with pytest.raises(ValueError, match=f"optimizer {name} does not use {next(iter(given))}; leave .* out"):
-        optimizer_from_arguments(normalized(), arguments(optimizer=name, **given))
+    with pytest.raises(ValueError, match=f"{next(iter(given))} .* has no effect with optimizer {name}; leave it out"):
+        check_optimizer_arguments(arguments(optimizer=name, **given))
+
+
+def test_the_options_of_an_optimizer_are_no_errors():
+    check_optimizer_arguments(arguments(optimizer="sgd", momentum=0.5, nesterov=True))
+    check_optimizer_arguments(arguments(optimizer="muon_hyperball", momentum=0.95, adamw_lr_scale=0.1, adam_beta2=0.9))
 
 
 @pytest.mark.parametrize(

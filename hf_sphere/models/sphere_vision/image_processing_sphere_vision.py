@@ -103,7 +103,6 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         size: Any,
         resample: Any = None,
         do_resize: bool = True,
-        num_channels: int | None = None,
         crop_pct: float | None = None,
         **kwargs: Unpack[ImagesKwargs],
     ) -> Any:
