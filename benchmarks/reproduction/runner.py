@@ -76,6 +76,7 @@ class Job:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._core_seconds: float = progress.get("core_seconds", 0.0)
         self._seconds: float = progress.get("seconds", 0.0)
+        self._commit: str = progress.get("commit") or commit()  # when the run starts, since it may change meanwhile
         self._write_progress()  # so that the checkpoints are known even if the queue is killed
         self._commands = self._list_commands()
         self._process = self._start_next()
@@ -138,7 +139,7 @@ class Job:
             "device": describe_device(self.run.entry.device),
             "minutes": round(self._seconds / 60, 2),
             "core_minutes": round(self._core_seconds / 60, 2),
-            "commit": commit(),
+            "commit": self._commit,
             "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
             "command": " ".join(["python", self.run.script, *_quoted(self.run.arguments(self.tuned))]),
         }
@@ -195,7 +196,7 @@ class Job:
         self._saved = time.monotonic()
         core_seconds, seconds = core_seconds + self._core_seconds, seconds + self._seconds
         progress = {"digest": self._digest, "core_seconds": core_seconds, "seconds": seconds}
-        write_json(self.folder / PROGRESS_FILE, progress)
+        write_json(self.folder / PROGRESS_FILE, {**progress, "commit": self._commit})
 
     def _read_metrics(self) -> tuple[dict[str, float], dict[str, list[float]]]:
         """Return the numbers of all results by name, and those of each epoch."""
