@@ -62,10 +62,10 @@ class Results:
         except (OSError, ValueError) as error:
             self.problems.append(f"{path} is damaged and not used: {error}")
             return
-        if not isinstance(content, dict) or any(
-            not isinstance(content.get(name), kind) for name, kind in REQUIRED.items()
-        ):
-            self.problems.append(f"{path} is not used: it needs {', '.join(REQUIRED)}, and no other types.")
+        if not isinstance(content, dict):
+            self.problems.append(f"{path} is not used: it is no mapping.")
+        elif wrong := [name for name, kind in REQUIRED.items() if not isinstance(content.get(name), kind)]:
+            self.problems.append(f"{path} is not used: missing, or of another type: {', '.join(wrong)}.")
         elif "torch" not in content["versions"] or not (content["metrics"] or content.get("diverged")):
             self.problems.append(f"{path} is not used: it has no version of torch, or no metrics.")
         elif not all(

@@ -122,3 +122,4 @@ def test_damaged_and_stale_files_have_no_card(finished, tmp_path, damage):
     named = results.stale([ENTRY]) if damage == "stale" else results.problems
     assert len(named) == 1
     assert path.stem in named[0]
+    assert {"no commit": "of another type: commit.", "no torch": "no version of torch"}.get(damage, "") in named[0]

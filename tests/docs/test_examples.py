@@ -19,28 +19,23 @@ from hf_sphere.nn import HEADS
 
 ROOT = Path(hf_sphere.__file__).parent
 # Public names that have no example and are neither dataclasses nor exceptions, and why.
-REASONS = (
-    dict.fromkeys(
-        [
-            "hf_sphere.data.ImageBatches",
-            "hf_sphere.data.TextBatches",
-            "hf_sphere.training.Run",
-            "hf_sphere.training.Task",
-            "hf_sphere.training.TrainingLoop",
-            "hf_sphere.training.prepare_output_dir",
-            "hf_sphere.training.start_run",
-        ],
-        "part of the recipes, which show it in use",
-    )
-    | dict.fromkeys(
-        ["hf_sphere.visualization.check_matplotlib", "hf_sphere.visualization.check_plotly"],
-        "raises an error if the package is missing, and does nothing else",
-    )
-    | {
-        f"hf_sphere.losses.{loss.__name__}": "a HeadLoss, whose example shows the use"
-        for loss in HeadLoss.__subclasses__()
-    }
+REASONS = dict.fromkeys(
+    [
+        "hf_sphere.data.ImageBatches",
+        "hf_sphere.data.TextBatches",
+        "hf_sphere.training.Run",
+        "hf_sphere.training.Task",
+        "hf_sphere.training.TrainingLoop",
+        "hf_sphere.training.prepare_output_dir",
+        "hf_sphere.training.start_run",
+    ],
+    "part of the recipes, which show it in use",
+) | dict.fromkeys(
+    ["hf_sphere.visualization.check_matplotlib", "hf_sphere.visualization.check_plotly"],
+    "raises an error if the package is missing, and does nothing else",
 )
+for loss in HeadLoss.__subclasses__():
+    REASONS[f"hf_sphere.losses.{loss.__name__}"] = "a HeadLoss, whose example shows the use"
 
 
 def public_objects() -> dict[str, object]:
