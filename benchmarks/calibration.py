@@ -36,7 +36,7 @@ def main() -> None:
     if fitted is None:
         parser.error(f"{args.model} was trained without --calibrate.")
     options = ImageSourceOptions(dataset_name=args.dataset_name)
-    found = model_outputs(model, load_source_images(args.model, model.config, options, "test", progress=False).batches)
+    found = model_outputs(model, load_source_images(args.model, options, "test", progress=False).batches)
     correct = found.logits.argmax(1) == found.labels
     rows = [row("accuracy %", 100 * correct.double().mean().item()), row("temperature", fitted["temperature"])]
     figure, axes = plt.subplots(figsize=(4.2, 3.6), layout="constrained")

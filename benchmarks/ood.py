@@ -87,7 +87,7 @@ def measure(args: argparse.Namespace, folder: str) -> dict:
         chosen = {} if is_known is None else {"select_class": lambda label: (label in known) == is_known}
         options = ImageSourceOptions(dataset_name=local(name))
         limit = args.max_samples // share
-        images = load_source_images(folder, model.config, options, split, max_samples=limit, progress=False, **chosen)
+        images = load_source_images(folder, options, split, max_samples=limit, progress=False, **chosen)
         return model_outputs(model, images.batches)
 
     inside = outputs(args.dataset_name, "test", True)

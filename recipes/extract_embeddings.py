@@ -36,7 +36,7 @@ class ExtractionArguments(Arguments):
     """Model and images."""
 
     model_name_or_path: str = argument(
-        help="Saved classifier, encoder or few-shot model of type sphere_vision: folder or Hub id."
+        help="Model of this library, or image encoder of transformers: folder or Hub id."
     )
     dataset_name: str = argument(help="Hub id, folder, or a bundled data set: `digits` or `two_clusters`.")
     output_dir: str = argument(help="Output folder.")
@@ -126,7 +126,6 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
     with accelerator.main_process_first():  # it decodes the images; the others read its cache
         images = load_source_images(
             args.model_name_or_path,
-            model.config,
             options,
             args.split,
             train_classes=args.train_classes,
@@ -139,10 +138,11 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
             num_processes=accelerator.num_processes,
             progress=accelerator.is_main_process and not args.disable_tqdm,
         )
+    kind = getattr(model.config, "backbone", model.config.model_type)
     head = f"{model.config.head} head, {len(class_names(model))} classes" if hasattr(model, "head") else "no head"
     labels = f"{len(images.class_names)} classes" if images.class_names else "no labels"
     accelerator.print(
-        f"model     {args.model_name_or_path}: {model.config.backbone}, {head}, on {model.device}\n"
+        f"model     {args.model_name_or_path}: {kind}, {head}, on {model.device}\n"
         f"data      {args.dataset_name}, split {images.name}: {images.num_images:,} images, {labels}"
     )
     columns = extract_embeddings(model, images, output, accelerator, about=about, progress=not args.disable_tqdm)

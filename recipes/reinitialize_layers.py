@@ -215,11 +215,7 @@ def adopt_settings(
     for one in fields(data_args):
         if one.name in settings and one.name not in given | {"cache_dir"}:  # which may be a folder of another machine
             setattr(data_args, one.name, settings[one.name])
-    data_args.image_size = data_args.image_size or list(classifier.image_size)
-    data_args.num_channels = data_args.num_channels or classifier.num_channels
-    data_args.image_mean = data_args.image_mean or classifier.mean
-    data_args.image_std = data_args.image_std or classifier.std
-    data_args.crop_pct = data_args.crop_pct or classifier.crop_pct
+    data_args.fill(classifier.preprocessing)
     return settings.get("seed", args.seed)
 
 

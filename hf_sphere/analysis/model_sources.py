@@ -29,11 +29,7 @@ class Classifier:
     model: nn.Module  # maps pixel values (B, C, H, W) to logits (B, K) or an output with `logits`; in evaluation mode
     fresh: Callable[[], nn.Module]  # builds the same model with new random weights
     num_classes: int  # K
-    image_size: tuple[int, int]  # height and width, pixels
-    num_channels: int  # C
-    mean: list[float]  # mean per channel, on the scale 0 to 1
-    std: list[float]  # standard deviation per channel
-    crop_pct: float | None = None  # see `resize_image` of hf_sphere.utils.pixels; None if the whole image is stretched
+    preprocessing: dict[str, Any]  # as options of `hf_sphere.data.ImageSourceOptions`
 
 
 def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> nn.Module | Path:
@@ -52,7 +48,7 @@ def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> n
         FileNotFoundError: If there is no such file or folder, and no such repository on the Hub, or no network.
     """
     if (timm_name := _timm_name(name, random_weights)) is not None:
-        return _build(timm_name, pretrained=not random_weights, seed=seed)[0]
+        return _build(timm_name, pretrained=not random_weights, seed=seed)
     if Path(name).exists():
         return Path(name)
     try:
@@ -74,16 +70,19 @@ def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -
         OSError: If it cannot be loaded; the message is that of transformers.
     """
     if (timm_name := _timm_name(name, random_weights)) is not None:
-        model, about = _build(timm_name, pretrained=not random_weights, seed=seed)
-        return Classifier(model.eval(), lambda: _build(timm_name, pretrained=False)[0], **about)
+        from timm.data import resolve_model_data_config
+
+        model: Any = _build(timm_name, pretrained=not random_weights, seed=seed)
+        found = timm_options(resolve_model_data_config(model))
+        return Classifier(model.eval(), lambda: _build(timm_name, pretrained=False), model.num_classes, found)
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     model = load_model(AutoModelForImageClassification, name, complete=True).eval()
     processor = load_pretrained(AutoImageProcessor, name)
     of_timm = getattr(processor, "data_config", None)  # of transformers' wrapper of timm
-    about = processor_input_format(processor) if of_timm is None else timm_input_format(of_timm)
-    about["num_channels"] = getattr(model.config, "num_channels", about["num_channels"])
-    return Classifier(model, lambda: type(model)(model.config), num_classes=model.config.num_labels, **about)
+    found = processor_options(processor) if of_timm is None else timm_options(of_timm)
+    found["num_channels"] = getattr(model.config, "num_channels", found["num_channels"])
+    return Classifier(model, lambda: type(model)(model.config), model.config.num_labels, found)
 
 
 def file_name(name: str) -> str:
@@ -100,11 +99,8 @@ def _timm_name(name: str, random_weights: bool) -> str | None:
     return None
 
 
-def _build(name: str, *, pretrained: bool, seed: int | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """Build a model of timm; also return its number of classes and its input format.
-
-    Random weights are sampled with the seed, or without one from the random state of the caller.
-    """
+def _build(name: str, *, pretrained: bool, seed: int | None = None) -> nn.Module:
+    """Build a model of timm; random weights are sampled with the seed, or from the random state of the caller."""
     import timm
 
     if not timm.is_model(name.split(".")[0]):
@@ -114,20 +110,19 @@ def _build(name: str, *, pretrained: bool, seed: int | None = None) -> tuple[nn.
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
-        model = timm.create_model(name, pretrained=pretrained)
-    return model, {"num_classes": model.num_classes, **timm_input_format(timm.data.resolve_model_data_config(model))}
+        return timm.create_model(name, pretrained=pretrained)
 
 
-def timm_input_format(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input format of a data configuration of timm."""
+def timm_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a data configuration of timm as options of `hf_sphere.data.ImageSourceOptions`."""
     channels, *size = config["input_size"]
-    mean, std = list(config["mean"]), list(config["std"])
+    statistics = {"image_mean": list(config["mean"]), "image_std": list(config["std"])}
     crop = config.get("crop_pct") if config.get("crop_mode", "center") == "center" else None
-    return {"image_size": tuple(size), "num_channels": channels, "mean": mean, "std": std, "crop_pct": crop}
+    return {"image_size": size, "num_channels": channels, **statistics, "crop_pct": crop}
 
 
-def processor_input_format(processor: Any) -> dict[str, Any]:
-    """Return the input format of an image processor of transformers."""
+def processor_options(processor: Any) -> dict[str, Any]:
+    """Return an image processor of transformers as options of `hf_sphere.data.ImageSourceOptions`."""
     crop = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else None
     size, crop_pct = dict(crop or processor.size), getattr(processor, "crop_pct", None)
     if crop:
@@ -139,9 +134,9 @@ def processor_input_format(processor: Any) -> dict[str, Any]:
     # What the processor normalizes, relative to the scale 0 to 1.
     scale = 255 * (getattr(processor, "rescale_factor", 1 / 255) if getattr(processor, "do_rescale", True) else 1)
     return {
-        "image_size": (size.get("height", side), size.get("width", side)),
+        "image_size": [size.get("height", side), size.get("width", side)],
         "num_channels": getattr(processor, "num_channels", None) or len(mean),
-        "mean": [value / scale for value in mean],
-        "std": [value / scale for value in std],
+        "image_mean": [value / scale for value in mean],
+        "image_std": [value / scale for value in std],
         "crop_pct": crop_pct,
     }

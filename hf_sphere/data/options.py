@@ -4,8 +4,9 @@ Nothing heavy is imported here, so that recipes can parse their arguments quickl
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hf_sphere.utils.arguments import SEED, Arguments, argument
 
@@ -78,6 +79,12 @@ class ImageSourceOptions(Arguments):
             raise ValueError(f"num_channels must be 1 or 3; got {self.num_channels}.")
         if self.image_size is not None and len(self.image_size) not in (1, 2):
             raise ValueError(f"image_size must be a side in pixels or (height, width); got {self.image_size}.")
+
+    def fill(self, preprocessing: Mapping[str, Any]) -> None:
+        """Set the options of a model's preprocessing that are None."""
+        for name, value in preprocessing.items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
 
 
 @dataclass

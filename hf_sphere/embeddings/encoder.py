@@ -14,15 +14,13 @@ from PIL import Image as PILImage
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoModelForImageClassification, AutoProcessor
-from transformers.modeling_outputs import ModelOutput
+from transformers import AutoProcessor
 
 from hf_sphere.data.decoding import file_names, open_image
 from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, choose_eval_split, find_column, find_split, load_splits
 from hf_sphere.data.targets import read_class_names, read_labels
-from hf_sphere.embeddings.extract import class_names, load_embedding_model, read_output
-from hf_sphere.models import SphereVisionConfig, SphereVisionImageProcessor, SphereVisionModel
-from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.embeddings.extract import class_names, compute_embeddings, load_embedding_model, read_output
+from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import convert_image
 
@@ -142,8 +140,7 @@ class ImageEncoder:
     """A saved model that embeds images, and texts if it is a model such as CLIP.
 
     Args:
-        name: Folder or Hub id of a model of type sphere_vision, of a transformers model with `get_image_features` and
-            `get_text_features`, or of another image encoder of transformers; see `TransformersBackbone`.
+        name: Folder or Hub id; see `load_embedding_model`.
         device: Device of the model; a GPU if there is one.
 
     Attributes:
@@ -166,27 +163,16 @@ class ImageEncoder:
     def __init__(self, name: str, device: torch.device | str | None = None) -> None:
         self.name = name
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        config = load_pretrained(AutoConfig, name)
-        self._has_text_part = hasattr(MODEL_MAPPING.get(type(config), None), "get_text_features")
-        processor_class: Any = AutoProcessor
-        if config.model_type == "sphere_vision":
-            model, processor_class = load_embedding_model(name), SphereVisionImageProcessor
-        elif self._has_text_part:
-            model = load_model(AutoModel, name, complete=True)
-        elif getattr(config, "head", None) is not None:  # a spherized image encoder
-            model = load_model(AutoModelForImageClassification, name, complete=True)
-        else:
-            plain = SphereVisionConfig(backbone=name, head=None, num_channels=getattr(config, "num_channels", 3))
-            model = SphereVisionModel(plain, pretrained=name)
+        model = load_embedding_model(name)
         try:
-            loaded = load_pretrained(processor_class, name)
+            loaded: Any = load_pretrained(AutoProcessor, name)
         except OSError as error:
             raise ValueError(
                 f"{name} has no image processor, so the preprocessing of its images is unknown. Save the one of its "
                 "training there by its `save_pretrained`."
             ) from error
         self.model = model.to(device).eval()
-        self.class_names = [] if self._has_text_part else class_names(model)
+        self.class_names = class_names(model)
         self.processor = getattr(loaded, "image_processor", loaded)
         self._texts: Any = getattr(loaded, "tokenizer", None)
         self.embeds_texts = self._texts is not None
@@ -251,10 +237,7 @@ class ImageEncoder:
     @torch.inference_mode()
     def _embed(self, names: Sequence[str], **inputs: Tensor) -> dict[str, Tensor]:
         inputs = {name: value.to(self.model.device) for name, value in inputs.items()}
-        if not self._has_text_part:
-            return read_output(self.model(**inputs), names)
-        features = self.model.get_image_features if "pixel_values" in inputs else self.model.get_text_features
-        return read_output(ModelOutput(embeddings=features(**inputs).pooler_output), names)
+        return read_output(compute_embeddings(self.model, **inputs), names)
 
 
 class _Prepared(torch.utils.data.Dataset):

@@ -13,14 +13,15 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import AutoConfig
+from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
+from transformers.modeling_outputs import ModelOutput
 
+from hf_sphere.analysis.model_sources import processor_options
 from hf_sphere.data import ImageBatches, ImageSourceOptions, ImageSplit, load_image_split
 from hf_sphere.embeddings.store import Columns, embeddings_writer
 from hf_sphere.models import (
     SphereVisionConfig,
     SphereVisionForImageClassification,
-    SphereVisionImageProcessor,
     SphereVisionModel,
 )
 from hf_sphere.utils.loading import load_model, load_pretrained
@@ -34,24 +35,39 @@ MODELS = {
 
 
 def load_embedding_model(name: str) -> Any:
-    """Load a saved classifier or encoder, or the encoder of a few-shot model.
+    """Load a model that embeds images.
 
     Args:
-        name: Folder or Hub id.
+        name: Folder or Hub id of a classifier, encoder or few-shot model (whose encoder is used) of type sphere_vision,
+            of a model such as CLIP with `get_image_features` and `get_text_features`, or of another image encoder of
+            transformers; see `TransformersBackbone`.
 
     Raises:
-        ValueError: If the model is of another class.
+        ValueError: If the model is another one.
 
     Example:
         >>> model = load_embedding_model("outputs/my-model")  # doctest: +SKIP
     """
     config = load_pretrained(AutoConfig, name)
+    if hasattr(MODEL_MAPPING.get(type(config), None), "get_text_features"):
+        return load_model(AutoModel, name, complete=True)
     if not isinstance(config, SphereVisionConfig):
-        raise ValueError(f"{name} is a model of type {config.model_type}; embeddings need one of type sphere_vision.")
+        if getattr(config, "head", None) is not None:  # a spherized image encoder
+            return load_model(AutoModelForImageClassification, name, complete=True)
+        plain = SphereVisionConfig(backbone=name, head=None, num_channels=getattr(config, "num_channels", 3))
+        return SphereVisionModel(plain, pretrained=name)
     saved = (config.architectures or ["model of an unknown class"])[0]
     if saved not in MODELS:
         raise ValueError(f"{name} is a {saved}; embeddings need a {' or a '.join(MODELS)}.")
     return load_model(MODELS[saved], name, complete=True)
+
+
+def compute_embeddings(model: Any, **inputs: Tensor) -> Any:
+    """Return the output of a model from `load_embedding_model`, with `embeddings`."""
+    if not hasattr(model, "get_text_features"):
+        return model(**inputs)
+    features = model.get_image_features if "pixel_values" in inputs else model.get_text_features
+    return ModelOutput(embeddings=features(**inputs).pooler_output)
 
 
 def class_names(model: Any) -> list[str]:
@@ -60,40 +76,29 @@ def class_names(model: Any) -> list[str]:
     return [labels[index] for index in range(len(labels))] if hasattr(model, "head") else []
 
 
-def load_image_processor(
-    name: str, config: SphereVisionConfig, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-) -> SphereVisionImageProcessor:
-    """Load the image processor of a model, or create one from mean and standard deviation if it was saved without.
-
-    In the second case the statistics are required, since the configuration contains only the image size, and wrong
-    statistics would change the embeddings silently. In the first case they must not be given.
-    """
-    given = [option for option, values in (("image_mean", mean), ("image_std", std)) if values is not None]
-    try:
-        processor = load_pretrained(SphereVisionImageProcessor, name)
-    except OSError as error:
-        if len(given) < 2:
-            raise ValueError(
-                f"{name} has no image processor, so the normalization of its images is unknown. Give --image_mean and "
-                "--image_std of the training images."
-            ) from error
-        size = dict(zip(("height", "width"), config.input_size, strict=True))
-        return SphereVisionImageProcessor(num_channels=config.num_channels, size=size, image_mean=mean, image_std=std)
-    if given:
-        raise ValueError(f"{name} has an image processor, which sets --{given[0]}; leave it out.")
-    return processor
-
-
-def load_source_images(
-    model_name: str, config: SphereVisionConfig, options: ImageSourceOptions, split: str, **loading: Any
-) -> ImageSplit:
+def load_source_images(model_name: str, options: ImageSourceOptions, split: str, **loading: Any) -> ImageSplit:
     """Load a split with the preprocessing of a model; `loading` are arguments of `load_image_split`.
 
-    Size and number of channels are those of the model; so are mean and standard deviation, unless it was saved without
-    an image processor.
+    The preprocessing is that of the model's image processor. Without one, its configuration has the size of the images,
+    and the options must have their mean and standard deviation: wrong ones would change the embeddings silently.
     """
-    processor = load_image_processor(model_name, config, options.image_mean, options.image_std)
-    return load_image_split(replace(options, **processor.source_options()), split, **loading)
+    given = [name for name in ("image_mean", "image_std") if getattr(options, name) is not None]
+    try:
+        found = processor_options(load_pretrained(AutoImageProcessor, model_name))
+    except OSError as error:
+        config = load_pretrained(AutoConfig, model_name)
+        if len(given) < 2 or not isinstance(config, SphereVisionConfig):
+            hint = "Give --image_mean and --image_std of the training images"
+            raise ValueError(
+                f"{model_name} has no image processor, so the normalization of its images is unknown. {hint}, or save "
+                "the one of its training there by its `save_pretrained`."
+            ) from error
+        return load_image_split(
+            replace(options, image_size=[*config.input_size], num_channels=config.num_channels), split, **loading
+        )
+    if given:
+        raise ValueError(f"{model_name} has an image processor, which sets --{given[0]}; leave it out.")
+    return load_image_split(replace(options, **found), split, **loading)
 
 
 @torch.inference_mode()
@@ -146,7 +151,8 @@ def extract_embeddings(
         >>> extract_embeddings(model, data, "outputs/embeddings", Accelerator())  # doctest: +SKIP
     """
     head = getattr(model, "head", None)
-    about = {**(about or {}), "backbone": model.config.backbone, "split": images.name}
+    backbone = getattr(model.config, "backbone", model.config.model_type)
+    about = {**(about or {}), "backbone": backbone, "split": images.name}
     about |= {"head": None, "distance": "cosine"} if head is None else {"head": model.config.head, **head.metric()}
     names = {"class_names": images.class_names, "predicted_names": class_names(model)}
     split = re.sub(r"\W+", "_", images.name).strip("_")  # as `datasets` requires of the name of a split
@@ -167,7 +173,7 @@ def _embed_batches(model: Any, batches: ImageBatches, accelerator: Accelerator, 
     """Yield the columns of each batch of this process."""
     for batch, rows in zip(batches.epoch(), batches.epoch_rows().split(batches.batch_size), strict=True):
         with accelerator.autocast():
-            output = model(pixel_values=batch["pixel_values"])
+            output = compute_embeddings(model, pixel_values=batch["pixel_values"])
         columns = read_output(output, [f"image {row}" for row in rows.tolist()])
         labels = {"label": batch["labels"].cpu()} if labeled else {}
         yield {"embedding": columns.pop("embedding"), **labels, **columns, "index": rows}

@@ -14,7 +14,7 @@ from timm.models import adapt_input_conv, load_state_dict
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel
 
-from hf_sphere.analysis.model_sources import processor_input_format, timm_input_format
+from hf_sphere.analysis.model_sources import processor_options, timm_options
 from hf_sphere.utils.arguments import error_text
 from hf_sphere.utils.loading import load_model, load_pretrained
 
@@ -143,16 +143,11 @@ def pretrained_preprocessing(name: str) -> dict[str, Any]:
     """
     if is_transformers_name(name):
         try:
-            found = processor_input_format(load_pretrained(AutoImageProcessor, name))
+            return processor_options(load_pretrained(AutoImageProcessor, name))
         except OSError:
             return {}
-    else:
-        known = timm.get_pretrained_cfg(name) if timm.is_model(name.split(".")[0]) else None
-        if known is None:
-            return {}
-        found = timm_input_format(timm.data.resolve_data_config(pretrained_cfg=known.to_dict()))
-    found = {{"mean": "image_mean", "std": "image_std"}.get(key, key): value for key, value in found.items()}
-    return found | {"image_size": list(found["image_size"])}
+    known = timm.get_pretrained_cfg(name) if timm.is_model(name.split(".")[0]) else None
+    return {} if known is None else timm_options(timm.data.resolve_data_config(pretrained_cfg=known.to_dict()))
 
 
 def _load_encoder(config: Any, file: str) -> Any:

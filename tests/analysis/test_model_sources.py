@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
-from hf_sphere.analysis.model_sources import file_name, find_weights, load_classifier, processor_input_format
+from hf_sphere.analysis.model_sources import file_name, find_weights, load_classifier, processor_options
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def test_the_preprocessing_of_a_saved_model_is_found(tmp_path):
         num_channels=1, size={"height": 28, "width": 30}, image_mean=[0.2], image_std=[0.4]
     ).save_pretrained(tmp_path)
     found = load_classifier(str(tmp_path))
-    assert (found.num_classes, found.num_channels, found.image_size) == (3, 1, (28, 30))
-    assert (found.mean, found.std) == ([0.2], [0.4])
+    format = {"image_size": [28, 30], "num_channels": 1, "image_mean": [0.2], "image_std": [0.4], "crop_pct": None}
+    assert (found.num_classes, found.preprocessing) == (3, format)
     assert found.model(torch.zeros(1, 1, 28, 30)).logits.shape == (1, 3)
 
 
@@ -92,12 +92,12 @@ def test_a_new_random_model_has_different_weights_of_the_same_shapes(resnet):
 def test_the_image_size_is_the_crop_size(resnet):
     processor = ConvNextImageProcessor(size={"shortest_edge": 48}, do_center_crop=True, crop_size=40)
     processor.save_pretrained(resnet)
-    assert load_classifier(str(resnet)).image_size == (40, 40)
+    assert load_classifier(str(resnet)).preprocessing["image_size"] == [40, 40]
 
 
 def test_images_are_square_if_only_the_shortest_edge_is_set(resnet):
     ConvNextImageProcessor(size={"shortest_edge": 48}).save_pretrained(resnet)
-    assert load_classifier(str(resnet)).image_size == (48, 48)
+    assert load_classifier(str(resnet)).preprocessing["image_size"] == [48, 48]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_images_are_square_if_only_the_shortest_edge_is_set(resnet):
 def test_the_statistics_are_those_of_a_processor_that_leaves_out_a_step(options):
     processor = ViTImageProcessor(image_mean=[0.2, 0.4, 0.6], image_std=[0.5, 0.6, 0.7], do_resize=False, **options)
     pixels = torch.arange(0, 240, 5, dtype=torch.uint8).reshape(3, 4, 4)
-    found = processor_input_format(processor)
-    ours = normalize(pixels / 255, found["mean"], found["std"])
+    found = processor_options(processor)
+    ours = normalize(pixels / 255, found["image_mean"], found["image_std"])
     torch.testing.assert_close(ours, processor(pixels, return_tensors="pt")["pixel_values"][0].float())
 
 
@@ -116,15 +116,15 @@ def test_the_preprocessing_of_a_timm_model_in_a_repository_is_found(tmp_path):
     config = TimmWrapperConfig(architecture="test_resnet", num_labels=7, pretrained_cfg=about)
     TimmWrapperForImageClassification(config).save_pretrained(tmp_path)
     found = load_classifier(str(tmp_path))
-    assert (found.num_channels, found.image_size) == (3, (40, 48))
-    assert found.mean == [0.1, 0.2, 0.3]
+    assert (found.preprocessing["num_channels"], found.preprocessing["image_size"]) == (3, [40, 48])
+    assert found.preprocessing["image_mean"] == [0.1, 0.2, 0.3]
     assert found.model(torch.zeros(1, 3, 40, 48)).logits.shape == (1, found.num_classes)
 
 
 def test_the_preprocessing_of_a_model_of_timm_is_found():
     found = load_classifier("timm:test_resnet", random_weights=True)
     with torch.inference_mode():
-        logits = found.model(torch.zeros(1, found.num_channels, *found.image_size))
+        logits = found.model(torch.zeros(1, 3, 40, 48))
     assert logits.shape == (1, found.num_classes)
     assert not found.model.training
 

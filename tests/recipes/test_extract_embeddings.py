@@ -14,8 +14,15 @@ from PIL.Image import fromarray
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
+    BertConfig,
+    BertModel,
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    ConvNextImageProcessor,
+    Dinov2Config,
+    Dinov2Model,
+    ViTImageProcessor,
 )
 
 from hf_sphere import (
@@ -25,6 +32,8 @@ from hf_sphere import (
     SphereVisionForRegression,
     SphereVisionImageProcessor,
     SphereVisionModel,
+    SphereViTConfig,
+    SphereViTForImageClassification,
 )
 from hf_sphere.data import sources
 from hf_sphere.data.sources import load_splits
@@ -135,6 +144,52 @@ def test_the_encoder_of_a_few_shot_model_is_used(extract, save):
     with torch.no_grad():
         expected = few_shot.eval().base_model(**pixels).embeddings
     assert torch.allclose(rows[:4]["embedding"], expected, atol=1e-6)
+
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+@pytest.fixture
+def color_digits() -> list:
+    return [image.convert("RGB") for image in load_splits("digits")["test"]["image"][:4]]
+
+
+@pytest.mark.parametrize("center_crop", [False, True], ids=["whole image", "center crop"])
+def test_an_image_encoder_of_transformers_needs_no_training(extract, tmp_path, color_digits, center_crop):
+    encoder = Dinov2Model(Dinov2Config(**TINY, image_size=16, patch_size=4)).eval()
+    if center_crop:
+        processor = ConvNextImageProcessor(size={"shortest_edge": 16}, crop_pct=0.5, resample=2)
+    else:
+        processor = ViTImageProcessor(size={"height": 16, "width": 16}, resample=2)
+    for part in (encoder, processor):
+        part.save_pretrained(tmp_path / "dinov2")
+    rows = rows_of(extract(model=tmp_path / "dinov2"))
+    assert set(rows.column_names) == {"embedding", "label", "index"}
+    with torch.no_grad():
+        expected = encoder(**processor(color_digits, return_tensors="pt")).pooler_output
+    torch.testing.assert_close(rows[:4]["embedding"], expected, rtol=0.01, atol=0.01)  # pixels are rounded once more
+
+
+def test_the_embeddings_of_a_model_such_as_clip_are_those_it_compares_with_texts(extract, tmp_path, color_digits):
+    parts = {"vision_config": TINY | {"image_size": 8, "patch_size": 4}, "text_config": TINY | {"vocab_size": 6}}
+    clip = CLIPModel(CLIPConfig(**parts, projection_dim=6)).eval()
+    processor = CLIPImageProcessor(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}, resample=2)
+    for part in (clip, processor):
+        part.save_pretrained(tmp_path / "clip")
+    rows = rows_of(extract(model=tmp_path / "clip"))
+    with torch.no_grad():
+        expected = clip.get_image_features(**processor(color_digits, return_tensors="pt")).pooler_output
+    torch.testing.assert_close(rows[:4]["embedding"], expected, rtol=0.01, atol=0.01)
+
+
+def test_a_spherized_encoder_stores_the_predictions_of_its_head(extract, tmp_path):
+    config = SphereViTConfig(**TINY, image_size=8, patch_size=4, head="spherized", num_labels=10)
+    SphereViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "vit")
+    folder = extract(model=tmp_path / "vit")
+    assert set(rows_of(folder).column_names) == set(COLUMNS)
+    about = json.loads((folder / "embeddings.json").read_text())
+    assert (about["backbone"], about["head"]) == ("sphere_vit", "spherized")
 
 
 # Output
@@ -380,12 +435,15 @@ def test_known_classes_of_a_model_without_classes_are_an_error(extract, save):
         extract("--classes", "known", model=model)
 
 
-def test_a_model_of_another_family_is_refused(extract, save):
-    tiny = ViTConfig(
-        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
-    )
-    with pytest.raises(ValueError, match="is a model of type vit"):
-        extract(model=save(ViTForImageClassification(tiny)))
+def test_a_text_encoder_is_refused(extract, save):
+    with pytest.raises(ValueError, match="BertModel of transformers is no image encoder"):
+        extract(model=save(BertModel(BertConfig(**TINY))))
+
+
+def test_an_encoder_of_transformers_needs_its_image_processor(extract, save):
+    encoder = save(Dinov2Model(Dinov2Config(**TINY, image_size=16, patch_size=4)), processor=False)
+    with pytest.raises(ValueError, match="has no image processor"):
+        extract("--image_mean", 0.5, "--image_std", 0.5, model=encoder)
 
 
 def test_a_configuration_without_a_model_is_refused(extract, tmp_path):

@@ -1,14 +1,13 @@
 """Fine-tuning of a backbone: rates by layer, frozen stages, a linear probe first, compilation."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.data.options import ImageDataOptions
+from hf_sphere.data.options import ImageDataOptions, ImageSourceOptions
 from hf_sphere.training import TrainingArguments
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments
 from hf_sphere.training.tasks.classification import ImageClassification, ModelArguments
@@ -88,10 +87,9 @@ def test_two_sources_of_weights_are_an_error():
 
 
 def test_the_preprocessing_of_a_backbone_applies_where_nothing_else_is_set():
-    fine_tuning = task()
-    fine_tuning.data_args = SimpleNamespace(image_size=[64], image_mean=None)
-    fine_tuning._adopt_preprocessing({"image_size": [224, 224], "image_mean": [0.5]})
-    assert vars(fine_tuning.data_args) == {"image_size": [64], "image_mean": [0.5]}
+    options = ImageSourceOptions(image_size=[64])
+    options.fill({"image_size": [224, 224], "image_mean": [0.5]})
+    assert (options.image_size, options.image_mean) == ([64], [0.5])
 
 
 def test_a_compiled_model_trains_and_resumes_like_an_uncompiled_one(make_loop, make_model, monkeypatch, tmp_path):

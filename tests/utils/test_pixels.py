@@ -10,6 +10,7 @@ from datasets import Dataset
 from PIL import Image as PILImage
 
 from hf_sphere import SphereVisionImageProcessor
+from hf_sphere.analysis.model_sources import processor_options
 from hf_sphere.data.decoding import EncodedImages, ImageShape
 from hf_sphere.utils.pixels import resize_image
 
@@ -49,7 +50,7 @@ def test_the_image_processor_computes_the_pixels_of_training(crop_pct, size, tmp
     )
     processor.save_pretrained(tmp_path)
     processor = SphereVisionImageProcessor.from_pretrained(tmp_path)
-    shape = ImageShape(3, height, width, processor.source_options()["crop_pct"])
+    shape = ImageShape(3, height, width, processor_options(processor)["crop_pct"])
     trained = EncodedImages(Dataset.from_dict({"image": [image]}), "image", shape)[0]
     assert torch.equal((processor(image, return_tensors="pt")["pixel_values"][0] * 255).round().byte(), trained)
 
@@ -87,5 +88,5 @@ def test_crop_in_the_call_replaces_that_of_the_processor(configured, given):
 
 
 def test_options_of_a_processor_without_normalization_leave_pixels_unchanged():
-    options = SphereVisionImageProcessor(do_normalize=False).source_options()
+    options = processor_options(SphereVisionImageProcessor(do_normalize=False))
     assert (options["image_mean"], options["image_std"]) == ([0.0] * 3, [1.0] * 3)

@@ -9,7 +9,6 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import PILImageResampling, pil_torch_interpolation_mapping
 from transformers.processing_utils import ImagesKwargs, Unpack
 
-from hf_sphere.analysis.model_sources import processor_input_format
 from hf_sphere.utils.pixels import convert_image, resize_image
 
 
@@ -85,17 +84,6 @@ class SphereVisionImageProcessor(TorchvisionBackend):
             raise ValueError(f"images must be gray or color, with or without alpha; got shape {(*image.shape,)}.")
         tensor = tensor[:3] if len(tensor) > 2 else tensor[:1]  # without alpha, as PIL converts
         return tvF.rgb_to_grayscale(tensor) if channels == 1 else tvF.grayscale_to_rgb(tensor)
-
-    def source_options(self) -> dict[str, Any]:
-        """Return this preprocessing as options of `hf_sphere.data.ImageSourceOptions`."""
-        found = processor_input_format(self)
-        return {
-            "image_size": list(found["image_size"]),
-            "num_channels": self.num_channels,
-            "image_mean": found["mean"],
-            "image_std": found["std"],
-            "crop_pct": self.crop_pct,
-        }
 
     def _preprocess(
         self,

@@ -125,12 +125,14 @@ class ImageTask(Task):
         if models.SphereVisionConfig(backbone=name).backbone_config is None and not is_model(name.split(".")[0]):
             create_backbone(name, num_channels=3, image_size=1)  # raises an error that lists similar names
         if self.model_args.model_name_or_path is not None:
+            from hf_sphere.analysis.model_sources import processor_options
+
             processor = load_pretrained(models.SphereVisionImageProcessor, self.model_args.model_name_or_path)
-            self._adopt_preprocessing(processor.source_options())
+            self.data_args.fill(processor_options(processor))
         elif self.model_args.pretrained_backbone or self.model_args.backbone_weights is not None:
             from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 
-            self._adopt_preprocessing(pretrained_preprocessing(name))
+            self.data_args.fill(pretrained_preprocessing(name))
         image_data = self.load_data(run.accelerator)
         # Convolutions are faster with the channels last, as the batches are; benchmarks/image_training.py measures it.
         model = self.build_model(image_data).to(run.accelerator.device, memory_format=torch.channels_last)
@@ -261,12 +263,6 @@ class ImageTask(Task):
     def needs_new_head(self, saved: "SphereVisionConfig", image_data: "ImageData") -> bool:
         """Return whether the head of a saved model is for other classes than the data; False without classes."""
         return False
-
-    def _adopt_preprocessing(self, settings: Mapping[str, Any]) -> None:
-        """Prepare images as a saved model or a pretrained backbone does, where the arguments set nothing else."""
-        for name, value in settings.items():
-            if getattr(self.data_args, name) is None:
-                setattr(self.data_args, name, value)
 
     def _default_corruption_seed(self) -> int:
         """Return the corruption seed of the run to resume, else the seed of this run."""
