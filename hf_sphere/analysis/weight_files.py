@@ -270,7 +270,7 @@ class LayerWeight:
             # A sum is faster than an elementwise test; it overflows only if the values are not finite or very large.
             if not numbers.sum().isfinite() and not numbers.isfinite().all():
                 wrong = numbers[~numbers.isfinite()][0].item()
-                name = self.name or "the layer"
+                name = f"layer {self.name}" if self.name else "the layer"
                 raise ValueError(f"{name} has a weight that is {wrong}; all must be finite. Pass an earlier snapshot.")
             yield numbers
 

@@ -84,9 +84,10 @@ def find_column(
         raise ValueError(f"no {what} column {given!r}; the data has the columns {dataset.column_names}.{hint}")
     found = given or next((name for name in candidates if name in dataset.column_names), None)
     if found is None:
+        folders = ", or put the images into at least two folders, one per class" if what == "label" else ""
         raise ValueError(
             f"found no {what} column: none of {list(candidates)} is in {dataset.column_names}. "
-            f"Name it with {option}{instead}{', or put the images into a folder per class' * (what == 'label')}."
+            f"Name it with {option}{instead}{folders}."
         )
     return found
 
