@@ -46,7 +46,8 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
             raise ValueError(f"head must be {name or 'one of ' + ', '.join(HEADS)}; got {head!r}.")
         self.head = build_head(name, embedding_dim, num_classes, **options)
         saved = vars(self)["_hub_mixin_config"]  # the arguments
-        self._hub_mixin_config = {**saved, "head": name}  # checked when loaded
+        sizes = {"embedding_dim": int(embedding_dim), "num_classes": int(num_classes)}  # those of numpy are not JSON
+        self._hub_mixin_config = {**saved, **sizes, "head": name}  # checked when loaded
         if self.head.class_weights is not None:  # an array or a tensor cannot be saved in the configuration
             self._hub_mixin_config["class_weights"] = self.head.class_weights
         self._is_initialized = False

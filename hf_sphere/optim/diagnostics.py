@@ -103,6 +103,7 @@ def radial_diagnostics(
         >>> sorted(radial_diagnostics(optimizer)["0.weight"])
         ['anisotropy', 'effective_direction_norm', 'effective_learning_rate', 'step_angle', 'weight_norm']
     """
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # of Accelerate's wrapper
     _check_rules(optimizer)
     measured = {}
     for name, parameter, group in _radial(optimizer, channel_dims, model):
@@ -253,7 +254,6 @@ class RadialDiagnosticsCallback(TrainerCallback):
         step = state.global_step + 1
         if self._every and step % self._every == 0 and state.is_world_process_zero:
             optimizer = kwargs["optimizer"]
-            optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
             model = unwrap(kwargs["model"])
             self._measured = as_metrics(radial_diagnostics(optimizer, self._channel_dims, model))
 

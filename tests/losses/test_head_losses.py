@@ -68,6 +68,11 @@ def test_options_are_saved(tmp_path):
     assert head.inverse_temperature().item() == pytest.approx(20.0)
 
 
+def test_sizes_that_are_numbers_of_numpy_are_saved(tmp_path):
+    losses.ArcFaceLoss(np.int64(6), np.array([0, 3]).max() + 1).save_pretrained(tmp_path)
+    assert losses.ArcFaceLoss.from_pretrained(tmp_path).head.num_classes == 4
+
+
 @pytest.mark.parametrize("as_given", [list, np.array, torch.tensor])
 def test_class_weights_are_saved(as_given, tmp_path):
     weights = [0.5, 1.0, 2.0, 1.5]

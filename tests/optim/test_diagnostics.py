@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from hypothesis import assume, given, settings, strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -21,6 +22,7 @@ from hf_sphere.optim import (
     effective_step,
     parameter_groups,
     radial_diagnostics,
+    radial_parameter_groups,
 )
 
 QUANTITIES = {"effective_learning_rate", "effective_direction_norm", "step_angle", "weight_norm", "anisotropy"}
@@ -31,6 +33,15 @@ def angles(before: Tensor, after: Tensor) -> Tensor:
     """Angles between the rows of two matrices, from 0 to pi, without cancellation."""
     first, second = (nn.functional.normalize(matrix.double(), dim=1) for matrix in (before, after))
     return 2 * torch.atan2((first - second).norm(dim=1), (first + second).norm(dim=1))
+
+
+def test_an_optimizer_wrapped_by_accelerate_has_the_same_diagnostics():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    optimizer = AdamG(radial_parameter_groups(model, torch.randn(2, 3, 4, 4)), lr=1e-2)
+    model(torch.randn(8, 3, 4, 4)).square().mean().backward()
+    optimizer.step()
+    assert radial_diagnostics(AcceleratedOptimizer(optimizer)) == radial_diagnostics(optimizer)
 
 
 # The step on the sphere, compared with its definition

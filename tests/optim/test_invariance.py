@@ -433,3 +433,23 @@ def test_a_model_in_evaluation_mode_is_checked_in_training_mode_without_a_warnin
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)).eval()
     assert found_in(model, torch.randn(8, 4)) == {"0.weight": (0,)}
     assert not caplog.text
+
+
+class KeepsFeatures(nn.Sequential):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.features = super().forward(inputs)
+        return self.features
+
+
+def test_a_model_that_keeps_its_features_is_checked_after_a_forward_pass():
+    model = KeepsFeatures(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    images = torch.randn(8, 4)
+    model(images)
+    assert set(find_radial_weights(model, images).channel_dims) == {"0.weight"}
+    assert model.features.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_a_model_with_the_weight_norm_of_hooks_is_checked():
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), torch.nn.utils.weight_norm(nn.Linear(6, 2)))
+    assert "0.weight" in find_radial_weights(model, torch.randn(8, 4)).channel_dims

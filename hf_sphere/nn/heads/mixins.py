@@ -236,8 +236,8 @@ class TemperatureHead(Head):
         scale: A positive number for a fixed scale; `learned` for a learned one; `default_scale` if None. To learn it
             from another initial value, set `log_temperature = -log(scale)` instead.
         temperature_lr: Learning rate of a learned `log_temperature`; that of the other parameters if None. The recipes
-            and `SphereTrainer` train it without momentum and weight decay; the stock Trainer trains it like any other
-            parameter.
+            and `SphereTrainer` train it without weight decay and, with SGD, without momentum; the stock Trainer trains
+            it like any other parameter.
         **options: See `Head`.
 
     Raises:
@@ -290,7 +290,7 @@ class TemperatureHead(Head):
         return self.upcast(self.log_temperature).neg().exp()
 
     def parameter_options(self) -> dict[str, dict[str, Any]]:
-        """A learned temperature has its own learning rate and no momentum."""
+        """A learned temperature has its own learning rate and, with SGD, no momentum."""
         if not isinstance(self.log_temperature, nn.Parameter):
             return {}
         lr = {} if self.temperature_lr is None else {"lr": self.temperature_lr}
