@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.optimizer import AcceleratedOptimizer
+from accelerate import Accelerator
 from hypothesis import assume, given, settings, strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -41,7 +41,9 @@ def test_an_optimizer_wrapped_by_accelerate_has_the_same_diagnostics():
     optimizer = AdamG(radial_parameter_groups(model, torch.randn(2, 3, 4, 4)), lr=1e-2)
     model(torch.randn(8, 3, 4, 4)).square().mean().backward()
     optimizer.step()
-    assert radial_diagnostics(AcceleratedOptimizer(optimizer)) == radial_diagnostics(optimizer)
+    wrapped = Accelerator(cpu=True).prepare_optimizer(optimizer)
+    assert wrapped is not optimizer
+    assert radial_diagnostics(wrapped) == radial_diagnostics(optimizer)
 
 
 # The step on the sphere, compared with its definition
