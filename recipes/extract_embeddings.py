@@ -98,7 +98,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
     """Embed the images and write the results."""
-    from hf_sphere.embeddings.extract import class_names, extract_embeddings, load_embedding_model, load_source_images
+    from hf_sphere.embeddings.extract import (
+        backbone_name,
+        class_names,
+        extract_embeddings,
+        load_embedding_model,
+        load_source_images,
+    )
 
     output = Path(args.output_dir)
     check_output_dir(output, overwrite=args.overwrite_output_dir)
@@ -138,11 +144,10 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
             num_processes=accelerator.num_processes,
             progress=accelerator.is_main_process and not args.disable_tqdm,
         )
-    kind = getattr(model.config, "backbone", model.config.model_type)
     head = f"{model.config.head} head, {len(class_names(model))} classes" if hasattr(model, "head") else "no head"
     labels = f"{len(images.class_names)} classes" if images.class_names else "no labels"
     accelerator.print(
-        f"model     {args.model_name_or_path}: {kind}, {head}, on {model.device}\n"
+        f"model     {args.model_name_or_path}: {backbone_name(model)}, {head}, on {model.device}\n"
         f"data      {args.dataset_name}, split {images.name}: {images.num_images:,} images, {labels}"
     )
     columns = extract_embeddings(model, images, output, accelerator, about=about, progress=not args.disable_tqdm)

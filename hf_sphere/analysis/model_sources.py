@@ -78,9 +78,7 @@ def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     model = load_model(AutoModelForImageClassification, name, complete=True).eval()
-    processor = load_pretrained(AutoImageProcessor, name)
-    of_timm = getattr(processor, "data_config", None)  # of transformers' wrapper of timm
-    found = processor_options(processor) if of_timm is None else timm_options(of_timm)
+    found = processor_options(load_pretrained(AutoImageProcessor, name))
     found["num_channels"] = getattr(model.config, "num_channels", found["num_channels"])
     return Classifier(model, lambda: type(model)(model.config), model.config.num_labels, found)
 
@@ -123,6 +121,8 @@ def timm_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def processor_options(processor: Any) -> dict[str, Any]:
     """Return an image processor of transformers as options of `hf_sphere.data.ImageSourceOptions`."""
+    if (of_timm := getattr(processor, "data_config", None)) is not None:  # of transformers' wrapper of timm
+        return timm_options(of_timm)
     crop = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else None
     size, crop_pct = dict(crop or processor.size), getattr(processor, "crop_pct", None)
     if crop:

@@ -70,6 +70,11 @@ def compute_embeddings(model: Any, **inputs: Tensor) -> Any:
     return ModelOutput(embeddings=features(**inputs).pooler_output)
 
 
+def backbone_name(model: Any) -> str:
+    """Return the name of a model's backbone, or for a model without one its type."""
+    return getattr(model.config, "backbone", model.config.model_type)
+
+
 def class_names(model: Any) -> list[str]:
     """Return the names of the classes that a model predicts, by index; empty for a model without a head."""
     labels = model.config.id2label
@@ -87,11 +92,12 @@ def load_source_images(model_name: str, options: ImageSourceOptions, split: str,
         found = processor_options(load_pretrained(AutoImageProcessor, model_name))
     except OSError as error:
         config = load_pretrained(AutoConfig, model_name)
-        if len(given) < 2 or not isinstance(config, SphereVisionConfig):
-            hint = "Give --image_mean and --image_std of the training images"
+        is_own = isinstance(config, SphereVisionConfig)
+        if len(given) < 2 or not is_own:
+            hint = "Give --image_mean and --image_std of the training images, or save" if is_own else "Save"
             raise ValueError(
-                f"{model_name} has no image processor, so the normalization of its images is unknown. {hint}, or save "
-                "the one of its training there by its `save_pretrained`."
+                f"{model_name} has no image processor, so the normalization of its images is unknown. {hint} the one "
+                "of its training there by its `save_pretrained`."
             ) from error
         return load_image_split(
             replace(options, image_size=[*config.input_size], num_channels=config.num_channels), split, **loading
@@ -151,8 +157,7 @@ def extract_embeddings(
         >>> extract_embeddings(model, data, "outputs/embeddings", Accelerator())  # doctest: +SKIP
     """
     head = getattr(model, "head", None)
-    backbone = getattr(model.config, "backbone", model.config.model_type)
-    about = {**(about or {}), "backbone": backbone, "split": images.name}
+    about = {**(about or {}), "backbone": backbone_name(model), "split": images.name}
     about |= {"head": None, "distance": "cosine"} if head is None else {"head": model.config.head, **head.metric()}
     names = {"class_names": images.class_names, "predicted_names": class_names(model)}
     split = re.sub(r"\W+", "_", images.name).strip("_")  # as `datasets` requires of the name of a split

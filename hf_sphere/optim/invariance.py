@@ -238,7 +238,7 @@ def make_trial(model: nn.Module) -> nn.Module:
             raise ValueError(f"{name} is on the meta device; the numerical check needs real weights.")
     attributes = (value for module in model.modules() for value in vars(module).values())
     computed = (value for value in attributes if isinstance(value, Tensor) and not value.is_leaf)
-    trial = copy.deepcopy(model, {id(value): value.detach() for value in computed})  # others cannot be copied
+    trial = copy.deepcopy(model, {id(value): value.detach().clone() for value in computed})  # torch refuses them
     if "_original_forward" in vars(trial):  # that of Accelerate enters autocast
         trial.forward = vars(trial)["_original_forward"]
     if not any(parameter.dtype == torch.float64 for parameter in trial.parameters()):

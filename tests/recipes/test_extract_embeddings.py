@@ -22,6 +22,8 @@ from transformers import (
     ConvNextImageProcessor,
     Dinov2Config,
     Dinov2Model,
+    TimmWrapperConfig,
+    TimmWrapperModel,
     ViTImageProcessor,
 )
 
@@ -168,6 +170,14 @@ def test_an_image_encoder_of_transformers_needs_no_training(extract, tmp_path, c
     with torch.no_grad():
         expected = encoder(**processor(color_digits, return_tensors="pt")).pooler_output
     torch.testing.assert_close(rows[:4]["embedding"], expected, rtol=0.01, atol=0.01)  # pixels are rounded once more
+
+
+def test_an_encoder_of_timm_in_the_format_of_the_hub_is_embedded(extract, tmp_path):
+    about = {"input_size": (3, 40, 48), "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.5, 0.5)}
+    config = TimmWrapperConfig(architecture="test_resnet", num_classes=0, pretrained_cfg=about)
+    TimmWrapperModel(config).save_pretrained(tmp_path / "timm")
+    rows = rows_of(extract("--max_samples", 4, model=tmp_path / "timm"))
+    assert rows[:4]["embedding"].shape == (4, TimmWrapperModel(config).timm_model.num_features)
 
 
 def test_the_embeddings_of_a_model_such_as_clip_are_those_it_compares_with_texts(extract, tmp_path, color_digits):
@@ -442,7 +452,7 @@ def test_a_text_encoder_is_refused(extract, save):
 
 def test_an_encoder_of_transformers_needs_its_image_processor(extract, save):
     encoder = save(Dinov2Model(Dinov2Config(**TINY, image_size=16, patch_size=4)), processor=False)
-    with pytest.raises(ValueError, match="has no image processor"):
+    with pytest.raises(ValueError, match=r"has no image processor.* is unknown\. Save the one of its training"):
         extract("--image_mean", 0.5, "--image_std", 0.5, model=encoder)
 
 
