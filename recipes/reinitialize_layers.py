@@ -149,7 +149,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
         classifier.model, [digest_file(Path(getattr(one, "path", one))) for one in snapshots]
     )
     resume = can_resume_results(output_dir, settings, ignored=FREE_TO_CHANGE, overwrite=args.overwrite_output_dir)
-    batches = load_batches(args, data_args, data_seed, accelerator)
+    batches = load_batches(args, data_args, data_seed, accelerator, classifier.model)
     lowest, highest = int(batches.labels.min()), int(batches.labels.max())
     if lowest < 0:
         raise ValueError(f"the images of {data_args.dataset_name} have no labels, so that accuracies are undefined.")
@@ -220,9 +220,11 @@ def adopt_settings(
 
 
 def load_batches(
-    args: RobustnessArguments, data_args: ImageSourceOptions, seed: int, accelerator: "Accelerator"
+    args: RobustnessArguments, data_args: ImageSourceOptions, seed: int, accelerator: "Accelerator", model: Any = None
 ) -> "ImageBatches":
-    """Load the images to measure on, with the settings and the seed of the training run."""
+    """Load the images to measure on, with the settings and the seed of the training run, and the classes of a model."""
+    import torch
+
     from hf_sphere.data import ImageDataOptions, load_image_data, load_image_split
 
     common = {"device": accelerator.device, "seed": seed, "progress": not args.disable_tqdm}
@@ -231,7 +233,12 @@ def load_batches(
         # A smaller sample with the same seed is a subset of a larger one.
         limit = min(limits, default=None)
         split = data_args.eval_split
-        return load_image_split(data_args, split, max_samples=limit, batch_size=args.batch_size, **common).batches
+        data = load_image_split(data_args, split, max_samples=limit, batch_size=args.batch_size, **common)
+        known = getattr(getattr(model, "config", None), "label2id", {})
+        if data.class_names and set(data.class_names) <= set(known):  # the split may lack classes of the training
+            indices = torch.tensor([known[name] for name in data.class_names], device=accelerator.device)
+            data.batches.labels = indices[data.batches.labels]
+        return data.batches
     options = ImageDataOptions(**asdict(data_args))
     data = load_image_data(options, batch_size=args.batch_size, eval_batch_size=args.batch_size, **common)
     if args.split == "train":

@@ -1,6 +1,7 @@
 """Decoding of images to uint8 tensors: parallel, cached on disk, with corrupt images reported by index."""
 
 import contextlib
+import hashlib
 import io
 import logging
 import math
@@ -275,7 +276,16 @@ def _cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None) -> P
     # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches.
     name = f"{used._fingerprint}-{images.column}-{shape.channels}x{shape.height}x{shape.width}"
     name += "" if shape.crop_pct is None else f"-{shape.crop_pct:g}"
-    return folder / f"{name}.safetensors"
+    return folder / f"{name}{_state_of_files(images)}.safetensors"
+
+
+def _state_of_files(images: EncodedImages) -> str:
+    """Return a digest of sizes and times of the files that are named but not contained, or an empty string."""
+    records = images._records.data.column(images.column)
+    paths = pc.filter(pc.struct_field(records, "path"), pc.is_null(pc.struct_field(records, "bytes"))).to_pylist()
+    found = [(path, os.stat(path)) for path in paths if path and os.path.isfile(path)]
+    states = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in found]
+    return "-" + hashlib.sha256(repr(states).encode()).hexdigest()[:16] if states else ""
 
 
 def _read_cache(path: Path) -> dict[str, Tensor] | None:

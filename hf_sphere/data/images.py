@@ -44,13 +44,7 @@ from hf_sphere.data.splits import (
     pool,
     prepare_images,
 )
-from hf_sphere.data.targets import (
-    CHANGED_BY,
-    OPEN_SETS,
-    Task,
-    check_task,
-    read_class_names,
-)
+from hf_sphere.data.targets import CHANGED_BY, OPEN_SETS, Task, check_task, has_labels, read_class_names
 from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
@@ -298,7 +292,10 @@ def load_image_split(
             find_column(with_classes, image_column, (), "image")
             name, rows = pool({options.train_split: with_classes, name: rows}, [image_column, label_column])
             with_classes = rows
-        class_names = read_class_names(with_classes, label_column)
+        if with_train or has_labels(rows, label_column):
+            class_names = read_class_names(with_classes, label_column)
+        else:
+            label_column = None
     shape = choose_shape(rows, image_column, options)
     part = open_split(name, rows, image_column, shape, label_column, class_names)
     if label_column is None:

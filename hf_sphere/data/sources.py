@@ -65,7 +65,7 @@ def require_splits(splits: Any, name: str) -> DatasetDict:
 def find_column(
     dataset: Dataset, given: str | None, candidates: tuple[str, ...], what: str, *, instead: str = ""
 ) -> str:
-    """Return the requested column, or the first candidate that exists.
+    """Return the requested column, or the first candidate that exists, or the only column of images.
 
     Args:
         dataset: The split.
@@ -83,6 +83,9 @@ def find_column(
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"no {what} column {given!r}; the data has the columns {dataset.column_names}.{hint}")
     found = given or next((name for name in candidates if name in dataset.column_names), None)
+    images = [name for name, feature in dataset.features.items() if isinstance(feature, Image)]
+    if what == "image" and found is None and len(images) == 1:
+        return images[0]
     if found is None:
         folders = ", or put the images into at least two folders, one per class" if what == "label" else ""
         raise ValueError(

@@ -104,20 +104,28 @@ def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) 
         raise ValueError(f"label column {column!r} has missing values: image {first} in split {split!r} is the first.")
     values = rows.with_format("numpy")[column][:]
     if isinstance(rows.features[column], ClassLabel):
+        own = rows.features[column].names
         labels = torch.as_tensor(values, dtype=torch.int64)
-        outside = ((labels < 0) | (labels >= len(class_names))).nonzero()[:, 0]
+        outside = ((labels < 0) | (labels >= len(own))).nonzero()[:, 0]
         if len(outside):
             first = int(outside[0])
             raise ValueError(
                 f"label {int(labels[first])} of image {first} in split {split!r} is outside the classes 0 to "
-                f"{len(class_names) - 1}. Does this split have labels? If not, choose another one."
+                f"{len(own) - 1}. Does this split have labels? If not, choose another one."
             )
-        return labels
+        if own == class_names:
+            return labels
+        values = [own[label] for label in labels.tolist()]
     index = {name: i for i, name in enumerate(class_names)}
     unknown = sorted({str(value) for value in values} - set(index))
     if unknown:
         raise ValueError(f"split {split!r} has classes that the training split lacks: {', '.join(unknown[:10])}.")
     return torch.tensor([index[str(value)] for value in values])
+
+
+def has_labels(rows: Dataset, column: str) -> bool:
+    """Whether a label column has classes; those of test images without labels are all missing or -1."""
+    return not set(rows.unique(column)) <= {None, -1}
 
 
 _PIXELS_AT_A_TIME = 1 << 20
@@ -159,7 +167,5 @@ COMPUTED_VALUES: dict[str, Callable[[Tensor], Tensor]] = {"slant": slant}
 Light ink on a dark background is assumed, as in MNIST; images of dark ink on paper must be inverted first.
 """
 
-CHANGED_BY = {
-    "slant": ("horizontal_flip", "alternating_flip", "rotation", "random_resized_crop", "occlusion"),
-}
+CHANGED_BY = {"slant": ("horizontal_flip", "alternating_flip", "rotation", "random_resized_crop", "occlusion")}
 """Options of `Augmentation` that change the value of an image."""

@@ -18,7 +18,7 @@ from transformers import AutoProcessor
 
 from hf_sphere.data.decoding import file_names, open_image
 from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, choose_eval_split, find_column, find_split, load_splits
-from hf_sphere.data.targets import read_class_names, read_labels
+from hf_sphere.data.targets import has_labels, read_class_names, read_labels
 from hf_sphere.embeddings.extract import class_names, compute_embeddings, load_embedding_model, read_output
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import digest_weights
@@ -69,8 +69,9 @@ class ImageSource:
         """Make a source of a folder, the name of a data set, a file, an image of PIL, or a list of files and images.
 
         Args:
-            images: The images. Those of a folder are all its image files, at any depth; the first subfolder is the
-                class. Any other folder, and any other text, is a data set; see `hf_sphere.data.sources.load_splits`.
+            images: The images. Those of a folder are all its image files, at any depth; the folder of a file is its
+                class. Any other folder, one with a `metadata.csv` of `datasets`, and any other text, is a data set; see
+                `hf_sphere.data.sources.load_splits`.
             split: Split of a data set; its evaluation split if None.
 
         Raises:
@@ -84,12 +85,13 @@ class ImageSource:
             if path.is_file():
                 return cls.of([path])
             files = _list_images(path)
-            if not files:
+            if not files or any(file.suffix in (".csv", ".jsonl", ".parquet") for file in path.rglob("metadata.*")):
                 return cls._of_data_set(str(images), split)
             if split is not None:
-                raise ValueError(f"{path} is a folder of image files, which has no splits; leave out {split!r}.")
+                hint = f"name its folder {path / split}" if (path / split).is_dir() else f"leave out {split!r}"
+                raise ValueError(f"{path} is a folder of image files, which has no splits; {hint}.")
             inside = [file.relative_to(path) for file in files]
-            labels = [name.parts[0] if len(name.parts) > 1 else "" for name in inside]
+            labels = [name.parent.name for name in inside]
             return cls(str(path.resolve()), None, [*map(str, inside)], labels if any(labels) else [], _encode(files))
         several: Sequence[Any] = [images] if isinstance(images, PILImage.Image) or hasattr(images, "ndim") else images
         if any(hasattr(image, "ndim") for image in several):
@@ -97,7 +99,10 @@ class ImageSource:
             raise TypeError(f"images are files, a folder, a data set or images of PIL; got an array. {hint}")
         if not several:
             raise ValueError("no images are given.")
-        names = [f"image {n}" if isinstance(i, PILImage.Image) else os.path.abspath(i) for n, i in enumerate(several)]
+        names = [
+            f"image {n}" if isinstance(image, PILImage.Image) else str(Path(image).parent.resolve() / Path(image).name)
+            for n, image in enumerate(several)
+        ]
         return cls("", None, names, [], _encode(several))
 
     @classmethod
@@ -109,7 +114,8 @@ class ImageSource:
         rows = find_split(splits, split, "--split")
         column = find_column(rows, None, IMAGE_COLUMNS, "image")
         labels: list[str] = []
-        if (label := next((known for known in LABEL_COLUMNS if known in rows.column_names), None)) is not None:
+        label = next((known for known in LABEL_COLUMNS if known in rows.column_names), None)
+        if label is not None and has_labels(rows, label):
             classes = read_class_names(rows, label)
             labels = [classes[index] for index in read_labels(rows, label, classes, split).tolist()]
         names = file_names(rows, column, name)
@@ -157,7 +163,8 @@ class ImageEncoder:
 
     Example:
         >>> encoder = ImageEncoder("outputs/my-model")  # doctest: +SKIP
-        >>> encoder.embed(["cat.jpg", "dog.jpg"]).shape  # doctest: +SKIP
+        >>> for rows, columns in encoder.encode(["cat.jpg", "dog.jpg"]):  # doctest: +SKIP
+        ...     print(columns["embedding"].shape)
     """
 
     def __init__(self, name: str, device: torch.device | str | None = None) -> None:
@@ -181,7 +188,7 @@ class ImageEncoder:
 
     def encode(
         self,
-        source: ImageSource,
+        images: Any,
         rows: Sequence[int] | None = None,
         *,
         batch_size: int = 64,
@@ -192,7 +199,7 @@ class ImageEncoder:
         """Yield the indices of the images of each batch, (b,), and the columns of `read_output`.
 
         Args:
-            source: The images.
+            images: See `ImageSource.of`.
             rows: Indices of the images; all if None.
             batch_size: Images per batch.
             num_workers: Number of decoding processes; if None, one per core, or 0 for few images.
@@ -202,6 +209,7 @@ class ImageEncoder:
         Raises:
             ValueError: If an image cannot be read, or an output is not finite; the message names the image.
         """
+        source = ImageSource.of(images)
         rows = range(len(source)) if rows is None else rows
         if num_workers is None:
             num_workers = min(os.cpu_count() or 1, 16) if len(rows) > 500 else 0
@@ -231,7 +239,11 @@ class ImageEncoder:
         """
         if not self.embeds_texts:
             raise ValueError(f"{self.name} embeds no texts; search with images, or use a model such as CLIP.")
-        tokens: Any = self._texts(list(texts), padding=True, truncation=True, return_tensors="pt")
+        padding: dict[str, Any] = {"padding": True}
+        if self.model.config.model_type.startswith("siglip"):  # trained with texts of one length, without a mask
+            length = self.model.config.text_config.max_position_embeddings
+            padding = {"padding": "max_length", "max_length": length, "return_attention_mask": False}
+        tokens: Any = self._texts(list(texts), truncation=True, return_tensors="pt", **padding)
         return self._embed(list(texts), **tokens)["embedding"]
 
     @torch.inference_mode()

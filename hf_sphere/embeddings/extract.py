@@ -19,11 +19,7 @@ from transformers.modeling_outputs import ModelOutput
 from hf_sphere.analysis.model_sources import processor_options
 from hf_sphere.data import ImageBatches, ImageSourceOptions, ImageSplit, load_image_split
 from hf_sphere.embeddings.store import Columns, embeddings_writer
-from hf_sphere.models import (
-    SphereVisionConfig,
-    SphereVisionForImageClassification,
-    SphereVisionModel,
-)
+from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
 from hf_sphere.utils.loading import load_model, load_pretrained
 
 MODELS = {

@@ -139,6 +139,8 @@ class ImageIndex:
         """
         source = ImageSource.of(images)
         queries, embeddings = self._embed(source, range(len(source)), options)
+        if not len(embeddings):
+            raise ValueError(f"none of the {len(source)} images can be read.")
         return self._find(queries, embeddings, k, classes)
 
     def search_texts(self, texts: Sequence[str], k: int = 10, *, classes: Sequence[str] | None = None) -> Neighbors:
@@ -252,9 +254,9 @@ class ImageIndex:
                 cells.setdefault("prediction", []).extend(names[index] for index in columns["prediction"].tolist())
             for name in {"confidence", "concentration"} & set(columns):
                 cells.setdefault(name, []).extend(columns[name].tolist())
-        if not embeddings:
+        if not embeddings and not len(self):
             raise ValueError(f"none of the {len(rows)} images can be read.")
-        return cells, torch.cat(embeddings)
+        return cells, torch.cat([self.embeddings[:0], *embeddings] if len(self) else embeddings)
 
     def _find(self, queries: dict[str, Any], embeddings: Tensor, k: int, classes: Sequence[str] | None) -> Neighbors:
         if classes is None:

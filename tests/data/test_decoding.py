@@ -247,6 +247,16 @@ class TestCache:
         assert decoded_after_writing(1) == 1
         assert decoded_after_writing(9) == 9
 
+    def test_a_changed_file_that_a_data_set_only_names_does_not_read_the_cache(self, tmp_path, decode):
+        def decoded_after_writing(value: int) -> int:
+            PILImage.fromarray(flat(value)).save(tmp_path / "0.png")
+            os.utime(tmp_path / "0.png", (value, value))
+            dataset = Dataset.from_dict({"image": [str(tmp_path / "0.png")]}).cast_column("image", Image())
+            return int(decode(dataset)[0][0, 0, 0, 0])
+
+        assert decoded_after_writing(1) == 1
+        assert decoded_after_writing(9) == 9
+
     def test_the_cache_is_one_file_in_the_given_folder(self, tmp_path, make_dataset, decode):
         decode(make_dataset([flat(1)]), cache_dir=tmp_path / "deep" / "below")
         assert [path.suffix for path in (tmp_path / "deep" / "below").iterdir()] == [".safetensors"]

@@ -3,7 +3,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Value
+from datasets import ClassLabel, Image, Value
 from PIL import Image as PILImage
 
 from hf_sphere.data import (
@@ -91,8 +91,11 @@ class TestLoadedData:
             load(make_dataset(marked(2), [label] * 2, feature=feature), image_column_name="label")
 
     def test_a_missing_image_column_is_an_error_that_lists_the_columns(self, make_dataset, load):
-        with pytest.raises(ValueError, match=r"found no image column.*\['scan', 'label'\].*--image_column_name"):
-            load(make_dataset(marked(2), image_column="scan"))
+        both = make_dataset(marked(2), image_column="scan").add_column("photo", [None] * 2, feature=Image())
+        with pytest.raises(
+            ValueError, match=r"found no image column.*\['scan', 'label', 'photo'\].*--image_column_name"
+        ):
+            load(both)
 
     def test_a_folder_without_its_options_is_an_error(self):
         with pytest.raises(TypeError, match="options must be ImageDataOptions, and a data set is `dataset`; got str"):
@@ -208,6 +211,23 @@ class TestLabels:
         data = load(make_dataset(marked(4), values, feature=feature))
         assert data.class_names == names
         assert data.evaluation.labels.tolist() == labels
+
+    def test_classes_are_those_of_the_training_split_by_name(self, make_dataset, load):
+        train = make_dataset(marked(3), [0, 1, 2], feature=ClassLabel(names=["ant", "bee", "cow"]))
+        test = make_dataset(marked(3), [0, 1, 1], feature=ClassLabel(names=["cow", "bee", "dog"]))
+        assert load(train, test).evaluation.labels.tolist() == [2, 1, 1]
+        with pytest.raises(ValueError, match="split 'test' has classes that the training split lacks: dog"):
+            load(train, make_dataset(marked(3), [0, 1, 2], feature=ClassLabel(names=["cow", "bee", "dog"])))
+
+    @pytest.mark.parametrize("labels", [[-1, -1], [None, None]])
+    def test_a_split_without_known_labels_loads_as_one_without_labels(self, labels, make_dataset, embed, load_one):
+        test = make_dataset(marked(2), labels, feature=ClassLabel(names=["ant", "bee"]))
+        data = load_one(embed(train=make_dataset(marked(2)), test=test))
+        assert (data.class_names, data.batches.labels.tolist()) == ([], [-1, -1])
+
+    def test_the_only_column_of_images_needs_no_name(self, make_dataset, load):
+        train = make_dataset(marked(2), [0, 1], image_column="picture")
+        assert load(train).train.num_examples == 2
 
     def test_an_evaluation_class_without_training_images_is_an_error_that_names_it(self, make_dataset, load):
         train = make_dataset(marked(2), ["ant", "bee"], feature=Value("string"))

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from datasets import ClassLabel, Dataset, Features, Image as ImageFeature
 from PIL import Image
 
 from hf_sphere.embeddings import ImageSource
@@ -21,6 +22,29 @@ def test_a_data_set_has_its_split_rows_and_classes():
     assert source.names[:2] == ["test/0", "test/1"]
     assert source.labels[:3] == ["5", "0", "9"]
     assert len(ImageSource.of("digits", "train")) > len(source)
+
+
+def test_the_class_is_the_folder_of_the_file_as_in_training(photos):
+    source = ImageSource.of(photos.parent)
+    assert source.labels == ["even"] * 3 + ["odd"] * 3 + ["photos"]
+    with pytest.raises(ValueError, match=f"has no splits; name its folder {photos / 'even'}"):
+        ImageSource.of(photos, "even")
+
+
+def test_classes_of_a_metadata_file_are_those_of_training(tmp_path, digits):
+    for number, name in enumerate(["six.png", "even/two.png"]):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        digits[number].save(tmp_path / name)
+    (tmp_path / "metadata.csv").write_text("file_name,label\nsix.png,6\neven/two.png,2\n")
+    source = ImageSource.of(tmp_path)
+    assert dict(zip(source.names, source.labels, strict=True)) == {"six.png": "6", "even/two.png": "2"}
+    assert (source.name, source.split) == (str(tmp_path), "train")
+
+
+def test_a_test_split_without_labels_has_images_without_classes(tmp_path, digits):
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=["ant", "bee"])})
+    Dataset.from_dict({"image": digits[:2], "label": [-1, -1]}, features).to_parquet(tmp_path / "test.parquet")
+    assert ImageSource.of(tmp_path).labels == []
 
 
 def test_files_and_images_are_accepted(photos, digits):

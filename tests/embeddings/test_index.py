@@ -4,9 +4,15 @@ import shutil
 import pytest
 import torch
 from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
+    PreTrainedTokenizerFast,
+    SiglipConfig,
+    SiglipImageProcessor,
+    SiglipModel,
+    SiglipProcessor,
     ViTConfig,
     ViTImageProcessor,
     ViTModel,
@@ -128,6 +134,43 @@ def test_bad_images_are_named_or_skipped(encoder, photos, caplog):
     assert "Skipped: bad.png" in caplog.text
     with pytest.raises(ValueError, match="none of the 1 images can be read"):
         ImageIndex.build(encoder, photos / "bad.png", skip_unreadable=True, **QUIET)
+
+
+def test_adding_only_unreadable_images_adds_none(index, photos, caplog):
+    (photos / "bad.png").write_bytes(b"")
+    assert index.add(photos, skip_unreadable=True, **QUIET) == 0
+    assert len(index) == 7
+    with pytest.raises(ValueError, match="none of the 1 images can be read"):
+        index.search(photos / "bad.png", skip_unreadable=True, **QUIET)
+
+
+def test_a_file_reached_by_a_link_has_the_name_that_it_has_in_the_index(index, photos, tmp_path):
+    (tmp_path / "link").symlink_to(photos)
+    found = index.search(tmp_path / "link" / "even" / "test_1.png", 1, **QUIET)
+    assert found.queries["file"] == [index.path(found.rows.item())]
+
+
+def test_files_are_embedded_without_a_source(encoder, model, photos, digits):
+    ((rows, columns),) = encoder.encode([photos / "even" / "test_0.png", digits[1]], **QUIET)
+    assert rows.tolist() == [0, 1]
+    torch.testing.assert_close(columns["embedding"], embed(model, digits[:2]))
+
+
+def test_texts_of_siglip_have_the_length_of_its_training(tmp_path):
+    (tmp_path / "vocab.json").write_text(json.dumps({token: n for n, token in enumerate(["<pad>", "a", "b"])}))
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "b": 2}, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", model_max_length=9)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = small | {"vocab_size": 3, "max_position_embeddings": 5, "projection_size": 16, "pad_token_id": 0}
+    config = SiglipConfig(text_config=text, vision_config=small | {"image_size": 8, "patch_size": 4})
+    model = SiglipModel(config).eval()
+    model.save_pretrained(tmp_path)
+    SiglipProcessor(SiglipImageProcessor(size={"height": 8, "width": 8}), tokenizer).save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = model.get_text_features(input_ids=torch.tensor([[1, 0, 0, 0, 0], [1, 2, 0, 0, 0]])).pooler_output
+    found = ImageEncoder(str(tmp_path)).encode_texts(["a", "a b"])
+    torch.testing.assert_close(found, expected)
 
 
 def test_invalid_searches_are_rejected(index, digits):

@@ -2,10 +2,12 @@ import json
 import signal
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from accelerate import Accelerator
+from datasets import Dataset
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -187,12 +189,23 @@ def test_image_subsets_cover_all_classes(recipe, trained):
     words = ["--model_name_or_path", str(trained), "--max_samples", "40", "--disable_tqdm"]
     args, data_args = recipe.parse_arguments(kinds, words)
     seed = recipe.adopt_settings(args, data_args, trained, load_classifier(str(trained)), set())
-    few = recipe.load_batches(args, data_args, seed, Accelerator())
+    few = recipe.load_batches(args, data_args, seed, Accelerator(), None)
     args.max_samples = None
-    all_of_them = recipe.load_batches(args, data_args, seed, Accelerator())
+    all_of_them = recipe.load_batches(args, data_args, seed, Accelerator(), None)
     assert few.num_examples == 40
     assert set(few.epoch_rows().tolist()) < set(all_of_them.epoch_rows().tolist())
     assert few.epoch_rows().tolist() != all_of_them.epoch_rows()[:40].tolist()
+
+
+def test_classes_of_a_split_that_lacks_some_are_those_of_the_model(recipe, tmp_path):
+    """Names in a column of text are numbered by split."""
+    cells = {"image": [Image.new("L", (8, 8), n) for n in range(4)], "label": ["bee", "cow", "bee", "cow"]}
+    Dataset.from_dict(cells).to_parquet(tmp_path / "test.parquet")
+    kinds = recipe.RobustnessArguments, recipe.ImageSourceOptions
+    words = ["--model_name_or_path", "none", "--dataset_name", str(tmp_path), "--image_mean", "0", "--image_std", "1"]
+    args, data_args = recipe.parse_arguments(kinds, [*words, "--cache_dir", str(tmp_path / "decoded")])
+    model = SimpleNamespace(config=SimpleNamespace(label2id={"ant": 0, "bee": 1, "cow": 2}))
+    assert recipe.load_batches(args, data_args, 0, Accelerator(), model).labels.tolist() == [1, 2, 1, 2]
 
 
 @pytest.mark.parametrize("words", [[], ["--overwrite_output_dir"]])
