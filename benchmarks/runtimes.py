@@ -21,6 +21,7 @@ from common import report, row
 from torch import Tensor, nn
 
 import hf_sphere
+from hf_sphere.nn.heads.base import heads_of
 
 PAGE = Path(__file__).parent.parent / "docs" / "runtimes.md"
 LARGEST_DIFFERENCE, SMALLEST_COSINE = 1e-4, 0.995
@@ -185,8 +186,8 @@ def step(model: Any, draw: Callable[[int], Batch]) -> float:
     gradients = []
     for run in (lambda model: model, torch.compile):
         trained = copy.deepcopy(model).train()
-        if hasattr(trained, "before_forward"):  # the same random numbers
-            trained.before_forward(0, torch.arange(4))
+        for head in heads_of(trained):
+            head.before_forward(0, torch.arange(4))  # the same random numbers
         result = run(trained)(**batch)
         loss = result.loss if "labels" in batch else sum(x.square().mean() for x in tensors(result).values())
         loss.backward()

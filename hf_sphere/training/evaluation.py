@@ -11,6 +11,7 @@ from accelerate.utils import broadcast, gather_object
 from torch import Tensor, nn
 
 from hf_sphere.metrics import accuracy_by_certainty, retrieval_scores, score_queries
+from hf_sphere.nn.heads.base import Head, heads_of
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.nn.processes import count_processes
 from hf_sphere.training.measures import Batch, Batches, Measure, count_targets, loss_is_sum, measure_classification
@@ -210,37 +211,61 @@ def initialize_from_data(
     as in the first training step. With several processes, each must call this function.
 
     Args:
-        model: An image model, with a `head` if it has classes. Its mode and batch-norm statistics are restored.
-        batches: Training batches of this process; any iterable of mappings with `pixel_values` on the model's device.
+        model: Any module with a `Head`, or an image model of this library. Its mode and batch-norm statistics are
+            restored.
+        batches: Training batches of this process; any iterable of mappings with the inputs of the model, on its device.
+            Those whose names end in `labels` are left out.
         max_examples: Maximum number of images, over all processes.
+
+    Raises:
+        ValueError: If several heads require it, or the forward pass does not use the head.
 
     Example:
         >>> initialize_from_data(model, data.train)  # doctest: +SKIP
     """
-    head: Any = getattr(model, "head", None)
-    encoder: Any = getattr(model, "base_model", model)
-    backbone: Any = getattr(encoder, "backbone", None)
-    inputs_of: Any = getattr(model, "head_inputs", None)
+    heads = [head for head in heads_of(model) if head.needs_data_initialization]
+    backbone: Any = getattr(getattr(model, "base_model", model), "backbone", None)
     processes = count_processes()
     share = math.ceil(max_examples / processes)
     unaugmented: Any = batches.epoch(augment=False) if hasattr(batches, "epoch") else batches
-    pixels: Iterable[Tensor] = (batch["pixel_values"] for batch in unaugmented)
     if getattr(backbone, "needs_data_initialization", False):
-        pixels = _first(share, pixels)  # for the head too: batches may be readable only once
+        pixels = _first(share, (batch["pixel_values"] for batch in unaugmented))
+        unaugmented = [{"pixel_values": part} for part in pixels]  # for the head: batches may be readable only once
         backbone.initialize_from_data(torch.cat(pixels)[:share])
         for tensor in backbone.state_dict().values() if processes > 1 else ():
             tensor.copy_(broadcast(tensor))
-    if head is None or not head.needs_data_initialization:
+    if not heads:
         return
+    if len(heads) > 1:
+        raise ValueError(f"{len(heads)} heads require initialization from data; call it on parts with one of them.")
+    (head,) = heads
     was_training = model.training
     try:
         with _normalized_by_batch(model):
-            some = torch.cat(_first(share, (inputs_of(encoder(images).embeddings) for images in pixels)))[:share]
+            some = torch.cat(_first(share, (_inputs_of(head, model, batch) for batch in unaugmented)))[:share]
         if processes > 1:
             some = torch.cat(gather_object([some.cpu()])).to(some.device)
         head.initialize_from_data(some)
     finally:
         model.train(was_training)
+
+
+class _ReachedHeadError(Exception):
+    """Ends a forward pass before the head, whose logits are not needed."""
+
+
+def _inputs_of(head: Head, model: nn.Module, batch: Batch) -> Tensor:
+    """Return the embeddings (B, d) that a model passes to its head."""
+
+    def stop(head: nn.Module, positional: tuple[Tensor, ...]) -> None:
+        raise _ReachedHeadError(positional[0])
+
+    with head.register_forward_pre_hook(stop):
+        try:
+            model(**{name: value for name, value in batch.items() if not name.endswith("labels")})
+        except _ReachedHeadError as reached:
+            return reached.args[0]
+    raise ValueError("the model's forward pass does not call its head, so the head cannot be initialized from data.")
 
 
 def _first(count: int, parts: Iterable[Tensor]) -> list[Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from tqdm.auto import tqdm
 
+from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards, exclude_class_shards
 from hf_sphere.optim import as_metrics, radial_channel_dims, radial_diagnostics
 from hf_sphere.optim.optimizers import optimizer_names
@@ -29,7 +30,6 @@ from hf_sphere.training.measures import (
     Batches,
     count_examples,
     count_targets,
-    counts_targets,
     global_places,
     loss_is_sum,
     show_metric,
@@ -45,8 +45,8 @@ class TrainingLoop:
     """Trains a model and writes its checkpoints.
 
     Args:
-        model: Called with the batch as keyword arguments; its output has `loss`. Its methods `set_epoch`,
-            `before_forward` and `after_step`, if any, are called at these times; see `Head`.
+        model: Called with the batch as keyword arguments; its output has `loss`. The methods `set_epoch`,
+            `before_forward` and `after_step` of the heads in it are called at these times; see `Head`.
         batches: Training batches.
         args: Training arguments.
         accelerator: Devices, processes and precision.
@@ -170,8 +170,8 @@ class TrainingLoop:
         self.before_epoch(self.accelerator.unwrap_model(self.model), state.epoch)
         self.model.train()
         for module in {self.accelerator.unwrap_model(self.model), self.trained_model}:
-            if hasattr(module, "set_epoch"):
-                module.set_epoch(state.epoch)
+            for head in heads_of(module):
+                head.set_epoch(state.epoch)
         bar.set_description(f"Epoch {state.epoch + 1}/{self.args.num_train_epochs}")
         group: list[Batch] = []
         for number, batch in enumerate(self.batches.epoch(state.epoch, start=state.batch), state.batch + 1):
@@ -202,14 +202,15 @@ class TrainingLoop:
     def _train_step(self, group: list[Batch]) -> None:
         sizes = [count_targets(self.batches, batch) for batch in group]
         total: Any = sum(sizes)
-        if counts_targets(self.batches):
+        if hasattr(self.batches, "num_targets"):
             # Gradients are averaged over processes, whose numbers of targets differ, so losses are weighted by them.
             total = self.accelerator.reduce(total.float(), "mean")
         inner, done = self.accelerator.unwrap_model(self.model), 0
+        heads = heads_of(inner)
         for position, (batch, size) in enumerate(zip(group, sizes, strict=True), 1):
-            if hasattr(inner, "before_forward"):
+            for head in heads:
                 places = global_places(self.batches, done, batch, self.accelerator)
-                inner.before_forward(mix_seed(self.args.seed, self.state.step), places)
+                head.before_forward(mix_seed(self.args.seed, self.state.step), places)
             done += count_examples(batch)
             with self.accelerator.no_sync(self.model) if position < len(group) else nullcontext():
                 output = self.model(**batch)
@@ -227,8 +228,8 @@ class TrainingLoop:
         elif self.args.max_grad_norm is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         self.optimizer.step()
-        if hasattr(inner, "after_step"):
-            inner.after_step(lambda values: self.accelerator.reduce(values, "sum"))
+        for head in heads:
+            head.after_step(lambda values: self.accelerator.reduce(values, "sum"))
         if self.average is not None:
             self.average.update_parameters(inner)
         self.state.step += 1

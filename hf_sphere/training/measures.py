@@ -31,15 +31,10 @@ class Batches(Protocol):
         ...
 
 
-def counts_targets(batches: Batches) -> bool:
-    """Whether batches define the number of targets that their loss averages over."""
-    return hasattr(batches, "num_targets")
-
-
 def count_targets(batches: Batches, batch: Batch) -> "int | Tensor":
     """Return the number of targets that the loss of a batch averages over; by default, the number of examples."""
-    any_batches: Any = batches
-    return any_batches.num_targets(batch) if counts_targets(batches) else count_examples(batch)
+    num_targets: Any = getattr(batches, "num_targets", count_examples)
+    return num_targets(batch)
 
 
 def global_places(
@@ -70,8 +65,8 @@ def count_examples(batch: Batch) -> int:
 
 
 def loss_is_sum(model: "nn.Module") -> bool:
-    """Whether a model's loss is the sum over the batch instead of the mean."""
-    return getattr(model, "loss_reduction", "mean") == "sum"
+    """Whether a model's loss, that of a head or another module, is the sum over the batch instead of the mean."""
+    return any(getattr(module, "reduction", None) == "sum" for module in model.modules())
 
 
 def measure_classification(output: Any, batch: Batch) -> "dict[str, Tensor]":

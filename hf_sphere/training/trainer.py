@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_sphere.data.batches import ImageBatches
-from hf_sphere.nn.heads.base import Head, option_names
+from hf_sphere.nn.heads.base import heads_of, option_names
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
 from hf_sphere.optim.groups import collect_parameter_options
@@ -62,10 +62,10 @@ def _optimizer_options(args: TrainingArguments, model: nn.Module) -> tuple[Any, 
 
 
 class SphereCallback(TrainerCallback):
-    """Calls the methods of a model that the recipes call during training.
+    """Calls the methods of the heads in a model that the recipes call during training.
 
     Head and backbone are initialized from training images before the first step where they require that. Then the
-    model's methods `set_epoch`, `before_forward` and `after_step`, if any, are called as described in `Head`.
+    methods `set_epoch`, `before_forward` and `after_step` of the heads in the model are called as described in `Head`.
 
     Raises:
         ValueError: When training starts, if the loss is a sum that the Trainer would average, or if sharded weights are
@@ -81,17 +81,19 @@ class SphereCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
         """Check the settings, and initialize the model from data."""
         _check_settings(args, model)
+        self._epoch = -1
         with torch.random.fork_rng(devices=[]):  # reading the data must not change the order of the first epoch
             initialize_from_data(model, _initial_images(model, others["train_dataloader"]))
         self.on_train_end(args, state, control)  # there may be a hook of an interrupted run
         # Replicas of DataParallel share the head's state, so there the head is trained as in any other loop.
-        if hasattr(model, "before_forward") and args.n_gpu <= 1:
+        if heads_of(model) and args.n_gpu <= 1:
             self._hook = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         """Update the head's schedules."""
-        if hasattr(model, "set_epoch"):
-            model.set_epoch(int(state.epoch or 0))
+        self._epoch = max(int(state.epoch or 0), self._epoch + 1)  # `state.epoch` does not count those of streams
+        for head in heads_of(model):
+            head.set_epoch(self._epoch)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Note the seed of the step; its batches follow."""
@@ -100,13 +102,14 @@ class SphereCallback(TrainerCallback):
     def _before_forward(self, model: Any, positional: tuple[Any, ...], batch: dict[str, Any]) -> None:
         if model.training:
             batch = batch or {"pixel_values": positional[0]}
-            model.before_forward(self._seed, global_places(None, self._done, batch, PartialState()))
+            for head in heads_of(model):
+                head.before_forward(self._seed, global_places(None, self._done, batch, PartialState()))
             self._done += count_examples(batch)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         """Update the head's running statistics."""
-        if self._hook is not None and hasattr(model, "after_step"):
-            model.after_step(lambda values: reduce(values, "sum"))
+        for head in heads_of(model) if self._hook is not None else ():
+            head.after_step(lambda values: reduce(values, "sum"))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Detach from the model."""
@@ -140,7 +143,7 @@ def _initial_images(model: Any, loader: Any) -> Iterator[dict[str, Tensor]]:
     images_of_ours = data.batches.epoch(augment=False) if isinstance(data, _ImageEpochs) else None
     # The loader without Accelerate's wrapper, whose state would change if it is not read to the end.
     for batch in images_of_ours or getattr(loader, "base_dataloader", loader):
-        yield {"pixel_values": batch["pixel_values"].to(model.device)}
+        yield {name: value.to(next(model.parameters()).device) for name, value in batch.items()}
 
 
 class _ImageEpochs(IterableDataset):
@@ -186,12 +189,7 @@ class SphereTrainer(Trainer):
         >>> SphereTrainer(model, args, train_dataset=images.train).train()  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        radial_logging_steps: int | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *args: Any, radial_logging_steps: int | None = None, **options: Any) -> None:
         given = args[1] if len(args) > 1 else options.get("args")
         if given is not None and not isinstance(given, TrainingArguments):
             raise TypeError("args must be transformers.TrainingArguments; those of hf_sphere.training are for recipes.")
@@ -226,12 +224,15 @@ class SphereTrainer(Trainer):
 
 
 def _smooth_by_head(model: Any, args: TrainingArguments) -> bool:
-    """Let the head smooth labels, if there is one; the Trainer would take the labels away from its loss."""
-    head, factor = getattr(model, "head", None), args.label_smoothing_factor
-    if not factor or not isinstance(head, Head) or model.config.problem_type == "multi_label_classification":
+    """Let the heads smooth labels, if there are any; the Trainer would take the labels away from their loss."""
+    heads, factor = heads_of(model), args.label_smoothing_factor
+    config: Any = getattr(model, "config", None)
+    if not factor or not heads or getattr(config, "problem_type", None) == "multi_label_classification":
         return False
-    if "label_smoothing" not in option_names(type(head)):
-        raise ValueError(f"head {head.name!r} has no label smoothing; leave label_smoothing_factor out.")
-    head.label_smoothing = factor
-    model.config.head_kwargs = {**(model.config.head_kwargs or {}), "label_smoothing": factor}
+    for head in heads:
+        if "label_smoothing" not in option_names(type(head)):
+            raise ValueError(f"head {head.name!r} has no label smoothing; leave label_smoothing_factor out.")
+        head.label_smoothing = factor
+    if hasattr(config, "head_kwargs"):
+        config.head_kwargs = {**(config.head_kwargs or {}), "label_smoothing": factor}
     return True

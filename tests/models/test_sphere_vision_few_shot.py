@@ -20,6 +20,7 @@ from hf_sphere import (
 )
 from hf_sphere.models.sphere_vision import modeling_sphere_vision as modeling
 from hf_sphere.nn import HEADS, Spherization
+from hf_sphere.training.measures import loss_is_sum
 
 
 def small_config(**options: Any) -> SphereVisionConfig:
@@ -166,7 +167,7 @@ def test_paper_encoders_classify_an_episode(backbone, channels, side):
 
 
 def test_loss_is_a_mean():
-    assert small_model().loss_reduction == "mean"
+    assert not loss_is_sum(small_model())
 
 
 @pytest.mark.parametrize(

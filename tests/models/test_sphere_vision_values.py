@@ -19,6 +19,7 @@ from hf_sphere import (
 )
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionModelOutput, SphereVisionPreTrainedModel
 from hf_sphere.nn.heads import prototype
+from hf_sphere.training.measures import loss_is_sum
 
 KINDS = {"regression": SphereVisionForRegression, "joint": SphereVisionForJointPrediction}
 
@@ -260,7 +261,7 @@ def test_model_reports_whether_the_loss_is_a_sum(kind, reduction):
     options: dict[str, Any] = {"regression_kwargs": {"reduction": reduction}}
     options |= {"head_kwargs": {"reduction": reduction}} if kind == "joint" else {}
     model, batch = small_model(kind, **options), targets(kind)
-    assert model.loss_reduction == reduction
+    assert loss_is_sum(model) == (reduction == "sum")
     factor = 7.0 if reduction == "sum" else 1.0
     torch.testing.assert_close(model(images(), **batch).loss, factor * small_loss(kind, model, batch))
 

@@ -208,9 +208,17 @@ def test_class_weights_multiply_the_losses_of_the_examples(as_given):
     torch.testing.assert_close(weighted(embeddings, labels).loss, losses.sum() / 4)
 
 
-@pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0, 1.0], [1.0, 1.0, float("nan")]])
-def test_invalid_class_weights_are_an_error(weights):
-    with pytest.raises(ValueError, match="class_weights must be 3 positive numbers"):
+@pytest.mark.parametrize(
+    ("weights", "got"),
+    [
+        ([1.0], "1 numbers"),
+        ([1.0, 0.0, 1.0], "0.0 for class 1"),
+        ([1.0, 1.0, float("nan")], "nan for class 2"),
+        ([float("inf"), 1.0, 1.0], "inf for class 0"),
+    ],
+)
+def test_invalid_class_weights_are_an_error(weights, got):
+    with pytest.raises(ValueError, match=f"^class_weights must be 3 positive numbers; got {got}.$"):
         build_head("softmax", 4, 3, class_weights=weights)
 
 

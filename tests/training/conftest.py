@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor, nn
 
 from hf_sphere.data import Augmentation, ImagesInMemory
-from hf_sphere.nn import HeadOutput
+from hf_sphere.nn import Head, HeadOutput
 from hf_sphere.training import TrainingArguments, TrainingLoop, evaluate as evaluate_on
 
 
@@ -37,6 +37,17 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+class Observer(Head):
+    """A head that notes the epochs of training."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 3)
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
 class SmallClassifier(nn.Module):
     """Classify images (B, 1, 6, 6) into three classes. Batch norm and dropout make a step depend on the full state.
 
@@ -51,11 +62,8 @@ class SmallClassifier(nn.Module):
         self.out = nn.Linear(16, 3)
         self.bad_at = bad_at
         self.passes = 0
-        self.epochs_seen: list[int] = []
+        self.observer = Observer()
         self.hidden_dtype: torch.dtype | None = None
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epochs_seen.append(epoch)
 
     def forward(self, pixel_values: Tensor, labels: Tensor) -> HeadOutput:
         hidden = self.hidden(pixel_values.flatten(1))

@@ -147,11 +147,11 @@ def test_out_of_range_handling_is_passed_to_the_model(task):
 
 def test_sum_reduction_applies_to_both_losses():
     model = build(JointPrediction, reduction="sum")
-    assert (model.head.reduction, model.regression.reduction, model.loss_reduction) == ("sum", "sum", "sum")
+    assert (model.head.reduction, model.regression.reduction) == ("sum", "sum")
 
 
 def test_sum_reduction_applies_to_the_regression_loss():
-    assert build(ImageRegression, reduction="sum").loss_reduction == "sum"
+    assert build(ImageRegression, reduction="sum").regression.reduction == "sum"
 
 
 def test_task_weight_is_passed_to_the_model():
@@ -351,13 +351,12 @@ def test_saved_model_uses_a_given_range(task, saved):
 def test_saved_model_uses_the_loss_reduction_of_the_arguments(task, before, now, saved):
     folder = saved(task, reduction=before)
     model = build(task, model_name_or_path=folder, reduction=now)
-    reductions = {model.regression.reduction, model.loss_reduction}
-    assert reductions | ({model.head.reduction} if task is JointPrediction else set()) == {now}
+    assert {model.regression.reduction} | ({model.head.reduction} if task is JointPrediction else set()) == {now}
 
 
 def test_saved_classifier_keeps_the_head_reduction(saved):
     folder = saved(ImageClassification, head="prototype", head_kwargs={"reduction": "sum"})
-    assert build(ImageClassification, model_name_or_path=folder).loss_reduction == "sum"
+    assert build(ImageClassification, model_name_or_path=folder).head.reduction == "sum"
 
 
 def test_saved_model_uses_the_task_weight_of_the_arguments(saved):
@@ -471,7 +470,7 @@ def test_saved_prototypes_are_reused(saved, file):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_run_reduction_overrides_the_head_reduction(reduction):
     model = build(ImageClassification, head="prototype", head_kwargs={"reduction": "sum"}, reduction=reduction)
-    assert model.loss_reduction == reduction
+    assert model.head.reduction == reduction
 
 
 def test_sum_reduction_is_rejected_if_the_head_has_none():

@@ -237,10 +237,9 @@ def test_short_last_accumulation_group_is_averaged_correctly(make_loop, make_mod
 class Summed(nn.Module):
     """Classifier whose loss is the sum over the batch."""
 
-    loss_reduction = "sum"
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        self.reduction = "sum"
         self.model = model
 
     def forward(self, pixel_values, labels):
@@ -540,25 +539,25 @@ def test_gradient_below_the_limit_is_unchanged(make_loop, make_model, tmp_path):
 def test_set_epoch_is_called_each_epoch(make_loop, make_model):
     model = make_model()
     make_loop(model, num_train_epochs=3).run()
-    assert model.epochs_seen == [0, 1, 2]
+    assert model.observer.epochs == [0, 1, 2]
 
 
 def test_set_epoch_is_called_with_the_resumed_epoch(make_loop, make_model):
     make_loop(num_train_epochs=2, max_steps=7).run()
     model = make_model()
     make_loop(model, num_train_epochs=3, resume_from_checkpoint="latest").run()
-    assert model.epochs_seen == [1, 2]
+    assert model.observer.epochs == [1, 2]
 
 
 class Unaware(nn.Linear):
-    """Model without `set_epoch`."""
+    """Model without a head."""
 
     def forward(self, pixel_values, labels):
         logits = super().forward(pixel_values.flatten(1))
         return type("Output", (), {"loss": F.cross_entropy(logits, labels), "logits": logits})
 
 
-def test_set_epoch_is_optional(make_loop):
+def test_a_head_is_optional(make_loop):
     assert make_loop(Unaware(36, 3), num_train_epochs=1).run().step == 5
 
 

@@ -11,7 +11,8 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments, trainer_optimizer
+from torch.utils.data import IterableDataset
+from transformers import PreTrainedConfig, Trainer, TrainingArguments, trainer_optimizer
 
 from hf_sphere import (
     SphereTrainer,
@@ -22,7 +23,7 @@ from hf_sphere import (
     training,
 )
 from hf_sphere.data import ImageBatches, ImageDataOptions, ImagesInMemory, load_image_data
-from hf_sphere.nn import HEADS
+from hf_sphere.nn import HEADS, build_head
 from hf_sphere.training import SphereCallback, TrainingLoop, create_optimizer, initialize_from_data
 
 BATCH = 131  # eleven equal batches of the 1,442 training digits; a single one that is left over is dropped
@@ -198,9 +199,10 @@ def test_initialization_does_not_change_the_order_of_the_data(arguments):
         model = make_model("vmf")
         if given:
             initialize_from_data(model, [{"pixel_values": torch.stack([row["pixel_values"] for row in images()])}])
-        model.register_forward_pre_hook(lambda _, __, batch: first.append(batch["labels"].tolist()), with_kwargs=True)
+        model.register_forward_pre_hook(lambda _, __, batch: first.append(batch.get("labels")), with_kwargs=True)
         SphereTrainer(model, arguments(max_steps=1), train_dataset=images()).train()
-    assert first[0] == first[1]
+    one, other = (labels.tolist() for labels in first if labels is not None)
+    assert one == other
 
 
 def test_model_without_our_methods_can_be_trained(arguments):
@@ -215,7 +217,58 @@ def test_model_without_our_methods_can_be_trained(arguments):
     assert SphereTrainer(Plain(), arguments(max_steps=2), train_dataset=images()).train().global_step == 2
 
 
+class Own(nn.Module):
+    """A model of a user: a backbone, and one of our heads under another name."""
+
+    def __init__(self, head: str, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(64, 6)
+        self.classes = build_head(head, 6, 10, **options)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        output = self.classes(self.linear(pixel_values.flatten(1)), labels)
+        return {"loss": output.loss, "logits": output.logits}
+
+
+def test_a_head_in_a_model_of_a_user_is_initialized_from_data(arguments):
+    model, data = Own("vmf"), images()
+    expected = copy.deepcopy(model)
+    pixels = torch.stack([row["pixel_values"] for row in data]).flatten(1)
+    expected.classes.initialize_from_data(expected.linear(pixels).detach())
+    SphereTrainer(model, arguments(max_steps=1, learning_rate=0.0), train_dataset=data).train()
+    for name, value in expected.classes.state_dict().items():
+        torch.testing.assert_close(model.classes.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_margin_of_a_head_in_a_model_of_a_user_begins_after_its_warmup(streamed, arguments):
+    class Stream(IterableDataset):
+        def __iter__(self) -> Iterator[dict[str, Tensor]]:
+            return iter(images())
+
+    model, margins = Own("arcface", margin_warmup_epochs=2), []
+    model.classes.register_forward_pre_hook(lambda head, _: margins.append(head.active_margin / head.margin))
+    data = Stream() if streamed else images()
+    args = arguments(max_steps=4, per_device_train_batch_size=24)
+    SphereTrainer(model, args, train_dataset=data).train()
+    assert margins == [0, 0, 1, 1]
+
+
+def test_a_model_with_two_heads_to_initialize_is_rejected():
+    model = nn.ModuleDict({"first": Own("vmf"), "second": Own("vmf")})
+    with pytest.raises(ValueError, match="2 heads require initialization from data"):
+        initialize_from_data(model, [])
+
+
 # Label smoothing
+
+
+def test_label_smoothing_reaches_a_head_in_a_model_of_a_user(arguments):
+    model = Own("arcface")
+    model.config = PreTrainedConfig()  # read by the Trainer
+    SphereTrainer(model, arguments(label_smoothing_factor=0.1, max_steps=1), train_dataset=images()).train()
+    assert model.classes.label_smoothing == 0.1
 
 
 def test_label_smoothing_of_the_arguments_is_that_of_the_head(arguments):

@@ -9,13 +9,7 @@ from timm.models.densenet import DenseNet
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet, downsample_conv
 from torch import Tensor, nn
 
-from hf_sphere.models.backbones.base import (
-    EmbeddingNet,
-    ImageSize,
-    feature_side,
-    initialize_fan_out,
-    register_backbone,
-)
+from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, initialize_fan_out, register_backbone
 
 
 class SmallStemResNet(ResNet):

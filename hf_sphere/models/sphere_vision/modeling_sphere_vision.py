@@ -1,6 +1,6 @@
 """Image models: a timm backbone, an embedding and a head on the hypersphere."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -244,21 +244,6 @@ class ModelWithHead(nn.Module):
         finally:
             self.config.head_kwargs = options
 
-    def set_epoch(self, epoch: int) -> None:
-        """Update the head's schedules at the start of epoch `epoch`, counted from 0."""
-        if hasattr(self, "head"):
-            self.head.set_epoch(epoch)
-
-    def before_forward(self, seed: int, places: Tensor) -> None:
-        """Prepare the next forward pass in training; see `Head.before_forward`."""
-        if hasattr(self, "head"):
-            self.head.before_forward(seed, places)
-
-    def after_step(self, reduce: Callable[[Tensor], Tensor]) -> None:
-        """Update running statistics after an optimizer step; see `Head.after_step`."""
-        if hasattr(self, "head"):
-            self.head.after_step(reduce)
-
     def head_inputs(self, embeddings: Tensor) -> Tensor:
         """Select the input of the head from embeddings (B, d)."""
         return embeddings
@@ -290,11 +275,6 @@ class ModelWithHead(nn.Module):
             shape = "(batch, num_labels)" if axes == 2 else "(batch,)"
             raise ValueError(f"problem_type {problem_type!r} requires labels {shape}; got {tuple(labels.shape)}.")
         return self.head(inputs, labels)
-
-    @property
-    def loss_reduction(self) -> str:
-        """Whether the loss is the `mean` or the `sum` over a batch."""
-        return self.head.reduction
 
     @staticmethod
     def _build_head(config: Any, embedding_dim: int) -> Head:

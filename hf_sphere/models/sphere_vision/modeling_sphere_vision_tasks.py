@@ -58,11 +58,6 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
         self.sphere_vision, self.regression = _build_regression(config, pretrained)
         self.post_init()
 
-    @property
-    def loss_reduction(self) -> str:
-        """Whether the loss is the `mean` or the `sum` over a batch."""
-        return self.regression.reduction
-
     @can_return_tuple
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any
@@ -139,11 +134,7 @@ class SphereVisionForJointPrediction(SphereVisionModelWithHead):
 
     @can_return_tuple
     def forward(
-        self,
-        pixel_values: Tensor,
-        labels: Tensor | None = None,
-        regression_labels: Tensor | None = None,
-        **kwargs: Any,
+        self, pixel_values: Tensor, labels: Tensor | None = None, regression_labels: Tensor | None = None, **kwargs: Any
     ) -> SphereVisionJointOutput:
         """Classify images and predict values for them.
 
@@ -226,8 +217,6 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
 
     _keys_to_ignore_on_load_unexpected = [r"^head\.", r"^regression\."]
 
-    loss_reduction = "mean"
-
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:
         config = copy.deepcopy(config)  # changed below
         if config.architectures and not config.keeps_activation:
@@ -240,11 +229,7 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self,
-        pixel_values: Tensor,
-        support_pixel_values: Tensor,
-        labels: Tensor | None = None,
-        **kwargs: Any,
+        self, pixel_values: Tensor, support_pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any
     ) -> SphereVisionFewShotOutput:
         """Classify the queries of episodes, or of one episode without the axis E.
 

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,8 +103,10 @@ class Head(nn.Module):
         if num_classes < 1:
             raise ValueError(f"num_classes must be at least 1; got {num_classes}.")
         weights = [1.0] * num_classes if class_weights is None else [float(weight) for weight in class_weights]
-        if len(weights) != num_classes or not all(weight > 0 for weight in weights):
-            raise ValueError(f"class_weights must be {num_classes} positive numbers; got {weights}.")
+        bad = next((f"{w} for class {k}" for k, w in enumerate(weights) if not 0.0 < w < math.inf), None)
+        if len(weights) != num_classes or bad is not None:
+            got = bad if len(weights) == num_classes else f"{len(weights)} numbers"
+            raise ValueError(f"class_weights must be {num_classes} positive numbers; got {got}.")
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must lie in [0, 1); got {label_smoothing}.")
         self.embedding_dim = embedding_dim
@@ -268,8 +271,8 @@ class Head(nn.Module):
         if trained and self._warn_if_unused and self.has_own_loss():
             self._warn_if_unused = False
             logger.warning(
-                f"Head {self.name!r} is trained without labels, so its own loss is not used. If this is because of "
-                "label_smoothing_factor of the Trainer, leave that out; some heads have the option label_smoothing."
+                f"Head {self.name!r} is trained without labels, so its own loss is not used. That is right with another "
+                "loss; if it is because of label_smoothing_factor of the Trainer, leave that out or use SphereTrainer."
             )
 
     def initialize_from_data(self, embeddings: Tensor) -> None:
@@ -321,6 +324,11 @@ class Head(nn.Module):
         names = [name for name in option_names(type(self)) if isinstance(vars(self).get(name), (str, int, float))]
         options = "".join(f", {name}={getattr(self, name)!r}" for name in names)
         return f"{self.embedding_dim} -> {self.num_classes} classes{options}"
+
+
+def heads_of(model: nn.Module) -> list[Head]:
+    """Return the heads in a model, whose methods training loops call."""
+    return [module for module in model.modules() if isinstance(module, Head)]
 
 
 def option_names(head_class: type[Head]) -> list[str]:
