@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_sphere.utils.arguments import check_extra
 from hf_sphere.utils.files import atomic_files
 from hf_sphere.utils.modules import eval_mode
 
@@ -43,11 +44,7 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
         >>> session = onnxruntime.InferenceSession("digits.onnx")
         >>> logits, embeddings = session.run(["logits", "embeddings"], {"pixel_values": images.numpy()})
     """
-    try:
-        import onnx  # noqa: F401  (import check only)
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError("exporting to ONNX requires onnx and onnxscript: pip install 'hf_sphere[onnx]'.") from error
+    check_extra("onnx", "exporting to ONNX", "onnx", "onnxscript")
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"path must be a file, but {path} is a folder. Use for instance {path / 'model.onnx'}.")

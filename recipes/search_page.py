@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, check_extra, parse_arguments
 
 if TYPE_CHECKING:
     from hf_sphere.embeddings import ImageIndex, Neighbors
@@ -31,10 +31,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and launch the page."""
     (args,) = parse_arguments((PageArguments,), argv, "Search for images in the browser.")
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before the import of gradio, which sends telemetry
-    try:
-        import gradio as gr
-    except ImportError as error:
-        raise ImportError("the search page requires gradio: pip install 'hf_sphere[app]'.") from error
+    check_extra("app", "the search page", "gradio")
+    import gradio as gr
+
     from hf_sphere.embeddings import ImageIndex
 
     page = build_page(ImageIndex.load(args.index, args.model_name_or_path))

@@ -11,8 +11,5 @@ from .projections import (
     projection_statistics as projection_statistics,
 )
 from .reinitialization import reinitialization_robustness as reinitialization_robustness
-from .results import (
-    LayerRobustness as LayerRobustness,
-    ReinitializationRobustness as ReinitializationRobustness,
-)
+from .results import LayerRobustness as LayerRobustness, ReinitializationRobustness as ReinitializationRobustness
 from .weight_files import LayerWeight as LayerWeight, iterate_layers as iterate_layers

@@ -116,7 +116,7 @@ class ImageBatches:
     @property
     def examples_per_epoch(self) -> int:
         """Images in the batches of an epoch, over all processes, with repetitions."""
-        if not self._same_for_all:
+        if not self.shuffle and self._episodes is None:
             return len(self.labels)
         return min(self._share(), len(self) * self.batch_size) * self.num_processes
 
@@ -172,11 +172,6 @@ class ImageBatches:
     def dealt_together(self) -> int:
         """Number of consecutive images that a process gets at a time: an episode, or one image."""
         return 1 if self._episodes is None else self._episodes.episodes.size
-
-    @property
-    def _same_for_all(self) -> bool:
-        """Whether all processes get the same number of images."""
-        return self.shuffle or self._episodes is not None
 
     def _share(self) -> int:
         if self._episodes is not None:

@@ -33,13 +33,7 @@ from hf_sphere.data.sources import (
     draw_held_out,
     warn_of_shared_rows,
 )
-from hf_sphere.data.targets import (
-    COMPUTED_VALUES,
-    OPEN_SETS,
-    read_class_names,
-    read_labels,
-    read_values,
-)
+from hf_sphere.data.targets import COMPUTED_VALUES, OPEN_SETS, read_class_names, read_labels, read_values
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,7 @@ TORCH: dict[str, type[torch.optim.Optimizer]] = {
 
 
 def build_optimizer(
-    model: nn.Module,
-    name: str,
-    batch: Any = None,
-    *,
-    lr_scales: Mapping[str, float] | None = None,
-    **options: Any,
+    model: nn.Module, name: str, batch: Any = None, *, lr_scales: Mapping[str, float] | None = None, **options: Any
 ) -> torch.optim.Optimizer:
     """Build an optimizer with its parameter groups.
 

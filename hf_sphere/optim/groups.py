@@ -126,8 +126,7 @@ def form_groups(model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule) -> 
         ordinary: Rule of all other parameters.
     """
     own = collect_parameter_options(model)
-    parts = [(f"{prefix}.", part) for prefix, part in model.named_modules() if hasattr(type(part), "no_weight_decay")]
-    kept = {(prefix + name).removeprefix(".") for prefix, part in parts for name in part.no_weight_decay()}
+    kept = _undecayed(model)
     by_rule: dict[str, dict[str, Any]] = {}
     weights: dict[str, Any] = {"params": [], **ordinary.options}
     plain: dict[str, Any] = {"params": [], **ordinary.options, "weight_decay": 0.0}
@@ -150,6 +149,12 @@ def form_groups(model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule) -> 
     groups = ParameterGroups(group for group in (*ordered, weights, plain, *special) if group["params"])
     groups.rules = used
     return groups
+
+
+def _undecayed(model: nn.Module) -> set[str]:
+    """Return the names of the parameters in the `no_weight_decay()` of a model and its parts."""
+    parts = [(f"{prefix}.", part) for prefix, part in model.named_modules() if hasattr(type(part), "no_weight_decay")]
+    return {(prefix + name).removeprefix(".") for prefix, part in parts for name in part.no_weight_decay()}
 
 
 def collect_parameter_options(model: nn.Module) -> dict[str, Mapping[str, Any]]:
@@ -222,7 +227,8 @@ def find_hidden_matrices(model: nn.Module, batch: Any = None) -> dict[str, str]:
     """Classify the weights of a model with two or more axes.
 
     Embeddings and the output layer, which is the last layer with such a weight in a forward pass, are not hidden
-    matrices; nor are weights whose first two axes do not both exceed 1, such as those of depthwise convolutions.
+    matrices; nor are the parameters in the `no_weight_decay()` of the model or a part, such as tables of position
+    biases, and weights whose first two axes do not both exceed 1, such as those of depthwise convolutions.
 
     Args:
         model: Any module, before it is sharded.
@@ -233,7 +239,7 @@ def find_hidden_matrices(model: nn.Module, batch: Any = None) -> dict[str, str]:
     """
     model = unwrap(model)
     embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    last = _last_layer(model, batch)
+    last, undecayed = _last_layer(model, batch), _undecayed(model)
     found = {}
     for name, weight in model.named_parameters():
         if not is_matrix(name, weight):
@@ -241,7 +247,9 @@ def find_hidden_matrices(model: nn.Module, batch: Any = None) -> dict[str, str]:
         found[name] = HIDDEN
         if min(weight.shape[:2]) == 1:
             found[name] = "one of its first two axes is 1"
-        if id(weight) in embedded:
+        if name in undecayed:
+            found[name] = "in no_weight_decay() of the model"
+        elif id(weight) in embedded:
             found[name] = "embedding"
         elif name.rpartition(".")[0] == last:
             found[name] = "output layer"

@@ -6,6 +6,7 @@ Nothing heavy is imported here, so that `--help` and a mistyped argument return 
 import argparse
 import dataclasses
 import difflib
+import importlib.util
 import inspect
 import json
 import math
@@ -284,3 +285,9 @@ def _hint(name: str, names: list[str]) -> str:
     initials = [known for known in names if "".join(word[:1] for word in known.split("_")) == name]  # such as lr
     close = initials or [known for known in names if name in known][:3] or difflib.get_close_matches(name, names, n=3)
     return f" Did you mean {' or '.join(close)}?" if close else f" The keys are: {', '.join(sorted(names))}."
+
+
+def check_extra(extra: str, purpose: str, *packages: str) -> None:
+    """Raise an `ImportError` that names the extra to install, if one of its packages is missing."""
+    if any(importlib.util.find_spec(package) is None for package in packages):
+        raise ImportError(f"{purpose} requires {' and '.join(packages)}: pip install 'hf_sphere[{extra}]'.")

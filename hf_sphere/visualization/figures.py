@@ -4,10 +4,12 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from hf_sphere.utils.arguments import check_extra
 from hf_sphere.utils.files import atomic_file
 
 if TYPE_CHECKING:
@@ -33,20 +35,9 @@ FALLBACK_FONTS = (
 
 Item = TypeVar("Item")
 
+check_matplotlib = partial(check_extra, "plots", "plotting", "matplotlib")
+
 _WORD = re.compile(r"[^\W\d_]+")
-
-
-def check_matplotlib() -> None:
-    """Check that matplotlib is installed.
-
-    Raises:
-        ImportError: If it is missing; the message names the extra to install.
-    """
-    try:
-        import matplotlib
-        import matplotlib.figure  # noqa: F401  (import check only)
-    except ImportError as error:
-        raise ImportError("plotting requires matplotlib: pip install 'hf_sphere[plots]'.") from error
 
 
 @contextlib.contextmanager

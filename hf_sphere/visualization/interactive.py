@@ -19,9 +19,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from hf_sphere.utils.arguments import check_extra
 from hf_sphere.utils.files import write_text
 from hf_sphere.visualization.figures import COLORS
 from hf_sphere.visualization.scene import Panel, Scene
+
+check_plotly = partial(check_extra, "plotly", "the interactive sphere", "plotly")
 
 LONGEST_SIDE = 128  # pixels: the size at which the page shows thumbnails
 MOST_PIXELS = 10_240_000  # pixels of all thumbnails together: 10,000 of 32 x 32
@@ -150,18 +153,6 @@ def write_interactive_sphere(
     page = re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _read_asset("page.html"))
     write_text(path, page)
     return Path(path)
-
-
-def check_plotly() -> None:
-    """Check that plotly is installed.
-
-    Raises:
-        ImportError: If it is missing; the message names the extra to install.
-    """
-    try:
-        import plotly.offline  # noqa: F401  (import check only)
-    except ImportError as error:
-        raise ImportError("the interactive sphere requires plotly: pip install 'hf_sphere[plotly]'.") from error
 
 
 def _read_plotly() -> str:

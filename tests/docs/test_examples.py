@@ -30,9 +30,6 @@ REASONS = dict.fromkeys(
         "hf_sphere.training.start_run",
     ],
     "part of the recipes, which show it in use",
-) | dict.fromkeys(
-    ["hf_sphere.visualization.check_matplotlib", "hf_sphere.visualization.check_plotly"],
-    "raises an error if the package is missing, and does nothing else",
 )
 for loss in HeadLoss.__subclasses__():
     if loss.__module__ == HeadLoss.__module__:  # not one of another test

@@ -62,6 +62,18 @@ def test_embeddings_and_the_last_layer_are_no_hidden_matrices():
     }
 
 
+def test_parameters_that_the_model_does_not_decay_are_no_hidden_matrices():
+    class Biased(Net):
+        def no_weight_decay(self) -> set[str]:
+            return {"hidden.weight"}
+
+    model = Biased()
+    assert find_hidden_matrices(model, IDS)["hidden.weight"] == "in no_weight_decay() of the model"
+    assert rules(model, Muon)["hidden.weight"] == "adamw"
+    (group,) = (g for g in Muon.form_groups(model, IDS) if "hidden.weight" in dict(g["params"]))
+    assert group["weight_decay"] == 0
+
+
 def test_the_last_layer_is_found_by_a_forward_pass_not_by_its_place_in_the_model():
     model = net()
     model._modules = {name: model._modules[name] for name in ("output", "hidden", "norm", "conv", "embedding")}

@@ -247,14 +247,14 @@ def test_invalid_arguments_are_refused(words, message, draw, tmp_path, capsys):
 
 
 def test_a_missing_extra_is_an_error_if_its_figure_is_requested(draw, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
     own = write(tmp_path / "own", *clusters(3))
     with pytest.raises(ImportError, match=r"hf_sphere\[plotly\]"):
         draw(own, "--pictures", "interactive")
 
 
 def test_a_missing_extra_is_noted_if_the_default_figures_are_drawn(draw, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
     folder = draw(write(tmp_path / "own", *clusters(3)))
     assert {path.name for path in folder.iterdir() if path.suffix == ".png"} == {"sphere.png", "angles.png"}
     assert not (folder / "sphere.html").exists()

@@ -105,6 +105,6 @@ def test_the_figure_is_written_into_a_new_folder(tmp_path):
 
 
 def test_missing_matplotlib_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
         plot_analogy_accuracies([result()])

@@ -199,7 +199,7 @@ def test_invalid_input_is_rejected_without_leaving_a_file(tmp_path, changed, mes
 
 
 def test_missing_plotly_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, "plotly", None)
     with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plotly\]'"):
         write_interactive_sphere(tmp_path / "a.html", torch.eye(3), torch.zeros(3).long(), ["a"])
 

@@ -357,6 +357,6 @@ def test_the_figure_is_written_into_a_new_folder(plot, content, name, start, tmp
 
 @pytest.mark.parametrize(("plot", "content"), PLOTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_missing_matplotlib_names_the_extra(plot, content, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
         plot(content)

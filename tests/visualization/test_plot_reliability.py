@@ -125,7 +125,7 @@ class TestReliability:
         assert (tmp_path / "new" / name).read_bytes().startswith(start)
 
     def test_missing_matplotlib_names_the_extra(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
         with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
             plot_reliability(bins_of((0.3, 0.25, 40)))
 
@@ -185,6 +185,6 @@ class TestRiskCoverage:
         assert (tmp_path / "new" / "risk.png").read_bytes().startswith(b"\x89PNG")
 
     def test_missing_matplotlib_names_the_extra(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
         with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
             plot_risk_coverage({"confidence": curve(0.0, 0.25)})
