@@ -116,7 +116,8 @@ def timm_options(config: Mapping[str, Any]) -> dict[str, Any]:
     channels, *size = config["input_size"]
     statistics = {"image_mean": list(config["mean"]), "image_std": list(config["std"])}
     crop = config.get("crop_pct") if config.get("crop_mode", "center") == "center" else None
-    return {"image_size": size, "num_channels": channels, **statistics, "crop_pct": crop}
+    mode = "bicubic" if config.get("interpolation") == "bicubic" else "bilinear"  # others are not supported
+    return {"image_size": size, "num_channels": channels, **statistics, "crop_pct": crop, "interpolation": mode}
 
 
 def processor_options(processor: Any) -> dict[str, Any]:
@@ -139,4 +140,5 @@ def processor_options(processor: Any) -> dict[str, Any]:
         "image_mean": [value / scale for value in mean],
         "image_std": [value / scale for value in std],
         "crop_pct": crop_pct,
+        "interpolation": "bicubic" if getattr(processor, "resample", None) == 3 else "bilinear",
     }

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torchvision.transforms.v2 import InterpolationMode
 from tqdm.auto import tqdm
 
 from hf_sphere.utils.files import atomic_file
@@ -41,13 +42,14 @@ class CorruptImageError(ValueError):
 class ImageShape:
     """Shape of the input images of a model: channels (1 or 3), height and width in pixels.
 
-    With `crop_pct`, images are cropped at the center, see `hf_sphere.utils.pixels.resize_image`.
+    For `crop_pct`, which crops the center, and `interpolation` see `hf_sphere.utils.pixels.resize_image`.
     """
 
     channels: int
     height: int
     width: int
     crop_pct: float | None = None
+    interpolation: str = "bilinear"
 
 
 def probe_shapes(dataset: Dataset, column: str, count: int = 256) -> list[ImageShape]:
@@ -136,7 +138,8 @@ class EncodedImages(torch.utils.data.Dataset):
                 "remove it, or pass --skip_unreadable_images to leave such images out."
             )
         tensor = torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
-        tensor = resize_image(tensor, (self.shape.height, self.shape.width), self.shape.crop_pct)
+        mode = InterpolationMode(self.shape.interpolation)
+        tensor = resize_image(tensor, (self.shape.height, self.shape.width), self.shape.crop_pct, mode)
         return tensor if self.transform is None else self.transform(tensor, row)
 
 
@@ -276,6 +279,7 @@ def _cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None) -> P
     # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches.
     name = f"{used._fingerprint}-{images.column}-{shape.channels}x{shape.height}x{shape.width}"
     name += "" if shape.crop_pct is None else f"-{shape.crop_pct:g}"
+    name += "" if shape.interpolation == "bilinear" else f"-{shape.interpolation}"
     return folder / f"{name}{_state_of_files(images)}.safetensors"
 
 

@@ -43,10 +43,13 @@ class ImageSourceOptions(Arguments):
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column; detected by name by default.")
     image_size: list[int] | None = argument(
-        None, "Side in pixels, or height and width; default: the first image's.", ge=1, le=LARGEST_SIDE
+        None, "Side in pixels, or height and width; default: those of the images, if equal.", ge=1, le=LARGEST_SIDE
     )
     crop_pct: float | None = argument(
         None, "Crop the center, this fraction of a side, as timm does; default: stretch the whole image.", gt=0, le=1
+    )
+    interpolation: Literal["bilinear", "bicubic"] | None = argument(
+        None, "Interpolation of resized images; default: that of the pretrained model, else bilinear."
     )
     num_channels: int | None = argument(None, "1 or 3; default: 3 if some images have colors.", ge=1, le=3)
     image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")

@@ -253,8 +253,9 @@ def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> Ima
     Raises:
         ValueError: If the images have several sizes and the options set none.
     """
+    resizing = options.crop_pct, options.interpolation or "bilinear"
     if options.image_size and options.num_channels:
-        return ImageShape(options.num_channels, options.image_size[0], options.image_size[-1], options.crop_pct)
+        return ImageShape(options.num_channels, options.image_size[0], options.image_size[-1], *resizing)
     found = probe_shapes(rows, column)
     sizes = sorted({(shape.height, shape.width) for shape in found}) if options.image_size is None else []
     if len(sizes) > 1:
@@ -271,7 +272,7 @@ def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> Ima
         )
     size = options.image_size or sizes[0]
     channels = options.num_channels or max(shape.channels for shape in found)
-    return ImageShape(channels, size[0], size[-1], options.crop_pct)
+    return ImageShape(channels, size[0], size[-1], *resizing)
 
 
 def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:

@@ -156,13 +156,14 @@ def color_digits() -> list:
     return [image.convert("RGB") for image in load_splits("digits")["test"]["image"][:4]]
 
 
+@pytest.mark.parametrize("resample", [2, 3], ids=["bilinear", "bicubic"])
 @pytest.mark.parametrize("center_crop", [False, True], ids=["whole image", "center crop"])
-def test_an_image_encoder_of_transformers_needs_no_training(extract, tmp_path, color_digits, center_crop):
+def test_an_image_encoder_of_transformers_needs_no_training(extract, tmp_path, color_digits, center_crop, resample):
     encoder = Dinov2Model(Dinov2Config(**TINY, image_size=16, patch_size=4)).eval()
     if center_crop:
-        processor = ConvNextImageProcessor(size={"shortest_edge": 16}, crop_pct=0.5, resample=2)
+        processor = ConvNextImageProcessor(size={"shortest_edge": 16}, crop_pct=0.5, resample=resample)
     else:
-        processor = ViTImageProcessor(size={"height": 16, "width": 16}, resample=2)
+        processor = ViTImageProcessor(size={"height": 16, "width": 16}, resample=resample)
     for part in (encoder, processor):
         part.save_pretrained(tmp_path / "dinov2")
     rows = rows_of(extract(model=tmp_path / "dinov2"))

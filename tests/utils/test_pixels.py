@@ -1,5 +1,6 @@
 """Image sizes and channels: timm's crop, and the same pixels in training and inference, for images and arrays."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -40,19 +41,31 @@ def test_without_a_crop_the_whole_image_is_stretched():
     assert stretched[0, 0, -1] > 240  # the right edge remains
 
 
+@pytest.mark.parametrize("resample", [PILImage.Resampling.BILINEAR, PILImage.Resampling.BICUBIC])
 @pytest.mark.parametrize("crop_pct", [None, 0.8])
 @pytest.mark.parametrize("size", [(10, 10), (8, 14)])
-def test_the_image_processor_computes_the_pixels_of_training(crop_pct, size, tmp_path):
+def test_the_image_processor_computes_the_pixels_of_training(crop_pct, size, resample, tmp_path):
     image = picture(33, 21)
     height, width = size
     processor = SphereVisionImageProcessor(
-        size={"height": height, "width": width}, image_mean=[0.0] * 3, image_std=[1.0] * 3, crop_pct=crop_pct
+        size={"height": height, "width": width},
+        image_mean=[0.0] * 3,
+        image_std=[1.0] * 3,
+        crop_pct=crop_pct,
+        resample=resample,
     )
     processor.save_pretrained(tmp_path)
     processor = SphereVisionImageProcessor.from_pretrained(tmp_path)
-    shape = ImageShape(3, height, width, processor_options(processor)["crop_pct"])
+    found = processor_options(processor)
+    shape = ImageShape(3, height, width, found["crop_pct"], found["interpolation"])
     trained = EncodedImages(Dataset.from_dict({"image": [image]}), "image", shape)[0]
     assert torch.equal((processor(image, return_tensors="pt")["pixel_values"][0] * 255).round().byte(), trained)
+
+
+def test_the_processor_of_a_trained_model_has_the_interpolation_of_training():
+    shape = ImageShape(3, 8, 8, interpolation="bicubic")
+    saved = SphereVisionImageProcessor.from_data(SimpleNamespace(shape=shape, mean=[0.0], std=[1.0]))
+    assert processor_options(saved)["interpolation"] == "bicubic"
 
 
 def processor(channels: int, **options: Any) -> SphereVisionImageProcessor:

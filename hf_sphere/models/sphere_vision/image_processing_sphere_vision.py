@@ -69,6 +69,7 @@ class SphereVisionImageProcessor(TorchvisionBackend):
             image_mean=data.mean,
             image_std=data.std,
             crop_pct=data.shape.crop_pct,
+            resample=PILImageResampling[data.shape.interpolation.upper()],
         )
 
     def process_image(self, image: Any, num_channels: int | None = None, **kwargs: Any) -> torch.Tensor:

@@ -271,8 +271,8 @@ class Head(nn.Module):
         if trained and self._warn_if_unused and self.has_own_loss():
             self._warn_if_unused = False
             logger.warning(
-                f"Head {self.name!r} is trained without labels, so its own loss is not used. That is right with another "
-                "loss; if it is because of label_smoothing_factor of the Trainer, leave that out or use SphereTrainer."
+                f"Head {self.name!r} is trained without labels, so its own loss is not used. With another loss that is "
+                "right; if it is because of label_smoothing_factor of the Trainer, leave that out or use SphereTrainer."
             )
 
     def initialize_from_data(self, embeddings: Tensor) -> None:
