@@ -30,12 +30,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if Path(args.output).exists() and not args.overwrite_output:
         raise FileExistsError(f"{args.output} exists. Choose another --output, or replace it with --overwrite_output.")
     import transformers
-    from transformers import AutoConfig
+    from transformers import AutoConfig, AutoImageProcessor
     from transformers.utils import logging
 
     import hf_sphere
     from hf_sphere.export import export_onnx
-    from hf_sphere.models import SphereVisionImageProcessor
     from hf_sphere.utils.loading import load_model, load_pretrained
 
     logging.disable_progress_bar()
@@ -44,14 +43,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     kind = getattr(hf_sphere.models, saved, None) or getattr(transformers, saved, transformers.AutoModel)
     model = load_model(kind, args.model_name_or_path, complete=True)
     metadata = {"model": type(model).__name__}
-    if config.model_type == "sphere_vision":
-        processor = load_pretrained(SphereVisionImageProcessor, args.model_name_or_path).to_dict()
-        names = ("num_channels", "size", "crop_pct", "resample", "rescale_factor", "image_mean", "image_std")
-        used = {name: processor[name] for name in names if processor.get(name) is not None}
-        metadata["preprocessing"] = json.dumps(used, default=dict)
+    if model.main_input_name == "pixel_values":
+        try:
+            processor = load_pretrained(AutoImageProcessor, args.model_name_or_path).to_dict()
+        except OSError:
+            print(f"Note: {args.model_name_or_path} has no image processor, so the file lacks the preprocessing.")
+        else:
+            names = ("num_channels", "size", "crop_size", "crop_pct", "resample")
+            names += ("rescale_factor", "image_mean", "image_std")
+            used = {name: processor[name] for name in names if processor.get(name) is not None}
+            metadata["preprocessing"] = json.dumps(used, default=dict)
     if hasattr(model, "head"):
         metadata["class_names"] = json.dumps([config.id2label[index] for index in range(config.num_labels)])
-        metadata["distance"] = model.head.distance
+        metadata |= {name: str(value) for name, value in model.head.metric().items()}
     export_onnx(model, args.output, metadata)
     print(f"wrote     {args.output}, with the metadata {', '.join(metadata)}")
 

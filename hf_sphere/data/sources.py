@@ -264,7 +264,7 @@ def as_splits(data: Any, max_rows: Mapping[str | None, int | None]) -> DatasetDi
 
 def _stored(part: Any, max_rows: int | None) -> Dataset:
     if isinstance(part, Dataset):
-        return part
+        return part if part.format["type"] is None else part.with_format(None)  # it would change images and labels
     part = part if max_rows is None else part.take(max_rows)
     return Dataset.from_generator(partial(iter, part), features=part.features)
 

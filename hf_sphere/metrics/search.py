@@ -33,8 +33,8 @@ TUNING_QUERIES = 500
 SPARE = 8
 """Additional candidates, whose order is corrected by distances in float64."""
 
-QUERIES, REFERENCES = 512, 8192
-"""Sizes of a block of similarities, 16 MiB."""
+QUERIES, REFERENCES, NUMBERS = 512, 8192, 1 << 24
+"""Sizes of a block of similarities, 16 MiB, and of one of candidates for exact distances, 128 MiB."""
 
 
 def choose_kind(count: int, distance: Distance) -> SearchKind:
@@ -127,9 +127,9 @@ class NeighborSearch:
         if not 1 <= k <= count:
             raise ValueError(f"k must be from 1 to the number of references, {count:,}; got {k}.")
         rows = self._candidates(queries, min(k + SPARE, count))
-        distances = torch.cat(
-            [self._distances(*part) for part in zip(queries.split(QUERIES), rows.split(QUERIES), strict=True)]
-        )
+        at_once = min(QUERIES, max(1, NUMBERS // (rows.shape[1] * dim)))
+        parts = zip(queries.split(at_once), rows.split(at_once), strict=True)
+        distances = torch.cat([self._distances(*part) for part in parts])
         # By row first, so that equal distances are in the order of the references.
         by_row = rows.argsort(dim=1)
         order = by_row.gather(1, distances.gather(1, by_row).argsort(dim=1, stable=True))[:, :k]

@@ -228,6 +228,11 @@ class TestDataSetsInPython:
         data = self.load(rows, tmp_path)
         assert (data.train.num_examples, data.evaluation.num_examples) == (32, 8)
 
+    def test_a_transform_of_the_data_set_is_not_applied(self, rows, tmp_path):
+        changed = rows.with_transform(lambda batch: {"pixel_values": batch["image"]})
+        first = [next(self.load(data, tmp_path).train.epoch(0))["pixel_values"] for data in (rows, changed)]
+        assert torch.equal(*first)
+
     def test_splits_are_kept(self, rows, tmp_path):
         data = self.load(DatasetDict(train=rows, test=rows.select(range(10))), tmp_path)
         assert (data.train.num_examples, data.evaluation.num_examples) == (40, 10)

@@ -63,8 +63,10 @@ def test_results_do_not_depend_on_the_blocks(monkeypatch):
     expected = NeighborSearch(references, kind="torch").search(queries, 7)
     monkeypatch.setattr(search, "QUERIES", 7)
     monkeypatch.setattr(search, "REFERENCES", 101)
+    monkeypatch.setattr(search, "NUMBERS", 200)
     found = NeighborSearch(references, kind="torch").search(queries, 7)
     assert torch.equal(found[1], expected[1])
+    assert torch.equal(found[0], expected[0])
 
 
 def test_equal_references_are_in_their_order():

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from transformers import pipeline
+from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 
 from hf_sphere.embeddings import ImageEncoder, ImageIndex, ImageSource
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
@@ -279,6 +279,20 @@ def test_the_metadata_states_the_preprocessing(exported):
     assert (preprocessing["image_mean"], preprocessing["num_channels"]) == ([0.5], 1)
     assert json.loads(metadata["class_names"]) == ["low", "middle", "high"]
     assert metadata["distance"] == "cosine"
+
+
+def test_an_exported_encoder_of_transformers_states_its_preprocessing(load_recipe, run_main, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    ViTModel(ViTConfig(**sizes, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
+    words = ["--model_name_or_path", str(tmp_path / "vit"), "--output", str(tmp_path / "vit.onnx")]
+    run_main(load_recipe("export_onnx"), words)
+    assert "preprocessing" not in {entry.key for entry in onnx.load(tmp_path / "vit.onnx").metadata_props}
+    ViTImageProcessor(size={"height": 8, "width": 8}, resample=3).save_pretrained(tmp_path / "vit")
+    run_main(load_recipe("export_onnx"), [*words, "--overwrite_output"])
+    metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / "vit.onnx").metadata_props}
+    assert json.loads(metadata["preprocessing"])["resample"] == 3
 
 
 # The page
