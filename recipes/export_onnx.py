@@ -47,12 +47,23 @@ def main(argv: Sequence[str] | None = None) -> None:
         try:
             processor = load_pretrained(AutoImageProcessor, args.model_name_or_path).to_dict()
         except OSError:
-            print(f"Note: {args.model_name_or_path} has no image processor, so the file lacks the preprocessing.")
-        else:
-            names = ("num_channels", "size", "crop_size", "crop_pct", "resample")
-            names += ("rescale_factor", "image_mean", "image_std")
-            used = {name: processor[name] for name in names if processor.get(name) is not None}
+            processor = {}
+        names = (
+            "num_channels",
+            "size",
+            "crop_size",
+            "crop_pct",
+            "resample",
+            "rescale_factor",
+            "image_mean",
+            "image_std",
+        )
+        used = {name: value for name, value in processor.items() if name in names or name.startswith("do_")}
+        used = {name: value for name, value in used.items() if value is not None}
+        if "size" in used:
             metadata["preprocessing"] = json.dumps(used, default=dict)
+        else:
+            print(f"Note: the preprocessing of {args.model_name_or_path} is unknown, so the file lacks it.")
     if hasattr(model, "head"):
         metadata["class_names"] = json.dumps([config.id2label[index] for index in range(config.num_labels)])
         metadata |= {name: str(value) for name, value in model.head.metric().items()}

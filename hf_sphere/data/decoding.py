@@ -285,9 +285,11 @@ def _cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None) -> P
 
 def _state_of_files(images: EncodedImages) -> str:
     """Return a digest of sizes and times of the files that are named but not contained, or an empty string."""
-    records = images._records.data.column(images.column)
-    paths = pc.filter(pc.struct_field(records, "path"), pc.is_null(pc.struct_field(records, "bytes"))).to_pylist()
-    found = [(path, os.stat(path)) for path in paths if path and os.path.isfile(path)]
+    if not pc.struct_field(images._records.data.column(images.column), "bytes").null_count:
+        return ""
+    records = images._records.select(images.rows.tolist())[images.column]
+    paths = [record["path"] for record in records if record and record["bytes"] is None and record["path"]]
+    found = [(path, os.stat(path)) for path in paths if os.path.isfile(path)]
     states = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in found]
     return "-" + hashlib.sha256(repr(states).encode()).hexdigest()[:16] if states else ""
 

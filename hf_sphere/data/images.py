@@ -277,7 +277,8 @@ def load_image_split(
     classes, train = options.label_column_name or usual_label_column(splits), options.train_split
     name = choose_eval_split(splits, split)
     if name is None:
-        name = train if classes is None else held_out_names(train, options.eval_fraction, options.eval_seed)[1]
+        is_labeled = classes is not None and has_labels(find_split(splits, train, "--train_split"), classes)
+        name = held_out_names(train, options.eval_fraction, options.eval_seed)[1] if is_labeled else train
     rows = find_split(splits, name, "--split", classes)
     image_column = find_column(rows, options.image_column_name, IMAGE_COLUMNS, "image")
     label_column, class_names = options.label_column_name, []

@@ -70,9 +70,9 @@ class ImageSource:
 
         Args:
             images: The images. Those of a folder are all its image files, at any depth; the folder of a file is its
-                class. Any other folder, one with a `metadata.csv` of `datasets`, and any other text, is a data set; see
-                `hf_sphere.data.sources.load_splits`.
-            split: Split of a data set; its evaluation split if None.
+                class. Any other folder, and any other text, is a data set; see `hf_sphere.data.sources.load_splits`.
+                A folder with a `metadata.csv` or `.jsonl` of `datasets` is one too.
+            split: Split of a data set; if None its evaluation split, or all images of a folder.
 
         Raises:
             TypeError: If an image is an array.
@@ -85,8 +85,8 @@ class ImageSource:
             if path.is_file():
                 return cls.of([path])
             files = _list_images(path)
-            if not files or any(file.suffix in (".csv", ".jsonl", ".parquet") for file in path.rglob("metadata.*")):
-                return cls._of_data_set(str(images), split)
+            if not files or _has_metadata(path):
+                return cls._of_data_set(str(images), split or ("all" if files else None))
             if split is not None:
                 hint = f"name its folder {path / split}" if (path / split).is_dir() else f"leave out {split!r}"
                 raise ValueError(f"{path} is a folder of image files, which has no splits; {hint}.")
@@ -123,6 +123,12 @@ class ImageSource:
         encoded = rows.select_columns([column]).rename_columns({column: "image"} if column != "image" else {})
         name = str(Path(name).resolve()) if Path(name).is_dir() else name
         return cls(name, split, names, labels, encoded.cast_column("image", Image(decode=False)))
+
+
+def _has_metadata(folder: Path) -> bool:
+    """Whether `datasets` reads the classes of a folder from a file; its first line names the files."""
+    found = [file for file in folder.rglob("metadata.*") if file.suffix in (".csv", ".jsonl")]
+    return any("file_name" in file.read_text(errors="ignore").partition("\n")[0] for file in found)
 
 
 def _list_images(folder: Path) -> list[Path]:

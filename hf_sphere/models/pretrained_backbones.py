@@ -147,7 +147,8 @@ def pretrained_preprocessing(name: str) -> dict[str, Any]:
         except OSError:
             return {}
     known = timm.get_pretrained_cfg(name) if timm.is_model(name.split(".")[0]) else None
-    return {} if known is None else timm_options(timm.data.resolve_data_config(pretrained_cfg=known.to_dict()))
+    bilinear = {"interpolation": "bilinear"}  # as random crops
+    return {} if known is None else timm_options(timm.data.resolve_data_config(bilinear, known.to_dict()))
 
 
 def _load_encoder(config: Any, file: str) -> Any:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_sphere.metrics.checks import check_embeddings, check_labels, check_scores
-from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.ood.scores import UNFITTED
 from hf_sphere.utils.modules import eval_mode
 
@@ -76,7 +75,7 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
         torch.Size([8, 64])
     """
     batches = [batches] if isinstance(batches, Tensor) else batches
-    head, calls, parts = next(iter(heads_of(model)), None), [], []
+    head, calls, parts = getattr(model, "head", None) if hasattr(model, "head_inputs") else None, [], []
 
     def remember(layer: nn.Module, inputs: Any, output: Any) -> None:
         if head is not None or output.ndim == 2 or output.shape[2:] == (1, 1):  # others would take much memory

@@ -1,5 +1,6 @@
 """Evaluation of models, and fitting of heads to embeddings before and after training."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -214,7 +215,6 @@ def initialize_from_data(
         model: Any module with a `Head`, or an image model of this library. Its mode and batch-norm statistics are
             restored.
         batches: Training batches of this process; any iterable of mappings with the inputs of the model, on its device.
-            Those whose names end in `labels` are left out.
         max_examples: Maximum number of images, over all processes.
 
     Raises:
@@ -257,12 +257,14 @@ class _ReachedHeadError(Exception):
 def _inputs_of(head: Head, model: nn.Module, batch: Batch) -> Tensor:
     """Return the embeddings (B, d) that a model passes to its head."""
 
-    def stop(head: nn.Module, positional: tuple[Tensor, ...]) -> None:
-        raise _ReachedHeadError(positional[0])
+    def stop(head: nn.Module, positional: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        raise _ReachedHeadError(positional[0] if positional else named["embeddings"])
 
-    with head.register_forward_pre_hook(stop):
+    accepted = inspect.signature(model.forward).parameters.values()
+    takes_all, names = any(p.kind is p.VAR_KEYWORD for p in accepted), [p.name for p in accepted]
+    with head.register_forward_pre_hook(stop, with_kwargs=True):
         try:
-            model(**{name: value for name, value in batch.items() if not name.endswith("labels")})
+            model(**{name: value for name, value in batch.items() if takes_all or name in names})
         except _ReachedHeadError as reached:
             return reached.args[0]
     raise ValueError("the model's forward pass does not call its head, so the head cannot be initialized from data.")

@@ -65,8 +65,11 @@ def count_examples(batch: Batch) -> int:
 
 
 def loss_is_sum(model: "nn.Module") -> bool:
-    """Whether a model's loss, that of a head or another module, is the sum over the batch instead of the mean."""
-    return any(getattr(module, "reduction", None) == "sum" for module in model.modules())
+    """Whether a model's loss is the sum over the batch instead of the mean: that of a head, or its `loss_reduction`."""
+    from hf_sphere.nn import Head, PoleRegression
+
+    parts = [module.reduction for module in model.modules() if isinstance(module, (Head, PoleRegression))]
+    return "sum" in [*parts, getattr(model, "loss_reduction", "mean")]
 
 
 def measure_classification(output: Any, batch: Batch) -> "dict[str, Tensor]":

@@ -143,7 +143,8 @@ def _initial_images(model: Any, loader: Any) -> Iterator[dict[str, Tensor]]:
     images_of_ours = data.batches.epoch(augment=False) if isinstance(data, _ImageEpochs) else None
     # The loader without Accelerate's wrapper, whose state would change if it is not read to the end.
     for batch in images_of_ours or getattr(loader, "base_dataloader", loader):
-        yield {name: value.to(next(model.parameters()).device) for name, value in batch.items()}
+        device = next(model.parameters()).device
+        yield {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
 
 
 class _ImageEpochs(IterableDataset):

@@ -257,6 +257,16 @@ class TestCache:
         assert decoded_after_writing(1) == 1
         assert decoded_after_writing(9) == 9
 
+    def test_a_changed_file_outside_the_subset_leaves_its_cache(self, tmp_path, decode, forbid_decoding):
+        files = [str(tmp_path / f"{n}.png") for n in range(3)]
+        for file in files:
+            PILImage.fromarray(flat(1)).save(file)
+        dataset = Dataset.from_dict({"image": files}).cast_column("image", Image())
+        decode(dataset.select([0, 2]))
+        os.utime(files[1], (9, 9))
+        forbid_decoding()
+        decode(dataset.select([0, 2]))
+
     def test_the_cache_is_one_file_in_the_given_folder(self, tmp_path, make_dataset, decode):
         decode(make_dataset([flat(1)]), cache_dir=tmp_path / "deep" / "below")
         assert [path.suffix for path in (tmp_path / "deep" / "below").iterdir()] == [".safetensors"]

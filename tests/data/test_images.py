@@ -225,6 +225,10 @@ class TestLabels:
         data = load_one(embed(train=make_dataset(marked(2)), test=test))
         assert (data.class_names, data.batches.labels.tolist()) == ([], [-1, -1])
 
+    def test_all_images_of_unlabeled_data_are_loaded(self, make_dataset, embed, load_one):
+        train = make_dataset(marked(5), [-1] * 5, feature=ClassLabel(names=["ant", "bee"]))
+        assert load_one(embed(train=train), None).num_images == 5
+
     def test_the_only_column_of_images_needs_no_name(self, make_dataset, load):
         train = make_dataset(marked(2), [0, 1], image_column="picture")
         assert load(train).train.num_examples == 2

@@ -38,7 +38,9 @@ def test_classes_of_a_metadata_file_are_those_of_training(tmp_path, digits):
     (tmp_path / "metadata.csv").write_text("file_name,label\nsix.png,6\neven/two.png,2\n")
     source = ImageSource.of(tmp_path)
     assert dict(zip(source.names, source.labels, strict=True)) == {"six.png": "6", "even/two.png": "2"}
-    assert (source.name, source.split) == (str(tmp_path), "train")
+    assert (source.name, source.split) == (str(tmp_path), "all")
+    (tmp_path / "metadata.csv").write_text("title,taken\nA bird,2024\n")
+    assert (len(ImageSource.of(tmp_path)), ImageSource.of(tmp_path).split) == (2, None)
 
 
 def test_a_test_split_without_labels_has_images_without_classes(tmp_path, digits):

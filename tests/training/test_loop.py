@@ -239,7 +239,7 @@ class Summed(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.reduction = "sum"
+        self.loss_reduction = "sum"
         self.model = model
 
     def forward(self, pixel_values, labels):

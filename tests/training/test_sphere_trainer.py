@@ -24,7 +24,9 @@ from hf_sphere import (
 )
 from hf_sphere.data import ImageBatches, ImageDataOptions, ImagesInMemory, load_image_data
 from hf_sphere.nn import HEADS, build_head
+from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.training import SphereCallback, TrainingLoop, create_optimizer, initialize_from_data
+from hf_sphere.training.measures import loss_is_sum
 
 BATCH = 131  # eleven equal batches of the 1,442 training digits; a single one that is left over is dropped
 OPTIONS = {"arcface": {"margin_warmup_epochs": 1, "temperature_lr": 0.1}, "vmf": {"temperature_lr": 0.1}}
@@ -199,9 +201,11 @@ def test_initialization_does_not_change_the_order_of_the_data(arguments):
         model = make_model("vmf")
         if given:
             initialize_from_data(model, [{"pixel_values": torch.stack([row["pixel_values"] for row in images()])}])
-        model.register_forward_pre_hook(lambda _, __, batch: first.append(batch.get("labels")), with_kwargs=True)
+        model.register_forward_pre_hook(
+            lambda m, _, batch: first.append((m.training, batch["labels"])), with_kwargs=True
+        )
         SphereTrainer(model, arguments(max_steps=1), train_dataset=images()).train()
-    one, other = (labels.tolist() for labels in first if labels is not None)
+    one, other = (labels.tolist() for training, labels in first if training)
     assert one == other
 
 
@@ -239,6 +243,48 @@ def test_a_head_in_a_model_of_a_user_is_initialized_from_data(arguments):
     SphereTrainer(model, arguments(max_steps=1, learning_rate=0.0), train_dataset=data).train()
     for name, value in expected.classes.state_dict().items():
         torch.testing.assert_close(model.classes.state_dict()[name], value)
+
+
+def test_views_of_images_can_be_classified_by_a_head_in_a_model_of_a_user(arguments):
+    class Views(Own):
+        def forward(self, pixel_values: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            views = torch.stack([pixel_values, pixel_values.flip(3)], 1).flatten(0, 1).flatten(1)
+            return {"loss": self.classes(embeddings=self.linear(views), labels=labels.repeat_interleave(2)).loss}
+
+    trainer = SphereTrainer(Views("vmf"), arguments(max_steps=2), train_dataset=images())
+    assert trainer.train().global_step == 2
+    assert not trainer.model.classes.needs_data_initialization
+
+
+def test_other_columns_of_the_batches_are_not_passed_to_the_model(arguments):
+    def collate(rows: list[dict]) -> dict:
+        batch = {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
+        return batch | {"file": ["a.png"] * len(rows), "weight": torch.ones(len(rows))}
+
+    class Weighted(SphereTrainer):
+        def compute_loss(self, model, inputs, **options):
+            return super().compute_loss(model, {n: v for n, v in inputs.items() if n not in ("file", "weight")})
+
+    args = arguments(max_steps=1, remove_unused_columns=False)
+    model = Own("vmf")
+    assert Weighted(model, args, train_dataset=images(), data_collator=collate).train().global_step == 1
+    assert not model.classes.needs_data_initialization
+
+
+def test_a_frozen_copy_of_a_head_is_not_initialized():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["linear"], modules_to_save=["classes"])
+    model = peft.get_peft_model(Own("vmf"), config)
+    assert len(heads_of(model)) == 1
+    initialize_from_data(model, [{"pixel_values": torch.randn(8, 1, 8, 8)}])
+    assert not heads_of(model)[0].needs_data_initialization
+
+
+def test_a_loss_module_that_sums_does_not_make_the_loss_a_sum():
+    model = nn.ModuleDict({"auxiliary": nn.MSELoss(reduction="sum"), "own": Own("cosine")})
+    assert not loss_is_sum(model)
+    model.loss_reduction = "sum"
+    assert loss_is_sum(model)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -327,8 +327,9 @@ class Head(nn.Module):
 
 
 def heads_of(model: nn.Module) -> list[Head]:
-    """Return the heads in a model, whose methods training loops call."""
-    return [module for module in model.modules() if isinstance(module, Head)]
+    """Return the heads in a model, whose methods training loops call; not the frozen copies of PEFT."""
+    parts = model.named_modules()
+    return [part for name, part in parts if isinstance(part, Head) and "original_module" not in name.split(".")]
 
 
 def option_names(head_class: type[Head]) -> list[str]:

@@ -47,8 +47,8 @@ class VMFHead(ClassVectorHead, TemperatureHead):
     of the means. So are those of a model exported to ONNX, which would otherwise contain the random numbers.
 
     The samples of the training loss are random. In the recipes they depend on the run's seed, the optimizer step and
-    the place of the image in the global batch; in a loop that does not call `before_forward`, on torch's global
-    generator.
+    the place of the image in the global batch; in a loop that does not call `before_forward`, or if the head gets
+    several embeddings per image, on torch's global generator.
 
     Args:
         embedding_dim: Length d of the embeddings, at least 2.
@@ -228,10 +228,8 @@ class VMFHead(ClassVectorHead, TemperatureHead):
     def _take_keys(self, embeddings: Tensor) -> Tensor:
         """Return the keys of this forward pass, (B,), those of `before_forward` at most once."""
         keys, self._keys = self._keys, None
-        if keys is None:
+        if keys is None or len(keys) != len(embeddings):  # a model may pass several embeddings per example
             return torch.randint(2**62, embeddings.shape[:1], device=embeddings.device)
-        if len(keys) != len(embeddings):
-            raise ValueError(f"`before_forward` announced {len(keys)} examples, but the batch has {len(embeddings)}.")
         return keys
 
     def _log_mean_softmax(self, embeddings: Tensor, weight: Tensor) -> Tensor:
