@@ -125,8 +125,9 @@ def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) 
 
 def has_labels(rows: Dataset, column: str) -> bool:
     """Whether a label column has classes; those of test images without labels are all missing or -1."""
-    is_list = hasattr(rows.features[column], "feature")  # an error elsewhere
-    return is_list or not set(rows.unique(column)) <= {None, -1}
+    feature = rows.features.get(column)
+    is_wrong = feature is None or hasattr(feature, "feature")  # missing, or of lists: an error elsewhere
+    return is_wrong or not set(rows.unique(column)) <= {None, -1}
 
 
 _PIXELS_AT_A_TIME = 1 << 20

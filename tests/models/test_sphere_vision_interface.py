@@ -182,7 +182,7 @@ def test_label_smoothing_of_the_trainer_warns_that_the_margin_is_not_used(tmp_pa
         trainer(classifier(head="arcface"), [0, 1, 2], tmp_path, label_smoothing_factor=0.1).train()
     messages = [message for message in caplog.messages if "its own loss is not used" in message]
     assert len(messages) == 1
-    assert "some heads have the option label_smoothing" in messages[0]
+    assert "leave that out or use SphereTrainer" in messages[0]
 
 
 def test_label_smoothing_of_the_head_keeps_the_margin(tmp_path, caplog):
