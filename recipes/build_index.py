@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from transformers.utils import logging
 
     from hf_sphere.embeddings import ImageIndex, ImageSource
+    from hf_sphere.metrics.search import APPROXIMATE
 
     logging.disable_progress_bar()  # only the bar of the images is shown
     source = ImageSource.of(args.images, args.split)
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = args.output_dir or args.add_to
     index.save(folder)
     search = index.neighbor_search
-    recall = f", recall@10 of {search.recall:.3f}" if search.kind in ("ivf", "hnsw") else ", exact"
+    recall = f", recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else ", exact"
     print(
         f"added     {added:,} of {len(source):,} images of {args.images}\n"
         f"wrote     {folder}: {len(index):,} images, {search.references.shape[1]}-dimensional embeddings\n"

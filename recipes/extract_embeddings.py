@@ -41,7 +41,7 @@ class ExtractionArguments(Arguments):
     dataset_name: str = argument(help="Hub id, folder, or a bundled data set: `digits` or `two_clusters`.")
     output_dir: str = argument(help="Output folder.")
     dataset_config_name: str | None = argument(None, "Configuration of the data set.")
-    split: str = argument("test", "Split to embed.")
+    split: str | None = argument(None, "Split to embed; the evaluation split if not set.")
     train_classes: int | None = argument(
         None,
         "For a retrieval model trained with this option: pool the training split and --split, and embed the images of "

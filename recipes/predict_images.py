@@ -29,7 +29,7 @@ SUFFIXES = (".csv", ".parquet")
 class PredictionArguments(Arguments):
     """Model, images and file."""
 
-    model_name_or_path: str = argument(help="Saved classifier of type sphere_vision: folder or Hub id.")
+    model_name_or_path: str = argument(help="Image model with a head: folder or Hub id.")
     images: str = argument(help="Folder of images (at any depth), image file, or name of a data set.")
     output: str = argument(help="File to write, with the suffix .csv or .parquet.")
     split: str | None = argument(None, "Split of a data set; the evaluation split if not set.")

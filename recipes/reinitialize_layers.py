@@ -232,8 +232,7 @@ def load_batches(
         limits = [limit for limit in (args.max_samples, data_args.max_eval_samples) if limit is not None]
         # A smaller sample with the same seed is a subset of a larger one.
         limit = min(limits, default=None)
-        split = data_args.eval_split
-        data = load_image_split(data_args, split, max_samples=limit, batch_size=args.batch_size, **common)
+        data = load_image_split(data_args, max_samples=limit, batch_size=args.batch_size, **common)
         known = getattr(getattr(model, "config", None), "label2id", {})
         if data.class_names and set(data.class_names) <= set(known):  # the split may lack classes of the training
             indices = torch.tensor([known[name] for name in data.class_names], device=accelerator.device)

@@ -130,6 +130,8 @@ def make_table(index: "ImageIndex", found: "Neighbors") -> list[dict[str, Any]]:
 
 def write_table(rows: list[dict[str, Any]], file: Any) -> None:
     """Write the table as CSV."""
+    if not rows:
+        raise ValueError("no image is left to find; leave out --leave_out_query.")
     writer = csv.DictWriter(file, rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

@@ -46,13 +46,15 @@ def build_page(index: "ImageIndex") -> Any:
     """Build the page."""
     import gradio as gr
 
+    from hf_sphere.metrics.search import APPROXIMATE
+
     shown = "All if none is chosen; of images without a label, predictions."
     classes = sorted(set(index.classes()) - {""})
     search = index.neighbor_search
     with gr.Blocks(title="Image search", analytics_enabled=False) as page:
         gr.Markdown(
             f"# Image search\n{len(index):,} images, {search.distance} distance, search `{search.kind}`"
-            + (f" with a recall@10 of {search.recall:.3f}" if search.kind in ("ivf", "hnsw") else "")
+            + (f" with a recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else "")
         )
         with gr.Row():
             with gr.Column(scale=1):

@@ -259,7 +259,7 @@ def _choose_batch_size(given: int | None, episodes: Episodes | None) -> int:
 
 
 class FewShotBatches:
-    """Batches of episodes for models that classify query images by support images; same interface as `ImageBatches`.
+    """Batches of episodes for models that classify query images by support images; see `training.measures.Batches`.
 
     A batch has E episodes of `way` classes with `shot` support and `query` query images each, without overlap:
     `{"pixel_values" (E, way * query, C, H, W), "support_pixel_values" (E, way, shot, C, H, W), "labels" (E, way *

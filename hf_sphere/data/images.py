@@ -13,9 +13,10 @@ from torch import Tensor
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.data.corruption import Corruption
-from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all, file_names, probe_shapes
+from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all, probe_shapes
 from hf_sphere.data.options import (
     AugmentationOptions,
+    DataTask,
     ImageDataOptions,
     ImageSourceOptions,
     OpenSetOptions,
@@ -44,7 +45,7 @@ from hf_sphere.data.splits import (
     pool,
     prepare_images,
 )
-from hf_sphere.data.targets import CHANGED_BY, OPEN_SETS, Task, check_task, has_labels, read_class_names
+from hf_sphere.data.targets import CHANGED_BY, OPEN_SETS, check_task, has_labels, read_class_names
 from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
@@ -90,20 +91,17 @@ class ImageSplit:
         class_names: Name of each class, by index; empty, and all labels -1, if the split has no labels.
         num_images: Number of images, over all processes.
         name: Name of the split, or `train+test` if both splits were pooled.
-        file_names: File of each row of the data set (`epoch_rows` counts these rows), relative to the folder of the
-            data set; empty if the data set names no files.
     """
 
     batches: ImageBatches
     class_names: list[str]
     num_images: int
     name: str
-    file_names: list[str] = field(default_factory=list)
 
 
 def load_image_data(
     options: ImageDataOptions,
-    task: Task = "classification",
+    task: DataTask = "classification",
     *,
     dataset: Any = None,
     targets: ValueOptions | OpenSetOptions | None = None,
@@ -275,10 +273,11 @@ def load_image_split(
     corruption = _corruption(options, seed)
     splits = _load_splits(options, dataset)
     classes, train = options.label_column_name or usual_label_column(splits), options.train_split
-    name = choose_eval_split(splits, split)
+    name = choose_eval_split(splits, split or options.eval_split, train)
     if name is None:
-        is_labeled = classes is not None and has_labels(find_split(splits, train, "--train_split"), classes)
-        name = held_out_names(train, options.eval_fraction, options.eval_seed)[1] if is_labeled else train
+        name, rows = train, find_split(splits, train, "--train_split")
+        if train_classes is None and classes is not None and has_labels(rows, classes):
+            name = held_out_names(train, options.eval_fraction, options.eval_seed)[1]
     rows = find_split(splits, name, "--split", classes)
     image_column = find_column(rows, options.image_column_name, IMAGE_COLUMNS, "image")
     label_column, class_names = options.label_column_name, []
@@ -322,8 +321,7 @@ def load_image_split(
         process_index=process_index,
         num_processes=num_processes,
     )
-    files = file_names(rows, image_column, options.dataset_name)
-    return ImageSplit(batches, class_names, len(part), part.name, files)
+    return ImageSplit(batches, class_names, len(part), part.name)
 
 
 def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:
@@ -334,7 +332,8 @@ def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:
 def _load_splits(options: ImageSourceOptions, dataset: Any) -> DatasetDict:
     if dataset is None:
         return load_splits(options.dataset_name, options.dataset_config_name)
-    evaluation = choose_eval_split(dataset if isinstance(dataset, dict) else {}, options.eval_split)
+    given = dataset if isinstance(dataset, dict) else {}
+    evaluation = choose_eval_split(given, options.eval_split, options.train_split)
     # The training split last, since it can be named `validation` as well.
     return as_splits(dataset, {evaluation: options.max_eval_samples, options.train_split: options.max_train_samples})
 
@@ -379,7 +378,7 @@ def load_thumbnails(
         uint8, (N, channels, height, width); an image that cannot be decoded is black.
 
     Raises:
-        ValueError: If a split or a row does not exist.
+        ValueError: If a split or a row does not exist, there are no rows, or none of the images can be decoded.
     """
     loaded = load_splits(name, config_name)
     parts = [find_split(loaded, split, "--split") for split in splits]

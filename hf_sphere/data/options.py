@@ -10,6 +10,10 @@ from typing import Any, Literal
 
 from hf_sphere.utils.arguments import SEED, Arguments, argument
 
+DataTask = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
+"""Kind of `labels`: classes, real values, classes with real values in addition, or (the last two) classes that are
+numbered separately in each split."""
+
 LARGEST_SIDE = 2**14
 """Largest side of images, pixels."""
 

@@ -95,9 +95,9 @@ def find_column(
     return found
 
 
-def choose_eval_split(splits: Mapping[str, Any], name: str | None) -> str | None:
-    """Return the name of the evaluation split: `name`, else `test`, else `validation`, else None."""
-    return name or next((split for split in ("test", "validation", "valid") if split in splits), None)
+def choose_eval_split(splits: Mapping[str, Any], name: str | None, train: str = "train") -> str | None:
+    """Return the name of the evaluation split: `name`, else `test`, else `validation`, but not `train`, else None."""
+    return name or next((key for key in ("test", "validation", "valid") if key in splits and key != train), None)
 
 
 def find_split(splits: DatasetDict, name: str, option: str, label_column: str | None = None) -> Dataset:
@@ -130,7 +130,7 @@ def choose_splits(
     divided, `eval` is then the training split.
     """
     train = options.train_split
-    names = {"train": train, "eval": choose_eval_split(splits, options.eval_split) or train}
+    names = {"train": train, "eval": choose_eval_split(splits, options.eval_split, train) or train}
     label_column = None if task == "regression" else options.label_column_name or usual_label_column(splits)
     is_divided = names["eval"] == train and options.eval_split is None
     by_class = train_classes is not None or (is_divided and task in OPEN_SETS)
@@ -305,7 +305,7 @@ def read_split(splits: DatasetDict, name: str, label_column: str | None = None) 
 
 
 def warn_of_shared_rows(splits: DatasetDict, train: str, evaluation: str) -> None:
-    """Warn if two splits or expressions of different names have rows in common; held-out parts never have."""
+    """Warn if two splits or expressions of different names have rows in common; held-out parts are not checked."""
     if train == evaluation or any(_HELD_OUT.fullmatch(name) for name in (train, evaluation)):
         return
     shared = sum(

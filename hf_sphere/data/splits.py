@@ -136,7 +136,8 @@ def open_parts(
     """Return the parts `train`, `eval` and possibly `validation`, the class names and the image shape."""
     rows = choose_splits(splits, options, task, train_classes)
     if train_classes is None:
-        warn_of_shared_rows(splits, rows["train"][0], rows["eval"][0])
+        for key in list(rows)[1:]:
+            warn_of_shared_rows(splits, rows["train"][0], rows[key][0])
     only_rows = {key: part for key, (_, part) in rows.items()}
     image_column = common_column(only_rows, options.image_column_name, IMAGE_COLUMNS, "image")
     label_column, value_column, class_names = None, None, []

@@ -1,19 +1,15 @@
 """Targets of images: class labels, real values, or both."""
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import get_args
 
 import pyarrow as pa
 import torch
 from datasets import ClassLabel, Dataset
 from torch import Tensor
 
-from hf_sphere.data.options import ImageSourceOptions, ValueOptions
+from hf_sphere.data.options import DataTask, ImageSourceOptions, ValueOptions
 from hf_sphere.data.sampling import Episodes
-
-Task = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
-"""Kind of `labels`: classes, real values, classes with real values in addition, or (the last two) classes that are
-numbered separately in each split."""
 
 OPEN_SETS = ("retrieval", "few_shot")
 """Tasks whose splits may have different classes."""
@@ -27,7 +23,7 @@ def check_task(
     episodes: Episodes | None = None,
 ) -> None:
     """Raise an error if a task does not exist, or does not support the options, targets or episodes."""
-    if task not in get_args(Task):
+    if task not in get_args(DataTask):
         raise ValueError(f"task must be classification, regression, joint, retrieval or few_shot; got {task!r}.")
     sources = {"value_column_name": values.value_column_name, "computed_value": values.computed_value}
     given = [f"--{name} {value}" for name, value in sources.items() if value is not None]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hf_sphere.data.options import TextDataOptions
 from hf_sphere.data.sampling import draw_subset
-from hf_sphere.data.sources import check_validation_split, common_column, find_split, require_splits
+from hf_sphere.data.sources import check_validation_split, choose_eval_split, common_column, find_split, require_splits
 from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
 from hf_sphere.utils.loading import load_dataset
 
@@ -166,8 +166,7 @@ def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, s
     """Return the names of the splits `train`, `eval` and `validation`; no `eval` if the held-out part replaces it."""
     validation, fraction = options.validation_split, options.validation_fraction
     names = {"train": options.train_split}
-    usual = (name for name in ("test", "validation") if name in splits and name != options.train_split)
-    found = options.eval_split or next(usual, None)
+    found = choose_eval_split(splits, options.eval_split, options.train_split)
     if found is not None:
         names["eval"] = found
     elif not fraction:

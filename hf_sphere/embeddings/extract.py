@@ -77,7 +77,7 @@ def class_names(model: Any) -> list[str]:
     return [labels[index] for index in range(len(labels))] if hasattr(model, "head") else []
 
 
-def load_source_images(model_name: str, options: ImageSourceOptions, split: str, **loading: Any) -> ImageSplit:
+def load_source_images(model_name: str, options: ImageSourceOptions, split: str | None, **loading: Any) -> ImageSplit:
     """Load a split with the preprocessing of a model; `loading` are arguments of `load_image_split`.
 
     The preprocessing is that of the model's image processor. Without one, its configuration has the size of the images,

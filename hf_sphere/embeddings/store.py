@@ -27,6 +27,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from torch import Tensor
 
 from hf_sphere.data.parquet import ParquetSplit
+from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.sources import find_split, load_splits
 from hf_sphere.data.targets import read_class_names, read_labels, read_values
 from hf_sphere.utils.files import atomic_folder, read_json, write_json
@@ -198,8 +199,7 @@ def read_embeddings(
         raise ValueError(f"--max_samples must be at least 1; got {max_samples}.")
     numbers = torch.arange(len(rows))
     if max_samples is not None and max_samples < len(rows):
-        drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:max_samples]
-        numbers = drawn.sort().values
+        numbers = draw_subset(len(rows), max_samples, seed)
         rows = rows.select(numbers.tolist())
     class_names = read_class_names(rows, "label") if "label" in columns else []
     if predicted and not isinstance(rows.features["prediction"], ClassLabel):

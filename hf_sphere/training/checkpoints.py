@@ -202,8 +202,6 @@ class Snapshots:
     def __init__(
         self, output_dir: str | PathLike, every: int | None, until: int | None, metadata: Mapping[str, str]
     ) -> None:
-        if min(every or 1, until or 1) < 1 or 0 in (every, until):
-            raise ValueError(f"snapshot_epochs and snapshot_until must be at least 1; got {every} and {until}.")
         self.every, self.until = every, until
         self.folder = Path(output_dir, SNAPSHOT_FOLDER)
         self.processes = PartialState()

@@ -55,7 +55,7 @@ def run_recipe(main: Callable[[Sequence[str] | None], None], **environment: str)
             print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
         sys.exit(130)
     except KeyboardInterrupt:
-        print("\nStopped immediately; the last checkpoint is complete.", file=sys.stderr)
+        print("\nStopped; files and checkpoints that were finished are complete.", file=sys.stderr)
         sys.exit(130)
     except (*USER_ERRORS, MemoryError, RuntimeError) as error:
         text = error_text(error)

@@ -239,15 +239,11 @@ def initialize_from_data(
     if len(heads) > 1:
         raise ValueError(f"{len(heads)} heads require initialization from data; call it on parts with one of them.")
     (head,) = heads
-    was_training = model.training
-    try:
-        with _normalized_by_batch(model):
-            some = torch.cat(_first(share, (_inputs_of(head, model, batch) for batch in unaugmented)))[:share]
-        if processes > 1:
-            some = torch.cat(gather_object([some.cpu()])).to(some.device)
-        head.initialize_from_data(some)
-    finally:
-        model.train(was_training)
+    with _normalized_by_batch(model):
+        some = torch.cat(_first(share, (_inputs_of(head, model, batch) for batch in unaugmented)))[:share]
+    if processes > 1:
+        some = torch.cat(gather_object([some.cpu()])).to(some.device)
+    head.initialize_from_data(some)
 
 
 class _ReachedHeadError(Exception):
@@ -282,12 +278,14 @@ def _first(count: int, parts: Iterable[Tensor]) -> list[Tensor]:
 
 @contextmanager
 def _normalized_by_batch(model: nn.Module) -> Iterator[None]:
-    """Set eval mode, but let trainable batch norms use batch statistics, and restore their running statistics.
+    """Set eval mode, but let trainable batch norms use batch statistics; restore all modes and their statistics.
 
     Before training, running statistics do not match the data: with a scale initialized from them, embeddings are much
     longer in the first training step.
     """
-    model.train()
+    modes = [(module, module.training) for module in model.modules()]
+    if not model.training:
+        model.train()
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
     kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
     model.eval()
@@ -296,7 +294,8 @@ def _normalized_by_batch(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        model.eval()
+        for module, mode in modes:
+            module.training = mode
         for norm, buffers in zip(norms, kept, strict=True):
             for name, buffer in norm.named_buffers():
                 buffer.copy_(buffers[name])

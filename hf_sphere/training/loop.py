@@ -339,9 +339,12 @@ class TrainingLoop:
                 f"{checkpoint} was written in the middle of an epoch by {self.state.num_processes} process(es); resume "
                 f"with as many, not with {self.accelerator.num_processes}."
             )
+        follows_metric = isinstance(self.scheduler, ReduceLROnPlateau)
+        if follows_metric != ("best" in self.state.scheduler):
+            raise CheckpointError(f"{checkpoint} has another lr_scheduler_type; `plateau` cannot be changed.")
         if self.state.metric not in ("", self.metric):  # the best value of one metric cannot be compared with another
             self.state.best_metric = self.state.best_epoch = None
-        if self.state.metric in ("", self.metric) or not isinstance(self.scheduler, ReduceLROnPlateau):
+        if self.state.metric in ("", self.metric) or not follows_metric:
             self.scheduler.load_state_dict(self.state.scheduler)
         self._adopt_settings(requested)
         device = self.accelerator.device
@@ -357,6 +360,8 @@ class TrainingLoop:
             group.update({**settings, "lr": now})
         if isinstance(self.scheduler, LambdaLR):
             self.scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
+        elif isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.factor, self.scheduler.patience = self.args.lr_gamma, self.args.lr_patience
 
     @contextmanager
     def _catch_signals(self) -> Iterator[None]:

@@ -43,7 +43,7 @@ _FREE_TO_CHANGE = {
 _OF_THE_MODEL = {
     *("backbone", "backbone_kwargs", "embedding_dim", "head", "head_kwargs", "metric", "spherization", "spherized"),
     *("spherization_kwargs", "spherized_layers", "temperature", "prototypes_file", "value_range", "tokenizer_name"),
-    *("image_size", "num_channels"),
+    *("image_size", "num_channels", "final_activation"),
 }
 """Settings that define the model."""
 

@@ -184,7 +184,7 @@ def _selection_note(metric: str, run: Run, results: Mapping[str, Any], held_out:
     args = run.args
     prefix, _, name = metric.partition("_")
     where = {"train": "the training split", "validation": held_out}.get(prefix, "the evaluation split itself")
-    if args.load_best_model_at_end:
+    if args.load_best_model_at_end and results["best_epoch"] is not None:
         optimism = " (optimistic)" if prefix == "eval" else ""
         return (
             f"The model is that of epoch {results['best_epoch']}, chosen by its {name.replace('_', ' ')} on "

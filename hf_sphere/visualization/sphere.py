@@ -26,7 +26,7 @@ _APART = 2.16  # distance between the centers of the two hemispheres, in radii
 _OCTANT = math.degrees(math.acos(3**-0.5))
 """Angle between the center of the positive octant and its corners, in degrees."""
 
-_LARGEST_NAMED = 30  # number of classes; a panel does not have room for more names
+_MOST_NAMES_OF_A_PANEL = 30  # number of classes
 _SHARED_NOTES = ("height of", "lines")
 """Beginnings of the caption lines that explain marks; they are drawn once below all panels, not below each."""
 
@@ -367,7 +367,7 @@ def plot_gallery(
         notes = scene.draw(axes, scale=0.5)
         if widths[number % columns] > 1 and not both[number]:
             axes.set_xlim(axes.get_xlim()[0] - _APART / 2, axes.get_xlim()[1] + _APART / 2)
-        if _LARGEST_NAMED < len(scene.present) <= LARGEST_NAMED:
+        if _MOST_NAMES_OF_A_PANEL < len(scene.present) <= LARGEST_NAMED:
             notes.append(f"{len(scene.present)} classes: too many to draw their names")
         axes.set_title(name, fontsize=11)
         shared += [note for note in notes if note.startswith(_SHARED_NOTES)]
@@ -380,7 +380,7 @@ def plot_gallery(
     add_legend(figure, sorted(present), class_names)
     figure.draw_without_rendering()
     for axes, scene in zip(grid, scenes.values(), strict=False):
-        if len(scene.present) <= _LARGEST_NAMED:
+        if len(scene.present) <= _MOST_NAMES_OF_A_PANEL:
             scene.draw_names(axes, 10.0)
     return save_figure(figure, path)
 

@@ -160,6 +160,14 @@ class TestSplits:
         name = save(train=make_dataset(marked(2)), validation=make_dataset(marked(3)))
         assert load_named(name).evaluation.num_examples == 3
 
+    def test_the_training_split_is_not_the_evaluation_split(self, make_dataset, save, load_named):
+        name = save(test=make_dataset(marked(2)), validation=make_dataset(marked(3)))
+        assert load_named(name, train_split="test").eval_split == "validation"
+
+    def test_a_split_to_load_is_the_evaluation_split_if_not_given(self, make_dataset, save, load_one):
+        name = save(**{s: make_dataset(marked(n)) for s, n in (("train", 2), ("validation", 3), ("test", 4))})
+        assert (load_one(name, None).name, load_one(name, None, eval_split="validation").name) == ("test", "validation")
+
     def test_splits_can_be_specified(self, make_dataset, load):
         data = load(make_dataset(marked(2)), make_dataset(marked(5)), train_split="test", eval_split="train")
         assert (data.train.num_examples, data.evaluation.num_examples) == (5, 2)

@@ -37,26 +37,6 @@ def folder(tmp_path):
     return write
 
 
-class TestFileNames:
-    def test_images_of_a_class_folder_are_named_relative_to_it(self, folder, load_one):
-        images = load_one(str(folder(cats=2, dogs=1)), "train")
-        assert images.file_names == ["cats/0.png", "cats/1.png", "dogs/0.png"]
-
-    def test_names_are_indexed_by_row_if_classes_and_images_are_left_out(self, folder, load_one):
-        path = folder(cats=3, dogs=3)
-        (path / "dogs" / "1.png").write_bytes(b"")
-        images = load_one(str(path), "train", select_class=lambda name: name == "dogs", skip_unreadable_images=True)
-        rows = images.batches.epoch_rows().tolist()
-        assert [images.file_names[row] for row in rows] == ["dogs/0.png", "dogs/2.png"]
-
-    def test_an_unlabeled_folder_has_names_and_no_classes(self, folder, load_one):
-        images = load_one(str(folder(unlabeled=2)), "train")
-        assert (images.file_names, images.class_names) == (["0.png", "1.png"], [])
-
-    def test_images_without_files_have_no_names(self, load_one):
-        assert load_one("digits").file_names == []
-
-
 class TestSizes:
     def test_several_sizes_are_refused_if_none_is_set(self, folder):
         path = folder(cats=4, dogs=4)
@@ -148,8 +128,9 @@ class TestHeldOutPart:
         seen, again = next(data.evaluation.epoch())["pixel_values"], next(later.batches.epoch())["pixel_values"]
         assert seen.equal(again)
         kept = load_one(path, "kept(train, 0.3, seed=4)")
-        assert not set(kept.file_names) & set(later.file_names)
-        assert len(kept.file_names) + len(later.file_names) == 30
+        assert kept.num_images + later.num_images == 30
+        pixels = torch.cat([batch["pixel_values"] for part in (kept, later) for batch in part.batches.epoch()])
+        assert len(pixels.unique(dim=0)) == 30
 
     def test_it_does_not_depend_on_the_seed_of_the_run(self, folder, load_named):
         path = str(folder(cats=10, dogs=20))
@@ -172,6 +153,12 @@ class TestHeldOutPart:
         data = load_named(str(folder(a=3, b=3, c=3, d=3)), task="retrieval")
         assert (data.class_names, data.eval_class_names) == (["a", "b", "c"], ["d"])
         assert "--train_classes 3" in caplog.text
+
+    def test_the_classes_that_training_left_out_are_loaded_once(self, folder, load_named, load_one):
+        path = str(folder(ants=3, bees=4, cats=5))
+        data = load_named(path, task="retrieval", train_classes=1)
+        later = load_one(path, None, train_classes=1)
+        assert (later.num_images, later.name) == (data.evaluation.num_examples, data.eval_split) == (9, "train")
 
     def test_images_with_values_are_held_out_at_random(self, folder, load_named):
         path = str(folder(cats=10, dogs=10))
@@ -206,6 +193,11 @@ class TestSplitExpressions:
         load_named(str(folder(cats=10, dogs=10)), train_split=train, eval_split=evaluation)
         warning = f"The splits {train} and {evaluation} have {shared} images in common."
         assert (warning in caplog.text) == (shared > 0)
+
+    def test_training_images_among_the_validation_images_cause_a_warning(self, folder, load_named, caplog):
+        parts = {"train_split": "train[:80%]", "validation_split": "train[70%:80%]", "eval_split": "train[80%:]"}
+        load_named(str(folder(cats=10, dogs=10)), **parts)
+        assert "The splits train[:80%] and train[70%:80%] have 2 images in common." in caplog.text
 
     @pytest.mark.parametrize("name", ["train[:200%]", "test[:5]", "train[", "held_out(train, 7, seed=0)"])
     def test_an_invalid_expression_is_an_error_that_names_it_and_the_splits(self, name, folder, load_named):

@@ -209,6 +209,16 @@ def test_all_other_images_are_found_if_the_query_is_left_out(load_recipe, run_ma
     assert len(pd.read_csv(tmp_path / "table.csv")) == 8
 
 
+def test_a_search_without_any_other_image_is_an_error(load_recipe, run_main, model, photos, tmp_path):
+    (tmp_path / "one").mkdir()
+    image = shutil.copy(photos / "b" / "4.png", tmp_path / "one")
+    words = ["--model_name_or_path", model, "--images", str(tmp_path / "one"), "--output_dir", str(tmp_path / "index")]
+    run_main(load_recipe("build_index"), [*words, "--disable_tqdm"])
+    words = ["--index", str(tmp_path / "index"), "--query", image, "--leave_out_query", "--top_k", "1"]
+    with pytest.raises(ValueError, match="no image is left to find; leave out --leave_out_query"):
+        run_main(load_recipe("search_images"), words)
+
+
 def test_an_index_is_replaced_only_if_asked(load_recipe, run_main, model, folder, photos, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "index")
     words = ["--model_name_or_path", model, "--images", str(photos / "b"), "--output_dir", str(copy), "--disable_tqdm"]

@@ -165,6 +165,7 @@ def test_half_precision_trains(train, results_of, slants):
     ("words", "said"),
     [
         (["--head", "softmax"], "a regression has no classes and so no head"),
+        (["--class_weights", "balanced"], "class_weights is for classes"),
         (["--label_smoothing_factor", "0.1"], "label smoothing is for classes"),
         (["--prototypes_file", "some.safetensors"], "prototypes_file needs the head prototype; the model has no head"),
         (["--embedding_dim", "1"], "at least 2 coordinates; got 1"),

@@ -228,7 +228,7 @@ def plain_task_evaluation(task: ImageTask, model: nn.Module) -> dict[str, float]
     expected = {"loss": output.loss.item()}
     if task.has_classes:
         expected["accuracy"] = (output.logits.argmax(-1) == batch["labels"]).double().mean().item()
-    if task.has_values:
+    if task.data_task in ("regression", "joint"):
         values = batch["regression_labels" if task.name == "joint" else "labels"]
         expected["mean_absolute_error"] = (output.predictions - values).abs().mean().item()
     return expected

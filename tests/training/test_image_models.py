@@ -53,7 +53,7 @@ def make_data(
         shape=ImageShape(1, 6, 6),
         mean=[0.5],
         std=[0.3],
-        value_range=(0.0, 4.0) if task.has_values else None,
+        value_range=(0.0, 4.0) if task.data_task in ("regression", "joint") else None,
     )
 
 
@@ -70,7 +70,7 @@ def make_task(
         options = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "embedding_dim": 4} | options
     parts = [ModelArguments(**options), ImageDataArguments()]
     parts.append(TrainingArguments(output_dir="unused", label_smoothing_factor=smoothing, loss_reduction=reduction))
-    if task.has_values:
+    if task.data_task in ("regression", "joint"):
         parts.append((JointArguments if task.has_classes else RegressionArguments)(**values or {}))
     return task(*parts)
 

@@ -646,3 +646,17 @@ def test_resumed_run_with_another_peak_rate_scales_the_plateau_decays(make_loop)
         num_train_epochs=4, lr_scheduler_type="plateau", learning_rate=1e-4, resume_from_checkpoint="latest"
     )
     assert resumed.optimizer.param_groups[0]["lr"] == pytest.approx(1e-6)
+
+
+def test_resumed_run_adopts_the_patience_and_factor_of_plateau(make_loop):
+    make_loop(num_train_epochs=1, lr_scheduler_type="plateau").run()
+    changes = {"lr_patience": 3, "lr_gamma": 0.5, "resume_from_checkpoint": "latest"}
+    resumed = make_loop(num_train_epochs=2, lr_scheduler_type="plateau", **changes)
+    assert (resumed.scheduler.patience, resumed.scheduler.factor) == (3, 0.5)
+
+
+@pytest.mark.parametrize(("first", "then"), [("plateau", "cosine"), ("cosine", "plateau")])
+def test_resuming_with_or_without_plateau_is_rejected(make_loop, first, then):
+    make_loop(num_train_epochs=1, lr_scheduler_type=first).run()
+    with pytest.raises(CheckpointError, match="has another lr_scheduler_type; `plateau` cannot be changed"):
+        make_loop(num_train_epochs=2, lr_scheduler_type=then, resume_from_checkpoint="latest")

@@ -276,7 +276,7 @@ def test_traceback_can_be_requested(monkeypatch):
     ("error", "words"),
     [
         (TrainingInterruptedError("stopped at step 3"), "Stopped at step 3"),
-        (KeyboardInterrupt(), "Stopped immediately"),
+        (KeyboardInterrupt(), "Stopped; files and checkpoints that were finished are complete."),
     ],
 )
 def test_interruption_exits_with_status_130_and_reports_the_position(capsys, error, words):

@@ -65,16 +65,16 @@ def test_help_describes_the_task(task):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("classification", (True, False, False)),
-        ("regression", (False, True, False)),
-        ("joint", (True, True, False)),
-        ("retrieval", (True, False, True)),
-        ("few_shot", (True, False, True)),
+        ("classification", (True, False)),
+        ("regression", (False, False)),
+        ("joint", (True, False)),
+        ("retrieval", (True, True)),
+        ("few_shot", (True, True)),
     ],
 )
-def test_task_declares_its_targets_and_whether_it_is_open_set(name, expected):
+def test_task_declares_whether_it_has_classes_and_whether_it_is_open_set(name, expected):
     task = find_task(name)
-    assert (task.has_classes, task.has_values, task.is_open_set) == expected
+    assert (task.has_classes, task.is_open_set) == expected
 
 
 @every_task

@@ -25,6 +25,20 @@ def test_path_below_the_working_directory_becomes_relative():
 
 
 @pytest.mark.parametrize(
+    ("folder", "text", "shown"),
+    [
+        ("/tmp/data", "on /mnt/tmp/data/cifar", "on cifar"),
+        ("/tmp/data", "/mnt/tmp/data/cifar", "cifar"),
+        ("/tmp/data", "--images=/tmp/data/own/birds", "--images=own/birds"),
+        ("/", "https://a.b/c of /data/birds", "https://a.b/c of birds"),
+    ],
+)
+def test_only_paths_that_begin_with_the_working_directory_become_relative(folder, text, shown, monkeypatch):
+    monkeypatch.setattr(Path, "cwd", lambda: Path(folder))
+    assert hide_private(text) == shown
+
+
+@pytest.mark.parametrize(
     "text", ["someone/a-model", "../data/birds", "https://huggingface.co/a/b", "1/2", "a / b", "/", ""]
 )
 def test_other_text_is_unchanged(text):

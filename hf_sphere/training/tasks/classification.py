@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hf_sphere import data
-from hf_sphere.data.options import ImageDataOptions
+from hf_sphere.data.options import DataTask, ImageDataOptions
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.measures import measure_classification, show_metrics
 from hf_sphere.training.tasks.base import Prepared
-from hf_sphere.training.tasks.image import DataTask, EncoderArguments, HeadDescription, ImageTask
+from hf_sphere.training.tasks.image import EncoderArguments, HeadDescription, ImageTask
 from hf_sphere.utils.arguments import Arguments, Options, argument
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hf_sphere import data, models
-from hf_sphere.data.options import ImageDataOptions, OpenSetOptions, ValueOptions
+from hf_sphere.data.options import DataTask, ImageDataOptions, OpenSetOptions, ValueOptions
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.tasks.base import Description, Prepared, Task
 from hf_sphere.utils.arguments import Arguments, Options, argument
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hf_sphere.training.run import Run
 
 logger = logging.getLogger(__name__)
-
-DataTask = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
 
 
 @dataclass
@@ -88,7 +86,6 @@ class ImageTask(Task):
         model_name: Name of the model's class in `hf_sphere.models`.
         default_backbone: Backbone if the argument is not set.
         has_classes: Whether the data must have class labels.
-        has_values: Whether the data must have real values.
         is_open_set: Whether the evaluation data may have other classes than the training data.
     """
 
@@ -96,7 +93,6 @@ class ImageTask(Task):
     model_name: ClassVar[str]
     default_backbone: ClassVar[str] = "lenet5"
     has_classes: ClassVar[bool] = True
-    has_values: ClassVar[bool] = False
     is_open_set: ClassVar[bool] = False
 
     def __init__(self, *parts: Any) -> None:

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hf_sphere import models
-from hf_sphere.data.options import ValueOptions
+from hf_sphere.data.options import DataTask, ValueOptions
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.measures import measure_regression
 from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments
-from hf_sphere.training.tasks.image import DataTask, HeadDescription, ImageTask
+from hf_sphere.training.tasks.image import HeadDescription, ImageTask
 from hf_sphere.utils.arguments import argument
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ class ImageRegression(ImageTask):
     higher_is_better = False
     headline: ClassVar[tuple[str, ...]] = ("mean_absolute_error",)
     has_classes = False
-    has_values = True
     measure = staticmethod(measure_regression)
 
     def model_settings(self, image_data: "ImageData", saved: "SphereVisionConfig | None" = None) -> dict[str, Any]:
@@ -77,6 +76,8 @@ class ImageRegression(ImageTask):
             raise ValueError("label smoothing is for classes, and a regression has none; leave it out.")
         if new and (self.model_args.head is not None or self.model_args.head_kwargs):
             raise ValueError("a regression has no classes and so no head; leave out head and head_kwargs.")
+        if self.model_args.class_weights is not None:
+            raise ValueError("class_weights is for classes, and a regression has none; leave it out.")
         if self.model_args.shard_classes:
             raise ValueError("shard_classes spreads class vectors, and a regression has no classes; leave it out.")
         if new and self.model_args.prototypes_file is not None:
