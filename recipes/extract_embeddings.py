@@ -151,9 +151,10 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
         f"data      {args.dataset_name}, split {images.name}: {images.num_images:,} images, {labels}"
     )
     columns = extract_embeddings(model, images, output, accelerator, about=about, progress=not args.disable_tqdm)
+    step = "evaluate" if images.class_names else "visualize"
     accelerator.print(
         f"wrote     {output}: {images.num_images:,} rows of {', '.join(columns)}\n"
-        f"next step python recipes/evaluate_embeddings.py --embeddings {output}"
+        f"next step python recipes/{step}_embeddings.py --embeddings {output}"
     )
 
 

@@ -127,7 +127,7 @@ def all_sums_by_label(rows: Rows, labels: Tensor, count: int) -> Tensor:
 def _norms(block: Block) -> Tensor:
     """Norms (b,), for dense rows without overflow or underflow of squares."""
     if not isinstance(block, Tensor):
-        return torch.from_numpy(row_norms(block))
+        return torch.from_numpy(row_norms(block.astype("float64")).astype(block.dtype))
     norms, limits = torch.linalg.vector_norm(block, dim=1), torch.finfo(block.dtype)
     if norms.min() > limits.tiny**0.25 and norms.max() < limits.max**0.25:
         return norms

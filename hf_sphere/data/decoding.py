@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import torch
 from datasets import Dataset, Image
 from huggingface_hub.constants import HF_HOME
-from PIL import ExifTags, Image as PILImage, ImageOps
+from PIL import ExifTags, Image as PILImage
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -56,7 +56,7 @@ def probe_shapes(dataset: Dataset, column: str, count: int = 256) -> list[ImageS
     """Return the different shapes of some images, evenly spaced, that can be opened; their pixels are not decoded."""
     found: dict[ImageShape, None] = {}
     for record in _encoded(dataset.select(range(0, len(dataset), math.ceil(len(dataset) / count))), column):
-        with contextlib.suppress(*NOT_AN_IMAGE), _open_stored(record[column]) as image:
+        with contextlib.suppress(*NOT_AN_IMAGE), open_image(record[column]) as image:
             # Of a PNG without it, `getexif` would decode the pixels.
             has_exif = image.format != "PNG" or "exif" in image.info
             is_turned = has_exif and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
@@ -256,12 +256,7 @@ def _encoded(dataset: Dataset, column: str) -> Dataset:
 
 
 def open_image(record: dict[str, Any] | None) -> PILImage.Image:
-    """Open an encoded image of `datasets`, rotated upright; raises one of the errors `NOT_AN_IMAGE`."""
-    # Rotated upright, as in `datasets` and the pipelines of transformers.
-    return ImageOps.exif_transpose(_open_stored(record))
-
-
-def _open_stored(record: dict[str, Any] | None) -> PILImage.Image:
+    """Open an encoded image of `datasets`, as it is stored; raises one of the errors `NOT_AN_IMAGE`."""
     if record is None:
         raise ValueError("it is missing")
     image = PILImage.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])

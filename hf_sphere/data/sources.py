@@ -3,8 +3,9 @@
 import difflib
 import itertools
 import logging
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ logger = logging.getLogger(__name__)
 UNREADABLE = {".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".raf"}
 """Suffixes of photos that `datasets` does not read."""
 
+SUFFIXES = {
+    *(".apng", ".avif", ".bmp", ".gif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"),
+    *(".mpo", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".qoi", ".tga", ".tif", ".tiff", ".webp"),
+}
+"""Suffixes of the image files of a folder."""
+
 # Column names used on the Hub, the most common one first; fine labels before coarse ones.
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label", "labels", "coarse_label")
@@ -48,11 +55,24 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
     """
     if name in BUNDLED:
         return DatasetDict(BUNDLED[name]())
+    if Path(name).is_file():
+        raise ValueError(f"{name} is a file; give the folder that contains it.")
     splits = require_splits(load_dataset(name, config_name), name)
-    if skipped := [path for path in Path(name).rglob("*.*") if path.suffix.lower() in UNREADABLE]:
+    if skipped := list_files(Path(name), UNREADABLE):
         message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."
         logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
+    files, rows = len(list_files(Path(name), SUFFIXES)), sum(map(len, splits.values()))
+    if files > rows:
+        message = "%d of %d images in %s are in no split: names with train, test or validation are read as splits."
+        logger.warning(message, files - rows, files, name)
     return splits
+
+
+def list_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
+    """Return the files below a folder with one of the suffixes, sorted; hidden ones are left out."""
+    files = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    shown = (file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts))
+    return sorted(file for file in shown if file.suffix.lower() in suffixes)
 
 
 def require_splits(splits: Any, name: str) -> DatasetDict:
@@ -87,7 +107,7 @@ def find_column(
     if what == "image" and found is None and len(images) == 1:
         return images[0]
     if found is None:
-        folders = ", or put the images into at least two folders, one per class" if what == "label" else ""
+        folders = ", or put the images into folders at one depth, one per class" if what == "label" else ""
         raise ValueError(
             f"found no {what} column: none of {list(candidates)} is in {dataset.column_names}. "
             f"Name it with {option}{instead}{folders}."

@@ -164,6 +164,8 @@ def open_parts(
     if train_classes is not None:
         trained = first_classes(parts["train"].known_classes, train_classes)
         parts = {"train": parts["train"].select(trained), "eval": parts["eval"].select(~trained)}
+        if task == "retrieval" and len(parts["eval"].known_classes.unique()) == 1:
+            logger.warning("All evaluation images are of one class, so retrieval scores are 100 %; use more classes.")
     elif task not in OPEN_SETS and label_column is not None:
         warn_of_untrained_classes(parts["train"].known_classes, parts["eval"].known_classes, class_names)
     elif task in OPEN_SETS:

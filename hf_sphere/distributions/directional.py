@@ -137,7 +137,7 @@ class VonMisesFisher(DirectionalDistribution):
 
     Args:
         loc: Mean direction mu, (..., d), of unit norm.
-        concentration: Concentration kappa, (...), at least 0 and finite; batch shapes broadcast.
+        concentration: Concentration kappa, (...), at least 0; batch shapes broadcast.
         validate_args: Whether to validate arguments and values; see `torch.distributions.Distribution`.
 
     Raises:

@@ -17,18 +17,21 @@ from tqdm.auto import tqdm
 from transformers import AutoProcessor
 
 from hf_sphere.data.decoding import file_names, open_image
-from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, choose_eval_split, find_column, find_split, load_splits
+from hf_sphere.data.sources import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    SUFFIXES,
+    choose_eval_split,
+    find_column,
+    find_split,
+    list_files,
+    load_splits,
+)
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
 from hf_sphere.embeddings.extract import class_names, compute_embeddings, load_embedding_model, read_output
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import convert_image
-
-SUFFIXES = {
-    *(".apng", ".avif", ".bmp", ".gif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"),
-    *(".mpo", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".qoi", ".tga", ".tif", ".tiff", ".webp"),
-}
-"""Suffixes of the image files of a folder."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class ImageSource:
             path = Path(images)
             if path.is_file():
                 return cls.of([path])
-            files = _list_images(path)
+            files = list_files(path, SUFFIXES)
             if not files or _has_metadata(path):
                 return cls._of_data_set(str(images), split or ("all" if files else None))
             if split is not None:
@@ -119,7 +122,8 @@ class ImageSource:
             classes = read_class_names(rows, label)
             labels = [classes[index] for index in read_labels(rows, label, classes, split).tolist()]
         names = file_names(rows, column, name)
-        names = [known or f"{split}/{row}" for row, known in enumerate(names or [""] * len(rows))]
+        if len(set(names)) < len(rows):  # images without files, or with the names of another folder's files
+            names = [f"{split}/{row}" for row in range(len(rows))]
         encoded = rows.select_columns([column]).rename_columns({column: "image"} if column != "image" else {})
         name = str(Path(name).resolve()) if Path(name).is_dir() else name
         return cls(name, split, names, labels, encoded.cast_column("image", Image(decode=False)))
@@ -129,13 +133,6 @@ def _has_metadata(folder: Path) -> bool:
     """Whether `datasets` reads the classes of a folder from a file; its first line names the files."""
     found = [file for file in folder.rglob("metadata.*") if file.suffix in (".csv", ".jsonl")]
     return any("file_name" in file.read_text(errors="ignore").partition("\n")[0] for file in found)
-
-
-def _list_images(folder: Path) -> list[Path]:
-    """Return the image files below a folder, by suffix, sorted; hidden ones are left out."""
-    files = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
-    shown = (file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts))
-    return sorted(file for file in shown if file.suffix.lower() in SUFFIXES)
 
 
 def _encode(images: Sequence[Any]) -> Dataset:

@@ -156,7 +156,7 @@ def extract_embeddings(
     about = {**(about or {}), "backbone": backbone_name(model), "split": images.name}
     about |= {"head": None, "distance": "cosine"} if head is None else {"head": model.config.head, **head.metric()}
     names = {"class_names": images.class_names, "predicted_names": class_names(model)}
-    split = re.sub(r"\W+", "_", images.name).strip("_")  # as `datasets` requires of the name of a split
+    split = "all_splits" if images.name == "all" else re.sub(r"\W+", "_", images.name).strip("_")  # for `datasets`
     is_main = accelerator.is_main_process
     writer = embeddings_writer(folder, split, about, **names) if is_main else nullcontext(lambda columns: None)
     columns: Columns = {}

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast, reduce
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
@@ -81,7 +82,7 @@ class SentenceTransformerLoss(nn.Module):
         loss: Called with embeddings (B, d) and labels (B,), such as `ArcFaceLoss` or `SupConLoss`.
 
     Raises:
-        ValueError: If there is not one label per row.
+        ValueError: If there is not one label per row, or the class vectors of the loss are spread over processes.
 
     Example:
         >>> loss = SentenceTransformerLoss(model, ArcFaceLoss(384, num_classes=20))  # doctest: +SKIP
@@ -91,10 +92,16 @@ class SentenceTransformerLoss(nn.Module):
 
     def __init__(self, model: nn.Module, loss: nn.Module) -> None:
         super().__init__()
-        self.model, self.loss = model, loss
+        require_all_classes(loss)
+        self.model, self.loss, self._is_shared = model, loss, False
 
     def forward(self, sentence_features: Sequence[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """Compute the loss of the tokenized texts of each column and the labels of the rows."""
+        if not self._is_shared:
+            self._is_shared = True
+            for parameter in self.loss.parameters():  # the Trainer shares only the model between processes
+                parameter.data = broadcast(parameter.data)
+                parameter.register_hook(lambda gradient: reduce(gradient, "mean"))
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
         rows = len(embeddings[0])
         if labels is None:

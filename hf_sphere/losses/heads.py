@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hf_sphere.nn.heads import HEADS, build_head
 from hf_sphere.nn.heads.mixins import class_shards
+from hf_sphere.nn.processes import Exchange
 
 
 class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # type: ignore[call-arg]
@@ -63,7 +64,7 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
         if self.training and not self._is_initialized:
             self._is_initialized = True  # reading the head's state synchronizes the device: once per loss
             if self.head.needs_data_initialization:
-                self.head.initialize_from_data(embeddings.detach())
+                self.head.initialize_from_data(Exchange(embeddings, shared=True).gather(embeddings.detach()))
         loss = self.head(embeddings, labels).loss
         assert loss is not None
         return loss

@@ -19,7 +19,7 @@ class AngularLinear(nn.Linear):
     The direct operators (`cosine`, `linear`, `sigmoid`) depend only on the angle between an input and each weight
     vector; the others (`w_cosine`, `w_linear`, `w_sigmoid`) depend on `x.w / |w|`. The functions are those of
     `hf_sphere.geometry.angular_response`. A zero input has no angle: direct operators return 0 for it, with zero
-    gradient.
+    gradient. LoRA adds its product outside the operator, so merging it changes the outputs; use `modules_to_save`.
 
     The arcsine magnifies the rounding error of a cosine near 1, to 3e-4 in float32. Therefore `linear` and `sigmoid`
     and their `w_` forms compute products and norms in float64 (float32 on devices without it, such as mps), regardless

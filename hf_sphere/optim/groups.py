@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from hf_sphere.optim.invariance import Loss, call, exact, find_radial_weights, fitting_batch, make_trial, quiet, unwrap
 from hf_sphere.optim.layout import ChannelDims
@@ -351,7 +351,8 @@ class NamedOptimizer(Optimizer):
         """Return the options of the constructor with their defaults, including those of torch's optimizer."""
         found: dict[str, Any] = dict(cls.own_defaults)
         for parent in reversed(cls.__mro__):
-            options = inspect.signature(parent).parameters.values() if issubclass(parent, Optimizer) else ()
+            is_used = issubclass(parent, Optimizer) and not (parent is Adam and issubclass(cls, AdamW))
+            options = inspect.signature(parent).parameters.values() if is_used else ()
             for option in options:
                 if option.default is not option.empty:
                     # torch has `weight_decay: float = 0`.

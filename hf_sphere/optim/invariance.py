@@ -200,7 +200,7 @@ def _gradients(trial: nn.Module, weights: Mapping[str, Tensor], batch: Any, loss
                 raise ValueError(f"the output {type(output).__name__} contains nothing to differentiate; pass a loss.")
             value = torch.stack([(leaf * torch.randn_like(leaf)).sum() for leaf in leaves]).sum()
         gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
-    return {name: gradient for name, gradient in zip(weights, gradients, strict=True) if gradient is not None}
+    return {name: part.to_dense() for name, part in zip(weights, gradients, strict=True) if part is not None}
 
 
 def _deviation(weight: Tensor, gradient: Tensor, dims: ChannelDims) -> float:

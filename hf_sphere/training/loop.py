@@ -209,7 +209,7 @@ class TrainingLoop:
         heads = heads_of(inner)
         for position, (batch, size) in enumerate(zip(group, sizes, strict=True), 1):
             for head in heads:
-                places = global_places(self.batches, done, batch, self.accelerator)
+                places = global_places(getattr(self.batches, "dealt_together", 1), done, batch, self.accelerator)
                 head.before_forward(mix_seed(self.args.seed, self.state.step), places)
             done += count_examples(batch)
             with self.accelerator.no_sync(self.model) if position < len(group) else nullcontext():

@@ -37,13 +37,11 @@ def count_targets(batches: Batches, batch: Batch) -> "int | Tensor":
     return num_targets(batch)
 
 
-def global_places(
-    batches: Batches | None, start: int, batch: Batch, accelerator: "Accelerator | PartialState"
-) -> "Tensor":
+def global_places(together: int, start: int, batch: Batch, accelerator: "Accelerator | PartialState") -> "Tensor":
     """Return the place of each example of a batch among all examples of an optimizer step, over all processes.
 
     Args:
-        batches: The batches; they define how examples are dealt to processes. One at a time if None.
+        together: Examples that each process gets at a time, in turn.
         start: Examples in earlier batches of the same step, on this process.
         batch: The batch.
         accelerator: Device, index and number of processes.
@@ -53,7 +51,6 @@ def global_places(
     """
     import torch
 
-    together = getattr(batches, "dealt_together", 1)
     own = torch.arange(start, start + count_examples(batch), device=accelerator.device)
     turn = (own // together) * accelerator.num_processes + accelerator.process_index
     return turn * together + own % together

@@ -81,7 +81,7 @@ class SphereCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
         """Check the settings, and initialize the model from data."""
         _check_settings(args, model)
-        self._epoch = -1
+        self._epoch, self._is_ours = -1, isinstance(others["train_dataloader"].dataset, _ImageEpochs)
         with torch.random.fork_rng(devices=[]):  # reading the data must not change the order of the first epoch
             initialize_from_data(model, _initial_images(model, others["train_dataloader"]))
         self.on_train_end(args, state, control)  # there may be a hook of an interrupted run
@@ -102,9 +102,12 @@ class SphereCallback(TrainerCallback):
     def _before_forward(self, model: Any, positional: tuple[Any, ...], batch: dict[str, Any]) -> None:
         if model.training:
             batch = batch or {"pixel_values": positional[0]}
+            count = count_examples(batch)
+            # Accelerate deals the batches of other data sets to the processes in turn, ours deal single images.
+            places = global_places(1 if self._is_ours else count, self._done, batch, PartialState())
             for head in heads_of(model):
-                head.before_forward(self._seed, global_places(None, self._done, batch, PartialState()))
-            self._done += count_examples(batch)
+                head.before_forward(self._seed, places)
+            self._done += count
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
         """Update the head's running statistics."""

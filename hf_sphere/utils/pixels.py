@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional as tvF
 
 
 def convert_image(image: Image.Image, channels: int) -> Image.Image:
-    """Convert an image to 8-bit gray (1 channel) or color (3 channels).
+    """Convert an image to 8-bit gray (1 channel) or color (3 channels), upright as its EXIF data says.
 
     Args:
         image: An image of any mode; 16-bit gray values are divided by 256, whereas PIL would clip them at 255.
@@ -18,6 +18,7 @@ def convert_image(image: Image.Image, channels: int) -> Image.Image:
     Raises:
         ValueError: If the image has 32-bit values, whose range is unknown.
     """
+    image = ImageOps.exif_transpose(image)  # as in `datasets` and the pipelines of transformers
     if image.mode in ("I", "F"):
         raise ValueError(f"images of mode {image.mode!r} have no known range; save them with 8 or 16 bits per pixel")
     if image.mode.startswith("I;16"):

@@ -170,6 +170,12 @@ class TestSphericalKMeans:
             np.testing.assert_allclose(sparse.cluster_centers_, dense.cluster_centers_)
             np.testing.assert_array_equal(sparse.predict(kind(points)), dense.labels_)
 
+    @pytest.mark.parametrize("factor", [1e-25, 1e25])
+    def test_sparse_rows_of_extreme_norms_have_directions(self, factor):
+        points = sp.csr_matrix(load_digits().data.astype(np.float32) * np.float32(factor))
+        expected = SphericalKMeans(10, random_state=0).fit(load_digits().data).inertia_
+        assert SphericalKMeans(10, random_state=0).fit(points).inertia_ == pytest.approx(expected, rel=1e-3)
+
     def test_the_result_is_a_fixed_point(self):
         points = load_digits().data
         k_means = SphericalKMeans(10, tol=0.0, random_state=0).fit(points)

@@ -181,7 +181,7 @@ class TestDividedClasses:
         assert load(*splits, task="retrieval").eval_split == "test"
 
     def test_dividing_classes_causes_no_warning(self, animals, load, caplog):
-        (train,) = animals(["ant", "bee", "cat"])
+        (train,) = animals(["ant", "bee", "cat", "dog"])
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             load(train, task="retrieval", train_classes=2)
         assert not caplog.records
@@ -200,6 +200,11 @@ class TestDividedClasses:
     def test_an_invalid_number_of_classes_is_an_error(self, count, message, animals, load):
         with pytest.raises(ValueError, match=message):
             load(*animals(["ant", "bee"], ["cat", "dog"]), task="retrieval", train_classes=count)
+
+    @pytest.mark.parametrize(("count", "warned"), [(3, True), (2, False)])
+    def test_one_evaluation_class_causes_a_warning(self, count, warned, animals, load, caplog):
+        load(*animals(["ant", "bee"], ["cat", "dog"]), task="retrieval", train_classes=count)
+        assert ("All evaluation images are of one class" in caplog.text) == warned
 
     @pytest.mark.parametrize("task", ["classification", "regression", "joint"])
     def test_train_classes_is_an_error_for_other_tasks(self, task, animals, load):

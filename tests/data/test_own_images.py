@@ -79,6 +79,21 @@ def test_photos_in_formats_that_cannot_be_read_are_logged(folder, caplog):
     assert "dogs/phone.HEIC" in caplog.text
 
 
+def test_images_that_are_in_no_split_are_logged(folder, caplog):
+    path = folder(cats=5, dogs=5)
+    load_splits(str(path))
+    assert "in no split" not in caplog.text
+    for name in ("cats", "dogs"):
+        (path / name / "0.png").rename(path / name / "train_0.png")
+    load_splits(str(path))
+    assert f"8 of 10 images in {path} are in no split: names with train, test or validation" in caplog.text
+
+
+def test_the_name_of_a_file_is_refused(folder):
+    with pytest.raises(ValueError, match=r"0\.png is a file; give the folder that contains it"):
+        load_splits(str(folder(cats=1) / "cats" / "0.png"))
+
+
 class TestDamagedFiles:
     def damage(self, path, kind: str) -> None:
         if kind == "animated":

@@ -49,6 +49,17 @@ def test_a_test_split_without_labels_has_images_without_classes(tmp_path, digits
     assert ImageSource.of(tmp_path).labels == []
 
 
+def test_images_of_a_data_set_with_equal_file_names_have_names_of_their_own(tmp_path, digits):
+    for number, name in enumerate(["a.png", "b.png"]):
+        digits[number].save(tmp_path / name)
+    stored = [{"bytes": (tmp_path / name).read_bytes(), "path": "0.png"} for name in ("a.png", "b.png")]
+    (tmp_path / "parquet").mkdir()
+    Dataset.from_dict({"image": stored}, Features({"image": ImageFeature()})).to_parquet(
+        tmp_path / "parquet" / "test.parquet"
+    )
+    assert ImageSource.of(tmp_path / "parquet").names == ["test/0", "test/1"]
+
+
 def test_files_and_images_are_accepted(photos, digits):
     source = ImageSource.of([photos / "test_6.png", digits[2]])
     assert source.names == [str(photos / "test_6.png"), "image 1"]

@@ -6,8 +6,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+import torch.multiprocessing as mp
 import torch.nn.functional as F
+from accelerate import PartialState
 from pytorch_metric_learning import losses as metric_losses, miners, trainers
+from torch import distributed, nn
+from two_processes import join
 
 from hf_sphere import losses
 from hf_sphere.nn import HEADS, build_head
@@ -265,6 +269,39 @@ def test_texts_of_a_row_share_its_label(sentence_model):
         torch.testing.assert_close(loss(columns, labels), expected)
     with pytest.raises(ValueError, match=r"one label per row; got \(3,\) labels for 4 rows"):
         loss(columns, torch.arange(3))
+
+
+# Two processes
+
+
+class Encoder(nn.Module):
+    """Returns given embeddings like a model of sentence-transformers."""
+
+    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"sentence_embedding": features["x"]}
+
+
+def _train_in_two_processes(rank: int, port: int, folder: str) -> None:
+    join(rank, port)
+    PartialState(cpu=True)  # as the arguments of a Trainer create it
+    torch.manual_seed(rank)
+    loss = losses.ArcFaceLoss(6, 4)
+    adapted = losses.SentenceTransformerLoss(Encoder(), loss)
+    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        adapted([{"x": torch.randn(5, 6)}], LABELS).backward()
+        optimizer.step()
+    vmf = losses.VMFSoftmaxLoss(6, 4, num_samples=2)
+    vmf((1 + rank) * torch.randn(5, 6), LABELS)
+    torch.save((loss.head.weight.detach(), vmf.head.embedding_scale), f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_two_processes_train_and_initialize_the_same_loss(free_port, tmp_path):
+    mp.spawn(_train_in_two_processes, args=(free_port, str(tmp_path)), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-6)
 
 
 def test_importing_the_losses_imports_no_other_library():

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, build_optimizer
 
 ADAMS = [AdamS, AdamSRT, AdamG]
 NAN, INF = float("nan"), float("inf")
@@ -118,6 +118,14 @@ def test_sparse_gradients_are_rejected(kind, make_optimizer):
     embedding(torch.tensor([1, 2])).sum().backward()
     optimizer = make_optimizer(kind, embedding.parameters())
     with pytest.raises(RuntimeError, match=rf"{kind.__name__} does not support sparse gradients: .* sparse=False"):
+        optimizer.step()
+
+
+def test_sparse_gradients_are_rejected_in_the_step_of_a_model_with_invariant_weights():
+    model = nn.Sequential(nn.Embedding(10, 8, sparse=True), nn.Linear(8, 8, bias=False), nn.LayerNorm(8))
+    optimizer = build_optimizer(model, "adam_srt", torch.arange(4))
+    model(torch.arange(4)).square().sum().backward()
+    with pytest.raises(RuntimeError, match="AdamSRT does not support sparse gradients"):
         optimizer.step()
 
 

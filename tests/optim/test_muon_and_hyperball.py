@@ -432,6 +432,10 @@ def test_the_state_of_another_optimizer_is_an_error(saved, message):
             lambda: build_optimizer(net(), "muon", IDS, beta=1),
             "optimizer muon has no option beta; its options are: .*lr",
         ),
+        (
+            lambda: build_optimizer(net(), "muon", IDS, decoupled_weight_decay=True),
+            "optimizer muon has no option decoupled_weight_decay",
+        ),
         (lambda: build_optimizer(net(), "muon_hyperball", IDS, hyperball_on="all"), "scale_invariant or matrices; got"),
         (lambda: build_optimizer(net(), "muon", IDS, momentum=1.0), r"momentum must lie in \[0, 1\); got 1.0"),
     ],

@@ -321,6 +321,11 @@ def test_data_without_labels_gives_no_labels(extract, made_up, capsys):
     assert "2 images, no labels" in capsys.readouterr().out
 
 
+def test_the_embeddings_of_all_splits_can_be_read(extract):
+    folder = extract("--split", "all", "--max_samples", "3")
+    assert len(rows_of(folder, "all_splits")) == 3
+
+
 def test_sampled_images_keep_their_index(extracted, extract):
     some, rows = rows_of(extract("--max_samples", 20, "--seed", 3)), rows_of(extracted)
     chosen = some["index"][:]

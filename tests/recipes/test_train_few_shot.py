@@ -136,13 +136,6 @@ def test_a_spherization_without_options_has_the_defaults(train):
     assert "| spherization | {} |" in (folder / "README.md").read_text()
 
 
-@pytest.mark.parametrize("word", ["null", "none"])
-def test_the_command_line_can_disable_the_spherization_of_a_configuration(train, tmp_path, word):
-    (tmp_path / "run.yaml").write_text("spherization: {scaling: 5.0}")
-    folder = train("--config", str(tmp_path / "run.yaml"), "--max_steps", "1", "--spherization", word)
-    assert load(folder).config.spherization is None
-
-
 # The best epoch
 
 
@@ -264,6 +257,12 @@ def test_training_classes_are_not_evaluated(run_main, recipe, cache, tmp_path, w
     # A fifth of the ten classes is held out.
     with pytest.raises(ValueError, match="an evaluation episode of 3 different classes cannot be drawn from 2"):
         run_main(recipe, [*undivided, *words])
+
+
+def test_classes_of_data_without_an_evaluation_split_are_divided(run_main, recipe, cache, results_of, tmp_path):
+    words = [*QUICK[:2], *QUICK[4:], *cache, "--output_dir", str(tmp_path / "run"), "--max_steps", "1"]
+    run_main(recipe, [*words, "--train_split", "test", "--eval_fraction", "0.4"])
+    assert results_of(tmp_path / "run")["eval_num_episodes"] == 60
 
 
 def test_one_split_can_be_divided_by_classes(train, results_of):

@@ -198,7 +198,7 @@ def task_model(task: ImageTask, reduction: str = "mean") -> nn.Module:
         embedding_dim=4,
         num_labels=3,
         value_range=[0.0, 4.0],
-        head="prototype" if task.has_classes else None,
+        head="prototype" if task.data_task != "regression" else None,
         head_kwargs=sums,
         regression_kwargs=sums,
     )
@@ -212,7 +212,7 @@ def task_batches(task: ImageTask, batch_size: int) -> ImagesInMemory:
     classes, values = torch.arange(40) % 3, torch.rand(40, generator=generator) * 4
     return ImagesInMemory(
         images,
-        classes if task.has_classes else values,
+        classes if task.data_task != "regression" else values,
         regression_labels=values if task.name == "joint" else None,
         batch_size=batch_size,
         mean=[0.5],
@@ -226,7 +226,7 @@ def plain_task_evaluation(task: ImageTask, model: nn.Module) -> dict[str, float]
     (batch,) = task_batches(task, 40).epoch()
     output = model.eval()(**batch)
     expected = {"loss": output.loss.item()}
-    if task.has_classes:
+    if task.data_task != "regression":
         expected["accuracy"] = (output.logits.argmax(-1) == batch["labels"]).double().mean().item()
     if task.data_task in ("regression", "joint"):
         values = batch["regression_labels" if task.name == "joint" else "labels"]

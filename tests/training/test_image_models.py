@@ -32,7 +32,7 @@ def batches(task: type[ImageTask], *values: float) -> ImagesInMemory:
     numbers = torch.tensor(values)
     return ImagesInMemory(
         torch.zeros(len(values), 1, 6, 6, dtype=torch.uint8),
-        torch.arange(len(values)) % 3 if task.has_classes else numbers,
+        torch.arange(len(values)) % 3 if task.data_task != "regression" else numbers,
         regression_labels=numbers if task is JointPrediction else None,
         batch_size=2,
         mean=[0.5],
@@ -49,7 +49,7 @@ def make_data(
         evaluation=batches(task, *evaluation),
         eval_split="test",
         validation=None if validation is None else batches(task, *validation),
-        class_names=names if task.has_classes else [],
+        class_names=names if task.data_task != "regression" else [],
         shape=ImageShape(1, 6, 6),
         mean=[0.5],
         std=[0.3],
@@ -71,7 +71,7 @@ def make_task(
     parts = [ModelArguments(**options), ImageDataArguments()]
     parts.append(TrainingArguments(output_dir="unused", label_smoothing_factor=smoothing, loss_reduction=reduction))
     if task.data_task in ("regression", "joint"):
-        parts.append((JointArguments if task.has_classes else RegressionArguments)(**values or {}))
+        parts.append((JointArguments if task.data_task != "regression" else RegressionArguments)(**values or {}))
     return task(*parts)
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.multiprocessing as mp
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 from transformers import PreTrainedConfig, Trainer, TrainingArguments, trainer_optimizer
+from two_processes import join
 
 from hf_sphere import (
     SphereTrainer,
@@ -430,3 +432,23 @@ def test_an_encoder_without_a_head_trains_with_its_own_classifier(arguments):
     before = model.classifier.weight.detach().clone()
     SphereTrainer(model, arguments(max_steps=1), train_dataset=rows).train()
     assert not torch.equal(model.classifier.weight, before)
+
+
+def _train_vmf(rank: int, port: int | None, folder: str) -> None:
+    if port is not None:
+        join(rank, port)
+    args = TrainingArguments(
+        folder, per_device_train_batch_size=8 if port is None else 4, optim="sgd", max_steps=4, learning_rate=0.01,
+        use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    model = make_model("vmf", head_kwargs={"num_samples": 2})
+    SphereTrainer(model, args, train_dataset=images(32)).train()
+    if rank == 0:
+        torch.save(model.state_dict(), f"{folder}/{port is None}.pt")
+
+
+def test_two_processes_draw_the_samples_of_one(free_port, tmp_path):
+    mp.spawn(_train_vmf, args=(free_port, str(tmp_path)), nprocs=2)
+    _train_vmf(0, None, str(tmp_path))
+    two, one = (torch.load(tmp_path / f"{alone}.pt") for alone in (False, True))
+    torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)

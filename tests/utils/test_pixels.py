@@ -41,6 +41,16 @@ def test_without_a_crop_the_whole_image_is_stretched():
     assert stretched[0, 0, -1] > 240  # the right edge remains
 
 
+def test_the_image_processor_rotates_photos_upright(tmp_path):
+    exif = PILImage.Exif()
+    exif[0x0112] = 6  # the camera was turned
+    picture(8, 4).save(tmp_path / "photo.png", exif=exif)
+    processor = SphereVisionImageProcessor(size={"height": 8, "width": 4}, image_mean=[0.0] * 3, image_std=[1.0] * 3)
+    upright = np.rot90(np.array(picture(8, 4)), -1).transpose(2, 0, 1) / 255
+    pixels = processor(PILImage.open(tmp_path / "photo.png"), return_tensors="np").pixel_values
+    np.testing.assert_allclose(pixels[0], upright, atol=1e-6)
+
+
 @pytest.mark.parametrize("resample", [PILImage.Resampling.BILINEAR, PILImage.Resampling.BICUBIC])
 @pytest.mark.parametrize("crop_pct", [None, 0.8])
 @pytest.mark.parametrize("size", [(10, 10), (8, 14)])
@@ -103,3 +113,16 @@ def test_crop_in_the_call_replaces_that_of_the_processor(configured, given):
 def test_options_of_a_processor_without_normalization_leave_pixels_unchanged():
     options = processor_options(SphereVisionImageProcessor(do_normalize=False))
     assert (options["image_mean"], options["image_std"]) == ([0.0] * 3, [1.0] * 3)
+
+
+def test_gray_of_an_array_is_that_of_the_image():
+    processor = SphereVisionImageProcessor(num_channels=1, do_resize=False, do_normalize=False, do_rescale=False)
+    colors = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    gray = np.repeat(np.arange(256, dtype=np.uint8).reshape(16, 16, 1), 3, 2)
+    for pixels, largest in ((gray, 0), (colors, 1)):
+        by_image, by_array = (
+            processor(given, return_tensors="np").pixel_values.astype(int)
+            for given in (PILImage.fromarray(pixels), pixels)
+        )
+        assert abs(by_image - by_array).max() <= largest
+        assert abs(by_image - by_array).mean() < 0.05

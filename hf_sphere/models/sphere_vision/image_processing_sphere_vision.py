@@ -84,7 +84,10 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         if len(tensor) > 4:
             raise ValueError(f"images must be gray or color, with or without alpha; got shape {(*image.shape,)}.")
         tensor = tensor[:3] if len(tensor) > 2 else tensor[:1]  # without alpha, as PIL converts
-        return tvF.rgb_to_grayscale(tensor) if channels == 1 else tvF.grayscale_to_rgb(tensor)
+        if channels == 3:
+            return tvF.grayscale_to_rgb(tensor)
+        gray = tvF.rgb_to_grayscale(tensor.double())
+        return (gray if tensor.is_floating_point() else gray.round()).to(tensor.dtype)  # rounded, as by PIL
 
     def _preprocess(
         self,

@@ -1,6 +1,5 @@
 """Few-shot classification: prototypical networks, plain or spherized, trained on episodes."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,14 +18,6 @@ if TYPE_CHECKING:
     from hf_sphere.models import SphereVisionConfig
 
 VALIDATION_EPISODES = 500
-
-
-class SwitchableOptions(Options):
-    """A mapping that can be set to `null` on the command line, to override a YAML file."""
-
-    def __new__(cls, value: str | Iterable[tuple[str, Any]] = ()) -> "SwitchableOptions | None":  # type: ignore[misc]
-        """Return None for `null` or `none`."""
-        return None if value in ("null", "none") else super().__new__(cls)
 
 
 @dataclass
@@ -51,10 +42,10 @@ class FewShotArguments(OpenSetOptions):
     temperature: float | None = argument(
         None, "Divisor of the similarities; if not set, that of the saved model, else 1.", gt=0
     )
-    spherization: SwitchableOptions | None = argument(
+    spherization: Options | None = argument(
         None,
-        "Options for spherizing the embeddings (`{}` for the defaults); if not set or `null`, as in the saved model, "
-        "else not spherized.",
+        "Options for spherizing the embeddings (`{}` for the defaults); if not set, as in the saved model, else "
+        "not spherized.",
     )
 
     def episodes(self, count: int, per_batch: int = 1) -> "Episodes":
@@ -96,17 +87,6 @@ class FewShotClassification(ImageTask):
             "validation_episodes": validation,
             "eval_episodes": few_shot.episodes(few_shot.eval_episodes),
         }
-
-    def load_data(self, accelerator: "Accelerator") -> "ImageData":
-        """Load the data set, and check that evaluation does not use the training split."""
-        image_data = super().load_data(accelerator)
-        # The evaluation split may have been named by default.
-        if self.few_shot.train_classes is None and image_data.eval_split == self.data_args.train_split:
-            raise ValueError(
-                f"train_split and eval_split are both {image_data.eval_split}; name another split, or divide the "
-                "classes of this one with --train_classes."
-            )
-        return image_data
 
     def batches(self, image_data: "ImageData") -> Any:
         """Return the episodes as batches of support and query images."""

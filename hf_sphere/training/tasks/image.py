@@ -85,14 +85,12 @@ class ImageTask(Task):
         data_task: The task of `load_image_data`.
         model_name: Name of the model's class in `hf_sphere.models`.
         default_backbone: Backbone if the argument is not set.
-        has_classes: Whether the data must have class labels.
         is_open_set: Whether the evaluation data may have other classes than the training data.
     """
 
     data_task: ClassVar[DataTask]
     model_name: ClassVar[str]
     default_backbone: ClassVar[str] = "lenet5"
-    has_classes: ClassVar[bool] = True
     is_open_set: ClassVar[bool] = False
 
     def __init__(self, *parts: Any) -> None:

@@ -41,7 +41,6 @@ class JointPrediction(ImageRegression, ImageClassification):
     metric = "loss"
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "mean_absolute_error")
     pipeline_tag = None
-    has_classes = True
     default_head = "prototype"
     measure = staticmethod(measure_joint)
 

@@ -45,7 +45,6 @@ class ImageRegression(ImageTask):
     metric = "mean_absolute_error"
     higher_is_better = False
     headline: ClassVar[tuple[str, ...]] = ("mean_absolute_error",)
-    has_classes = False
     measure = staticmethod(measure_regression)
 
     def model_settings(self, image_data: "ImageData", saved: "SphereVisionConfig | None" = None) -> dict[str, Any]:
@@ -54,7 +53,7 @@ class ImageRegression(ImageTask):
         Values that the arguments do not set are taken from the saved model, else from the data and the defaults.
         """
         settings = super().model_settings(image_data, saved)
-        if not self.has_classes:
+        if self.data_task == "regression":
             self._refuse_head_arguments(new=saved is None)
         values = self.part(RegressionArguments)
         before = (saved.regression_kwargs or {}) if saved is not None else {}
@@ -76,10 +75,9 @@ class ImageRegression(ImageTask):
             raise ValueError("label smoothing is for classes, and a regression has none; leave it out.")
         if new and (self.model_args.head is not None or self.model_args.head_kwargs):
             raise ValueError("a regression has no classes and so no head; leave out head and head_kwargs.")
-        if self.model_args.class_weights is not None:
-            raise ValueError("class_weights is for classes, and a regression has none; leave it out.")
-        if self.model_args.shard_classes:
-            raise ValueError("shard_classes spreads class vectors, and a regression has no classes; leave it out.")
+        for name in ("class_weights", "shard_classes"):
+            if getattr(self.model_args, name):
+                raise ValueError(f"{name} is for classes, and a regression has none; leave it out.")
         if new and self.model_args.prototypes_file is not None:
             raise ValueError("prototypes_file needs the head prototype; the model has no head.")
 
