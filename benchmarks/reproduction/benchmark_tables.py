@@ -169,6 +169,16 @@ def _fine_tuning(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["", *metrics.values()], lines, [])
 
 
+def _head_costs(rows: Rows, content: Mapping[str, Any]) -> str:
+    heads = dict.fromkeys(what.partition(":")[0] for what in rows)
+    first = [rows["softmax: ms per step"]["value"] / 1000, rows["softmax: added memory, MB"]["value"]]
+    lines = [["`softmax`", f"1 ({first[0]:.2f} s)", f"1 ({first[1]:.0f} MB)"]]
+    for head in (head for head in heads if head != "softmax"):
+        costs = [rows[f"{head}: {what} / softmax"]["value"] for what in ("time", "memory")]
+        lines.append([f"`{head}`", *(f"{value:.2f}" for value in costs)])
+    return join_lines(["head", "time of a step", "memory it adds"], lines, [])
+
+
 def _mean(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
@@ -193,6 +203,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "lr-transfer": ("lr_transfer", _lr_transfer),
     "minilm-embeddings": ("minilm", _minilm_embeddings),
     "minilm-language": ("minilm", _minilm_language),
+    "head-costs": ("head_costs", _head_costs),
     "fine-tuning": ("fine_tuning", _fine_tuning),
     "prototypes-search": ("prototypes", _prototypes),
 }

@@ -115,7 +115,7 @@ def render_card(group: str, source: Source, papers: Sequence[Paper]) -> str:
         model_class=task.model_name,
         pipeline_tag=task.pipeline_tag,
         metrics=[(f"`{name}`", _show(name, list(found.values()))) for name, found in values.items()],
-        definitions=[(name, define(name)) for name in values],
+        definitions=[(name, define(name, in_episodes=planned.entry.task == "few_shot")) for name in values],
         selection_note=_selection(settings, seeds),
         published=[show_published(published)] if published else [],
         limits=_limits(group, source, published, data),

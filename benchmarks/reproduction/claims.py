@@ -58,8 +58,9 @@ def render_claims(claims: Sequence[Claim], source: Source) -> str:
     """
     comparisons = compare_claims(claims, source)
     lines = []
-    for claim in sorted(claims, key=lambda claim: _index(claim.paper)):
-        found = comparisons.get((*claim.groups, claim.metric))
+    found_of = {claim.claim: comparisons.get((*claim.groups, claim.metric)) for claim in claims}
+    for claim in sorted(claims, key=lambda claim: (_index(claim.paper), found_of[claim.claim] is None)):
+        found = found_of[claim.claim]
         lines.append(
             [
                 PAPERS[claim.paper],

@@ -35,8 +35,13 @@ corrected p-values, and may have two verdicts.
 Runs with only one seed in common, or with equal differences for all seeds, are not tested. The error rate is 100 minus
 an accuracy, Recall@1, MAP@R, AUROC or AUPR in percent; a calibration error or false positive rate is an error rate
 itself. Intervals and tests describe the variation between seeds, with the same training and test images. Runs that
-diverged have no value, and are named below their table. The file `results/comparisons.json` has the value of each
-seed."""
+diverged have no value, and are named below their table.
+
+Runs without validation images are evaluated on the test images after every epoch, and runs that select a learning rate
+at their end. No epoch and no learning rate was chosen by these numbers. Published numbers are those of the authors'
+repositories, not of the papers; "none" says that these state none for the comparison. The fast network is a small
+convolutional network for CIFAR-10 (`recipes/configs/cifar10_fast/README.md`). The file `results/comparisons.json` has
+the value of each seed."""
 
 
 @dataclass

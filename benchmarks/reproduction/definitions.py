@@ -6,6 +6,7 @@ _SPLITS = {"eval": "the evaluation split", "validation": "the validation images"
 
 _METRICS = {
     "accuracy": "share of {split} whose largest logit is that of their class",
+    "accuracy_of_episodes": "mean share of the queries of episodes of {split} whose largest logit is that of the class",
     "accuracy_with_flips": "accuracy on {split} with logits averaged over each image and its mirror image",
     "accuracy_interval": "half-width of the 95 % interval of the mean accuracy over the episodes, for this one model",
     "loss": "mean loss on {split}",
@@ -61,15 +62,17 @@ def error_rate(metric: str, value: float) -> float | None:
     return 100.0 - value if is_higher_better(metric) else value
 
 
-def define(name: str) -> str:
+def define(name: str, *, in_episodes: bool = False) -> str:
     """Return the definition of a metric, or an empty string if it is not reported.
 
     Args:
         name: The name, after the folder of the recipe that measured it, if that is not the training.
+        in_episodes: Whether the accuracy is that of episodes.
     """
     metric = name.rpartition("/")[2]
     split, _, kind = metric.partition("_")
     kind, plain = kind.removeprefix("uncalibrated_"), kind.startswith("uncalibrated_")
+    kind = "accuracy_of_episodes" if in_episodes and kind == "accuracy" else kind
     if split in _SPLITS and kind in _METRICS:
         chosen = "after training" if split != "train" else "in the last epoch, with augmentation if there is any"
         calibrated = ", without calibration" if plain else ", calibrated" if kind in ("nll", "brier") else ""

@@ -116,7 +116,8 @@ def render_gpu(source: Source) -> str:
             lines.append([f"`{group}`", shown, devices, minutes, "; ".join(parts)])
     header = ["run", "test accuracy %", "device", "minutes per run", "runs, or what they would take"]
     note = (
-        "The queue uses a GPU if there is one. `python benchmarks/image_training.py` measures throughput there, and "
+        "No GPU was available for the runs without a device. The queue uses a GPU if there is one. "
+        "`python benchmarks/image_training.py` measures throughput there, and "
         "`python -m pytest tests/test_cuda*.py` runs the tests."
     )
     return join_lines(header, lines, [_throughput(), note])

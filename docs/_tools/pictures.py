@@ -99,34 +99,38 @@ def read_runs(pattern: str) -> dict[str, list[dict[str, Any]]]:
     return groups
 
 
-def draw_optimizers(network: str, metric: str, names: dict[str, str]) -> None:
+def draw_optimizers(network: str, metric: str, *rows: dict[str, str]) -> None:
     """A network on CIFAR-10: validation accuracy by learning rate, and accuracy by epoch with its range.
 
     Args:
         network: Start of the names of the runs.
         metric: Accuracy that the runs have by epoch.
-        names: Titles of the optimizers by the rest of the name.
+        rows: For each row of panels, titles of the optimizers by the rest of the name.
     """
-    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
-    for number, (name, title) in enumerate(names.items()):
-        style = {"marker": "osD^vP"[number], "markersize": 4, "color": [*COLORS, "0.4"][number]}
-        sweep = read_runs(f"{network}-{name}-5epochs-tuning-learning_rate*")
-        rates = sorted(
-            (float(group.rpartition("rate")[2]), 100 * run["metrics"]["validation_accuracy"])
-            for group, (run,) in sweep.items()
-        )
-        left.plot(*zip(*rates, strict=True), label=title, **style)
-        runs = read_runs(f"{network}-{name}-5epochs-seed*").get(f"{network}-{name}-5epochs", [])
-        if not runs:
-            continue  # only its learning rates are known so far
-        accuracies = 100 * np.array([run["history"][metric] for run in runs])
-        epochs = np.arange(1, accuracies.shape[1] + 1)
-        right.fill_between(epochs, accuracies.min(0), accuracies.max(0), alpha=0.2, linewidth=0, color=style["color"])
-        right.plot(epochs, accuracies.mean(0), **style)
+    figure, panels = plt.subplots(len(rows), 2, figsize=(8, 3 * len(rows)), squeeze=False)
     split = "test" if metric.startswith("eval") else "validation"
-    left.set(xscale="log", xlabel="learning rate", ylabel="validation accuracy, %", title="validation images")
-    right.set(xlabel="epoch", ylabel=f"{split} accuracy, %", xticks=epochs, title=f"{split} images")
-    figure.legend(loc="outside upper center", ncols=6, frameon=False, columnspacing=1.2)
+    for (left, right), names in zip(panels, rows, strict=True):
+        for number, (name, title) in enumerate(names.items()):
+            color = [*COLORS, "0.4", "#D55E00"][number]
+            style = {"marker": "osD^vPX"[number], "markersize": 4, "color": color}
+            sweep = read_runs(f"{network}-{name}-5epochs-tuning-learning_rate*")
+            rates = sorted(
+                (float(group.rpartition("rate")[2]), 100 * run["metrics"]["validation_accuracy"])
+                for group, (run,) in sweep.items()
+            )
+            left.plot(*zip(*rates, strict=True), **style)
+            runs = read_runs(f"{network}-{name}-5epochs-seed*").get(f"{network}-{name}-5epochs", [])
+            if not runs:
+                continue  # only its learning rates are known so far
+            accuracies = 100 * np.array([run["history"][metric] for run in runs])
+            epochs = np.arange(1, accuracies.shape[1] + 1)
+            right.fill_between(epochs, accuracies.min(0), accuracies.max(0), alpha=0.15, linewidth=0, color=color)
+            right.plot(epochs, accuracies.mean(0), label=title, **style)
+        right.legend(frameon=False, fontsize=8, loc="lower right")
+        left.set(xscale="log", xlabel="learning rate", ylabel="validation accuracy, %")
+        right.set(xlabel="epoch", ylabel=f"{split} accuracy, %", xticks=epochs)
+    panels[0, 0].set(title="by learning rate")
+    panels[0, 1].set(title="by epoch")
     save(figure, f"optimizers/{network}.png")
 
 
@@ -134,18 +138,19 @@ def draw_dimensions() -> None:
     """Accuracy on MNIST by the number of dimensions: mean and range of the runs of `results/runs`."""
     runs = read_runs("mnist-lenet5-*").items()
     accuracies = {name: [100 * run["metrics"]["eval_accuracy"] for run in group] for name, group in runs}
-    figure, axes = plt.subplots(figsize=(6, 2.8))
+    figure, panels = plt.subplots(1, 2, figsize=(8, 2.8))
     heads = {"ten prototypes": "mnist-lenet5-d{}"}
     heads |= {head: f"mnist-lenet5-d3-heads-head{head}-embedding_dim{{}}" for head in ("softmax", "cosine")}
-    for (title, pattern), color, marker in zip(heads.items(), COLORS, "osD", strict=False):
-        found = {dim: accuracies[pattern.format(dim)] for dim in range(2, 10) if pattern.format(dim) in accuracies}
-        if found:
-            low, high = (list(map(choose, found.values())) for choose in (min, max))
-            axes.fill_between(list(found), low, high, color=color, alpha=0.2, linewidth=0)
-            axes.plot(list(found), [np.mean(v) for v in found.values()], color=color, marker=marker, label=title)
-    axes.axhline(np.mean(accuracies["mnist-lenet5-plain"]), color="0.4", ls="--", label="softmax, 84 dimensions")
-    axes.set(xlabel="dimensions", ylabel="test accuracy, %", ylim=(None, 100))
-    axes.legend(frameon=False, loc="lower right")
+    for panel, smallest in zip(panels, (2, 4), strict=True):
+        for (title, pattern), color, marker in zip(heads.items(), COLORS, "osD", strict=False):
+            dims = [dim for dim in range(smallest, 10) if pattern.format(dim) in accuracies]
+            found = [accuracies[pattern.format(dim)] for dim in dims]
+            low, high = (list(map(choose, found)) for choose in (min, max))
+            panel.fill_between(dims, low, high, color=color, alpha=0.2, linewidth=0)
+            panel.plot(dims, [np.mean(values) for values in found], color=color, marker=marker, label=title)
+        panel.axhline(np.mean(accuracies["mnist-lenet5-plain"]), color="0.4", ls="--", label="softmax, 84 dimensions")
+        panel.set(xlabel="dimensions", ylabel="test accuracy, %", title=f"from {smallest} dimensions on")
+    panels[0].legend(frameon=False, loc="lower right", fontsize=8)
     save(figure, "prototypes/dimensions.png")
 
 
@@ -195,8 +200,11 @@ def main() -> None:
         draw_dimensions()
         names = {"adamw": "AdamW", "adam_srt": "Adam-SRT", "muon": "Muon", "muon_hyperball": "Muon-hyperball"}
         draw_optimizers("cifar10-fast", "eval_accuracy", {"softmax": "SGD", **names})
-        names |= {"adamw_hyperball": "AdamW-hyperball"}
-        draw_optimizers("cifar10-resnet20", "validation_accuracy", {"sgd": "SGD", **names})
+        paper = {"sgd": "SGD", "sgd_mrt": "SGD-MRT", "adam": "Adam", "adam_g": "Adam-G", "adam_s": "Adam-S"}
+        paper |= {"adam_srt": "Adam-SRT", "adamw": "AdamW"}
+        others = {"adamw": "AdamW", "muon": "Muon", "muon_hyperball": "Muon-hyperball"}
+        others |= {"adamw_hyperball": "AdamW-hyperball"}
+        draw_optimizers("cifar10-resnet20", "validation_accuracy", paper, others)
         draw_transport()
 
 
