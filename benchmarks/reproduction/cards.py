@@ -78,7 +78,10 @@ def render_card(group: str, source: Source, papers: Sequence[Paper]) -> str:
     config, task = planned.config, find_task(planned.entry.task)
     settings = read_settings(config) | runs[0].get("overrides", {})
     names = [name for name in runs[0]["metrics"] if name not in LEFT_OUT and not name.startswith("best_")]
-    values = {name: source.values(group, name) for name in names if define(name)}
+    values: dict[str, Mapping[int, float]] = {}
+    for name in sorted(names, key=lambda name: "/" in name):  # those of the training first
+        if define(name) and (found := source.values(group, name)) not in values.values():  # some scores are equal
+            values[name] = found
     seeds = sorted(source.values(group, _headline(planned.entry.task)[0]))
     published = source.published_of(group)
     data = runs[0]["data"]["name"]
