@@ -63,7 +63,7 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
         logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
     files, rows = len(list_files(Path(name), SUFFIXES)), sum(map(len, splits.values()))
     if files > rows:
-        message = "%d of %d images in %s are in no split: names with train, test or validation are read as splits."
+        message = "%d of %d images in %s are in no split; names with train, test or validation mean splits."
         logger.warning(message, files - rows, files, name)
     return splits
 

@@ -86,7 +86,7 @@ def test_images_that_are_in_no_split_are_logged(folder, caplog):
     for name in ("cats", "dogs"):
         (path / name / "0.png").rename(path / name / "train_0.png")
     load_splits(str(path))
-    assert f"8 of 10 images in {path} are in no split: names with train, test or validation" in caplog.text
+    assert f"8 of 10 images in {path} are in no split; names with train, test or validation" in caplog.text
 
 
 def test_the_name_of_a_file_is_refused(folder):
