@@ -79,8 +79,9 @@ def render_card(group: str, source: Source, papers: Sequence[Paper]) -> str:
     settings = read_settings(config) | runs[0].get("overrides", {})
     names = [name for name in runs[0]["metrics"] if name not in LEFT_OUT and not name.startswith("best_")]
     values: dict[str, Mapping[int, float]] = {}
-    for name in sorted(names, key=lambda name: "/" in name):  # those of the training first
-        if define(name) and (found := source.values(group, name)) not in values.values():  # some scores are equal
+    for name in sorted(names, key=lambda name: "/" in name):  # those of the training first, each only once
+        found, known = source.values(group, name), values.get(name.rpartition("/")[2])
+        if define(name) and (known is None or known != found):
             values[name] = found
     seeds = sorted(source.values(group, _headline(planned.entry.task)[0]))
     published = source.published_of(group)

@@ -38,7 +38,8 @@ itself. Intervals and tests describe the variation between seeds, with the same 
 diverged have no value, and are named below their table.
 
 Runs without validation images are evaluated on the test images after every epoch, and runs that select a learning rate
-at their end. No epoch and no learning rate was chosen by these numbers. Published numbers are those of the authors'
+at their end. No epoch and no learning rate was chosen by these numbers; settings of the fast network were compared on
+test images before its published ones were kept. Published numbers are those of the authors'
 repositories, not of the papers; "none" says that these state none for the comparison. The fast network is a small
 convolutional network for CIFAR-10 (`recipes/configs/cifar10_fast/README.md`). The file `results/comparisons.json` has
 the value of each seed."""

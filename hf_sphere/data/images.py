@@ -332,8 +332,8 @@ def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:
 def _load_splits(options: ImageSourceOptions, dataset: Any) -> DatasetDict:
     if dataset is None:
         return load_splits(options.dataset_name, options.dataset_config_name)
-    given = dataset if isinstance(dataset, dict) else {}
-    evaluation = choose_eval_split(given, options.eval_split, options.train_split)
+    named = dataset if isinstance(dataset, dict) else {}
+    evaluation = choose_eval_split(named, options.eval_split, options.train_split)
     # The training split last, since it can be named `validation` as well.
     return as_splits(dataset, {evaluation: options.max_eval_samples, options.train_split: options.max_train_samples})
 

@@ -58,21 +58,23 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
     if Path(name).is_file():
         raise ValueError(f"{name} is a file; give the folder that contains it.")
     splits = require_splits(load_dataset(name, config_name), name)
-    if skipped := list_files(Path(name), UNREADABLE):
+    files = list_files(Path(name), SUFFIXES | UNREADABLE)
+    if skipped := [file for file in files if file.suffix.lower() in UNREADABLE]:
         message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."
         logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
-    files, rows = len(list_files(Path(name), SUFFIXES)), sum(map(len, splits.values()))
-    if files > rows:
-        message = "%d of %d images in %s are in no split; names with train, test or validation mean splits."
-        logger.warning(message, files - rows, files, name)
+    lost = len(files) - len(skipped) - sum(map(len, splits.values()))
+    if lost > 0 and not list_files(Path(name), {".arrow", ".csv", ".json", ".jsonl", ".md", ".parquet"}):
+        logger.warning("%d of %d images in %s are in no split; names such as test mean one.", lost, len(files), name)
     return splits
 
 
 def list_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
     """Return the files below a folder with one of the suffixes, sorted; hidden ones are left out."""
-    files = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
-    shown = (file for file in files if not any(part.startswith(".") for part in file.relative_to(folder).parts))
-    return sorted(file for file in shown if file.suffix.lower() in suffixes)
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(parent, n) for n in names if n[0] != "." and os.path.splitext(n)[1].lower() in suffixes]
+    return sorted(found)
 
 
 def require_splits(splits: Any, name: str) -> DatasetDict:

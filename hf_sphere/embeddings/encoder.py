@@ -122,7 +122,7 @@ class ImageSource:
             classes = read_class_names(rows, label)
             labels = [classes[index] for index in read_labels(rows, label, classes, split).tolist()]
         names = file_names(rows, column, name)
-        if len(set(names)) < len(rows):  # images without files, or with the names of another folder's files
+        if len(set(names) - {""}) < len(rows):  # images without files, or with the names of another folder's files
             names = [f"{split}/{row}" for row in range(len(rows))]
         encoded = rows.select_columns([column]).rename_columns({column: "image"} if column != "image" else {})
         name = str(Path(name).resolve()) if Path(name).is_dir() else name

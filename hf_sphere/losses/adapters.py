@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from hf_sphere.losses.heads import require_all_classes
 from hf_sphere.nn.checks import IGNORED, check_tensors
 from hf_sphere.nn.heads.base import Head
+from hf_sphere.nn.processes import count_processes
 from hf_sphere.utils.files import atomic_file
 
 
@@ -75,14 +76,14 @@ class SentenceTransformerLoss(nn.Module):
     """A loss for `SentenceTransformerTrainer`: a row of the data is a text with the label of its class.
 
     Several texts in a row have the same label; without labels, each row is a class of its own, as with pairs of anchor
-    and positive. Parameters of the loss are trained, and `LossCheckpointCallback` saves them with the checkpoints.
+    and positive. `LossCheckpointCallback` saves the parameters of the loss and averages their gradients over processes.
 
     Args:
         model: The `SentenceTransformer`.
         loss: Called with embeddings (B, d) and labels (B,), such as `ArcFaceLoss` or `SupConLoss`.
 
     Raises:
-        ValueError: If there is not one label per row, or the class vectors of the loss are spread over processes.
+        ValueError: If there is not one label per row, or the callback is missing on several processes.
 
     Example:
         >>> loss = SentenceTransformerLoss(model, ArcFaceLoss(384, num_classes=20))  # doctest: +SKIP
@@ -92,16 +93,12 @@ class SentenceTransformerLoss(nn.Module):
 
     def __init__(self, model: nn.Module, loss: nn.Module) -> None:
         super().__init__()
-        require_all_classes(loss)
-        self.model, self.loss, self._is_shared = model, loss, False
+        self.model, self.loss = model, loss
 
     def forward(self, sentence_features: Sequence[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
         """Compute the loss of the tokenized texts of each column and the labels of the rows."""
-        if not self._is_shared:
-            self._is_shared = True
-            for parameter in self.loss.parameters():  # the Trainer shares only the model between processes
-                parameter.data = broadcast(parameter.data)
-                parameter.register_hook(lambda gradient: reduce(gradient, "mean"))
+        if count_processes() > 1 and [*self.loss.parameters()] and not hasattr(self.loss, "is_shared"):
+            raise ValueError("on several processes, a loss with parameters needs the callback LossCheckpointCallback.")
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
         rows = len(embeddings[0])
         if labels is None:
@@ -130,9 +127,17 @@ class LossCheckpointCallback(TrainerCallback):
         self.loss = loss
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Load the loss of the checkpoint from which training resumes."""
+        """Load the loss of the checkpoint from which training resumes; give all processes that of the first."""
         if state.global_step > 0:
             self.loss.load_state_dict(load_file(self._path(args, state)))
+        for value in self.loss.state_dict().values():
+            value.copy_(broadcast(value))
+        self.loss.is_shared = True  # type: ignore[assignment]
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Average the gradients over processes, in the same order on each, whichever losses a batch used."""
+        for weight in (weight for weight in self.loss.parameters() if weight.requires_grad and count_processes() > 1):
+            weight.grad = reduce(torch.zeros_like(weight) if weight.grad is None else weight.grad, "mean")
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Save the loss."""

@@ -284,8 +284,7 @@ def _normalized_by_batch(model: nn.Module) -> Iterator[None]:
     longer in the first training step.
     """
     modes = [(module, module.training) for module in model.modules()]
-    if not model.training:
-        model.train()
+    model.train()
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
     kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
     model.eval()
@@ -294,6 +293,7 @@ def _normalized_by_batch(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        model.train(modes[0][1])
         for module, mode in modes:
             module.training = mode
         for norm, buffers in zip(norms, kept, strict=True):

@@ -76,7 +76,10 @@ def _train(task: Task, run: Run, command: Command) -> None:
     if state.batch == 0:  # training may have ended in the middle of an epoch
         snapshots.at_end(trained, state.epoch)
     if task.args.load_best_model_at_end and state.best_epoch is not None:
-        _load_best(trained, run)
+        best = run.output_dir / BEST_FOLDER
+        if damage := find_damage(best):
+            raise CheckpointError(f"cannot load the best model in {best}: {damage}; the checkpoints have the last.")
+        trained.load_state_dict(load_model(type(trained), best).state_dict())
     finished = replace(prepared, model=trained)
     fitted = task.finish(finished, run.accelerator)
     _save(run, prepared, run.output_dir, trained)  # before the evaluation, which may need more memory than there is
@@ -136,13 +139,6 @@ def _save(run: Run, prepared: Prepared, folder: Path, model: Any) -> None:
             if folder.name == BEST_FOLDER:  # it is read at the end, possibly by a resumed run
                 write_manifest(unfinished)
     run.accelerator.wait_for_everyone()
-
-
-def _load_best(model: Any, run: Run) -> None:
-    best = run.output_dir / BEST_FOLDER
-    if damage := find_damage(best):
-        raise CheckpointError(f"cannot load the best model from {best}: {damage}. The last one is in the checkpoints.")
-    model.load_state_dict(load_model(type(model), best).state_dict())
 
 
 def _evaluate(task: Task, model: nn.Module, prepared: Prepared, prefix: str, run: Run) -> dict[str, float]:

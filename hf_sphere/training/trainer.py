@@ -81,7 +81,7 @@ class SphereCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
         """Check the settings, and initialize the model from data."""
         _check_settings(args, model)
-        self._epoch, self._is_ours = -1, isinstance(others["train_dataloader"].dataset, _ImageEpochs)
+        self._epoch, self._is_ours = -1, isinstance(getattr(others["train_dataloader"], "dataset", None), _ImageEpochs)
         with torch.random.fork_rng(devices=[]):  # reading the data must not change the order of the first epoch
             initialize_from_data(model, _initial_images(model, others["train_dataloader"]))
         self.on_train_end(args, state, control)  # there may be a hook of an interrupted run

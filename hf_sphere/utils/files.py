@@ -312,7 +312,7 @@ def hide_private(value: Any) -> Any:
 
 def _hide_folders(text: str) -> str:
     if here := str(Path.cwd()).rstrip("/"):
-        text = re.sub(rf"(?<![\w./:~]){re.escape(here)}/", "", text)
+        text = re.sub(rf"(?<![\w.~]){re.escape(here)}/", "", text)
     return Path(text).name or text if Path(text).is_absolute() else _FOLDERS.sub("", text)
 
 

@@ -86,7 +86,14 @@ def test_images_that_are_in_no_split_are_logged(folder, caplog):
     for name in ("cats", "dogs"):
         (path / name / "0.png").rename(path / name / "train_0.png")
     load_splits(str(path))
-    assert f"8 of 10 images in {path} are in no split; names with train, test or validation" in caplog.text
+    assert f"8 of 10 images in {path} are in no split; names such as test mean one." in caplog.text
+
+
+def test_images_that_a_list_leaves_out_are_not_logged(folder, caplog):
+    path = folder(unlabeled=3)
+    (path / "metadata.csv").write_text("file_name,label\n0.png,a\n1.png,b\n")
+    assert len(load_splits(str(path))["train"]) == 2
+    assert "in no split" not in caplog.text
 
 
 def test_the_name_of_a_file_is_refused(folder):

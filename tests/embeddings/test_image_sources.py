@@ -58,6 +58,11 @@ def test_images_of_a_data_set_with_equal_file_names_have_names_of_their_own(tmp_
         tmp_path / "parquet" / "test.parquet"
     )
     assert ImageSource.of(tmp_path / "parquet").names == ["test/0", "test/1"]
+    stored[1]["path"] = None
+    Dataset.from_dict({"image": stored}, Features({"image": ImageFeature()})).to_parquet(
+        tmp_path / "parquet" / "test.parquet"
+    )
+    assert ImageSource.of(tmp_path / "parquet").names == ["test/0", "test/1"]
 
 
 def test_files_and_images_are_accepted(photos, digits):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -285,16 +286,26 @@ def _train_in_two_processes(rank: int, port: int, folder: str) -> None:
     join(rank, port)
     PartialState(cpu=True)  # as the arguments of a Trainer create it
     torch.manual_seed(rank)
-    loss = losses.ArcFaceLoss(6, 4)
-    adapted = losses.SentenceTransformerLoss(Encoder(), loss)
-    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
-    for _ in range(2):
+    both = [losses.ArcFaceLoss(6, 4), losses.ArcFaceLoss(6, 4)]
+    both[0].head.bias = nn.Parameter(torch.zeros(1), requires_grad=False)
+    adapted = [losses.SentenceTransformerLoss(Encoder(), loss) for loss in both]
+    with pytest.raises(ValueError, match="needs the callback LossCheckpointCallback"):
+        adapted[0]([{"x": torch.randn(5, 6)}], LABELS)
+    callbacks = [losses.LossCheckpointCallback(loss) for loss in both]
+    for callback in callbacks:
+        callback.on_train_begin(None, SimpleNamespace(global_step=0), None)
+    optimizer = torch.optim.SGD([weight for loss in both for weight in loss.parameters()], lr=0.1)
+    for step in range(2):
         optimizer.zero_grad()
-        adapted([{"x": torch.randn(5, 6)}], LABELS).backward()
+        # The processes can have batches of different data sets.
+        adapted[(rank + step) % 2]([{"x": torch.randn(5, 6)}], LABELS).backward()
+        for callback in callbacks:
+            callback.on_pre_optimizer_step(None, None, None)
         optimizer.step()
     vmf = losses.VMFSoftmaxLoss(6, 4, num_samples=2)
     vmf((1 + rank) * torch.randn(5, 6), LABELS)
-    torch.save((loss.head.weight.detach(), vmf.head.embedding_scale), f"{folder}/{rank}.pt")
+    results = [*(loss.head.weight.detach() for loss in both), vmf.head.embedding_scale]
+    torch.save(results, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
 
@@ -302,6 +313,7 @@ def test_two_processes_train_and_initialize_the_same_loss(free_port, tmp_path):
     mp.spawn(_train_in_two_processes, args=(free_port, str(tmp_path)), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(first[0], first[1])
 
 
 def test_importing_the_losses_imports_no_other_library():

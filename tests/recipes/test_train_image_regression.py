@@ -164,10 +164,10 @@ def test_half_precision_trains(train, results_of, slants):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--head", "softmax"], "a regression has no classes and so no head"),
-        (["--class_weights", "balanced"], "class_weights is for classes"),
+        (["--head", "softmax"], "head is for models with classes, and a regression has none"),
+        (["--class_weights", "balanced"], "class_weights is for models with classes"),
         (["--label_smoothing_factor", "0.1"], "label smoothing is for classes"),
-        (["--prototypes_file", "some.safetensors"], "prototypes_file needs the head prototype; the model has no head"),
+        (["--prototypes_file", "some.safetensors"], "prototypes_file is for models with classes"),
         (["--embedding_dim", "1"], "at least 2 coordinates; got 1"),
         (["--label_column_name", "label"], "--label_column_name label does not apply to regression"),
         (["--computed_value", "beauty"], "no computed value 'beauty'; the computed values are: slant"),

@@ -434,6 +434,14 @@ def test_an_encoder_without_a_head_trains_with_its_own_classifier(arguments):
     assert not torch.equal(model.classifier.weight, before)
 
 
+def test_a_list_of_batches_can_be_the_dataloader(arguments):
+    class OwnTrainer(SphereTrainer):
+        def get_train_dataloader(self) -> Any:
+            return [{"pixel_values": torch.randn(4, 1, 8, 8), "labels": torch.arange(4)}] * 2
+
+    assert OwnTrainer(make_model(), arguments(max_steps=2), train_dataset=images()).train().global_step == 2
+
+
 def _train_vmf(rank: int, port: int | None, folder: str) -> None:
     if port is not None:
         join(rank, port)

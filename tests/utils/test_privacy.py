@@ -30,6 +30,7 @@ def test_path_below_the_working_directory_becomes_relative():
         ("/tmp/data", "on /mnt/tmp/data/cifar", "on cifar"),
         ("/tmp/data", "/mnt/tmp/data/cifar", "cifar"),
         ("/tmp/data", "--images=/tmp/data/own/birds", "--images=own/birds"),
+        ("/tmp/data", "wrote:/tmp/data/own/birds", "wrote:own/birds"),
         ("/", "https://a.b/c of /data/birds", "https://a.b/c of birds"),
     ],
 )

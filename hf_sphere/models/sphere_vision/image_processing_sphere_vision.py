@@ -86,7 +86,7 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         tensor = tensor[:3] if len(tensor) > 2 else tensor[:1]  # without alpha, as PIL converts
         if channels == 3:
             return tvF.grayscale_to_rgb(tensor)
-        gray = tvF.rgb_to_grayscale(tensor.double())
+        gray = tvF.rgb_to_grayscale(tensor.float())
         return (gray if tensor.is_floating_point() else gray.round()).to(tensor.dtype)  # rounded, as by PIL
 
     def _preprocess(

@@ -73,13 +73,10 @@ class ImageRegression(ImageTask):
     def _refuse_head_arguments(self, *, new: bool) -> None:
         if self.args.label_smoothing_factor:
             raise ValueError("label smoothing is for classes, and a regression has none; leave it out.")
-        if new and (self.model_args.head is not None or self.model_args.head_kwargs):
-            raise ValueError("a regression has no classes and so no head; leave out head and head_kwargs.")
-        for name in ("class_weights", "shard_classes"):
+        heads = ("head", "head_kwargs", "prototypes_file") if new else ()
+        for name in (*heads, "class_weights", "shard_classes"):
             if getattr(self.model_args, name):
-                raise ValueError(f"{name} is for classes, and a regression has none; leave it out.")
-        if new and self.model_args.prototypes_file is not None:
-            raise ValueError("prototypes_file needs the head prototype; the model has no head.")
+                raise ValueError(f"{name} is for models with classes, and a regression has none; leave it out.")
 
     def check_data(self, model: Any, image_data: "ImageData") -> None:
         """Raise an error if a value is outside the model's range and values are not clipped."""
