@@ -8,10 +8,8 @@ probability; `concentration`, if the head has one; and `prediction_2`, `confiden
 continues where it stopped when the command is repeated.
 """
 
-import json
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,11 +62,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"{args.model_name_or_path} has no classes to predict; give a model with a head.")
     unfinished = output.with_name(f".{output.name}.unfinished.jsonl")
     try:
-        predict(args, encoder, source, unfinished)
+        rows = predict(args, encoder, source, unfinished)
     except KeyboardInterrupt:
         print("\nStopped; repeat the command to continue.", file=sys.stderr)
         sys.exit(130)
-    rows = list(read_rows(unfinished))
     write_table(rows, output)
     unfinished.unlink()
     print(f"wrote     {output}: {len(rows):,} of {len(source):,} images")
@@ -78,63 +75,47 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"accuracy  {right / len(known):.2%} of the {len(known):,} images with a label that the model knows")
 
 
-def predict(args: PredictionArguments, encoder: "ImageEncoder", source: "ImageSource", unfinished: Path) -> None:
-    """Append the predictions of the images that are not in the unfinished file yet."""
+def predict(
+    args: PredictionArguments, encoder: "ImageEncoder", source: "ImageSource", unfinished: Path
+) -> list[dict[str, Any]]:
+    """Return a row per image; those of finished batches are kept in the unfinished file."""
     import hashlib
+
+    from hf_sphere.utils.files import JsonLines
 
     digest = hashlib.sha256("\0".join(source.names).encode("utf-8", "surrogatepass")).hexdigest()
     settings = {"weights": encoder.weights, "source": source.name, "split": source.split, "names": digest}
     settings |= {"top_k": args.top_k, "skip": args.skip_unreadable_images}
-    start = find_start(unfinished, settings)
+    done = JsonLines(unfinished)
+    if done and done.get("settings") != settings:
+        print(f"restart   {unfinished.name} is of another model, other images or other options")
+        unfinished.unlink()
+        done = JsonLines(unfinished)
+    if not done:
+        done["settings"] = settings
+    start = max((index + 1 for index in done if index != "settings"), default=0)
     if start:
         print(f"continue  after {start:,} of {len(source):,} images")
-    unfinished.parent.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers}
     options |= {"skip_unreadable": args.skip_unreadable_images, "progress": not args.disable_tqdm}
-    with unfinished.open("a" if start else "w", encoding="utf-8") as file:
-        if not start:
-            file.write(json.dumps(settings) + "\n")
-        for indices, columns in encoder.encode(source, range(start, len(source)), **options):
-            probabilities = columns["logits"].softmax(-1)
-            best = probabilities.topk(min(args.top_k, probabilities.shape[1]))
-            concentrations = columns["concentration"].tolist() if "concentration" in columns else [None] * len(indices)
-            rows = zip(indices.tolist(), best.indices.tolist(), best.values.tolist(), concentrations, strict=True)
-            for index, classes, confidences, concentration in rows:
-                row: dict[str, Any] = {"index": index, "file": source.names[index]}
-                if source.labels:
-                    row["label"] = source.labels[index]
-                for rank, (number, confidence) in enumerate(zip(classes, confidences, strict=True), start=1):
-                    suffix = "" if rank == 1 else f"_{rank}"
-                    row |= {f"prediction{suffix}": encoder.class_names[number], f"confidence{suffix}": confidence}
-                    if rank == 1 and concentration is not None:
-                        row["concentration"] = concentration
-                file.write(json.dumps(row) + "\n")
-            file.flush()
-
-
-def find_start(unfinished: Path, settings: dict[str, Any]) -> int:
-    """Return the index of the first image without a prediction; remove the incomplete last line, if there is one."""
-    if not unfinished.is_file():
-        return 0
-    content = unfinished.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    lines = whole.splitlines()
-    if not lines or json.loads(lines[0]) != settings:
-        print(f"restart   {unfinished.name} is of another model, other images or other options")
-        return 0
-    if len(whole) < len(content):
-        os.truncate(unfinished, len(whole))
-    return json.loads(lines[-1])["index"] + 1 if len(lines) > 1 else 0
-
-
-def read_rows(unfinished: Path) -> Iterator[dict[str, Any]]:
-    """Yield the predictions of the unfinished file."""
-    with unfinished.open(encoding="utf-8") as file:
-        next(file)
-        for line in file:
-            row = json.loads(line)
-            del row["index"]
-            yield row
+    for indices, columns in encoder.encode(source, range(start, len(source)), **options):
+        probabilities = columns["logits"].softmax(-1)
+        best = probabilities.topk(min(args.top_k, probabilities.shape[1]))
+        concentrations = columns["concentration"].tolist() if "concentration" in columns else [None] * len(indices)
+        cells = zip(indices.tolist(), best.indices.tolist(), best.values.tolist(), concentrations, strict=True)
+        rows = {}
+        for index, classes, confidences, concentration in cells:
+            row: dict[str, Any] = {"file": source.names[index]}
+            if source.labels:
+                row["label"] = source.labels[index]
+            for rank, (number, confidence) in enumerate(zip(classes, confidences, strict=True), start=1):
+                suffix = "" if rank == 1 else f"_{rank}"
+                row |= {f"prediction{suffix}": encoder.class_names[number], f"confidence{suffix}": confidence}
+                if rank == 1 and concentration is not None:
+                    row["concentration"] = concentration
+            rows[index] = row
+        done.add(rows)
+    return [row for index, row in done.items() if index != "settings"]
 
 
 def write_table(table: list[dict[str, Any]], output: Path) -> None:

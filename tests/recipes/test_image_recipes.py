@@ -109,7 +109,7 @@ def test_an_interrupted_run_continues(predict, monkeypatch, capsys, tmp_path):
             predict("table.csv", "--batch_size", "2")
     unfinished = tmp_path / ".table.csv.unfinished.jsonl"
     with unfinished.open("a") as file:
-        file.write('{"index": 4, "fi')  # as if the process was killed while writing
+        file.write('[4, {"fi')  # as if the process was killed while writing
     assert predict("table.csv", "--batch_size", "2").read_text() == expected
     assert "continue  after 4 of 9 images" in capsys.readouterr().out
     assert not unfinished.exists()
@@ -117,7 +117,7 @@ def test_an_interrupted_run_continues(predict, monkeypatch, capsys, tmp_path):
 
 def test_predictions_of_other_options_are_not_continued(predict, tmp_path, capsys):
     unfinished = tmp_path / ".table.csv.unfinished.jsonl"
-    unfinished.write_text('{"weights": "other"}\n{"index": 7}\n')
+    unfinished.write_text('["settings", {"weights": "other"}]\n[7, {}]\n')
     assert len(pd.read_csv(predict("table.csv"))) == 9
     assert "is of another model, other images or other options" in capsys.readouterr().out
 
