@@ -92,7 +92,7 @@ class _Table:
 
     def __init__(self, robustness: Mapping[str, Any], *, relative: bool):
         layers = robustness["layers"]
-        self.layers = shorten_layer_names(list(layers))
+        self.layers = shorten_layer_names([name.removeprefix("sphere_vision.backbone.") for name in layers])
         self.epochs = sorted({epoch for layer in layers.values() for epoch in layer["snapshots"]}, key=int)
         draws = [layer["random"] or {} for layer in layers.values()]
         self.has_random = any(draw.get("mean") is not None for draw in draws)

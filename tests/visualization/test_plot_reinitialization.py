@@ -178,6 +178,11 @@ def test_column_names_do_not_overlap(columns):
     assert (shown[0].get_text(), shown[-1].get_text()) == ("0", "random\nweights")
 
 
+def test_layers_of_our_backbones_are_named_as_in_the_backbone():
+    layers = {"sphere_vision.backbone.layers.0": layer(0.1), "head.linear": layer(0.2)}
+    assert labels_of(plot_reinitialization(robustness(**layers)).axes[0].yaxis) == ["layers.0", "head.linear"]
+
+
 def test_long_names_are_shortened():
     names = [f"resnet.encoder.stages.{stage}.layers.0.layer.1.convolution" for stage in range(2)]
     figure = plot_reinitialization(robustness(**{name: layer(0.5) for name in names}))
