@@ -298,7 +298,7 @@ def test_prototype_class_error_names_the_difference(file, names, said):
     ("task", "head"), [(ImageClassification, "softmax"), (ImageClassification, None), (ImageRegression, None)]
 )
 def test_prototypes_file_with_another_head_is_rejected(file, task, head):
-    with pytest.raises(ValueError, match="prototypes_file (needs the head prototype; the model has|is for models with classes)"):
+    with pytest.raises(ValueError, match=r"prototypes_file (needs the head prototype|is for models with classes)"):
         build(task, head=head, prototypes_file=file())
 
 
