@@ -318,7 +318,9 @@ def test_a_model_without_a_head_gives_only_embeddings(extract, save):
 def test_data_without_labels_gives_no_labels(extract, made_up, capsys):
     folder = extract("--dataset_name", made_up(gray(10), gray(200)))
     assert rows_of(folder).column_names == [name for name in COLUMNS if name != "label"]
-    assert "2 images, no labels" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "2 images, no labels" in printed
+    assert f"next step python recipes/visualize_embeddings.py --embeddings {folder}" in printed
 
 
 def test_the_embeddings_of_all_splits_can_be_read(extract):

@@ -326,6 +326,8 @@ def test_a_run_is_not_resumed_with_another_head(train):
     train("--max_steps", "3", "--head", "cosine")
     with pytest.raises(ValueError, match=r"has another model; changed are: head \(cosine -> arcface\)"):
         train("--head", "arcface", "--resume_from_checkpoint", "latest")
+    with pytest.raises(ValueError, match=r"has another model; changed are: final_activation \(None -> True\)"):
+        train("--head", "cosine", "--final_activation", "true", "--resume_from_checkpoint", "latest")
 
 
 @pytest.mark.parametrize(

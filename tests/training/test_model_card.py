@@ -2,6 +2,7 @@ import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from PIL import Image
 import hf_sphere
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.training.model_card import TrainingRecord, write_model_card
+from hf_sphere.training.run_training import _selection_note
 from hf_sphere.training.tasks.base import Description
 
 
@@ -225,3 +227,9 @@ def test_duration_is_readable(write, seconds, shown):
 
 def test_versions_are_the_installed_ones(write):
     assert f"hf_sphere {hf_sphere.__version__}," in write().text
+
+
+def test_a_card_without_an_epoch_names_no_best_one():
+    args = SimpleNamespace(load_best_model_at_end=True, early_stopping_patience=None, lr_scheduler_type="constant")
+    note = _selection_note("eval_accuracy", SimpleNamespace(args=args), {"best_epoch": None, "epoch": 0.0}, "")
+    assert note.startswith("The model is that of the last epoch, 0;")
