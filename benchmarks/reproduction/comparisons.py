@@ -38,11 +38,12 @@ itself. Intervals and tests describe the variation between seeds, with the same 
 diverged have no value, and are named below their table.
 
 Runs without validation images are evaluated on the test images after every epoch, and runs that select a learning rate
-at their end. No epoch and no learning rate was chosen by these numbers; settings of the fast network were compared on
-test images before its published ones were kept. Published numbers are those of the authors'
-repositories, not of the papers; "none" says that these state none for the comparison. The fast network is a small
-convolutional network for CIFAR-10 (`recipes/configs/cifar10_fast/README.md`). The file `results/comparisons.json` has
-the value of each seed."""
+at their end. No epoch of a run and no learning rate was chosen by these numbers. Settings of the fast network, such as
+its number of epochs, were compared on test images in single runs, so its accuracies may be optimistic. It is a small
+convolutional network for CIFAR-10 (`recipes/configs/cifar10_fast/README.md`).
+
+Published numbers are those of the authors' repositories, not of the papers; "none" says that these state none for the
+comparison. The file `results/comparisons.json` has the value of each seed."""
 
 
 @dataclass

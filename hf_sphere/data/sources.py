@@ -64,7 +64,8 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
         logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
     lost = len(files) - len(skipped) - sum(map(len, splits.values()))
     if lost > 0 and not list_files(Path(name), {".arrow", ".csv", ".json", ".jsonl", ".md", ".parquet"}):
-        logger.warning("%d of %d images in %s are in no split; names such as test mean one.", lost, len(files), name)
+        message = "%d of %d images in %s are in no split: `datasets` takes names with train or test for splits."
+        logger.warning(message, lost, len(files), name)
     return splits
 
 

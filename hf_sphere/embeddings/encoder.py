@@ -16,17 +16,8 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoProcessor
 
+from hf_sphere.data import sources
 from hf_sphere.data.decoding import file_names, open_image
-from hf_sphere.data.sources import (
-    IMAGE_COLUMNS,
-    LABEL_COLUMNS,
-    SUFFIXES,
-    choose_eval_split,
-    find_column,
-    find_split,
-    list_files,
-    load_splits,
-)
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
 from hf_sphere.embeddings.extract import class_names, compute_embeddings, load_embedding_model, read_output
 from hf_sphere.utils.loading import load_pretrained
@@ -87,7 +78,7 @@ class ImageSource:
             path = Path(images)
             if path.is_file():
                 return cls.of([path])
-            files = list_files(path, SUFFIXES)
+            files = sources.list_files(path, sources.SUFFIXES)
             if not files or _has_metadata(path):
                 return cls._of_data_set(str(images), split or ("all" if files else None))
             if split is not None:
@@ -112,12 +103,12 @@ class ImageSource:
     def _of_data_set(cls, name: str, split: str | None) -> "ImageSource":
         if Path(name).is_dir() and not any(Path(name).rglob("*.*")):
             raise ValueError(f"{name} has no images.")
-        splits = load_splits(name)
-        split = choose_eval_split(splits, split) or next(iter(splits))
-        rows = find_split(splits, split, "--split")
-        column = find_column(rows, None, IMAGE_COLUMNS, "image")
+        splits = sources.load_splits(name)
+        split = sources.choose_eval_split(splits, split) or next(iter(splits))
+        rows = sources.find_split(splits, split, "--split")
+        column = sources.find_column(rows, None, sources.IMAGE_COLUMNS, "image")
         labels: list[str] = []
-        label = next((known for known in LABEL_COLUMNS if known in rows.column_names), None)
+        label = next((known for known in sources.LABEL_COLUMNS if known in rows.column_names), None)
         if label is not None and has_labels(rows, label):
             classes = read_class_names(rows, label)
             labels = [classes[index] for index in read_labels(rows, label, classes, split).tolist()]

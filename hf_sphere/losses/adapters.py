@@ -136,8 +136,9 @@ class LossCheckpointCallback(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Average the gradients over processes, in the same order on each, whichever losses a batch used."""
-        for weight in (weight for weight in self.loss.parameters() if weight.requires_grad and count_processes() > 1):
-            weight.grad = reduce(torch.zeros_like(weight) if weight.grad is None else weight.grad, "mean")
+        for weight in self.loss.parameters() if count_processes() > 1 else ():
+            if weight.requires_grad:
+                weight.grad = reduce(torch.zeros_like(weight) if weight.grad is None else weight.grad, "mean")
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Save the loss."""

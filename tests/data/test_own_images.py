@@ -86,7 +86,10 @@ def test_images_that_are_in_no_split_are_logged(folder, caplog):
     for name in ("cats", "dogs"):
         (path / name / "0.png").rename(path / name / "train_0.png")
     load_splits(str(path))
-    assert f"8 of 10 images in {path} are in no split; names such as test mean one." in caplog.text
+    assert (
+        f"8 of 10 images in {path} are in no split: `datasets` takes names with train or test for splits."
+        in caplog.text
+    )
 
 
 def test_images_that_a_list_leaves_out_are_not_logged(folder, caplog):
