@@ -21,8 +21,12 @@ from typing import Any
 
 from common import report, row
 
+from hf_sphere.nn.heads.mixins import INITIAL_LOG_TEMPERATURE
+
 ROOT = Path(__file__).parent.parent
 SCORES = ("recall_at_1", "map_at_r")
+OPTIONS = {"arcface": {"log_temperature": INITIAL_LOG_TEMPERATURE}}
+"""Options by head: every scale is learned, from the same value."""
 
 
 def fine_tune(head: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -34,6 +38,7 @@ def fine_tune(head: str, seed: int, options: argparse.Namespace) -> dict[str, An
             "backbone": "efficientnet_lite0",
             "backbone_weights": options.weights,
             "head": head,
+            "head_kwargs": OPTIONS.get(head, {}),
             "image_size": 64,
             "train_classes": 5,
             "max_train_samples": options.images,

@@ -23,6 +23,7 @@ from common import report, row
 
 from hf_sphere.data import ImageSourceOptions
 from hf_sphere.embeddings.extract import class_names, load_embedding_model, load_source_images
+from hf_sphere.nn.heads.mixins import INITIAL_LOG_TEMPERATURE
 from hf_sphere.ood import SCORES, compare_scores, model_outputs
 from hf_sphere.utils.files import read_json, write_json
 
@@ -72,6 +73,8 @@ def train(args: argparse.Namespace, folder: Path) -> None:
     head, seed = folder.name.split("-")
     command = [sys.executable, str(ROOT / "recipes" / "train_image_classification.py"), "--backbone", "lenet5"]
     command += ["--dataset_name", local(args.dataset_name), "--sample_classes", "8", "--corruption_seed", seed]
+    if head == "arcface":  # a learned scale, as those of the other heads
+        command += ["--head_kwargs", f"{{log_temperature: {INITIAL_LOG_TEMPERATURE}}}"]
     command += ["--head", head, "--optimizer", "adam", "--learning_rate", "1e-3", "--seed", seed, "--disable_tqdm"]
     command += ["--per_device_train_batch_size", "128", "--num_train_epochs", str(args.epochs)]
     command += ["--output_dir", str(folder), "--overwrite_output_dir", *args.recipe_options]

@@ -241,10 +241,17 @@ def test_margin_outside_0_to_half_pi_is_rejected(margin):
         build_head("arcface", 6, 4, margin=margin)
 
 
-@HEADS
-def test_default_scale_is_16(name):
+@pytest.mark.parametrize(("name", "scale"), [("cosine", 16.0), ("arcface", 64.0)])
+def test_default_scale_is_that_of_the_paper(name, scale):
     head = sphere_nn.build_head(name, 6, 4).eval()
-    assert head(head.weight.detach()).logits.max().item() == pytest.approx(16.0, rel=1e-3)
+    assert head(head.weight.detach()).logits.max().item() == pytest.approx(scale, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["arcface", "subcenter_arcface", "cosface", "adaface"])
+def test_the_default_scale_of_margin_heads_is_fixed_at_64(name):
+    head = sphere_nn.build_head(name, 6, 4)
+    assert head.scale == 64.0
+    assert "log_temperature" not in dict(head.named_parameters())
 
 
 # The scale

@@ -22,7 +22,7 @@ class ArcFaceHead(MarginHead):
         embedding_dim: Length d of the embeddings, at least 2.
         num_classes: Number of classes K.
         margin: Angle m in radians, from 0 to pi / 2.
-        **options: See `hf_sphere.nn.heads.cosine.MarginHead`; the paper has a fixed `scale` of 64.
+        **options: See `hf_sphere.nn.heads.cosine.MarginHead`; `scale` is 64 by default, as in the paper.
 
     Reference:
         Deng, Guo, Xue and Zafeiriou, "ArcFace: additive angular margin loss for deep face recognition", CVPR 2019.
@@ -34,6 +34,7 @@ class ArcFaceHead(MarginHead):
 
     name = "arcface"
     max_margin = math.pi / 2
+    default_scale = 64.0
 
     def __init__(self, embedding_dim: int, num_classes: int, *, margin: float = 0.5, **options: Any) -> None:
         super().__init__(embedding_dim, num_classes, margin=margin, **options)
@@ -88,7 +89,7 @@ class SubCenterArcFaceHead(ArcFaceHead):
         embedding_dim: Length d of the embeddings, at least 2.
         num_classes: Number of classes K.
         sub_centers: Number C of weights per class.
-        **options: See `ArcFaceHead`; `scale` is 64 by default, as in the paper.
+        **options: See `ArcFaceHead`.
 
     Raises:
         ValueError: If `sub_centers` is not positive.
@@ -103,7 +104,6 @@ class SubCenterArcFaceHead(ArcFaceHead):
     """
 
     name = "subcenter_arcface"
-    default_scale = 64.0
 
     def __init__(self, embedding_dim: int, num_classes: int, *, sub_centers: int = 3, **options: Any) -> None:
         if sub_centers < 1:
