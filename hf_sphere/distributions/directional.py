@@ -285,14 +285,11 @@ class PowerSpherical(DirectionalDistribution):
         return self.concentration / (self.concentration + (self.dim - 1))
 
     def _variances(self) -> tuple[Tensor, Tensor]:
-        rest = self._mean_resultant_length_complement()
-        both = rest * (2 - rest)  # 1 - A^2, the sum of all variances
-        along = both / (upcast(self.concentration) + self.dim)
-        across = (both - along) / (self.dim - 1)
+        total = upcast(self.concentration) + (self.dim - 1)
+        rest = (self.dim - 1) / total  # 1 - A
+        along = rest * (2 - rest) / (total + 1)
+        across = (rest * (2 - rest) - along) / (self.dim - 1)
         return across, along - across
-
-    def _mean_resultant_length_complement(self) -> Tensor:
-        return (self.dim - 1) / (upcast(self.concentration) + (self.dim - 1))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density with respect to the surface measure of the sphere, in nats: (...)."""
@@ -351,7 +348,7 @@ def _gamma_ratio(x: Tensor, a: float) -> tuple[Tensor, Tensor]:
 @register_kl(PowerSpherical, VonMisesFisher)
 def _kl_power_spherical_vmf(p: PowerSpherical, q: VonMisesFisher) -> Tensor:
     check_same_sphere(p, q)
-    kappa, rest = _upcast_concentration(q.concentration), p._mean_resultant_length_complement()
+    kappa, rest = _upcast_concentration(q.concentration), (p.dim - 1) / (upcast(p.concentration) + (p.dim - 1))
     gap = (upcast(p.loc) - upcast(q.loc)).square().sum(-1) / 2  # 1 - mu_p.mu_q, without cancellation
     divergence = p._divergence_from_uniform() - bessel.log_vmf_peak(kappa, p.dim) + kappa * (rest + (1 - rest) * gap)
     return divergence.to(torch.promote_types(p.loc.dtype, q.loc.dtype))
