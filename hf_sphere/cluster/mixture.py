@@ -16,7 +16,8 @@ from torch import Tensor
 from hf_sphere.cluster.spherical_k_means import POSITIVE_INTEGER, Rows, SphericalKMeans, all_sums_by_label
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry import bessel
-from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.geometry.checks import check_integer
+from hf_sphere.geometry.manifold import mean_direction
 
 LARGEST_CONCENTRATION = 1e8
 """Bound of the concentrations, without which the likelihood of a component with a single point has no maximum."""
@@ -36,9 +37,10 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
     Fitted by expectation-maximization with exact concentrations, up to 1e8, from the clusters of `SphericalKMeans`. No
     iteration decreases the likelihood. In the end the concentrations are corrected for the bias of maximum likelihood,
     which is large for few rows in many dimensions: the squared length of a mean is replaced by the mean cosine of pairs
-    of different rows. Rows are used by their directions only. Rows of zeros have no direction: they
-    do not influence the fit, get equal probabilities and the label 0, with a warning. X may be a tensor, whose
-    device is used; results are tensors if X is one. Computed in float64 (on devices that support it), block by block.
+    of different rows. Rows are used by their directions only. Rows of zeros have no direction: they do not influence
+    the fit, `score`, `bic` and `aic`, and get the uniform density, equal probabilities and the label 0, with a warning.
+    X may be a tensor, whose device is used; results are tensors if X is one. Computed in float64 (on devices that
+    support it), block by block.
 
     Args:
         n_components: Number of components.
@@ -133,21 +135,22 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         return rows.output(log_joint.logsumexp(1))
 
     def score(self, X: Any, y: Any = None) -> float:
-        """Return the mean log-density of the rows of X, in nats; y is ignored."""
-        return float(self._log_joint(X)[1].logsumexp(1).mean())
+        """Return the mean log-density of the rows of X that are not zero, in nats; y is ignored."""
+        return float(self._log_densities(X).mean())
 
     def bic(self, X: Any) -> float:
         """Return the Bayesian information criterion on X; lower is better."""
-        log_densities = self._log_joint(X)[1].logsumexp(1)
+        log_densities = self._log_densities(X)
         return float(-2 * log_densities.sum()) + self._parameter_count() * math.log(len(log_densities))
 
     def aic(self, X: Any) -> float:
         """Return the Akaike information criterion on X; lower is better."""
-        return float(-2 * self._log_joint(X)[1].logsumexp(1).sum()) + 2 * self._parameter_count()
+        return float(-2 * self._log_densities(X).sum()) + 2 * self._parameter_count()
 
     def sample(self, n_samples: int = 1) -> tuple[Any, Any]:
         """Draw unit vectors (n, d) from the mixture; return them and their components (n,), in order of components."""
         check_is_fitted(self)
+        n_samples = check_integer("n_samples", n_samples, 1)
         means, concentrations, weights = (torch.as_tensor(part) for part in self._fitted())
         random = check_random_state(self.random_state)
         generator = torch.Generator(means.device).manual_seed(int(random.randint(2**31)))
@@ -178,6 +181,13 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         parameters = Parameters(*(torch.as_tensor(part).to(rows.device, rows.dtype) for part in self._fitted()))
         parts = rows.parts(rows.dim + len(parameters.weights))
         return rows, torch.cat([log_joint(*rows[part], parameters) for part in parts])
+
+    def _log_densities(self, X: Any) -> Tensor:
+        """Return the log-densities of the rows that are not zero."""
+        rows, log_joint = self._log_joint(X)
+        if rows.is_zero.all():
+            raise ValueError("all rows of X are zero and have no direction; pass at least one other row.")
+        return log_joint[~rows.is_zero].logsumexp(1)
 
     def _start(self, rows: Rows, random: Any) -> Parameters:
         """Return the parameters of the clusters of spherical k-means."""
@@ -223,10 +233,9 @@ def maximize(sums: Tensor, counts: Tensor, squares: Tensor | None = None, *, sha
     if shared:
         lengths = ((lengths * counts).sum() / total.clamp_min(1)).expand(len(counts))
     # A component without rows has the uniform distribution and the weight 0; its direction is arbitrary.
-    means = torch.where(norms[:, None] > 0, sums, torch.eye(1, sums.shape[1], dtype=sums.dtype, device=sums.device))
     concentrations = bessel.concentration_from_mean_resultant_length(lengths, sums.shape[1])
     weights = counts / total if total > 0 else torch.full_like(counts, 1 / len(counts))
-    return Parameters(project_to_sphere(means), concentrations.clamp(max=LARGEST_CONCENTRATION), weights)
+    return Parameters(mean_direction(sums), concentrations.clamp(max=LARGEST_CONCENTRATION), weights)
 
 
 class Expectation(NamedTuple):

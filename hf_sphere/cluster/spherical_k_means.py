@@ -1,5 +1,6 @@
 """Spherical k-means: clusters of directions around unit vectors."""
 
+import math
 import numbers
 import warnings
 from collections.abc import Iterator
@@ -26,9 +27,10 @@ Block: TypeAlias = Tensor | Any
 
 
 class Rows:
-    """The rows of a matrix, which is not copied, in blocks; and the factors that normalize them.
+    """The rows of a matrix in blocks, and the factors that normalize them.
 
-    `rows[index]` returns a block and its factors. These are 0 for rows of zeros.
+    `rows[index]` returns a block and its factors. These are 0 for rows of zeros. The matrix is not changed, and copied
+    only if it is sparse with duplicate entries, or has rows whose squares would overflow or underflow.
 
     Args:
         estimator: The estimator, whose number of features is set or checked.
@@ -62,6 +64,10 @@ class Rows:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # only read
                     self.matrix = torch.from_numpy(self.matrix)
+            elif not self.matrix.has_canonical_format:
+                self.matrix = sp.csr_matrix(self.matrix, copy=True)
+                self.matrix.sum_duplicates()
+        self.matrix = _within_range(self.matrix)
         self.dim = int(self.matrix.shape[1])
         is_dense = isinstance(self.matrix, Tensor)
         self.device = self.matrix.device if is_dense else torch.device("cpu")
@@ -70,7 +76,11 @@ class Rows:
             self.dtype = torch.float64
         self.scales = torch.ones(self.matrix.shape[0], dtype=self.dtype, device=self.device)
         for part in self.parts(self.dim):
-            norms = _norms(self[part][0])
+            block = self[part][0]
+            if isinstance(block, Tensor):
+                norms = torch.linalg.vector_norm(block, dim=1)
+            else:
+                norms = torch.from_numpy(row_norms(block.astype("float64")).astype(block.dtype))
             self.scales[part] = torch.where(norms > 0, 1 / norms, 0.0)
         self.is_zero = self.scales == 0
         if self.is_zero.any():
@@ -124,15 +134,21 @@ def all_sums_by_label(rows: Rows, labels: Tensor, count: int) -> Tensor:
     return sums
 
 
-def _norms(block: Block) -> Tensor:
-    """Norms (b,), for dense rows without overflow or underflow of squares."""
-    if not isinstance(block, Tensor):
-        return torch.from_numpy(row_norms(block.astype("float64")).astype(block.dtype))
-    norms, limits = torch.linalg.vector_norm(block, dim=1), torch.finfo(block.dtype)
-    if norms.min() > limits.tiny**0.25 and norms.max() < limits.max**0.25:
-        return norms
-    largest = block.abs().amax(1, keepdim=True)
-    return largest.squeeze(1) * torch.linalg.vector_norm(block / torch.where(largest > 0, largest, 1.0), dim=1)
+def _within_range(matrix: Block) -> Block:
+    """Divide the rows of a matrix whose squares could overflow or underflow by their largest values."""
+    is_dense = isinstance(matrix, Tensor)
+    sizes = matrix if is_dense else torch.from_numpy(abs(matrix).max(1).toarray().reshape(-1, 1))
+    largest = torch.linalg.vector_norm(sizes, math.inf, dim=1)
+    limits = torch.finfo(largest.dtype)
+    usual = (largest == 0) | ((largest > limits.tiny**0.25) & (largest < limits.max**0.25))
+    if usual.all():
+        return matrix
+    divisors = torch.where(usual, 1.0, largest)
+    if is_dense:
+        return matrix / divisors[:, None]
+    matrix = sp.csr_matrix(matrix, copy=True)
+    matrix.data /= np.repeat(divisors.numpy(), np.diff(matrix.indptr))
+    return matrix
 
 
 def _check_tensor(estimator: Any, X: Tensor, reset: bool, min_features: int) -> Tensor:
@@ -150,8 +166,8 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
     """k-means on the sphere, which maximizes the sum of the cosines between rows and the centers of their clusters.
 
     Rows are used by their directions only; they need not be normalized. Rows of zeros have no direction: they do not
-    influence the centers and get the label 0, with a warning. X may be a dense or sparse matrix, or a tensor, whose
-    device is used; results are tensors if X is one.
+    influence the centers and the inertia, and get the label 0, with a warning. X may be a dense or sparse matrix, or a
+    tensor, whose device is used; results are tensors if X is one.
 
     Args:
         n_clusters: Number of clusters.

@@ -1,6 +1,5 @@
 """The distributions around a mean direction on the unit sphere: von Mises-Fisher and power spherical."""
 
-import math
 import warnings
 from abc import abstractmethod
 from typing import Any, Self
@@ -13,9 +12,9 @@ from torch.distributions import Distribution, constraints, register_kl
 from hf_sphere.distributions.hyperspherical_uniform import HypersphericalUniform, check_same_sphere, unit_vector
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.bessel import log_uniform_density
-from hf_sphere.geometry.checks import check_floating
+from hf_sphere.geometry.checks import check_floating, to_shares
 from hf_sphere.geometry.coordinates import widest_dtype
-from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.geometry.manifold import mean_direction, project_to_sphere
 from hf_sphere.geometry.sampling import points_around, sample_cosine
 
 
@@ -167,7 +166,8 @@ class VonMisesFisher(DirectionalDistribution):
 
         The concentration of few points in many dimensions is biased upward (100 becomes about 180 with 10 points in 384
         dimensions), which `hf_sphere.cluster.VonMisesFisherMixture(1)` corrects. That of equal points, such as a single
-        one, whose likelihood has no maximum, is the largest one that float64 resolves, with a warning.
+        one, whose likelihood has no maximum, is the largest one that float64 resolves, with a warning. That of points
+        whose mean is zero, such as antipodal ones, is 0; the mean direction is then arbitrary.
 
         Args:
             points: Points, (..., n, d) with n of at least 1; only their directions are used.
@@ -177,19 +177,17 @@ class VonMisesFisher(DirectionalDistribution):
             Distribution with the batch shape (...).
 
         Raises:
-            TypeError: If the points are not a tensor.
-            ValueError: If there are no points, a point is zero or not finite, or the weights are invalid.
+            TypeError: If the points or weights are not a tensor.
+            ValueError: If there are no points, a point is zero or not finite, there is not one weight per point, or
+                weights are negative or sum to 0.
         """
         if not isinstance(points, Tensor):
             raise TypeError(f"points must be a tensor; got {type(points).__name__}. Convert it by torch.as_tensor.")
         if points.ndim < 2 or points.shape[-2] == 0 or points.shape[-1] < 2:
             raise ValueError(f"points must have the shape (..., n, d), n >= 1, d >= 2; got {tuple(points.shape)}.")
-        weights = points.new_ones(points.shape[-2]) if weights is None else weights
-        if not (weights.isfinite() & (weights >= 0)).all() or (weights.sum(-1) <= 0).any():
-            raise ValueError("weights must be finite and nonnegative, with a positive sum.")
+        shares = to_shares(weights, upcast(points))
         if not points.isfinite().all() or (points == 0).all(-1).any():
             raise ValueError("points must be finite and not zero: a zero vector has no direction. Remove such points.")
-        shares = upcast(weights) / upcast(weights).sum(-1, keepdim=True)
         mean = (shares[..., None] * project_to_sphere(upcast(points))).sum(-2)
         eps = torch.finfo(mean.dtype).eps
         length = torch.linalg.vector_norm(mean, dim=-1).clamp(max=1 - eps)
@@ -198,7 +196,7 @@ class VonMisesFisher(DirectionalDistribution):
             warnings.warn(message, stacklevel=2)
         concentration = bessel.concentration_from_mean_resultant_length(length, points.shape[-1])
         dtype = torch.promote_types(points.dtype, torch.float32)  # half dtypes have too few digits for both
-        return cls(project_to_sphere(mean).to(dtype), concentration.to(dtype))
+        return cls(mean_direction(mean).to(dtype), concentration.to(dtype))
 
     @property
     def mean_resultant_length(self) -> Tensor:
@@ -287,10 +285,10 @@ class PowerSpherical(DirectionalDistribution):
         return self.concentration / (self.concentration + (self.dim - 1))
 
     def _variances(self) -> tuple[Tensor, Tensor]:
-        kappa, beta = upcast(self.concentration), (self.dim - 1) / 2
-        total = kappa + 2 * beta
-        along = 4 * (beta + kappa) * beta / (total.square() * (total + 1))
-        across = (1 - (kappa / total).square() - along) / (self.dim - 1)
+        total = upcast(self.concentration) + (self.dim - 1)
+        rest = (self.dim - 1) / total  # 1 - A
+        along = rest * (2 - rest) / (total + 1)
+        across = (rest * (2 - rest) - along) / (self.dim - 1)
         return across, along - across
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -306,22 +304,23 @@ class PowerSpherical(DirectionalDistribution):
     def _log_peak(self) -> Tensor:
         """Logarithm of the ratio of the density at the mode to the uniform density, (...)."""
         kappa, beta = upcast(self.concentration), (self.dim - 1) / 2
-        constant = math.lgamma(beta) - math.lgamma(2 * beta)
-        return torch.lgamma(2 * beta + kappa) - torch.lgamma(beta + kappa) + constant
+        return _gamma_ratio(beta + kappa, beta)[0] - _gamma_ratio(torch.full_like(kappa, beta), beta)[0]
 
-    def _divergence_from_uniform(self) -> Tensor:
-        # Its derivative is kappa times the variance of log(1 + w). Small concentrations are integrated by quadrature,
-        # because the terms of the closed form cancel.
+    def _divergence_from_uniform(self, reverse: bool = False) -> Tensor:
+        # Its derivative is kappa times the variance of log(1 + w), that of the reverse one the variance's integral.
+        # Small concentrations are integrated by quadrature, because the terms of the closed form cancel.
         kappa, beta = upcast(self.concentration), (self.dim - 1) / 2
         nodes, weights = (
             torch.tensor(part, dtype=kappa.dtype, device=kappa.device) for part in np.polynomial.legendre.leggauss(12)
         )
         small = kappa < beta / 2
-        at = torch.where(small, kappa, 0.0)[..., None] * (nodes + 1) / 2
-        variances = torch.polygamma(1, beta + at) - torch.polygamma(1, 2 * beta + at)
-        integral = kappa / 2 * (weights * at * variances).sum(-1)
-        gap = torch.digamma(2 * beta + kappa) - torch.digamma(beta + kappa)  # -E[log((1 + w) / 2)]
-        return torch.where(small, integral, self._log_peak() - kappa * gap)
+        end = torch.where(small, kappa, 0.0)[..., None]
+        at = end * (nodes + 1) / 2
+        variances = torch.special.zeta(2.0, beta + at) - torch.special.zeta(2.0, 2 * beta + at)  # trigamma functions
+        integral = (end / 2 * weights * (end - at if reverse else at) * variances).sum(-1)
+        gap = _gamma_ratio(torch.full_like(kappa, beta) if reverse else beta + kappa, beta)[1]
+        closed = self._log_peak() - kappa * gap  # the gap is the mean of -log((1 + w) / 2)
+        return torch.where(small, integral, -closed if reverse else closed)
 
     def _sample_cosine(self, concentration: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         beta = (self.dim - 1) / 2
@@ -329,3 +328,34 @@ class PowerSpherical(DirectionalDistribution):
         far = torch._standard_gamma(torch.full_like(concentration, beta), generator=generator)
         # (1 + w) / 2 = near / (near + far), from which 1 - w^2 follows without cancellation.
         return (near - far) / (near + far), 2 * (near * far).sqrt() / (near + far)
+
+
+def _gamma_ratio(x: Tensor, a: float) -> tuple[Tensor, Tensor]:
+    """Return log(Gamma(x + a) / Gamma(x)) and its derivative with respect to x, for a <= x.
+
+    Differences of Stirling's series, NIST Digital Library of Mathematical Functions, 5.11.1 and 5.11.2, since the
+    functions themselves would cancel for large x.
+    """
+    z = x.clamp_min(16.0)
+    growth, terms = torch.log1p(a / z), [(1 / y, (1 / y).square()) for y in (z, z + a)]
+    near, far = (u * (1 / 12 - v * (1 / 360 - v * (1 / 1260 - v / 1680))) for u, v in terms)
+    value = (z - 0.5) * growth + a * (z + a).log() - a + far - near
+    near, far = (u / 2 + v * (1 / 12 - v * (1 / 120 - v * (1 / 252 - v / 240))) for u, v in terms)
+    value = torch.where(x < 16, torch.lgamma(x + a) - torch.lgamma(x), value)
+    return value, torch.where(x < 16, torch.digamma(x + a) - torch.digamma(x), growth + near - far)
+
+
+@register_kl(PowerSpherical, VonMisesFisher)
+def _kl_power_spherical_vmf(p: PowerSpherical, q: VonMisesFisher) -> Tensor:
+    check_same_sphere(p, q)
+    kappa, rest = _upcast_concentration(q.concentration), (p.dim - 1) / (upcast(p.concentration) + (p.dim - 1))
+    gap = (upcast(p.loc) - upcast(q.loc)).square().sum(-1) / 2  # 1 - mu_p.mu_q, without cancellation
+    divergence = p._divergence_from_uniform() - bessel.log_vmf_peak(kappa, p.dim) + kappa * (rest + (1 - rest) * gap)
+    return divergence.to(torch.promote_types(p.loc.dtype, q.loc.dtype))
+
+
+@register_kl(HypersphericalUniform, PowerSpherical)
+def _kl_uniform_power_spherical(p: HypersphericalUniform, q: PowerSpherical) -> Tensor:
+    check_same_sphere(p, q)
+    divergence = q._divergence_from_uniform(reverse=True).to(q.loc.dtype)
+    return divergence.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))

@@ -1,13 +1,16 @@
 """The uniform distribution on the unit sphere, and the support constraint of all distributions on it."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, register_kl
+from torch.distributions import Distribution, constraints, register_kl, transform_to
 from torch.distributions.constraints import Constraint
+from torch.distributions.transforms import Transform
 
 from hf_sphere.geometry.bessel import log_uniform_density
+from hf_sphere.geometry.manifold import project_to_sphere
 
 
 class _UnitVector(Constraint):
@@ -26,6 +29,27 @@ class _UnitVector(Constraint):
 
 unit_vector: Constraint = _UnitVector()
 """Support of the distributions on the sphere."""
+
+
+class _Normalize(Transform):
+    """Map vectors to their directions; the inverse returns unit vectors unchanged. A zero vector stays zero."""
+
+    domain = constraints.real_vector
+    codomain = unit_vector
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Normalize)
+
+    def _call(self, x: Tensor) -> Tensor:
+        return project_to_sphere(x)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        return y
+
+
+@transform_to.register(unit_vector)
+def _transform_to_unit_vector(constraint: Constraint) -> Transform:
+    return _Normalize()
 
 
 class HypersphericalUniform(Distribution):
@@ -88,6 +112,16 @@ class HypersphericalUniform(Distribution):
     def variance(self) -> Tensor:
         """Variance of each coordinate, 1 / d: (..., d)."""
         return self._like.new_full(self._extended_shape(), 1 / self.dim)
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        """Covariance matrix of the coordinates, the identity divided by d: (..., d, d)."""
+        return self.variance[..., None] * torch.eye(self.dim, dtype=self._like.dtype, device=self._like.device)
+
+    @property
+    def mode(self) -> Tensor:
+        """NaN, (..., d), as for `torch.distributions.Uniform`, because all points have the same density."""
+        return self._like.new_full(self._extended_shape(), math.nan)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Negative logarithm of the surface area of the sphere, in nats: (...)."""

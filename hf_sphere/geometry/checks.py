@@ -27,6 +27,27 @@ def check_floating(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a tensor of a floating-point dtype; got {got}. Convert it with {how}.")
 
 
+def to_shares(weights: Any, points: Tensor) -> Tensor:
+    """Return valid weights (..., n) of points (..., n, d), equal if None, in their dtype and divided by their sums."""
+    weights = points.new_ones(points.shape[-2]) if weights is None else weights
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"weights must be a tensor; got {type(weights).__name__}. Convert it with torch.as_tensor().")
+    *batch, count = points.shape[:-1]
+    try:
+        torch.broadcast_shapes(weights.shape[:-1], batch)
+        fits = weights.shape[-1:] == (count,)
+    except RuntimeError:
+        fits = False
+    if not fits:
+        shapes = f"{tuple(weights.shape)} for points of shape {tuple(points.shape)}"
+        raise ValueError(f"weights must have the shape (..., n), one for each of the points (..., n, d); got {shapes}.")
+    weights = weights.to(points.dtype)
+    total = weights.sum(-1, keepdim=True)
+    if not ((weights >= 0).all() and ((total > 0) & total.isfinite()).all()):
+        raise ValueError("weights must be finite and nonnegative with a positive sum that does not overflow.")
+    return weights / total
+
+
 def to_labels(labels: Any) -> Tensor:
     """Return labels as a tensor; a TypeError for names says how to number them."""
     try:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_floating, check_integer
+from hf_sphere.geometry.checks import check_floating, check_integer, to_shares
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
@@ -54,6 +54,12 @@ def project_to_sphere(x: Tensor) -> Tensor:
     x = x / torch.where(largest > 0, largest, 1.0)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / torch.where(norm > 0, norm, 1.0)
+
+
+def mean_direction(mean: Tensor) -> Tensor:
+    """Return the directions of means of points, (..., d). For a mean of zero, which has none, it is the first axis."""
+    first = torch.eye(1, mean.shape[-1], dtype=mean.dtype, device=mean.device)[0]
+    return project_to_sphere(torch.where((mean == 0).all(-1, keepdim=True), first, mean))
 
 
 @_upcast
@@ -165,7 +171,8 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
 
     Raises:
         TypeError: If a tensor does not have a floating-point dtype.
-        ValueError: If there are no points, a value is not finite, or weights are negative or sum to 0.
+        ValueError: If there are no points, a value is not finite, there is not one weight per point, or weights are
+            negative or sum to 0.
 
     Example:
         >>> frechet_mean(torch.eye(3))
@@ -173,10 +180,9 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
     """
     if points.ndim < 2 or points.shape[-2] == 0:
         raise ValueError(f"points must have the shape (..., n, d) with n of at least 1; got {tuple(points.shape)}.")
-    weights = points.new_ones(points.shape[-2]) if weights is None else weights
-    if not points.isfinite().all() or not (weights.isfinite() & (weights >= 0)).all() or (weights.sum(-1) == 0).any():
-        raise ValueError("points must be finite, and weights finite and nonnegative with a positive sum.")
-    shares = (weights / weights.sum(-1, keepdim=True))[..., None]
+    if not points.isfinite().all():
+        raise ValueError("points must be finite.")
+    shares = to_shares(weights, points)[..., None]
     with torch.no_grad():
         resultant = (shares * points).sum(-2, keepdim=True)
         tolerance = 100 * torch.finfo(points.dtype).eps
@@ -195,7 +201,7 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
             count = f"{int(ambiguous.sum())} of {ambiguous.numel()}"
             message = f"the mean of {count} sets of points may not be unique, as for antipodal points."
             warnings.warn(message, stacklevel=3)
-    if torch.is_grad_enabled() and (points.requires_grad or weights.requires_grad):
+    if torch.is_grad_enabled() and (points.requires_grad or shares.requires_grad):
         # A Newton step from the solution does not change it, and has its derivatives.
         step = (shares * log_map(mean, points)).sum(-2).unsqueeze(-1)
         newton = torch.linalg.solve(_hessian(mean, tangents, shares), step).squeeze(-1)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hf_sphere.nn.checks import IGNORED, check_tensors
 from hf_sphere.nn.class_softmax import sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
+from hf_sphere.nn.layers import read_scalar
 from hf_sphere.nn.processes import Exchange, count_processes, scale_gradient
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,8 @@ class PairLoss(nn.Module):
         super().__init__()
         if not 0.0 < temperature < math.inf:
             raise ValueError(f"temperature must be positive; got {temperature}.")
-        value = torch.tensor(math.log(temperature))
+        self.initial_log_temperature = math.log(temperature)
+        value = torch.tensor(self.initial_log_temperature)
         if learn_temperature:
             self.log_temperature = nn.Parameter(value)
         else:
@@ -72,7 +74,7 @@ class PairLoss(nn.Module):
 
     def scale(self, points: Tensor) -> Tensor:
         """Divide unit vectors by the temperature."""
-        return points * Head.upcast(self.log_temperature).neg().exp()
+        return points * read_scalar(self, "log_temperature", self.initial_log_temperature).neg().exp()
 
 
 class SupConLoss(PairLoss):

@@ -246,7 +246,9 @@ class Spherization(nn.Module):
             raise ValueError(
                 f"expected {self.in_features} features along axis {self.dim}; got an input of shape {tuple(x.shape)}."
             )
-        return spherize(x.movedim(self.dim, -1), self.scaling, self.radius, self.delta).movedim(-1, self.dim)
+        scaling = read_scalar(self, "scaling", self.initial_scaling)
+        radius = read_scalar(self, "radius", self.initial_radius)
+        return spherize(x.movedim(self.dim, -1), scaling, radius, self.delta).movedim(-1, self.dim)
 
     def extra_repr(self) -> str:
         """Describe the layer with its current values."""
@@ -256,6 +258,20 @@ class Spherization(nn.Module):
             number = initial if value.is_meta else value.item()
             text += f", {name}={number:g}{' (learned)' if name in self._parameters else ''}"
         return f"{text}, delta={self.delta:g}{f', dim={self.dim}' if self.dim != -1 else ''}"
+
+
+def read_scalar(module: nn.Module, name: str, initial: float) -> Tensor:
+    """Return a scalar parameter or buffer in float32 or better.
+
+    A buffer with the initial value is exact, although it is rounded in half precision, and in float64 after conversion.
+    """
+    stored = getattr(module, name)
+    wide = stored.to(torch.promote_types(stored.dtype, torch.float32))
+    if name in module._parameters or stored.dtype == torch.float32:
+        return wide
+    exact = torch.full_like(wide, initial)
+    rounded = exact.to(torch.float32 if stored.dtype == torch.float64 else stored.dtype)
+    return torch.where(wide == rounded, exact, wide)
 
 
 class SphericalLinear(nn.Module):

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from scipy.ndimage import gaussian_filter1d
 from torch import Tensor
 
+from hf_sphere.geometry.manifold import mean_direction
 from hf_sphere.visualization.figures import Figure, add_caption, new_figure, plain_text, save_figure, style_axes
 from hf_sphere.visualization.scene import LARGEST_NAMED, Panel, Scene, add_legend, draw_points, mark_of, place_names
 
@@ -191,7 +191,7 @@ def choose_view(points: Tensor) -> View:
     """
     if (points >= -1e-6).all():
         return View(90.0 - _OCTANT, 45.0)
-    center = F.normalize(points.mean(0), dim=0)
+    center = mean_direction(points.mean(0))
     elevation, azimuth = center[2].clamp(-1, 1).asin(), torch.atan2(center[1], center[0])
     reach = (points @ center).clamp(-1, 1).acos().quantile(0.995).rad2deg().item()
     view = View(elevation.rad2deg().item(), azimuth.rad2deg().item())

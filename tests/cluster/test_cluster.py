@@ -3,6 +3,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -170,6 +171,32 @@ class TestSphericalKMeans:
             np.testing.assert_allclose(sparse.cluster_centers_, dense.cluster_centers_)
             np.testing.assert_array_equal(sparse.predict(kind(points)), dense.labels_)
 
+    def test_duplicate_entries_of_sparse_rows_are_added(self):
+        matrix = sp.csr_matrix(([1, 1, 1, 2, 0.5, 2], [0, 0, 1, 0, 1, 1], [0, 3, 4, 6]), shape=(3, 2))
+        k_means = SphericalKMeans(1).fit(matrix)
+        units = project_to_sphere(torch.tensor([[2.0, 1.0], [2.0, 0.0], [0.0, 2.5]]).double())
+        expected = 2 * (3 - torch.linalg.vector_norm(units.sum(0)).item())
+        assert k_means.inertia_ == pytest.approx(expected, rel=1e-12)
+        assert k_means.score(matrix) == pytest.approx(-expected, rel=1e-12)
+        assert matrix.data.tolist() == [1, 1, 1, 2, 0.5, 2]
+
+    @pytest.mark.parametrize("convert", [np.asarray, torch.tensor, sp.csr_matrix, sp.csc_array, sp.coo_matrix])
+    @pytest.mark.parametrize("factor", [1e-310, 1e-170, 1e200, 1e308])
+    def test_rows_of_any_norm_have_directions(self, convert, factor):
+        rows = np.where(np.random.default_rng(0).random((30, 6)) < 0.5, 1.0, 0.25)
+        rows[15:, 3] = 0
+        matrix = rows.copy()
+        matrix[::2] *= factor  # others have the usual norms
+        matrix = convert(matrix)
+        before = deepcopy(matrix)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            k_means = SphericalKMeans(2, random_state=0).fit(matrix)
+            score = k_means.score(matrix)
+        assert k_means.inertia_ == pytest.approx(SphericalKMeans(2, random_state=0).fit(rows).inertia_, rel=1e-9)
+        assert score == pytest.approx(-k_means.inertia_, rel=1e-12)
+        assert abs(matrix - before).max() == 0
+
     @pytest.mark.parametrize("factor", [1e-25, 1e25])
     def test_sparse_rows_of_extreme_norms_have_directions(self, factor):
         points = sp.csr_matrix(load_digits().data.astype(np.float32) * np.float32(factor))
@@ -276,6 +303,38 @@ class TestMixture:
         points, _ = blobs()
         scores = [VonMisesFisherMixture(k, random_state=0).fit(points).bic(points) for k in (1, 2, 3, 4, 5)]
         assert np.argmin(scores) == 2
+
+    def test_zero_rows_do_not_count_in_the_criteria(self):
+        points, _ = blobs(each=20)
+        padded = np.concatenate([points, np.zeros_like(points)])
+        mixture = VonMisesFisherMixture(3, random_state=0).fit(points)
+        for criterion in (mixture.bic, mixture.aic, mixture.score):
+            with pytest.warns(UserWarning, match="60 of 120 rows of X are zero"):
+                assert criterion(padded) == pytest.approx(criterion(points), rel=1e-12)
+            with (
+                pytest.warns(UserWarning, match="2 of 2 rows"),
+                pytest.raises(ValueError, match="all rows of X are zero"),
+            ):
+                criterion(np.zeros((2, 8)))
+
+    def test_zero_rows_do_not_change_the_selected_number_of_components(self):
+        points, _ = blobs(kappa=12.0, each=20)
+        padded = np.concatenate([points, np.zeros((540, 8))])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            scores = [VonMisesFisherMixture(k, random_state=0).fit(padded).bic(padded) for k in (1, 2, 3, 4)]
+        assert np.argmin(scores) == 2
+
+    def test_a_component_of_balanced_rows_is_uniform(self):
+        mixture = VonMisesFisherMixture().fit(np.concatenate([np.eye(4), -np.eye(4)]))
+        assert mixture.concentrations_.tolist() == [0.0]
+        assert np.linalg.norm(mixture.means_) == 1
+
+    @pytest.mark.parametrize("count", [0, -1, 2.5])
+    def test_less_than_one_sample_is_an_error(self, count):
+        mixture = VonMisesFisherMixture().fit(blobs()[0])
+        with pytest.raises(ValueError, match=f"n_samples must be an integer of at least 1; got {count}"):
+            mixture.sample(count)
 
     def test_samples_follow_the_mixture(self):
         mixture = VonMisesFisherMixture(3, random_state=0).fit(blobs()[0])

@@ -337,6 +337,13 @@ class TestUniform:
         assert not distribution.mean.any()
         assert distribution.entropy().item() == pytest.approx(-log_uniform_density(dim), rel=1e-15)
 
+    def test_covariance_is_that_of_a_zero_concentration(self):
+        covariance = HypersphericalUniform(4, (2,), dtype=torch.float64).covariance_matrix
+        torch.testing.assert_close(covariance, make(4, 0.0, (2,)).covariance_matrix)
+
+    def test_mode_is_nan_as_in_torch(self):
+        assert HypersphericalUniform(4, (2,)).mode.isnan().tolist() == [[True] * 4] * 2
+
     def test_shapes_follow_the_batch(self):
         distribution = HypersphericalUniform(3, (2,))
         wide = distribution.expand((4, 2))

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributions import Distribution, Independent, kl_divergence
+from torch.distributions import Distribution, Independent, kl_divergence, transform_to
 from torch.func import vmap
 
-from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
+from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher, unit_vector
 
 HALVES = [torch.float16, torch.bfloat16]
 
@@ -197,3 +197,17 @@ class TestValidation:
         assert isinstance(HypersphericalUniform(3), Distribution)
         assert HypersphericalUniform.has_rsample
         assert VonMisesFisher.has_rsample
+
+
+class TestTransform:
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
+    def test_unconstrained_values_become_valid_mean_directions(self, dtype):
+        transform = transform_to(VonMisesFisher.arg_constraints["loc"])
+        raw = (1e-20 * torch.randn(5, 4)).to(dtype if dtype != torch.float16 else torch.float32)
+        loc = transform(raw)
+        VonMisesFisher(loc, 3.0, validate_args=True)
+        torch.testing.assert_close(transform(transform.inv(loc)), loc)
+        assert transform == transform_to(HypersphericalUniform.support)
+
+    def test_it_passes_gradcheck(self):
+        assert torch.autograd.gradcheck(transform_to(unit_vector), torch.randn(3, 4).double().requires_grad_())

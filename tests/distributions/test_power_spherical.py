@@ -4,7 +4,7 @@ import mpmath
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, MixtureSameFamily, kl_divergence
+from torch.distributions import Categorical, Distribution, MixtureSameFamily, kl_divergence
 
 from hf_sphere.distributions import HypersphericalUniform, PowerSpherical, VonMisesFisher
 from hf_sphere.geometry import project_to_sphere
@@ -58,6 +58,62 @@ class TestClosedForms:
         variance = distribution.loc @ distribution.covariance_matrix @ distribution.loc
         assert variance.item() == pytest.approx(w.var().item(), rel=0.1)
         assert distribution.variance.sum().item() == pytest.approx(1 - length.item() ** 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("kappa", [1e-6, 1e8, 1e12, 1e30])
+def test_extreme_concentrations_keep_their_digits(kappa):
+    distribution = make(3, kappa)
+    divergence = kl_divergence(distribution, HypersphericalUniform(3)).item()
+    assert divergence == pytest.approx(exact(3, kappa)[1], rel=1e-13, abs=0)
+    with mpmath.workdps(60):
+        kappa = mpmath.mpf(kappa)
+        total = float(1 - (kappa / (kappa + 2)) ** 2)
+    assert distribution.variance.sum().item() == pytest.approx(total, rel=1e-13, abs=0)
+
+
+class TestDivergence:
+    def test_matches_the_integral_on_the_circle(self):
+        p, q = make(2, 7.5), VonMisesFisher(unit(2), torch.tensor(3.0).double())
+        uniform = HypersphericalUniform(2, dtype=torch.float64)
+        angles = torch.arange(2001).double() * (2 * math.pi / 2001)
+        x = torch.stack([angles.cos(), angles.sin()], -1)
+        for first, second, digits in [(p, q, 1e-12), (uniform, p, 1e-3)]:  # the last integrand has a pole
+            gap = first.log_prob(x) - second.log_prob(x)
+            expected = (first.log_prob(x).exp() * gap).mean() * 2 * math.pi
+            assert kl_divergence(first, second).item() == pytest.approx(expected.item(), rel=digits, abs=0)
+
+    @pytest.mark.parametrize(("dim", "kappa"), PLACES)
+    def test_keeps_its_digits(self, dim, kappa):
+        p, q = make(dim, kappa), VonMisesFisher(unit(dim), torch.tensor(30.0).double())
+        with mpmath.workdps(60):
+            beta, order = mpmath.mpf(dim - 1) / 2, mpmath.mpf(dim) / 2 - 1
+            partition = mpmath.loggamma(order + 1) - order * mpmath.log(15) + mpmath.log(mpmath.besseli(order, 30))
+            mean = kappa / (kappa + 2 * beta) * mpmath.mpf((p.loc @ q.loc).item())
+            to_vmf = float(mpmath.mpf(exact(dim, kappa)[1]) + partition - 30 * mean)
+            from_uniform = mpmath.mpf(kappa) * (mpmath.digamma(2 * beta) - mpmath.digamma(beta))
+            from_uniform -= mpmath.loggamma(2 * beta + kappa) - mpmath.loggamma(beta + kappa)
+            from_uniform = float(from_uniform + mpmath.loggamma(2 * beta) - mpmath.loggamma(beta))
+        assert kl_divergence(p, q).item() == pytest.approx(to_vmf, rel=1e-11, abs=0)
+        assert kl_divergence(HypersphericalUniform(dim), p).item() == pytest.approx(from_uniform, rel=1e-11, abs=0)
+
+    def test_passes_gradcheck(self):
+        locs = unit(2, 3, 4).requires_grad_()
+        kappas = torch.tensor([[0.1, 3.0, 40.0], [2.0, 0.1, 9.0]]).double().requires_grad_()
+
+        def divergence(locs: Tensor, kappas: Tensor) -> Tensor:
+            locs = project_to_sphere(locs)
+            p, q = PowerSpherical(locs[0], kappas[0]), VonMisesFisher(locs[1], kappas[1])
+            return kl_divergence(p, q) + kl_divergence(HypersphericalUniform(4), p)
+
+        assert torch.autograd.gradcheck(divergence, (locs, kappas))
+
+    def test_batches_broadcast_and_dimensions_must_be_equal(self):
+        q = VonMisesFisher(unit(3, 4), torch.ones(3).double())
+        assert kl_divergence(make(4, 3.0, 5, 1), q).shape == (5, 3)
+        assert kl_divergence(HypersphericalUniform(4, (5, 1)), make(4, 3.0, 3)).shape == (5, 3)
+        for first in (make(5, 1.0), HypersphericalUniform(5)):
+            with pytest.raises(ValueError, match="have 5 and 4"):
+                kl_divergence(first, make(4, 1.0) if isinstance(first, HypersphericalUniform) else q)
 
 
 class TestGradients:
@@ -146,6 +202,21 @@ class TestFit:
         assert fitted.concentration.isfinite()
         assert fitted.log_prob(x).isfinite().all()
 
+    @pytest.mark.parametrize("validate", [True, False])
+    def test_balanced_points_are_uniform_without_affecting_the_batch(self, validate):
+        axes = torch.eye(3).double()
+        batch = torch.stack([torch.cat([axes, -axes]), torch.cat([axes, axes + 0.1])]).requires_grad_()
+        try:
+            Distribution.set_default_validate_args(validate)
+            fitted = VonMisesFisher.fit(batch)
+        finally:
+            Distribution.set_default_validate_args(True)
+        assert fitted.concentration[0] == 0
+        assert VonMisesFisher.support.check(fitted.loc).all()
+        torch.testing.assert_close(fitted.concentration[1], VonMisesFisher.fit(batch[1]).concentration)
+        (gradient,) = torch.autograd.grad(fitted.concentration.sum() + fitted.loc.sum(), batch)
+        assert gradient.isfinite().all()
+
     def test_half_dtypes_and_any_norms_are_accepted(self):
         x = VonMisesFisher(unit(8), torch.tensor(100.0).double()).sample((100,))
         fitted, exact_ = VonMisesFisher.fit((3 * x).half()), VonMisesFisher.fit(x)
@@ -159,8 +230,23 @@ class TestFit:
             (torch.tensor([[math.nan, 1.0]]), None, "finite"),
             (torch.ones(2, 3), torch.tensor([1.0, -1.0]), "nonnegative"),
             (torch.ones(2, 3), torch.zeros(2), "positive sum"),
+            (torch.ones(2, 3), torch.full((2,), 1e308, dtype=torch.float64), "does not overflow"),
+            (torch.eye(3), torch.ones(3, 1), r"got \(3, 1\) for points of shape \(3, 3\)"),
+            (torch.eye(3), torch.ones(1), r"got \(1,\) for points of shape \(3, 3\)"),
+            (torch.ones(5, 2, 3), torch.ones(4, 2), r"got \(4, 2\) for points of shape \(5, 2, 3\)"),
         ],
     )
     def test_invalid_input_is_an_error(self, points, weights, message):
         with pytest.raises(ValueError, match=message):
             VonMisesFisher.fit(points, weights)
+
+    def test_weights_are_a_tensor(self):
+        with pytest.raises(TypeError, match=r"weights must be a tensor; got list. Convert it with torch.as_tensor\(\)"):
+            VonMisesFisher.fit(torch.eye(3), [2.0, 1.0, 1.0])
+
+    def test_weights_are_those_of_the_likelihood(self):
+        fitted = VonMisesFisher.fit(torch.eye(3)[[0, 0, 1]], torch.tensor([2.0, 1.0, 1.0]))
+        length = 10**0.5 / 4
+        with mpmath.workdps(30):
+            expected = mpmath.findroot(lambda k: mpmath.coth(k) - 1 / k - length, 5)
+        assert fitted.concentration.item() == pytest.approx(float(expected), rel=1e-6)

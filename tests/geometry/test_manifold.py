@@ -1,4 +1,5 @@
 import math
+import re
 import warnings
 
 import mpmath
@@ -172,6 +173,16 @@ class TestFrechetMean:
     def test_invalid_weights_are_errors(self, weights):
         with pytest.raises(ValueError, match="nonnegative with a positive sum"):
             frechet_mean(unit(2, 3), torch.tensor(weights, dtype=torch.float64))
+
+    @pytest.mark.parametrize("shape", [(3, 1), (1,), (4,), (), (2, 3)])
+    def test_other_than_one_weight_per_point_is_an_error(self, shape):
+        with pytest.raises(ValueError, match=re.escape(f"got {shape} for points of shape (5, 3, 4)")):
+            frechet_mean(unit(5, 3, 4), torch.ones(shape).double())
+
+    def test_weights_may_be_those_of_each_set(self):
+        points, weights = unit(3, 4) + torch.ones(4), torch.rand(5, 3).double()
+        expected = torch.stack([frechet_mean(points, row) for row in weights])
+        torch.testing.assert_close(frechet_mean(points, weights), expected)
 
     def test_no_points_or_nan_are_errors(self):
         with pytest.raises(ValueError, match="n of at least 1"):

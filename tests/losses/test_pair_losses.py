@@ -57,6 +57,13 @@ def test_gradients_pass_gradcheck(loss):
     assert torch.autograd.gradcheck(lambda x, _: loss(x, PAIRS), [x, loss.log_temperature])
 
 
+@pytest.mark.parametrize("make", [SupConLoss, InfoNCELoss])
+def test_a_fixed_temperature_is_exact_in_float64(make):
+    x = torch.randn(6, 4, dtype=torch.float64)
+    loss = make(0.07, learn_temperature=False).double()
+    torch.testing.assert_close(loss.scale(x), x / 0.07, rtol=1e-14, atol=0)
+
+
 def plain_infonce(x: Tensor, first: list[int], second: list[int], temperature: float) -> Tensor:
     points, own = F.normalize(x, dim=-1), torch.arange(len(first))
     logits = points[first] @ points[second].T / temperature

@@ -211,7 +211,9 @@ def test_class_weights_multiply_the_losses_of_the_examples(as_given):
 @pytest.mark.parametrize(
     ("weights", "got"),
     [
-        ([1.0], "1 numbers"),
+        ([1.0], r"the shape \(1,\)"),
+        (np.ones((3, 1)), r"the shape \(3, 1\)"),
+        (torch.ones(1, 3), r"the shape \(1, 3\)"),
         ([1.0, 0.0, 1.0], "0.0 for class 1"),
         ([1.0, 1.0, float("nan")], "nan for class 2"),
         ([float("inf"), 1.0, 1.0], "inf for class 0"),

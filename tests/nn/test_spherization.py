@@ -69,6 +69,12 @@ def test_fixed_values_are_saved_with_the_module():
     assert (restored.scaling.item(), restored.radius.item()) == (2.0, 3.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_fixed_values_are_exact_after_a_conversion(dtype):
+    layer, x = Spherization(5, scaling=0.3, radius=1.1, learn_scaling=False).to(dtype), torch.randn(4, 5, dtype=dtype)
+    torch.testing.assert_close(layer(x), spherize(x, 0.3, 1.1), rtol=1e-14, atol=0)
+
+
 def test_learned_values_receive_gradients():
     layer = Spherization(4, learn_radius=True)
     (layer(torch.randn(3, 4)) * torch.arange(5)).sum().backward()

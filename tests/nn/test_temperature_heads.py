@@ -277,6 +277,30 @@ def test_numeric_scale_is_saved_and_not_trained(name):
 
 
 @HEADS
+@pytest.mark.parametrize(
+    ("dtype", "digits"), [(torch.float64, 1e-15), (torch.bfloat16, 1e-6), (torch.float16, 1e-6)], ids=str
+)
+def test_numeric_scale_is_exact_after_a_conversion(name, dtype, digits):
+    for scale in (10.0, 64.0, 7.3):
+        head = sphere_nn.build_head(name, 6, 4, scale=scale).to(dtype)
+        assert head.inverse_temperature().item() == pytest.approx(scale, rel=digits)
+
+
+@HEADS
+def test_converted_head_has_the_scale_that_was_loaded(name):
+    head = sphere_nn.build_head(name, 6, 4, scale=2.0).double()
+    head.load_state_dict(sphere_nn.build_head(name, 6, 4, scale=30.0).state_dict())
+    assert head.inverse_temperature().item() == pytest.approx(30.0, rel=1e-6)
+
+
+@HEADS
+def test_learned_scale_of_a_half_precision_head_has_a_gradient(name):
+    head = sphere_nn.build_head(name, 6, 4, scale="learned").bfloat16()
+    head.inverse_temperature().backward()
+    assert head.log_temperature.grad.item() == pytest.approx(-16.0, rel=0.01)
+
+
+@HEADS
 def test_learned_scale_is_the_default(name):
     torch.manual_seed(0)
     default = sphere_nn.build_head(name, 6, 4)

@@ -133,6 +133,10 @@ class TestView:
         view = choose_view(unit(500, 3))
         assert (view.reach, view.both_sides) == (90.0, True)
 
+    def test_points_without_a_mean_direction_are_shown_from_both_sides(self):
+        view = choose_view(torch.cat([torch.eye(3), -torch.eye(3)]).double())
+        assert (view.elevation, view.azimuth, view.both_sides) == (0.0, 0.0, True)
+
     @pytest.mark.parametrize("options", [{"reach": 0.0}, {"reach": 100.0}, {"reach": 40.0, "both_sides": True}])
     def test_an_invalid_view_is_rejected(self, options):
         with pytest.raises(ValueError, match="reach"):

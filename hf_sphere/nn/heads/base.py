@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -102,10 +103,12 @@ class Head(nn.Module):
         super().__init__()
         if num_classes < 1:
             raise ValueError(f"num_classes must be at least 1; got {num_classes}.")
-        weights = [1.0] * num_classes if class_weights is None else [float(weight) for weight in class_weights]
+        given = [1.0] * num_classes if class_weights is None else class_weights
+        fits = np.shape(given) == (num_classes,)
+        weights = [float(weight) for weight in given] if fits else []
         bad = next((f"{w} for class {k}" for k, w in enumerate(weights) if not 0.0 < w < math.inf), None)
-        if len(weights) != num_classes or bad is not None:
-            got = bad if len(weights) == num_classes else f"{len(weights)} numbers"
+        if not fits or bad is not None:
+            got = bad if fits else f"the shape {tuple(np.shape(given))}"
             raise ValueError(f"class_weights must be {num_classes} positive numbers; got {got}.")
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must lie in [0, 1); got {label_smoothing}.")

@@ -13,6 +13,7 @@ from hf_sphere.geometry.sampling import keyed_uniforms
 from hf_sphere.nn.checks import is_readable
 from hf_sphere.nn.class_softmax import own_rows, sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
+from hf_sphere.nn.layers import read_scalar
 from hf_sphere.nn.processes import Exchange, count_processes, process_index, share_of
 
 
@@ -287,7 +288,7 @@ class TemperatureHead(Head):
 
     def inverse_temperature(self) -> Tensor:
         """Return the scale `exp(-log_temperature)`, a scalar of float32 or better."""
-        return self.upcast(self.log_temperature).neg().exp()
+        return read_scalar(self, "log_temperature", self.initial_log_temperature).neg().exp()
 
     def parameter_options(self) -> dict[str, dict[str, Any]]:
         """A learned temperature has its own learning rate and, with SGD, no momentum."""
