@@ -48,7 +48,9 @@ Returns:
 
 Examples:
     >>> metric = evaluate.load("analogy")
-    >>> metric.compute(
+    >>> metric.compute(predictions=[1, 0], references=[1, 2])
+    {'accuracy': 0.5, 'predictions': [1, 0]}
+    >>> result = metric.compute(  # doctest: +SKIP
     ...     model_id="bert-base-cased",
     ...     stem=[["word", "language"]],
     ...     choice=[[["paint", "portrait"], ["note", "music"]]],
