@@ -83,18 +83,13 @@ def distance_from_initialization(
             raise ValueError(
                 f"only {owner} has the layer {names}; the other one has {others}. Architectures must match."
             )
-    if len(modules := [source for source in (model, initial) if isinstance(source, nn.Module)]) == 1:
-        _refuse_changed_weights({name: modules[0].get_submodule(name) for name in trained})
-    return Distances({name: _distance(read(), untrained[name]()) for name, read in trained.items()})
-
-
-def _refuse_changed_weights(modules: Mapping[str, nn.Module]) -> None:
-    """Raise ValueError if a forward pass changes a weight, which can then not be compared with a stored one."""
-    for name, module in modules.items():
-        stored = module._parameters.get("weight")
-        if stored is not None and effective_weight(module, name) is not stored:
+    modules = [source for source in (model, initial) if isinstance(source, nn.Module)]
+    for name in trained if len(modules) == 1 else ():
+        layer = modules[0].get_submodule(name)
+        if (stored := layer._parameters.get("weight")) is not None and effective_weight(layer, name) is not stored:
             problem = f"{name} changes its weight in its forward pass, which stored weights do not show"
             raise ValueError(f"{problem}. Pass both as modules, or both as state dicts or files.")
+    return Distances({name: _distance(read(), untrained[name]()) for name, read in trained.items()})
 
 
 def _distance(trained: LayerWeight, initial: LayerWeight) -> LayerDistance:

@@ -69,9 +69,7 @@ def effective_weight(module: nn.Module, name: str) -> Tensor:
             problem = error
             continue
         if len(weights) == 1 and (stored is None or weights[0].shape == stored.shape):
-            if stored is not None and torch.equal(weights[0].to(stored.dtype), stored):
-                return stored
-            return weights[0]
+            return weights[0] if stored is None or not weights[0].to(stored.dtype).equal(stored) else stored
         problem = f"it does not multiply its input by one weight, but by {[tuple(one.shape) for one in weights]}"
     raise ValueError(
         f"{name or 'the model'}, a {type(module).__name__}, has its own forward pass or hooks, and the weight that it "

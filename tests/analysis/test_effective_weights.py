@@ -17,6 +17,7 @@ from hf_sphere.analysis.effective_weights import effective_weight
 from hf_sphere.nn import AngularConv2d, AngularLinear
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:Invalid `oft_block_size`:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"),
 ]
