@@ -20,8 +20,10 @@ Returns:
     calibration_error_equal_width_l1 (float): 15 bins of equal width, mean absolute difference.
 
 Examples:
-    >>> metric = evaluate.load("evaluate_modules/calibration_error")
-    >>> metric.compute(confidences=[0.9, 0.9, 0.6, 0.6], correct=[True, True, True, False])
+    >>> metric = evaluate.load("calibration_error")
+    >>> result = metric.compute(confidences=[0.9, 0.9, 0.6, 0.6], correct=[True, True, True, False])
+    >>> {name: round(value, 6) for name, value in result.items()}
+    {'calibration_error_equal_mass_l2': 0.1, 'calibration_error_equal_width_l1': 0.1}
 """
 
 _CITATION = """

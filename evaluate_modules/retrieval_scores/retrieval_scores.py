@@ -27,8 +27,9 @@ Returns:
     num_excluded (int): Number of embeddings that are the only one of their class.
 
 Examples:
-    >>> metric = evaluate.load("evaluate_modules/retrieval_scores")
+    >>> metric = evaluate.load("retrieval_scores")
     >>> metric.compute(embeddings=[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]], labels=[0, 0, 1, 1])
+    {'recall_at_1': 1.0, 'r_precision': 1.0, 'map_at_r': 1.0, 'num_queries': 4, 'num_excluded': 0}
 """
 
 _CITATION = """
