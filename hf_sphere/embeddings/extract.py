@@ -31,7 +31,7 @@ MODELS = {
 
 
 def load_embedding_model(name: str) -> Any:
-    """Load a model that embeds images.
+    """Load a model that embeds images, in float32 whatever the dtype of its file.
 
     Args:
         name: Folder or Hub id of a classifier, encoder or few-shot model (whose encoder is used) of type sphere_vision,

@@ -17,6 +17,7 @@ from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
 from hf_sphere.optim.groups import collect_parameter_options
 from hf_sphere.optim.optimizers import optimizer_names
+from hf_sphere.training.checkpoints import check_can_be_saved
 from hf_sphere.training.evaluation import initialize_from_data
 from hf_sphere.training.measures import count_examples, global_places, loss_is_sum
 from hf_sphere.utils.seeds import mix_seed
@@ -185,7 +186,7 @@ class SphereTrainer(Trainer):
 
     Raises:
         TypeError: If `args` are the arguments of a recipe.
-        ValueError: If the head has no label smoothing but the arguments request it.
+        ValueError: If the head has no label smoothing but the arguments request it, or the model could not be saved.
 
     Example:
         >>> args = TrainingArguments("digits", num_train_epochs=10, learning_rate=2e-3)  # doctest: +SKIP
@@ -198,6 +199,8 @@ class SphereTrainer(Trainer):
         if given is not None and not isinstance(given, TrainingArguments):
             raise TypeError("args must be transformers.TrainingArguments; those of hf_sphere.training are for recipes.")
         super().__init__(*args, **options)
+        if self.args.save_strategy != "no":
+            check_can_be_saved(self.model)
         if _smooth_by_head(self.model, self.args):
             self.label_smoother = None
         if radial_logging_steps is not None:

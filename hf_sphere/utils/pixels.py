@@ -1,8 +1,10 @@
 """Conversion of images to 8-bit gray or color and to the size of a model, the same in training and inference."""
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional as tvF
@@ -24,6 +26,41 @@ def convert_image(image: Image.Image, channels: int) -> Image.Image:
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image, dtype=np.uint16) >> 8).astype(np.uint8))
     return image.convert("L" if channels == 1 else "RGB")
+
+
+def convert_array(image: Tensor) -> Tensor:
+    """Convert an array of pixels to the range 0 to 255 as far as its dtype defines the range; see `convert_image`.
+
+    Args:
+        image: Any shape and real dtype. 16-bit values are divided by 256; booleans are black and white.
+
+    Returns:
+        uint8, or for values of floating point the same in float32 or better, with a warning if they may be scaled.
+
+    Raises:
+        ValueError: If other integers are not from 0 to 255, since their range is unknown.
+    """
+    if image.dtype in (torch.uint8, torch.bool):
+        return image if image.dtype == torch.uint8 else image.byte() * 255
+    low, high = (value.item() for value in image.double().aminmax())
+    if image.is_floating_point():
+        if not (low >= 0 and (high == 0 or 1 < high < 256)):
+            warnings.warn(
+                f"the image has values from {low:g} to {high:g}, which are divided by 255, as values from 0 to 255. If "
+                "they are scaled already, pass do_rescale=False.",
+                stacklevel=2,
+            )
+        return image.to(torch.promote_types(image.dtype, torch.float32))
+    if image.dtype == torch.uint16:
+        if 0 < high < 256:
+            warnings.warn("the uint16 image has 8-bit values, so it is black; convert it to uint8.", stacklevel=2)
+        return (image.int() >> 8).byte()
+    if low < 0 or high > 255:
+        raise ValueError(
+            f"integers other than uint16 must be from 0 to 255; got {image.dtype} from {low:g} to {high:g}. Convert "
+            "the image to uint8 or uint16, or pass the `rescale_factor` that maps its values to 0 to 1."
+        )
+    return image.byte()
 
 
 def resize_image(

@@ -8,6 +8,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
+    AutoProcessor,
+    CLIPModel,
     PreTrainedTokenizerFast,
     SiglipConfig,
     SiglipImageProcessor,
@@ -258,6 +260,25 @@ def test_a_model_such_as_clip_is_searched_by_text(clip, photos, digits):
     ).double()
     torch.testing.assert_close(found.distances, 1 - similarities.gather(1, found.rows), atol=1e-5, rtol=1e-4)
     assert found.queries["file"] == ["a b", "b"]
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["clip", "model", "encoder", "spherized"])
+def test_every_encoder_is_computed_in_float32(kind, half, clip, model, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes |= {"image_size": 8, "patch_size": 4}
+    saved = {
+        "clip": lambda: CLIPModel.from_pretrained(clip),
+        "model": lambda: AutoModelForImageClassification.from_pretrained(model),
+        "encoder": lambda: ViTModel(ViTConfig(**sizes)),
+        "spherized": lambda: SphereViTForImageClassification(SphereViTConfig(**sizes, head="cosine", num_labels=3)),
+    }[kind]()
+    saved.to(half).save_pretrained(tmp_path)
+    if kind in ("clip", "model"):
+        AutoProcessor.from_pretrained({"clip": clip, "model": model}[kind]).save_pretrained(tmp_path)
+    else:
+        ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path)
+    assert {parameter.dtype for parameter in ImageEncoder(str(tmp_path)).model.parameters()} == {torch.float32}
 
 
 def test_an_encoder_of_transformers_is_searched_without_training(photos, tmp_path):

@@ -223,6 +223,14 @@ def test_model_without_our_methods_can_be_trained(arguments):
     assert SphereTrainer(Plain(), arguments(max_steps=2), train_dataset=images()).train().global_step == 2
 
 
+def test_a_model_that_could_not_be_saved_is_refused_before_training(arguments):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    with pytest.raises(ValueError, match=r"could not be saved: safetensors does not save shared tensors: 1\.weight"):
+        SphereTrainer(model, arguments(save_strategy="steps"), train_dataset=images())
+    assert SphereTrainer(model, arguments(save_strategy="no"), train_dataset=images()).model is model
+
+
 class Own(nn.Module):
     """A model of a user: a backbone, and one of our heads under another name."""
 

@@ -115,6 +115,57 @@ def test_options_of_a_processor_without_normalization_leave_pixels_unchanged():
     assert (options["image_mean"], options["image_std"]) == ([0.0] * 3, [1.0] * 3)
 
 
+GRAY = {"uint8": 255, "uint16": 65535, "int32": 255, "int64": 255, "bool": 1, "float16": 255, "float64": 255}
+
+
+@pytest.mark.parametrize("dtype", GRAY)
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_white_is_one_in_every_dtype(dtype, kind, channels):
+    white = np.full((9, 9, 3), GRAY[dtype], dtype)
+    given = torch.from_numpy(white).permute(2, 0, 1) if kind == "tensor" else white
+    pixels = processor(channels)(given, return_tensors="pt")["pixel_values"]
+    assert pixels.dtype == torch.float32
+    torch.testing.assert_close(pixels, torch.ones(1, channels, 8, 8), rtol=0, atol=2e-4)  # weights of 0.9999 in sum
+
+
+def test_a_16_bit_array_has_the_pixels_of_its_file(tmp_path):
+    values = np.random.default_rng(0).integers(0, 2**16, (8, 8), np.uint16)
+    PILImage.fromarray(values).save(tmp_path / "gray.png")
+    expected = processor(1)(PILImage.open(tmp_path / "gray.png"), return_tensors="pt")["pixel_values"]
+    for given in (values[..., None], torch.from_numpy(values)[None].repeat(3, 1, 1)):
+        result = processor(1)(given, return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(result, expected, rtol=0, atol=1.01 / 255)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 0.1), (-1.0, 1.0), (-2.0, 2.5), (0.0, 60000.0)])
+def test_values_that_may_be_scaled_already_cause_a_warning(low, high, dtype):
+    image = np.linspace(low, high, 192).reshape(8, 8, 3).astype(dtype)
+    with pytest.warns(UserWarning, match="divided by 255, as values from 0 to 255. .* pass do_rescale=False"):
+        processor(3)(image, return_tensors="pt")
+    unchanged = processor(3)(image, do_rescale=False, return_tensors="pt")["pixel_values"]
+    np.testing.assert_allclose(unchanged[0].permute(1, 2, 0), image.astype("float32"), rtol=1e-6)
+
+
+def test_a_black_image_causes_no_warning():
+    assert not processor(3)(np.zeros((8, 8, 3), np.float32), return_tensors="pt")["pixel_values"].any()
+
+
+def test_8_bit_values_in_16_bits_cause_a_warning():
+    with pytest.warns(UserWarning, match="the uint16 image has 8-bit values, so it is black; convert it to uint8"):
+        processor(3)(np.full((8, 8, 3), 200, np.uint16), return_tensors="pt")
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("int64", 65535), ("int32", 256), ("int16", -1), ("int8", -5)])
+def test_integers_of_unknown_range_are_an_error_unless_their_scale_is_given(dtype, value):
+    image = np.full((8, 8, 3), value, dtype)
+    with pytest.raises(ValueError, match=rf"must be from 0 to 255; got torch.{dtype} from {value} to {value}"):
+        processor(3)(image, return_tensors="pt")
+    pixels = processor(3, rescale_factor=1 / 65535)(image, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(pixels, torch.full((1, 3, 8, 8), value / 65535))
+
+
 def test_gray_of_an_array_is_that_of_the_image():
     processor = SphereVisionImageProcessor(num_channels=1, do_resize=False, do_normalize=False, do_rescale=False)
     colors = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)

@@ -9,7 +9,7 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import PILImageResampling, pil_torch_interpolation_mapping
 from transformers.processing_utils import ImagesKwargs, Unpack
 
-from hf_sphere.utils.pixels import convert_image, resize_image
+from hf_sphere.utils.pixels import convert_array, convert_image, resize_image
 
 
 class SphereVisionImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
@@ -25,6 +25,8 @@ class SphereVisionImageProcessorKwargs(ImagesKwargs, total=False):  # type: igno
 
 class SphereVisionImageProcessor(TorchvisionBackend):
     """Converts to grayscale or color, resizes, scales to [0, 1] and normalizes.
+
+    With the default `rescale_factor`, arrays are converted as images are: see `hf_sphere.utils.pixels.convert_array`.
 
     Args:
         num_channels: 1 for grayscale, 3 for color.
@@ -50,6 +52,7 @@ class SphereVisionImageProcessor(TorchvisionBackend):
     crop_pct = None
     do_resize = True
     do_rescale = True
+    rescale_factor = 1 / 255
     do_normalize = True
 
     @classmethod
@@ -98,6 +101,8 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         crop_pct: float | None = None,
         **kwargs: Unpack[ImagesKwargs],
     ) -> Any:
+        if kwargs["do_rescale"] and kwargs["rescale_factor"] == type(self).rescale_factor:  # for 8-bit values
+            images = [convert_array(image) for image in images]
         if do_resize and crop_pct is not None:
             mode = resample if isinstance(resample, InterpolationMode) else pil_torch_interpolation_mapping[resample]
             images = [resize_image(image, (size.height, size.width), crop_pct, mode) for image in images]
