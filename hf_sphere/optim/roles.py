@@ -195,26 +195,33 @@ def trace_uses(model: nn.Module, batch: Any = None) -> tuple[Uses, set[str]]:
     return uses, outputs
 
 
-def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str]]:
-    tensors, owned = dict(trial.named_parameters()), uses_by_owner(trial)
-    names = {weight: name for name, weight in tensors.items()}
-    matrices = {name for name, uses in owned.items() if uses & {PRODUCT, KERNEL}}
+def _run(trial: nn.Module, batch: Any) -> tuple[list[Node], dict[Node, set[str]], Uses]:
+    """Return the nodes of the outputs, those of parametrized weights with their parameters, and what modules called."""
+    names = {weight: name for name, weight in trial.named_parameters()}
+    called: Uses = defaultdict(set)
+    made: dict[Node, set[str]] = {}
     with torch.enable_grad(), parametrize.cached():
         for weight in names:
             weight.requires_grad_(weight.is_floating_point())
-        made: dict[Node, set[str]] = {}
-        for module in filter(parametrize.is_parametrized, trial.modules()):
-            for name, parts in module.parametrizations.items():  # type: ignore[union-attr, operator]
-                made[get_gradient_edge(getattr(module, name)).node] = {
-                    names[w] for w in parts.parameters(recurse=False)
-                }
+        for module in trial.modules():
+            own = {names[weight]: set[str]() for weight in module._parameters.values() if weight is not None}
+            module.register_forward_pre_hook(lambda *_, own=own: called.update(own))
+            for name, parts in _parametrizations(module):
+                node = get_gradient_edge(getattr(module, name)).node
+                made[node] = {names[weight] for weight in parts.parameters(recurse=False)}
         try:
             copies = tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.is_floating_point()).clone(), batch)
             output = call(trial, copies)
         except RuntimeError:  # the model sets requires_grad of its input
             output = call(trial, batch)
-    ends = [get_gradient_edge(leaf).node for leaf in differentiable(output)]
-    uses: Uses = defaultdict(set)
+    return [get_gradient_edge(leaf).node for leaf in differentiable(output)], made, called
+
+
+def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str]]:
+    tensors, owned = dict(trial.named_parameters()), uses_by_owner(trial)
+    names = {weight: name for name, weight in tensors.items()}
+    matrices = {name for name, uses in owned.items() if uses & {PRODUCT, KERNEL}}
+    ends, made, uses = _run(trial, batch)  # reentrant checkpoints hide from the graph what they call
     products: list[_Value] = []  # weights, and the products before
     inner: set[int] = set()
     values: dict[Node | None, _Value] = {}

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from architectures import ARCHITECTURES
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
+from torch.utils.checkpoint import checkpoint
 
 from hf_sphere.optim import AdamSRT, Muon, MuonHyperball, build_optimizer, parameter_groups
 from hf_sphere.optim.roles import HIDDEN, find_roles
@@ -256,6 +257,16 @@ def test_layers_of_torch_are_hidden_matrices(layer, batch):
     found = roles(model, batch)
     assert found.pop("head.weight") == OUTPUT
     assert set(found.values()) == {""}
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpointing_does_not_change_the_roles(use_reentrant):
+    model = Model(
+        lambda m, x: m.head(checkpoint(m.hidden, x.requires_grad_(), use_reentrant=use_reentrant).tanh()),
+        hidden=nn.Linear(6, 6),
+        head=nn.Linear(6, 3),
+    )
+    assert roles(model, X.clone()) == {"hidden.weight": "", "head.weight": OUTPUT}
 
 
 # Roles that are unknown
