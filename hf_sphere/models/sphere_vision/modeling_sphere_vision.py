@@ -12,6 +12,7 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
+from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.nn.calibration import calibrate
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
@@ -68,7 +69,7 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     model_tags = ["hf_sphere"]
-    accepts_loss_kwargs = False
+    accepts_loss_kwargs = True
     _no_split_modules = ["SphereVisionModel"]
     _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention itself
 
@@ -328,6 +329,7 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
         self.head = self._build_head(config, self.sphere_vision.embedding_dim)
         self.post_init()
 
+    @weighted_by_targets
     @can_return_tuple
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any

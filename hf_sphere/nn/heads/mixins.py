@@ -326,6 +326,12 @@ class RunningStatistics:
         else:
             self._sums = self._sums + measured
 
+    def division_advice(self) -> str:
+        """Return what to do where no `after_step` follows, so that every batch updates the statistics."""
+        if self._sums is not None:
+            return ""
+        return "its running statistics are updated from each. Use SphereTrainer, or add SphereCallback to the Trainer."
+
     def before_forward(self, seed: int, places: Tensor) -> None:
         """Accumulate sums until `after_step`."""
         super().before_forward(seed, places)  # type: ignore[misc]  # that of `Head`
