@@ -71,7 +71,7 @@ def to_tensor(name: str, values: Any, kind: str = "numbers") -> Tensor:
                 how = "Number the names: numpy.unique(names, return_inverse=True)[1]"
                 raise TypeError(f"the first is '{array.flat[0]}'. {how}.")
             if array.dtype.kind not in "biufc" or array.dtype == np.longdouble:
-                array = _to_float64(array)
+                array = _to_float64(name, array)
             values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TypeError(f"{name} must be {kind}; {error}") from error
@@ -83,19 +83,16 @@ def to_tensor(name: str, values: Any, kind: str = "numbers") -> Tensor:
 def to_floating(name: str, values: Any) -> Tensor:
     """Return numbers as a tensor of a floating-point dtype, float64 for integers; see `to_tensor`."""
     values = to_tensor(name, values)
-    if values.is_floating_point():
-        return values
-    try:
-        return torch.from_numpy(_to_float64(values.cpu().numpy())).to(values.device)
-    except ValueError as error:
-        raise ValueError(f"{name} must be numbers that float64 represents; {error}") from error
+    exact = values.is_floating_point()
+    return values if exact else torch.from_numpy(_to_float64(name, values.cpu().numpy())).to(values.device)
 
 
-def _to_float64(array: np.ndarray) -> np.ndarray:
+def _to_float64(name: str, array: np.ndarray) -> np.ndarray:
     wide = array.astype(np.float64)
     with np.errstate(invalid="ignore"):
         if not (wide.astype(array.dtype) == array).all():
-            raise ValueError(f"some of dtype {array.dtype} are not, such as integers above 2**53 and missing values.")
+            others = f"some of dtype {array.dtype} are not, such as integers above 2**53 and missing values"
+            raise ValueError(f"{name} must be exact in float64; {others}.")
     return wide
 
 

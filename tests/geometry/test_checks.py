@@ -65,7 +65,7 @@ def test_a_read_only_array_is_accepted_without_a_warning(recwarn):
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [
-        ([2**53 + 1], ValueError, "x must be numbers that float64 represents; some of dtype int64 are not"),
+        ([2**53 + 1], ValueError, "x must be exact in float64; some of dtype int64 are not"),
         ([2**70 + 1], TypeError, r"some of dtype object are not, such as integers above 2\*\*53 and missing values"),
         ([None, 1.0], TypeError, "missing values"),
         ([[1.0], [1.0, 2.0]], TypeError, "x must be numbers; .*inhomogeneous"),

@@ -120,7 +120,7 @@ def test_a_calibration_that_makes_the_held_out_loss_worse_is_not_kept(train_save
 
 
 def test_a_calibration_that_makes_the_evaluation_loss_worse_is_reported(train_saved, monkeypatch, caplog):
-    answers = iter([False, True])
+    answers = iter([False, False, True])  # while fitting, of the validation images, of the evaluation split
     monkeypatch.setattr(calibration, "is_harmful", lambda *_: next(answers))
     folder = train_saved("--num_train_epochs", "0", "--validation_fraction", "0.5", "--calibrate", "temperature")
     assert "increases eval_nll; to drop it, remove `calibration` from config.json" in caplog.text
