@@ -2,7 +2,6 @@
 
 import datasets
 import evaluate
-import torch
 
 from hf_sphere.metrics import calibration_errors
 
@@ -55,4 +54,4 @@ class CalibrationError(evaluate.Metric):
         )
 
     def _compute(self, confidences: list[float], correct: list[bool]) -> dict[str, float]:
-        return calibration_errors(torch.tensor(confidences, dtype=torch.float64), torch.tensor(correct))
+        return calibration_errors(confidences, correct)

@@ -2,8 +2,6 @@
 
 import datasets
 import evaluate
-import numpy
-import torch
 
 from hf_sphere.metrics import retrieval_scores
 
@@ -52,7 +50,7 @@ class RetrievalScores(evaluate.Metric):
             citation=_CITATION,
             inputs_description=_KWARGS_DESCRIPTION,
             features=datasets.Features(
-                {"embeddings": datasets.List(datasets.Value("float32")), "labels": datasets.Value("int64")}
+                {"embeddings": datasets.List(datasets.Value("float64")), "labels": datasets.Value("int64")}
             ),
         )
 
@@ -65,8 +63,8 @@ class RetrievalScores(evaluate.Metric):
         curvature: float = 1e-5,
     ) -> dict[str, float]:
         return retrieval_scores(
-            torch.from_numpy(numpy.asarray(embeddings, dtype=numpy.float32)),
-            torch.tensor(labels),
+            embeddings,
+            labels,
             distance=distance,
             ks=ks,
             curvature=curvature,

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import torch
 from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
@@ -91,7 +92,11 @@ class OODDetector:
         data: Any = outputs.checked([field for field in self._fitted.needs if field != "labels"], self.name)
         if (dim := data.embeddings.shape[1]) != self._dim:
             raise ValueError(f"the embeddings have {dim} columns, but {self._dim} when the score was fitted.")
-        return self._fitted.compute(data)
+        # Each distinct input once: products of matrices differ in the last digits for equal rows, which breaks ties.
+        parts = {name: getattr(data, name) for name in self._fitted.needs if name != "labels"}
+        rows, index = torch.cat(list(parts.values()), 1).unique(dim=0, return_inverse=True)
+        columns = rows.split([part.shape[1] for part in parts.values()], 1)
+        return self._fitted.compute(Outputs(**dict(zip(parts, columns, strict=True))))[index]
 
 
 @dataclass(frozen=True)

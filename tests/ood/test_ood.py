@@ -379,3 +379,16 @@ def test_options_of_a_score_can_be_compared(sets):
     results = compare_scores(*sets[:2], {"near": sets[2]}, detectors).results
     assert results.keys() == detectors.keys()
     assert results["knn 1"] != results["knn 20"]
+
+
+@pytest.mark.parametrize("score", FITTED)
+def test_equal_inputs_have_equal_scores_in_any_order(score):
+    points = torch.randn(40, 37)
+    rows, weight, train = torch.arange(1003) % 40, torch.randn(37, 7), torch.randn(600, 37)
+    detector = OODDetector(score, **({"k": 3} if score == "knn" else {}))
+    detector.fit_embeddings(train, train @ weight, torch.arange(600) % 7)
+    inside = detector.score_embeddings(points[rows], (points @ weight)[rows])
+    assert len(inside.unique()) == 40
+    order = torch.randperm(1003)
+    outside = detector.score_embeddings(points[rows][order], (points @ weight)[rows][order])
+    assert detection_scores(inside, outside)["auroc"] == 0.5

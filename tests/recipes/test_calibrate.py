@@ -7,6 +7,7 @@ from transformers import AutoImageProcessor
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data.sources import load_splits
 from hf_sphere.metrics import probability_scores
+from hf_sphere.nn import calibration
 
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "400", "--per_device_train_batch_size", "20"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
@@ -101,3 +102,26 @@ def test_missing_validation_images_are_reported_before_training(train):
 def test_classes_without_validation_images_are_reported_before_training(train):
     with pytest.raises(ValueError, match="calibrate vector needs validation images of all classes"):
         train("--calibrate", "vector", "--validation_fraction", "0", "--validation_split", "test[:8]")
+
+
+def test_few_validation_images_are_reported(train):
+    with pytest.warns(UserWarning, match="the calibration rests on 100 examples"):
+        train("--calibrate", "temperature", "--validation_fraction", "0.25")
+
+
+def test_a_calibration_that_makes_the_held_out_loss_worse_is_not_kept(train_saved, results_of, monkeypatch, caplog):
+    fit = calibration.fit_calibration
+    monkeypatch.setattr(calibration, "fit_calibration", lambda *given: fit(*given) and {"temperature": 50.0})
+    folder = train_saved("--num_train_epochs", "0", "--validation_fraction", "0.5", "--calibrate", "temperature")
+    results = results_of(folder)
+    assert "The calibration is not kept" in caplog.text
+    assert SphereVisionConfig.from_pretrained(folder).calibration is None
+    assert results["eval_nll"] == results["eval_uncalibrated_nll"]
+
+
+def test_a_calibration_that_makes_the_evaluation_loss_worse_is_reported(train_saved, monkeypatch, caplog):
+    answers = iter([False, False, True])  # while fitting, of the validation images, of the evaluation split
+    monkeypatch.setattr(calibration, "is_harmful", lambda *_: next(answers))
+    folder = train_saved("--num_train_epochs", "0", "--validation_fraction", "0.5", "--calibrate", "temperature")
+    assert "increases eval_nll; to drop it, remove `calibration` from config.json" in caplog.text
+    assert SphereVisionConfig.from_pretrained(folder).calibration is not None

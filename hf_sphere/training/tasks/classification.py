@@ -177,22 +177,31 @@ class ImageClassification(ImageTask):
     def finish(self, prepared: Prepared, accelerator: "Accelerator") -> dict[str, float]:
         """Fit the requested calibration to held-out images.
 
-        Returns the scores of the probabilities on the evaluation split without and with the calibration.
+        Returns the scores of the probabilities on the evaluation split without and with the calibration. One that
+        increases the loss of the images that it is fitted to is not kept; the evaluation split does not decide.
         """
         from hf_sphere.metrics import probability_scores
-        from hf_sphere.nn.calibration import calibrate, fit_calibration
+        from hf_sphere.nn.calibration import calibrate, fit_calibration, is_harmful
         from hf_sphere.training.evaluation import gather_logits
 
         model, held_out = prepared.model, prepared.data.validation
         results: dict[str, float] = {}
         if (kind := getattr(self.part(CalibrationArguments), "calibrate", None)) is not None:
             model.config.calibration = None
-            fitted = fit_calibration(*gather_logits(model, held_out, accelerator), kind)
+            logits, labels = gather_logits(model, held_out, accelerator)
+            fitted: dict[str, Any] = fit_calibration(logits, labels, kind)  # warns if there are few images
+            if is_harmful(logits, labels, fitted):
+                logger.warning("The calibration is not kept: the probabilities remain those of the training.")
+                fitted = {}
             logits, labels = gather_logits(model, prepared.data.evaluation, accelerator)
-            for name, values in {"uncalibrated_": logits, "": calibrate(logits, **fitted)}.items():
+            calibrated = calibrate(logits, **fitted) if fitted else logits
+            for name, values in {"uncalibrated_": logits, "": calibrated}.items():
                 scores = probability_scores(values, labels)
                 results |= {f"eval_{name}{score}": value for score, value in scores.items()}
-            model.config.calibration = fitted
+            if fitted and is_harmful(logits, labels, fitted):
+                drop = "remove `calibration` from config.json"
+                logger.warning(f"The calibration, fitted to other images, increases eval_nll; to drop it, {drop}.")
+            model.config.calibration = fitted or None
             accelerator.print("\n".join(show_metrics(results)))
         return results
 
