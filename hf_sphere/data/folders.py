@@ -55,7 +55,7 @@ def check_links(folder: Path, files: Sequence[Path]) -> None:
         count = sum(file.is_relative_to(link) for file in files)
         copy = f"rm {shlex.quote(str(link))} && cp -rs {shlex.quote(str(link.resolve()))} {shlex.quote(str(link))}"
         raise ValueError(
-            f"{link} is a link to a folder, which `datasets` does not follow, so its {count} files would be left out. "
+            f"{link} is a link to a folder, which `datasets` does not follow: its {count} file(s) would be left out. "
             f"Replace it by a folder of links to files: {copy}"
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 from datasets import Dataset, Image, Value
+from datasets.utils.file_utils import xopen
 from PIL import Image as PILImage, ImageFile
 from tqdm.auto import tqdm
 
@@ -47,9 +48,13 @@ def encode_image(image: PILImage.Image) -> dict[str, Any]:
 
 def open_image(record: dict[str, Any] | None) -> ImageFile.ImageFile:
     """Open an encoded image of `datasets`, as it is stored; PIL raises errors of many classes."""
-    if record is None:
+    if record is None or (record["bytes"] is None and record["path"] is None):
         raise ValueError("it is missing")
-    image = PILImage.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])
+    encoded, path = record["bytes"], record["path"]
+    if encoded is None and "://" in path:  # in a zip file, or remote
+        with xopen(path, "rb") as file:
+            encoded = file.read()
+    image = PILImage.open(path if encoded is None else io.BytesIO(encoded))
     if getattr(image, "is_animated", False) and image.format != "MPO":  # MPO: a photo with its preview
         image.close()
         raise ValueError("it is animated; save one of its frames")

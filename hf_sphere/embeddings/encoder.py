@@ -88,9 +88,9 @@ class ImageSource:
             path = Path(images)
             if path.is_file():
                 return cls.of([path])
-            if path.is_dir() and not any(path.rglob("*.*")):
-                raise ValueError(f"{path} has no images.")
             files = folders.list_files(path, folders.SUFFIXES)
+            if path.is_dir() and not files and not folders.list_files(path, folders.TABLES | folders.UNREADABLE):
+                raise ValueError(f"{path} has no images.")
             if files and folders.has_metadata(path):
                 split = split or "all"
             elif files and not folders.has_tables(path):

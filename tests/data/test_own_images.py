@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import tarfile
+import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -116,7 +117,7 @@ class TestFolders:
         path = folder(cats=2, dogs=3)
         (path / "dogs").rename(tmp_path / "elsewhere")
         (path / "dogs").symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(ValueError, match=r"dogs is a link to a folder, .* its 3 files would be left out") as caught:
+        with pytest.raises(ValueError, match=r"dogs is a link to a folder, .* its 3 file\(s\) would be left") as caught:
             load_splits(str(path))
         subprocess.run(str(caught.value).rpartition(": ")[2], shell=True, check=True)
         assert load_splits(str(path))["train"].features["label"].names == ["cats", "dogs"]
@@ -161,6 +162,14 @@ class TestFolders:
         pixels = next(load_one(str(path.parent / "table"), "train").batches.epoch())["pixel_values"]
         expected = torch.from_numpy(np.stack([np.asarray(PILImage.open(file)) for file in files]))
         assert torch.equal((pixels * 255).round().byte(), expected.permute(0, 3, 1, 2))
+
+    def test_images_in_a_zip_file_are_read(self, folder, tmp_path, load_one):
+        file = folder(unlabeled=1) / "0.png"
+        (tmp_path / "zipped").mkdir()
+        with zipfile.ZipFile(tmp_path / "zipped" / "data.zip", "w") as archive:
+            archive.write(file, "0.png")
+        pixels = next(load_one(str(tmp_path / "zipped"), "train").batches.epoch())["pixel_values"][0]
+        np.testing.assert_array_equal((pixels * 255).round().byte().permute(1, 2, 0), PILImage.open(file))
 
     def test_a_column_of_paths_is_an_error_with_the_cast(self, tmp_path, load_one):
         pq.write_table(pa.table({"image": ["0.png"]}), tmp_path / "train.parquet")

@@ -1,3 +1,4 @@
+import io
 import os
 from pathlib import Path
 
@@ -102,7 +103,8 @@ def test_an_opened_photo_has_the_pixels_of_its_file_upright(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.effect_noise((24, 16), 50).convert("RGB").save(tmp_path / "photo.jpg", exif=exif)
-    of_file, of_image = ImageSource.of(tmp_path / "photo.jpg"), ImageSource.of(Image.open(tmp_path / "photo.jpg"))
+    opened = Image.open(io.BytesIO((tmp_path / "photo.jpg").read_bytes()))
+    of_file, of_image = ImageSource.of(tmp_path / "photo.jpg"), ImageSource.of(opened)
     assert of_image.open(0).size == (16, 24)
     assert of_image.open(0).tobytes() == of_file.open(0).tobytes()
 

@@ -169,6 +169,13 @@ def test_opaque_pixels_do_not_change(mode, channels):
     np.testing.assert_array_equal(convert_image(image, channels), expected)
 
 
+def test_the_processor_names_the_file_of_a_damaged_image(tmp_path):
+    PILImage.effect_noise((60, 60), 50).save(tmp_path / "photo.jpg")
+    (tmp_path / "photo.jpg").write_bytes((tmp_path / "photo.jpg").read_bytes()[:-99])
+    with pytest.raises(ValueError, match=r"photo\.jpg cannot be read: .*truncated"):
+        processor(3)(PILImage.open(tmp_path / "photo.jpg"), return_tensors="pt")
+
+
 def test_a_turned_image_is_not_turned_again():
     image = picture(8, 4)
     image.getexif()[0x0112] = 6

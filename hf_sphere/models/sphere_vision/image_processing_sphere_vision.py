@@ -10,6 +10,7 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import PILImageResampling, pil_torch_interpolation_mapping
 from transformers.processing_utils import ImagesKwargs, Unpack
 
+from hf_sphere.utils.arguments import error_text
 from hf_sphere.utils.pixels import WHITE, convert_image, resize_image
 
 
@@ -84,7 +85,11 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         """Convert one image to a uint8 or float tensor (num_channels, height, width)."""
         channels, background = num_channels or self.num_channels, background_color or self.background_color
         if isinstance(image, Image.Image):
-            image = convert_image(image, channels, background)
+            try:
+                image = convert_image(image, channels, background)
+            except Exception as error:  # of PIL and its plugins, of many classes
+                name = getattr(image, "filename", "") or "an image"
+                raise ValueError(f"{name} cannot be read: {error_text(error)}.") from error
         elif kwargs.get("input_data_format") is None and {1, 3, 4}.isdisjoint((image.shape[0], image.shape[-1])):
             # Gray with alpha, which transformers does not recognize.
             kwargs["input_data_format"] = "channels_first" if image.shape[0] == 2 else "channels_last"
