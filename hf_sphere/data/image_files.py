@@ -40,7 +40,11 @@ def holds_images(feature: Any) -> bool:
 
 def encode_image(image: PILImage.Image) -> dict[str, Any]:
     """Encode an image without loss, upright; `datasets` would compress one from a JPEG file again."""
-    upright = turn_upright(image)
+    try:
+        upright = turn_upright(image)
+    except Exception as error:  # of PIL and its plugins, of many classes
+        name = getattr(image, "filename", "") or "an image"
+        raise ValueError(f"{name} cannot be read as an image: {error_text(error)}.") from error
     # A palette's transparency would be lost.
     upright = upright.convert("RGBA") if "transparency" in upright.info else upright.copy()
     return Image().encode_example(upright)
@@ -112,10 +116,8 @@ def examine_files(
 def log_transparent(count: int, total: int, background: Sequence[int]) -> None:
     """Log the number of images with transparency, if any, and the color that they are drawn on."""
     if count:
-        what = (
-            "%d of %d images have an alpha channel or a transparent color; they are drawn on the background_color %s."
-        )
-        logger.warning(what, count, total, " ".join(map(str, background)))
+        message = "%d of %d images have an alpha channel or a transparent color; they are drawn on background_color %s."
+        logger.warning(message, count, total, " ".join(map(str, background)))
 
 
 def _examine(record: dict[str, Any] | None) -> bool | str:

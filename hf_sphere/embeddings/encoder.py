@@ -142,10 +142,11 @@ class ImageSource:
 
 def _encode(images: Sequence[Any]) -> Dataset:
     """Return a column of files and images, each encoded."""
-    files = [None if isinstance(image, PILImage.Image) else Path(image) for image in images]
-    folders.check_names(file for file in files if file is not None)
-    cells = zip(files, images, strict=True)
-    encoded = [encode_image(image) if file is None else {"bytes": None, "path": str(file)} for file, image in cells]
+    folders.check_names(Path(image) for image in images if not isinstance(image, PILImage.Image))
+    encoded = [
+        encode_image(image) if isinstance(image, PILImage.Image) else {"bytes": None, "path": str(image)}
+        for image in images
+    ]
     return Dataset.from_dict({"image": encoded}).cast_column("image", Image(decode=False))
 
 

@@ -189,7 +189,7 @@ class TestTransparency:
             caplog.clear()
             decode(dataset)
             assert caplog.messages == [
-                "2 of 3 images have an alpha channel or a transparent color; they are drawn on the background_color "
+                "2 of 3 images have an alpha channel or a transparent color; they are drawn on background_color "
                 "255 255 255."
             ]
 

@@ -172,7 +172,7 @@ def test_opaque_pixels_do_not_change(mode, channels):
 def test_the_processor_names_the_file_of_a_damaged_image(tmp_path):
     PILImage.effect_noise((60, 60), 50).save(tmp_path / "photo.jpg")
     (tmp_path / "photo.jpg").write_bytes((tmp_path / "photo.jpg").read_bytes()[:-99])
-    with pytest.raises(ValueError, match=r"photo\.jpg cannot be read: .*truncated"):
+    with pytest.raises(ValueError, match=r"photo\.jpg cannot be read as an image: .*truncated"):
         processor(3)(PILImage.open(tmp_path / "photo.jpg"), return_tensors="pt")
 
 

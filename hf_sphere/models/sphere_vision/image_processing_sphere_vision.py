@@ -89,7 +89,7 @@ class SphereVisionImageProcessor(TorchvisionBackend):
                 image = convert_image(image, channels, background)
             except Exception as error:  # of PIL and its plugins, of many classes
                 name = getattr(image, "filename", "") or "an image"
-                raise ValueError(f"{name} cannot be read: {error_text(error)}.") from error
+                raise ValueError(f"{name} cannot be read as an image: {error_text(error)}.") from error
         elif kwargs.get("input_data_format") is None and {1, 3, 4}.isdisjoint((image.shape[0], image.shape[-1])):
             # Gray with alpha, which transformers does not recognize.
             kwargs["input_data_format"] = "channels_first" if image.shape[0] == 2 else "channels_last"
