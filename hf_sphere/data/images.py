@@ -68,6 +68,7 @@ class ImageData:
         value_range: Smallest and largest value of the training images (without held-out ones), for tasks with values.
         eval_class_names: Name of each class of the evaluation images, by index: in an open set those that occur among
             them, else `class_names`.
+        num_transparent: Number of images of all parts with an alpha channel or a transparent color.
     """
 
     train: ImageBatches
@@ -80,6 +81,7 @@ class ImageData:
     std: list[float]
     value_range: tuple[float, float] | None = None
     eval_class_names: list[str] = field(default_factory=list)
+    num_transparent: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ def load_image_data(
     reading: dict[str, Any] = {"computed_value": values.computed_value, "seed": seed, "progress": progress}
     for key, part in parts.items():
         parts[key] = prepare_images(part, options, corruption, max_samples=limits.get(key), **reading)
+    num_transparent = sum(part.num_transparent for part in parts.values())
     if fraction := options.validation_fraction:
         parts["train"], parts["validation"] = hold_out(parts["train"], fraction, seed, by_class=task in OPEN_SETS)
     names = dict.fromkeys(parts, class_names)
@@ -218,6 +221,7 @@ def load_image_data(
         std=std,
         value_range=None if train.values is None else find_range(train.values),
         eval_class_names=names["eval"],
+        num_transparent=num_transparent,
     )
 
 

@@ -13,7 +13,7 @@ from PIL import Image as PILImage
 from hf_sphere import SphereVisionImageProcessor
 from hf_sphere.analysis.model_sources import processor_options
 from hf_sphere.data.decoding import EncodedImages, ImageShape
-from hf_sphere.utils.pixels import resize_image
+from hf_sphere.utils.pixels import convert_image, resize_image
 
 
 def picture(width: int, height: int) -> PILImage.Image:
@@ -177,3 +177,83 @@ def test_gray_of_an_array_is_that_of_the_image():
         )
         assert abs(by_image - by_array).max() <= largest
         assert abs(by_image - by_array).mean() < 0.05
+
+
+def with_transparency(mode: str) -> PILImage.Image:
+    """An image of 2 x 1 pixels: black and opaque, and transparent over black."""
+    image = PILImage.new("RGBA", (2, 1))
+    image.putpixel((0, 0), (0, 0, 0, 255))
+    if mode == "PA":
+        image = image.convert("P").convert("PA")
+        image.putpixel((1, 0), (0, 0))
+    elif mode in ("L", "RGB", "1", "I;16"):
+        image = PILImage.new(mode, (2, 1))
+        image.putpixel((1, 0), {"RGB": (3, 3, 3), "1": 255, "I;16": 3000}.get(mode, 3))
+        image.info["transparency"] = image.getpixel((1, 0))
+    elif mode == "P":
+        image = PILImage.fromarray(np.array([[0, 1]], dtype=np.uint8)).convert("P")
+        image.info["transparency"] = bytes([255, 0])
+    else:
+        image = image.convert(mode)
+    return image
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "RGBa", "LA", "PA", "P", "L", "RGB", "1", "I;16"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_transparent_pixels_have_the_background(mode, channels):
+    assert np.array(convert_image(with_transparency(mode), channels)).reshape(2, -1)[:, 0].tolist() == [0, 255]
+    drawn = np.array(convert_image(with_transparency(mode), 3, (10, 20, 30)))
+    assert drawn.tolist() == [[[0, 0, 0], [10, 20, 30]]]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_opaque_pixels_do_not_change(mode, channels):
+    image = PILImage.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8))
+    image = image.quantize(64) if mode == "P" else image.convert("RGB" if mode == "RGBA" else "L")
+    expected = np.array(image.convert("L" if channels == 1 else "RGB"))
+    if mode == "P":
+        image.info["transparency"] = 200  # no pixel has it
+    else:
+        image = image.convert(mode)
+    assert image.has_transparency_data
+    np.testing.assert_array_equal(convert_image(image, channels), expected)
+
+
+def test_the_processor_names_the_file_of_a_damaged_image(tmp_path):
+    PILImage.effect_noise((60, 60), 50).save(tmp_path / "photo.jpg")
+    (tmp_path / "photo.jpg").write_bytes((tmp_path / "photo.jpg").read_bytes()[:-99])
+    with pytest.raises(ValueError, match=r"photo\.jpg cannot be read as an image: .*truncated"):
+        processor(3)(PILImage.open(tmp_path / "photo.jpg"), return_tensors="pt")
+
+
+def test_a_turned_image_is_not_turned_again():
+    image = picture(8, 4)
+    image.getexif()[0x0112] = 6
+    image.info["exif"] = image.getexif().tobytes()
+    once = convert_image(image, 3)
+    assert once.size == (4, 8)
+    np.testing.assert_array_equal(convert_image(once, 3), once)
+
+
+def test_the_processor_of_a_trained_model_draws_on_the_color_of_training(tmp_path):
+    shape = ImageShape(3, 4, 4, background=(0, 90, 180))
+    trained = EncodedImages(Dataset.from_dict({"image": [PILImage.new("RGBA", (4, 4), (9, 9, 9, 99))]}), "image", shape)
+    SphereVisionImageProcessor.from_data(SimpleNamespace(shape=shape, mean=[0.0] * 3, std=[1.0] * 3)).save_pretrained(
+        tmp_path
+    )
+    saved = SphereVisionImageProcessor.from_pretrained(tmp_path)
+    assert processor_options(saved)["background_color"] == [0, 90, 180]
+    pixels = saved(PILImage.new("RGBA", (4, 4), (9, 9, 9, 99)), return_tensors="pt")["pixel_values"][0]
+    assert torch.equal((pixels * 255).round().byte(), trained[0])
+    white = saved(PILImage.new("RGBA", (4, 4)), background_color=[255] * 3, return_tensors="pt")["pixel_values"]
+    assert white.unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize(("scale", "rescale"), [(1, False), (255, True)])
+def test_a_float_array_with_alpha_is_drawn_on_the_color(scale, rescale):
+    pixels = np.zeros((4, 8, 8), dtype=np.float32)
+    pixels[3, :, :4] = scale
+    result = processor(3, do_rescale=rescale)(pixels, return_tensors="pt")["pixel_values"][0]
+    assert result[:, :, :4].unique().tolist() == [0.0]
+    assert result[:, :, 4:].unique().tolist() == [1.0]
