@@ -116,9 +116,10 @@ class TestValues:
         assert detector.score_embeddings(inner + torch.eye(DIM + 1)[-1]).max() < -1e6
 
     def test_vim_detects_points_off_the_subspace_without_a_linear_classifier(self):
-        points = torch.randn(500, 3) @ torch.randn(3, DIM) + 0.01 * torch.randn(500, DIM)
+        train, points = (torch.randn(1000, 3) @ torch.randn(3, DIM) + 0.01 * torch.randn(1000, DIM)).chunk(2)
         logits = torch.nn.functional.normalize(points, dim=1)[:, :CLASSES]
-        detector = OODDetector("vim", dim=3).fit_embeddings(points, logits)
+        fitted = torch.nn.functional.normalize(train, dim=1)[:, :CLASSES]
+        detector = OODDetector("vim", dim=3).fit_embeddings(train, fitted)
         scores = detector.score_embeddings(points, logits)
         others = detector.score_embeddings(points + 0.1 * torch.randn(500, DIM), logits)
         assert detection_scores(scores, others)["auroc"] > 0.9
@@ -137,8 +138,8 @@ class TestInput:
     @pytest.mark.parametrize("name", SCORES)
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_half_dtypes_are_computed_in_float64(self, name, dtype, sets):
-        half = [Outputs(*(v.to(dtype) if v.is_floating_point() else v for v in data)) for data in sets[:2]]
-        wide = [Outputs(*(v.double() if v.is_floating_point() else v for v in data)) for data in half]
+        half = [Outputs(*(v.to(dtype) if v.is_floating_point() else v for v in data[:4])) for data in sets[:2]]
+        wide = [Outputs(*(v.double() if v.is_floating_point() else v for v in data[:4])) for data in half]
         scores = compute(fit(name, half[0]), half[1])
         assert scores.dtype == torch.float64
         assert torch.equal(scores, compute(fit(name, wide[0]), wide[1]))
@@ -180,7 +181,7 @@ class TestInput:
         few = Outputs(sets[0].embeddings[:20])
         with pytest.raises(ValueError, match=r"k must be at most the number of .* 20; got 21"):
             fit("knn", few, k=21)
-        assert compute(fit("knn", few, k=20), few).isfinite().all()
+        assert compute(fit("knn", few, k=20), sets[1]).isfinite().all()
 
     @pytest.mark.parametrize(("k", "reported"), [(50, True), (5, False)])
     def test_more_neighbors_than_half_of_a_class_are_reported(self, k, reported, draw, caplog):
@@ -327,7 +328,7 @@ class TestModels:
         model = sphere_vision("softmax")
         images, labels = torch.randn(20, 1, 8, 8), torch.arange(20) % 3
         detector = OODDetector("knn", k=1).fit(model, [(images, labels)])
-        assert detector.score(model, [images]).tolist() == pytest.approx([0.0] * 20, abs=1e-6)
+        assert detector.score(model, [images + 1e-4]).tolist() == pytest.approx([0.0] * 20, abs=1e-3)
 
     def test_half_models_give_float32(self):
         outputs = model_outputs(sphere_vision("softmax").to(torch.bfloat16), [torch.randn(5, 1, 8, 8).bfloat16()])

@@ -111,6 +111,7 @@ class ImageTask(Task):
         import torch
         from timm import is_model
 
+        from hf_sphere.data.provenance import DataRecord
         from hf_sphere.models.backbones import create_backbone
         from hf_sphere.training.evaluation import initialize_from_data
         from hf_sphere.utils.modules import check_input_shape
@@ -141,7 +142,10 @@ class ImageTask(Task):
             initialize_from_data(model, image_data.train)
         processor = models.SphereVisionImageProcessor.from_data(image_data)
         run.print(self.summarize(model, image_data))
-        return Prepared(model, self.batches(image_data), processor)
+        record = (
+            image_data.record if self.args.num_train_epochs else DataRecord.read(self.model_args.model_name_or_path)
+        )
+        return Prepared(model, self.batches(image_data), processor, record)
 
     # Data
 
