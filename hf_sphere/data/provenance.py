@@ -9,7 +9,7 @@ import math
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,9 @@ from transformers.utils import cached_file
 
 from hf_sphere.data.sources import find_rows
 from hf_sphere.metrics.shared_rows import ROW_BITS
-from hf_sphere.utils.files import read_json, write_json
+from hf_sphere.utils.files import RECORD_FILE, read_json, write_json
 
 logger = logging.getLogger(__name__)
-
-RECORD_FILE = "training_data.json"
-"""Record of the images of a training run, beside its model."""
 
 RECORDED = {"training": "train", "evaluation": "eval", "validation": "validation"}
 """Part of a record by the name of a split."""
@@ -83,6 +80,18 @@ class DataRecord:
     def data(self) -> int:
         """The fingerprint of the data."""
         return int(self.ids["train"][0]) >> ROW_BITS
+
+    def after(self, saved: "DataRecord | None", *, trains: bool) -> "DataRecord | None":
+        """Return the record of a model that was saved with another one, and then trained or only evaluated by this one.
+
+        Warns of evaluation images on which the saved model was trained.
+        """
+        if saved is None or saved.data != self.data:
+            return self if trains else saved
+        if shared := int(torch.isin(self.ids["eval"], saved.ids["train"]).sum()):
+            logger.warning("The saved model was trained on %d of the evaluation images.", shared)
+        trained = torch.cat([saved.ids["train"], self.ids["train"]]).unique() if trains else saved.ids["train"]
+        return replace(self, ids=saved.ids | self.ids | {"train": trained})
 
     @classmethod
     def read(cls, model: str | os.PathLike) -> "DataRecord | None":

@@ -20,6 +20,7 @@ from hf_sphere.metrics import (
     risk_coverage,
     sampled_retrieval_scores,
 )
+from hf_sphere.metrics.shared_rows import SharedRowsError
 from hf_sphere.ood import SCORES, OODDetector, Outputs, compare_scores
 
 
@@ -102,7 +103,11 @@ def _evaluate_ood(
     fitted = None if train is None else others.pop()
     omitted = "max_softmax" if data.confidences is not None else None  # equivalent to the confidence
     detectors = {name: OODDetector(name) for name in SCORES if name != omitted}
-    comparison = compare_scores(fitted, own, dict(zip(ood, others, strict=True)), detectors)
+    try:
+        comparison = compare_scores(fitted, own, dict(zip(ood, others, strict=True)), detectors)
+    except SharedRowsError as error:
+        hint = "With recipes/extract_embeddings.py, the images that the model was trained on are --split training."
+        raise SharedRowsError(f"{error} {hint}") from error
     if data.confidences is not None:
         comparison.results["confidence"] = {
             name: detection_scores(data.confidences, other.certainties["confidence"]) for name, other in ood.items()

@@ -1,9 +1,9 @@
 """The check that nothing is tested on the rows to which it was fitted."""
 
-import hashlib
 import logging
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,44 +22,52 @@ class SharedRowsError(ValueError):
 
 
 class Rows(NamedTuple):
-    """Rows to compare with others: digests of their values (N,), 0 for zero vectors, and identities (N,) if known."""
+    """Rows to compare with others: digests of their values (N,), int64, and identities (N,) if known."""
 
     digests: Tensor
     ids: Tensor | None = None
 
     @classmethod
     def of(cls, values: Tensor, ids: Tensor | None = None) -> "Rows":
-        """Return the rows of values (N, d)."""
-        cells = (values.cpu().double() + 0.0).contiguous().numpy()  # + 0.0, since -0.0 has other bytes
-        digests = [hashlib.blake2b(row, digest_size=8).digest() if row.any() else b"" for row in cells]
-        return cls(torch.tensor([int.from_bytes(digest, signed=True) for digest in digests]), ids)
+        """Return the rows of values (N, d); most rows that differ by rounding have the same digest.
+
+        The outputs of a model differ by rounding with the batch size. Digests are of rounded random projections, since
+        of all coordinates some would be near the boundary of a step. The step for two is the precision of float32.
+        """
+        points, generator = values.cpu().double().numpy(), np.random.default_rng(0)
+        steps = np.ldexp(np.linalg.norm(points, axis=1), -max(14, 48 // points.shape[1]))
+        projections = points @ generator.standard_normal((points.shape[1], 16))
+        cells = np.rint(projections / np.where(steps > 0, steps, 1)[:, None]).astype(np.int64)
+        return cls(torch.from_numpy(cells @ generator.integers(1 << 62, size=16)), ids)
 
 
-def check_disjoint(tested: Rows, fitted: Rows, what: str) -> None:
+def check_disjoint(tested: Rows, fitted: Rows, what: str, of_fit: str) -> None:
     """Raise an error if something is tested on rows that it was fitted to.
 
     Rows of one data set are compared by their identities, of which none may be shared; others by their values, of which
-    one, or the fraction `CHANCE`, may be shared and is logged. Vectors of zeros are no evidence.
+    one, or the fraction `CHANCE`, may be shared and is logged. Values that occur more than once in one of the sets, as
+    those of a collapsed network, are no evidence.
 
     Args:
         tested: The tested rows.
         fitted: The rows of the fit.
-        what: What is tested on what, for messages.
+        what: What the tested rows are, for messages.
+        of_fit: What the rows of the fit are.
 
     Raises:
         SharedRowsError: With the number of shared rows.
     """
-    same, equal = 0, torch.isin(tested.digests, fitted.digests) & (tested.digests != 0)
+    single = [
+        values[counts == 1] for values, counts in (r.digests.unique(return_counts=True) for r in (tested, fitted))
+    ]
+    same, equal = 0, torch.isin(tested.digests, single[0][torch.isin(*single)])
     if tested.ids is not None and fitted.ids is not None:
         same = int(torch.isin(tested.ids, fitted.ids).sum())
         equal &= ~torch.isin(tested.ids >> ROW_BITS, fitted.ids >> ROW_BITS)
     count, total = same + int(equal.sum()), len(tested.digests)
-    how = "" if same else " by their values (pass `ids` if they are other inputs with equal values)"
-    text = f"{what}: {count:,} of {total:,} rows are among the {len(fitted.digests):,} rows of the fit{how}."
+    how = "" if same else ", by their values (pass `ids` if they are other rows with equal values)"
+    text = f"{count:,} of the {total:,} {what} are among the {len(fitted.digests):,} {of_fit}{how}."
     if same or count > max(1, CHANCE * total):
-        raise SharedRowsError(
-            f"{text} The result would be too good. Fit to rows that are not tested; for the images that a model was "
-            "trained on, use --split training of recipes/extract_embeddings.py."
-        )
+        raise SharedRowsError(f"{text} The result would be too good: use other rows for the fit than for the test.")
     if count:
         logger.warning(text)

@@ -103,7 +103,7 @@ class OODDetector:
         """
         return self._score(Outputs(embeddings, logits, None, concentrations, ids))
 
-    def _score(self, outputs: Outputs, what: str = "the inputs") -> Tensor:
+    def _score(self, outputs: Outputs, what: str = "inputs") -> Tensor:
         if self.name in UNFITTED:
             field, function = UNFITTED[self.name]
             return function(getattr(outputs.checked((field,), self.name), field))
@@ -113,7 +113,8 @@ class OODDetector:
         if (dim := data.embeddings.shape[1]) != self._dim:
             raise ValueError(f"the embeddings have {dim} columns, but {self._dim} when the score was fitted.")
         if self._rows is not None:
-            check_disjoint(Rows.of(data.embeddings, data.ids), self._rows, f"the score {self.name} of {what}")
+            of_fit = f"inputs that the score {self.name} was fitted to"
+            check_disjoint(Rows.of(data.embeddings, data.ids), self._rows, what, of_fit)
         return self._fitted.compute(data)
 
 
@@ -179,7 +180,7 @@ def compare_scores(
         try:
             if fitted is not None:
                 detector.fit_embeddings(*fitted[:3], ids=fitted.ids)
-            named = zip(sets, ("the held-out inputs", *outside), strict=True)
+            named = zip(sets, ("held-out inputs", *(f"inputs {key}" for key in outside)), strict=True)
             own, *others = (detector._score(data, what) for data, what in named if data is not None)
         except SharedRowsError:
             raise

@@ -177,8 +177,8 @@ class ImageClassification(ImageTask):
             )
         if kind is not None and image_data.record is not None:
             rows = {key: Rows(ids, ids) for key, ids in image_data.record.ids.items()}
-            for key in ("train", "eval"):
-                check_disjoint(rows[key], rows["validation"], f"calibrate {kind}, {key} images and validation images")
+            check_disjoint(rows["validation"], rows["train"], "validation images", "training images")
+            check_disjoint(rows["eval"], rows["validation"], "evaluation images", f"images for calibrate {kind}")
 
     def finish(self, prepared: Prepared, accelerator: "Accelerator") -> dict[str, float]:
         """Fit the requested calibration to held-out images.

@@ -3,7 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -129,6 +129,9 @@ class ImageTask(Task):
 
             self.data_args.fill(pretrained_preprocessing(name))
         image_data = self.load_data(run.accelerator)
+        if (saved := self.model_args.model_name_or_path) is not None and image_data.record is not None:
+            record = image_data.record.after(DataRecord.read(saved), trains=self.args.num_train_epochs > 0)
+            image_data = replace(image_data, record=record)
         # Convolutions are faster with the channels last, as the batches are; benchmarks/image_training.py measures it.
         model = self.build_model(image_data).to(run.accelerator.device, memory_format=torch.channels_last)
         shape = image_data.shape
@@ -142,10 +145,7 @@ class ImageTask(Task):
             initialize_from_data(model, image_data.train)
         processor = models.SphereVisionImageProcessor.from_data(image_data)
         run.print(self.summarize(model, image_data))
-        record = (
-            image_data.record if self.args.num_train_epochs else DataRecord.read(self.model_args.model_name_or_path)
-        )
-        return Prepared(model, self.batches(image_data), processor, record)
+        return Prepared(model, self.batches(image_data), processor, image_data.record)
 
     # Data
 
