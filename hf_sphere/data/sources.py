@@ -154,7 +154,7 @@ def choose_splits(
     """
     train = options.train_split
     names = {"train": train, "eval": choose_eval_split(splits, options.eval_split, train) or train}
-    label_column = None if task == "regression" else options.label_column_name or usual_label_column(splits)
+    label_column = stratifying_column(splits, options, task)
     is_divided = names["eval"] == train and options.eval_split is None
     by_class = train_classes is not None or (is_divided and task in OPEN_SETS)
     if is_divided and not by_class:
@@ -201,10 +201,11 @@ def common_column(
     return found
 
 
-def usual_label_column(splits: DatasetDict) -> str | None:
-    """Return the label column that is detected by name, or None."""
+def stratifying_column(splits: DatasetDict, options: ImageSourceOptions, task: str) -> str | None:
+    """Return the label column by which parts are held out: that of the options, else detected by name, or None."""
     columns = next(iter(splits.values())).column_names
-    return next((name for name in LABEL_COLUMNS if name in columns), None)
+    usual = next((name for name in LABEL_COLUMNS if name in columns), None)
+    return None if task == "regression" else options.label_column_name or usual
 
 
 def count_training_classes(rows: Dataset, label_column: str, options: ImageSourceOptions) -> int:
@@ -326,31 +327,35 @@ def read_split(splits: DatasetDict, name: str, label_column: str | None = None) 
     if name in splits:
         return splits[name]
     if found := _HELD_OUT.fullmatch(name):
-        part, split, fraction, seed = found.groups()
-        rows = read_split(splits, split, label_column)
-        names, classes = [], None
-        if label_column is not None:
-            names = read_class_names(rows, find_column(rows, label_column, (), "label"))
-            classes = read_labels(rows, label_column, names, split)
-        held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names)
-        return rows.select((held_out if part == "held_out" else ~held_out).nonzero()[:, 0].tolist())
+        rows = read_split(splits, found[2], label_column)
+        return rows.select(_drawn(rows, found, label_column).nonzero()[:, 0].tolist())
     if name != "all" and not re.search(r"[\[+]", name):
         raise KeyError(name)
     parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in _slices(splits, name)]
     return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
 
 
-def warn_of_shared_rows(splits: DatasetDict, train: str, evaluation: str) -> None:
-    """Warn if two splits or expressions of different names have rows in common; held-out parts are not checked."""
-    if train == evaluation or any(_HELD_OUT.fullmatch(name) for name in (train, evaluation)):
-        return
-    shared = sum(
-        max(0, min(first.to, second.to) - max(first.from_, second.from_))
-        for first, second in itertools.product(_slices(splits, train), _slices(splits, evaluation))
-        if first.splitname == second.splitname
-    )
-    if shared:
-        logger.warning("The splits %s and %s have %d images in common.", train, evaluation, shared)
+def find_rows(splits: DatasetDict, name: str, label_column: str | None = None) -> Tensor:
+    """Return the rows of a split, part or pool of them among those of all splits, one after the other: (N,)."""
+    pooled = re.split(r"\+(?![^(]*\))", name)
+    if len(pooled) > 1:
+        return torch.cat([find_rows(splits, part, label_column) for part in pooled])
+    if name not in splits and (found := _HELD_OUT.fullmatch(name)):
+        drawn = _drawn(read_split(splits, found[2], label_column), found, label_column)
+        return find_rows(splits, found[2], label_column)[drawn]
+    starts = dict(zip(splits, itertools.accumulate(map(len, splits.values()), initial=0), strict=False))
+    return torch.cat([torch.arange(p.from_, p.to) + starts[p.splitname] for p in _slices(splits, name)])
+
+
+def _drawn(rows: Dataset, found: re.Match[str], label_column: str | None) -> Tensor:
+    """Return whether each row of a split belongs to the part of it with a name of `held_out_names`, (N,)."""
+    part, split, fraction, seed = found.groups()
+    names, classes = [], None
+    if label_column is not None:
+        names = read_class_names(rows, find_column(rows, label_column, (), "label"))
+        classes = read_labels(rows, label_column, names, split)
+    held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names)
+    return held_out if part == "held_out" else ~held_out
 
 
 def _slices(splits: DatasetDict, name: str) -> list[Any]:

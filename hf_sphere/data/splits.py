@@ -32,7 +32,6 @@ from hf_sphere.data.sources import (
     common_column,
     count_training_classes,
     draw_held_out,
-    warn_of_shared_rows,
 )
 from hf_sphere.data.targets import COMPUTED_VALUES, OPEN_SETS, read_class_names, read_labels, read_values
 from hf_sphere.utils.pixels import WHITE
@@ -141,9 +140,6 @@ def open_parts(
 ) -> tuple[dict[str, Split], list[str], ImageShape]:
     """Return the parts `train`, `eval` and possibly `validation`, the class names and the image shape."""
     rows = choose_splits(splits, options, task, train_classes)
-    if train_classes is None:
-        for key in list(rows)[1:]:
-            warn_of_shared_rows(splits, rows["train"][0], rows[key][0])
     only_rows = {key: part for key, (_, part) in rows.items()}
     image_column = common_column(only_rows, options.image_column_name, IMAGE_COLUMNS, "image")
     label_column, value_column, class_names = None, None, []

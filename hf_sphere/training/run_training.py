@@ -137,6 +137,8 @@ def _save(run: Run, prepared: Prepared, folder: Path, model: Any) -> None:
         with write_model_files(folder) as unfinished:
             model.save_pretrained(unfinished, state_dict=gathered)
             prepared.processor.save_pretrained(unfinished)
+            if prepared.record is not None:
+                prepared.record.save(unfinished)
             if folder.name == BEST_FOLDER:  # it is read at the end, possibly by a resumed run
                 write_manifest(unfinished)
     run.accelerator.wait_for_everyone()

@@ -83,7 +83,8 @@ def test_joint_prediction_is_calibrated(load_recipe, run_main, cache, tmp_path, 
 
 
 def test_a_saved_model_is_calibrated_without_training(train_saved, calibrated):
-    folder = train_saved("--num_train_epochs", "0", "--validation_fraction", "0.5", "--calibrate", "vector")
+    words = ["--eval_split", "test[:50%]", "--validation_split", "test[50%:]", "--calibrate", "vector"]
+    folder = train_saved("--num_train_epochs", "0", *words)
     assert isinstance(SphereVisionConfig.from_pretrained(folder).calibration["temperature"], list)
 
 
@@ -92,6 +93,32 @@ def test_evaluation_keeps_the_calibration_of_a_saved_model_and_training_removes_
     assert SphereVisionConfig.from_pretrained(train_saved("--num_train_epochs", "0")).calibration == saved
     further = train_saved("--num_train_epochs", "1", "--max_train_samples", "40", "--overwrite_output_dir")
     assert SphereVisionConfig.from_pretrained(further).calibration is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--validation_split", "test[:30%]"],
+            "106 of the 355 evaluation images are among the 106 images for calibrate t",
+        ),
+        (
+            ["--validation_split", "train[:20%]", "--max_train_samples", "1442"],
+            "288 of the 288 validation images are amon",
+        ),
+    ],
+)
+def test_calibration_images_that_are_trained_or_tested_on_are_reported_before_training(train, tmp_path, words, message):
+    with pytest.raises(ValueError, match=message):
+        train("--calibrate", "temperature", "--validation_fraction", "0", *words)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_saved_model_is_not_calibrated_on_its_training_images(train_saved):
+    with pytest.raises(ValueError, match="93 of the 721 validation images are among the 200 training images"):
+        train_saved(
+            *("--num_train_epochs", "0", "--validation_fraction", "0.5", "--seed", "0", "--calibrate", "temperature")
+        )
 
 
 def test_missing_validation_images_are_reported_before_training(train):

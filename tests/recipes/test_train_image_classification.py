@@ -258,7 +258,7 @@ def test_model_and_card_are_uploaded_without_checkpoints_and_logs(train, uploads
     train("--push_to_hub", "--report_to", "tensorboard")
     ((_, names),) = uploads
     own = {"model.safetensors", "config.json", "preprocessor_config.json", "README.md"}
-    assert names == own | {"run.json", "all_results.json"}
+    assert names == own | {"run.json", "all_results.json", "training_data.json"}
 
 
 def test_no_file_and_no_output_has_a_token_or_an_uploaded_absolute_path(train, uploads, tmp_path, monkeypatch, capfd):

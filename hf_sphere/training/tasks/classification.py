@@ -163,6 +163,8 @@ class ImageClassification(ImageTask):
 
     def check_data(self, model: Any, image_data: "ImageData") -> None:
         """Check that the requested calibration can be fitted."""
+        from hf_sphere.metrics.shared_rows import Rows, check_disjoint
+
         super().check_data(model, image_data)
         held_out, kind = image_data.validation, getattr(self.part(CalibrationArguments), "calibrate", None)
         found = 0 if held_out is None else len(held_out.labels.unique())
@@ -173,6 +175,10 @@ class ImageClassification(ImageTask):
                 f"calibrate {kind} needs validation images{whose} (set validation_split or validation_fraction), and "
                 "class vectors that are not spread over processes by shard_classes."
             )
+        if kind is not None and image_data.record is not None:
+            rows = {key: Rows(ids, ids) for key, ids in image_data.record.ids.items()}
+            check_disjoint(rows["validation"], rows["train"], "validation images", "training images")
+            check_disjoint(rows["eval"], rows["validation"], "evaluation images", f"images for calibrate {kind}")
 
     def finish(self, prepared: Prepared, accelerator: "Accelerator") -> dict[str, float]:
         """Fit the requested calibration to held-out images.

@@ -3,7 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -113,6 +113,7 @@ class ImageTask(Task):
         import torch
         from timm import is_model
 
+        from hf_sphere.data.provenance import DataRecord
         from hf_sphere.models.backbones import create_backbone
         from hf_sphere.training.evaluation import initialize_from_data
         from hf_sphere.utils.modules import check_input_shape
@@ -130,6 +131,9 @@ class ImageTask(Task):
 
             self.data_args.fill(pretrained_preprocessing(name))
         image_data = self.load_data(run.accelerator)
+        if (saved := self.model_args.model_name_or_path) is not None and image_data.record is not None:
+            record = image_data.record.after(DataRecord.read(saved), trains=self.args.num_train_epochs > 0)
+            image_data = replace(image_data, record=record)
         # Convolutions are faster with the channels last, as the batches are; benchmarks/image_training.py measures it.
         model = self.build_model(image_data).to(run.accelerator.device, memory_format=torch.channels_last)
         shape = image_data.shape
@@ -144,7 +148,7 @@ class ImageTask(Task):
         processor = models.SphereVisionImageProcessor.from_data(image_data)
         self.num_transparent = image_data.num_transparent
         run.print(self.summarize(model, image_data))
-        return Prepared(model, self.batches(image_data), processor)
+        return Prepared(model, self.batches(image_data), processor, image_data.record)
 
     # Data
 
