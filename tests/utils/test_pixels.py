@@ -138,6 +138,13 @@ def test_a_16_bit_array_has_the_pixels_of_its_file(tmp_path):
         torch.testing.assert_close(result, expected, rtol=0, atol=1.01 / 255)
 
 
+def test_a_16_bit_array_with_alpha_is_drawn_on_white():
+    transparent = np.full((8, 8, 4), 1000, np.uint16)
+    transparent[..., 3] = 0
+    pixels = processor(3)(transparent, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(pixels, torch.ones_like(pixels))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 0.1), (-1.0, 1.0), (-2.0, 2.5), (0.0, 60000.0)])
 def test_values_that_may_be_scaled_already_cause_a_warning(low, high, dtype):

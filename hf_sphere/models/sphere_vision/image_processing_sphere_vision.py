@@ -99,6 +99,8 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         tensor = super().process_image(image, **kwargs | {"do_convert_rgb": None})
         if len(tensor) > 4:
             raise ValueError(f"images must be gray or color, with or without alpha; got shape {(*image.shape,)}.")
+        if kwargs.get("do_rescale") and kwargs["rescale_factor"] == type(self).rescale_factor:  # for 8-bit values
+            tensor = convert_array(tensor)
         if len(tensor) in (2, 4):
             scale = 1 / kwargs["rescale_factor"] if kwargs.get("do_rescale") else 1.0
             tensor = _draw_on(background, tensor, scale if tensor.is_floating_point() else 255)
@@ -116,8 +118,6 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         crop_pct: float | None = None,
         **kwargs: Unpack[ImagesKwargs],
     ) -> Any:
-        if kwargs["do_rescale"] and kwargs["rescale_factor"] == type(self).rescale_factor:  # for 8-bit values
-            images = [convert_array(image) for image in images]
         if do_resize and crop_pct is not None:
             mode = resample if isinstance(resample, InterpolationMode) else pil_torch_interpolation_mapping[resample]
             images = [resize_image(image, (size.height, size.width), crop_pct, mode) for image in images]
