@@ -44,7 +44,7 @@ class Vocabulary:
         mask, name = tokenizer.mask_token_id, tokenizer.name_or_path
         if mask is None:
             raise ValueError(f"the tokenizer of {name!r} has no mask token; name another with --tokenizer_name.")
-        if tokenizer.is_fast:  # encode the only text that is known to have a token
+        if tokenizer.is_fast:  # of all texts, only the mask token is known to have a token
             ids = tokenizer(tokenizer.mask_token)["input_ids"]
         else:
             ids = tokenizer.build_inputs_with_special_tokens([mask])
@@ -53,11 +53,10 @@ class Vocabulary:
                 f"the tokenizer of {name!r} does not find its mask token {tokenizer.mask_token!r} in a text; load it "
                 "with split_special_tokens=False, or name another with --tokenizer_name."
             )
-        place = ids.index(mask)
-        special = {*tokenizer.all_special_ids, *ids}
-        ordinary = sorted({*tokenizer.get_vocab().values()} - special)
-        prefix, suffix = tuple(ids[:place]), tuple(ids[place + 1 :])
-        return cls(prefix, suffix, mask, torch.tensor(sorted(special)), torch.tensor(ordinary))
+        place, special = ids.index(mask), {*tokenizer.all_special_ids, *ids}
+        ordinary = {*tokenizer.get_vocab().values()} - special
+        tokens = (torch.tensor(sorted(part), dtype=torch.int64) for part in (special, ordinary))
+        return cls(tuple(ids[:place]), tuple(ids[place + 1 :]), mask, *tokens)
 
     def is_special(self, tokens: Tensor) -> Tensor:
         """Return which tokens are special, in the shape of the tokens."""
@@ -104,9 +103,9 @@ class Masking:
             words = starts.long().cumsum(1)
             words = words - words[:, :1]  # a block may begin within a word
             draws = draws.gather(1, words)
-        draws = draws.masked_fill(vocabulary.is_special(tokens), 2.0)  # above every probability and random number
+        draws = draws.masked_fill(vocabulary.is_special(tokens), torch.inf)
         nearest = draws.amin(1, keepdim=True)
-        chosen = ((draws < self.probability) | (draws == nearest)) & (draws < 2.0)
+        chosen = ((draws < self.probability) | (draws == nearest)) & draws.isfinite()
         hidden = chosen & (fates < 0.8)
         replaced = chosen & (fates >= 0.9)
         seen = tokens.masked_fill(hidden, vocabulary.mask)
@@ -161,9 +160,7 @@ class TextBatches:
         if masking is not None and len(tokens):
             has_target = ~vocabulary.is_special(tokens).all(1)
             if not has_target.any():
-                raise ValueError(
-                    "all tokens are special, so there is nothing to predict: use a tokenizer of this text."
-                )
+                raise ValueError("all tokens are special, so nothing can be predicted; use a tokenizer of this text.")
             if not has_target.all():
                 tokens, starts = tokens[has_target], starts[has_target]
         self.device = torch.device(device)

@@ -141,7 +141,7 @@ def test_blocks_of_special_tokens_alone_are_left_out():
 
 def test_a_text_of_special_tokens_alone_is_refused():
     tokens, starts = blocks(5)
-    with pytest.raises(ValueError, match="all tokens are special, so there is nothing to predict"):
+    with pytest.raises(ValueError, match="all tokens are special, so nothing can be predicted; use a tokenizer"):
         TextBatches(tokens.fill_(1), starts, VOCABULARY, batch_size=2, masking=Masking())
 
 

@@ -229,7 +229,7 @@ def test_a_loss_of_a_whole_batch_warns_of_accumulation_in_sentence_transformers(
     state, args = SimpleNamespace(global_step=0), SimpleNamespace(gradient_accumulation_steps=2)
     for name, expected in (("ArcFaceLoss", 0), ("ProxyAnchorLoss", 1)):
         losses.LossCheckpointCallback(make(name)).on_train_begin(args, state, None)
-        assert sum("where batches are divided" in message for message in caplog.messages) == expected
+        assert sum("where it is divided" in message for message in caplog.messages) == expected
 
 
 def test_trainer_loss_takes_a_model_output_that_is_a_dictionary():

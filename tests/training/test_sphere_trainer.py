@@ -208,7 +208,7 @@ def test_accumulated_batches_match_one_batch_for_other_kinds_of_labels(kind, arg
     [
         (Trainer, "proxy_anchor", 2, "its loss compares all examples of a batch. Use a larger batch"),
         (SphereTrainer, "proxy_anchor", 2, "its loss compares all examples of a batch. Use a larger batch"),
-        (Trainer, "adaface", 2, "its running statistics are updated from each. Use SphereTrainer"),
+        (Trainer, "adaface", 2, "every part updates its running statistics. Use SphereTrainer"),
         (SphereTrainer, "adaface", 2, None),
         (Trainer, "arcface", 2, None),
         (Trainer, "proxy_anchor", 1, None),
@@ -217,7 +217,7 @@ def test_accumulated_batches_match_one_batch_for_other_kinds_of_labels(kind, arg
 def test_a_loss_that_accumulation_changes_is_reported_once(trainer, head, steps, expected, arguments, caplog):
     args = arguments(gradient_accumulation_steps=steps, per_device_train_batch_size=4)
     trainer(make_model(head), args, train_dataset=images()).train()
-    found = [message for message in caplog.messages if "where batches are divided" in message]
+    found = [message for message in caplog.messages if "where it is divided" in message]
     assert len(found) == (expected is not None)
     assert all(str(expected) in message for message in found)
 

@@ -278,26 +278,25 @@ class Head(nn.Module):
             return logits, loss
         return _Watch.apply(logits, loss, self)
 
-    def warn_once(self, about: str, message: str) -> None:
-        """Log a warning about the head, unless there was one about the same."""
-        if about not in self._warned:
-            self._warned.add(about)
-            logger.warning(f"Head {self.name!r} {message}")
-
     def division_advice(self) -> str:
-        """Return what to do if the batch of an optimizer step is divided; empty if the loss is a mean over examples."""
+        """Return what to do where the batch of an optimizer step is divided, if that changes the training."""
         return ""
 
     def warn_if_divided(self, part: float | Tensor, whole: float | Tensor) -> None:
-        """Log a message, once, if a batch is a part of that of an optimizer step, and this changes the training.
+        """Log a message, once, if dividing the batch of an optimizer step changes the training; see `division_advice`.
 
         Args:
-            part: Size of the batch in training, for instance its number of targets.
-            whole: Size of the batch of the optimizer step, with gradient accumulation and on all processes.
+            part: Size of a batch in training, for instance its number of targets.
+            whole: That of the optimizer step, with gradient accumulation and on all processes.
         """
         advice = self.division_advice()
-        if advice and "division" not in self._warned and not torch.compiler.is_compiling() and part < whole:
-            self.warn_once("division", f"does not train as with one large batch where batches are divided: {advice}")
+        if advice and not torch.compiler.is_compiling() and "division" not in self._warned and part < whole:
+            self._warn_once("division", f"does not train as with one large batch where it is divided: {advice}")
+
+    def _warn_once(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            logger.warning(f"Head {self.name!r} {message}")
 
     def initialize_from_data(self, embeddings: Tensor) -> None:
         """Initialize the head from training embeddings (N, d); see `needs_data_initialization`."""
@@ -362,7 +361,7 @@ class _Watch(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_logits: Tensor | None, grad_loss: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad_loss is None:
-            ctx.head.warn_once(
+            ctx.head._warn_once(
                 "loss",
                 "is trained by a loss of its logits instead of its own loss, which alone has its margin, label "
                 "smoothing or class weights. For that, pass the labels to the model and minimize `output.loss`; in a "

@@ -170,8 +170,8 @@ class ProxyAnchorHead(CosineHead):
         self.margin = margin
 
     def division_advice(self) -> str:
-        """Return what to do if the batch of an optimizer step is divided."""
-        return "its loss compares all examples of a batch. Use a larger batch without accumulation, on one process."
+        """See `Head.division_advice`."""
+        return "its loss compares all examples of a batch. Use a larger batch on one process, not accumulation."
 
     def reduce_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of a batch; examples with the label -100 belong to no sum."""

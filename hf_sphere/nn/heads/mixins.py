@@ -328,9 +328,8 @@ class RunningStatistics:
 
     def division_advice(self) -> str:
         """Return what to do where no `after_step` follows, so that every batch updates the statistics."""
-        if self._sums is not None:
-            return ""
-        return "its running statistics are updated from each. Use SphereTrainer, or add SphereCallback to the Trainer."
+        advice = "every part updates its running statistics. Use SphereTrainer, or add SphereCallback to the Trainer."
+        return advice if self._sums is None else ""
 
     def before_forward(self, seed: int, places: Tensor) -> None:
         """Accumulate sums until `after_step`."""
