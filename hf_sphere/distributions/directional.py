@@ -17,6 +17,9 @@ from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.geometry.manifold import mean_direction, project_to_sphere
 from hf_sphere.geometry.sampling import points_around, sample_cosine
 
+_QUADRATURE = [part.tolist() for part in np.polynomial.legendre.leggauss(12)]
+"""Nodes and weights of Gauss and Legendre's rule; torch.compile cannot call the function."""
+
 
 class DirectionalDistribution(Distribution):
     """A distribution around a mean direction mu, whose density depends only on the cosine w = mu.x."""
@@ -316,9 +319,7 @@ class PowerSpherical(DirectionalDistribution):
         # Its derivative is kappa times the variance of log(1 + w), that of the reverse one the variance's integral.
         # Small concentrations are integrated by quadrature, because the terms of the closed form cancel.
         kappa, beta = upcast(self.concentration), (self.dim - 1) / 2
-        nodes, weights = (
-            torch.tensor(part, dtype=kappa.dtype, device=kappa.device) for part in np.polynomial.legendre.leggauss(12)
-        )
+        nodes, weights = (torch.tensor(part, dtype=kappa.dtype, device=kappa.device) for part in _QUADRATURE)
         small = kappa < beta / 2
         end = torch.where(small, kappa, 0.0)[..., None]
         at = end * (nodes + 1) / 2

@@ -116,6 +116,25 @@ class TestDivergence:
                 kl_divergence(first, make(4, 1.0) if isinstance(first, HypersphericalUniform) else q)
 
 
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda p, u: p.entropy(),
+        lambda p, u: kl_divergence(p, HypersphericalUniform(3)),
+        lambda p, u: kl_divergence(HypersphericalUniform(3), p),
+        lambda p, u: kl_divergence(p, VonMisesFisher(u, torch.ones(4, dtype=u.dtype), validate_args=False)),
+    ],
+)
+def test_entropy_and_divergences_compile_without_graph_breaks(compute):
+    def of_parameters(loc: Tensor, concentration: Tensor) -> Tensor:
+        return compute(PowerSpherical(loc, concentration, validate_args=False), loc.flip(0))
+
+    parameters = unit(4, 3), torch.tensor([0.0, 0.3, 5.0, 400.0], dtype=torch.float64)
+    torch._dynamo.reset()
+    compiled = torch.compile(of_parameters, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*parameters), of_parameters(*parameters))
+
+
 class TestGradients:
     @pytest.mark.parametrize(("dim", "kappa"), [(3, 2.0), (5, 2.0), (128, 40.0)])
     def test_of_samples_are_those_of_the_mean(self, dim, kappa):

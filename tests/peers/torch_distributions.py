@@ -1,0 +1,354 @@
+"""Generic tests of distributions, after what torch promises of every one of `torch.distributions`.
+
+torch's own `test_distributions.py` is in neither of its distributions, so that the tests are written here. Two of
+torch's distributions of vectors take them too, which shows that the tests are right.
+"""
+
+import copy
+import io
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import (
+    Dirichlet,
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    MultivariateNormal,
+    biject_to,
+    constraints,
+    kl_divergence,
+    transform_to,
+)
+
+from hf_sphere.distributions import HypersphericalUniform, PowerSpherical, VonMisesFisher
+
+NO_CLOSED_FORM = "the divergence from a power spherical distribution has no closed form"
+NOT_APPLICABLE = {
+    "test_divergence_is_the_mean_of_the_difference_of_log_densities[vmf*-power*]": NO_CLOSED_FORM,
+    "test_divergence_is_the_mean_of_the_difference_of_log_densities[power*-power*]": NO_CLOSED_FORM,
+    "test_divergence_from_itself_is_zero[power*]": NO_CLOSED_FORM,
+    "test_mode_has_the_largest_density[uniform*]": "all points have the same density; as in torch, the mode is nan",
+    "test_compiled_computation_gives_the_same_values[rsample-vmf*]": "compiled code draws all proposals in one round",
+    "test_support_has_a_bijection[*]": "a sphere is not the image of a space of vectors",
+    "test_density_has_the_cumulative_function_of_its_event[*]": "vectors have none",
+}
+
+DOUBLE = torch.float64
+AXIS = torch.tensor([0.6, 0.0, 0.8], dtype=DOUBLE)
+AXES = torch.nn.functional.normalize(torch.arange(1.0, 13.0, dtype=DOUBLE).reshape(2, 2, 3).cos(), dim=-1)
+RATES = torch.tensor([[0.0, 0.5], [3.0, 200.0]], dtype=DOUBLE)
+
+PARAMETERS: dict[str, tuple[type[Distribution], dict[str, Any]]] = {
+    "vmf": (VonMisesFisher, {"loc": AXIS, "concentration": torch.tensor(2.5, dtype=DOUBLE)}),
+    "vmf, batch": (VonMisesFisher, {"loc": AXES, "concentration": RATES}),
+    "vmf, 8 axes": (
+        VonMisesFisher,
+        {"loc": torch.eye(8, dtype=DOUBLE)[0], "concentration": torch.tensor(9.0, dtype=DOUBLE)},
+    ),
+    "power": (PowerSpherical, {"loc": AXIS, "concentration": torch.tensor(2.5, dtype=DOUBLE)}),
+    "power, batch": (PowerSpherical, {"loc": AXES, "concentration": RATES}),
+    "uniform": (HypersphericalUniform, {"dim": 3, "dtype": DOUBLE}),
+    "uniform, batch": (HypersphericalUniform, {"dim": 4, "batch_shape": (2, 2), "dtype": DOUBLE}),
+    "torch's normal": (MultivariateNormal, {"loc": AXES, "covariance_matrix": torch.eye(3, dtype=DOUBLE) * 2}),
+    "torch's dirichlet": (Dirichlet, {"concentration": AXES.abs() + 1}),
+}
+PAIRS = [
+    *itertools.product(["vmf", "vmf, batch", "power", "power, batch", "uniform"], repeat=2),
+    ("torch's normal", "torch's normal"),
+]
+
+every_distribution = pytest.mark.parametrize("name", PARAMETERS)
+ours_on_spheres = pytest.mark.parametrize("name", [name for name in PARAMETERS if not name.startswith("torch")])
+
+
+def build(name: str, **options: Any) -> Any:
+    kind, parameters = PARAMETERS[name]
+    return kind(**parameters, **options)
+
+
+def tensors_of(distribution: Distribution) -> dict[str, Tensor]:
+    return {name: getattr(distribution, name) for name in distribution.arg_constraints if name in vars(distribution)}
+
+
+def assert_same(ours: Distribution, other: Distribution) -> None:
+    points = ours.sample((3,))
+    assert (ours.batch_shape, ours.event_shape) == (other.batch_shape, other.event_shape)
+    assert torch.equal(ours.log_prob(points), other.log_prob(points))
+
+
+@every_distribution
+def test_repr_names_the_class(name: str) -> None:
+    assert repr(build(name)).startswith(PARAMETERS[name][0].__name__)
+
+
+@every_distribution
+def test_parameters_satisfy_their_constraints(name: str) -> None:
+    distribution = build(name, validate_args=True)
+    assert set(distribution.arg_constraints) <= set(dir(distribution))
+    for parameter, value in tensors_of(distribution).items():
+        assert distribution.arg_constraints[parameter].check(value).all()
+
+
+@every_distribution
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (2, 3), (0,), torch.Size([4])], ids=str)
+@pytest.mark.parametrize("method", ["sample", "rsample"])
+def test_samples_have_their_shape_and_lie_in_the_support(name: str, shape: Any, method: str) -> None:
+    distribution = build(name)
+    if shape == (0,) and name == "torch's normal":
+        pytest.skip("its density does not accept an empty batch")
+    points = getattr(distribution, method)(shape)
+    assert points.shape == torch.Size(shape) + distribution.batch_shape + distribution.event_shape
+    assert points.dtype == DOUBLE
+    assert distribution.support.check(points).all()
+    assert distribution.log_prob(points).shape == torch.Size(shape) + distribution.batch_shape
+
+
+@every_distribution
+def test_the_same_seed_gives_the_same_samples(name: str) -> None:
+    samples = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        samples.append(build(name).sample((4,)))
+    assert torch.equal(*samples)
+
+
+@pytest.mark.parametrize("name", ["vmf", "vmf, batch", "power", "power, batch", "torch's normal", "torch's dirichlet"])
+def test_gradients_reach_the_parameters_by_rsample_alone(name: str) -> None:
+    kind, parameters = PARAMETERS[name]
+    assert kind.has_rsample
+    points = build(name).sample((2,))
+    for compute in (lambda p: p.rsample((2,)), lambda p: p.log_prob(points), lambda p: p.entropy()):
+        leaves = {key: value.clone().requires_grad_() for key, value in parameters.items()}
+        distribution = kind(**leaves)
+        assert not distribution.sample((2,)).requires_grad
+        gradients = torch.autograd.grad(compute(distribution).sum(), [*leaves.values()], allow_unused=True)
+        found = [gradient for gradient in gradients if gradient is not None]
+        assert found
+        assert all(gradient.isfinite().all() for gradient in found)
+
+
+@every_distribution
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)], ids=str)
+def test_expanded_distribution_is_the_same_in_every_entry(name: str, shape: tuple[int, ...]) -> None:
+    distribution = build(name)
+    expanded = distribution.expand(shape + distribution.batch_shape)
+    assert type(expanded) is type(distribution)
+    assert expanded.batch_shape == shape + distribution.batch_shape
+    points = distribution.sample()
+    expected = distribution.log_prob(points).expand(expanded.batch_shape)
+    torch.testing.assert_close(expanded.log_prob(points), expected)
+    for statistic in ("mean", "variance"):
+        expected = getattr(distribution, statistic)
+        torch.testing.assert_close(getattr(expanded, statistic), expected.expand(shape + expected.shape))
+    assert expanded.sample().shape == expanded.batch_shape + expanded.event_shape
+    assert expanded.expand(expanded.batch_shape).batch_shape == expanded.batch_shape
+
+
+@every_distribution
+def test_expansion_of_a_subclass_is_a_subclass(name: str) -> None:
+    kind, parameters = PARAMETERS[name]
+    subclass = type("Subclass", (kind,), {})
+    assert type(subclass(**parameters).expand((2, 2, 2))) is subclass
+
+
+@every_distribution
+def test_copies_and_pickles_are_the_same(name: str) -> None:
+    distribution = build(name)
+    file = io.BytesIO()
+    torch.save(distribution, file)
+    file.seek(0)
+    for other in (copy.deepcopy(distribution), torch.load(file, weights_only=False)):
+        assert_same(distribution, other)
+
+
+@every_distribution
+def test_independent_sums_the_densities(name: str) -> None:
+    distribution = build(name)
+    axes = len(distribution.batch_shape)
+    points = distribution.sample((3,))
+    expected = distribution.log_prob(points).reshape(3, -1).sum(-1)
+    torch.testing.assert_close(Independent(distribution, axes).log_prob(points), expected)
+
+
+@every_distribution
+def test_mixture_of_equal_components_is_the_component(name: str) -> None:
+    distribution = build(name)
+    mixture = MixtureSameFamily(
+        torch.distributions.Categorical(torch.ones(*distribution.batch_shape, 3, dtype=DOUBLE)),
+        distribution.expand((3, *distribution.batch_shape)) if not distribution.batch_shape else _last(distribution),
+    )
+    points = mixture.sample((4,))
+    torch.testing.assert_close(mixture.log_prob(points), distribution.log_prob(points))
+    torch.testing.assert_close(mixture.mean, distribution.mean)
+
+
+def _last(distribution: Any) -> Distribution:
+    """Repeat a distribution along a new last axis of the batch."""
+    kind = type(distribution)
+    if kind is HypersphericalUniform:
+        return distribution.expand((*distribution.batch_shape, 3))
+    values = tensors_of(distribution)
+    if kind is MultivariateNormal:
+        return kind(values["loc"].unsqueeze(-2).repeat(1, 1, 3, 1), distribution.covariance_matrix[:, :, None])
+    widened = {key: value.unsqueeze(-2 if kind.arg_constraints[key].event_dim else -1) for key, value in values.items()}
+    return kind(**widened).expand((*distribution.batch_shape, 3))
+
+
+@ours_on_spheres
+def test_values_are_validated(name: str) -> None:
+    points = build(name).sample()
+    for wrong in (points[..., :-1], torch.full_like(points, torch.nan), points * torch.inf, points * 2, points + 1j):
+        with pytest.raises((ValueError, TypeError)):
+            build(name, validate_args=True).log_prob(wrong)
+    build(name, validate_args=False).log_prob(points * 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "wrong"),
+    [
+        (name, *pair)
+        for name in ("vmf", "power")
+        for pair in [
+            ("loc", AXIS * 2),
+            ("loc", AXIS * torch.nan),
+            ("loc", AXIS[:1]),
+            ("loc", torch.tensor([1, 0, 0])),
+            ("concentration", -1.0),
+            ("concentration", torch.tensor(-1.0)),
+            ("concentration", math.nan),
+        ]
+    ],
+)
+def test_parameters_are_validated(name: str, parameter: str, wrong: Any) -> None:
+    kind, parameters = PARAMETERS[name]
+    with pytest.raises((ValueError, TypeError)):
+        kind(**{**parameters, parameter: wrong}, validate_args=True)
+
+
+@pytest.mark.parametrize("kind", [VonMisesFisher, PowerSpherical])
+@pytest.mark.parametrize(
+    ("loc", "concentration", "batch"),
+    [
+        ((3,), (), ()),
+        ((3,), (2,), (2,)),
+        ((2, 3), (), (2,)),
+        ((1, 3), (2,), (2,)),
+        ((2, 1, 3), (1, 4), (2, 4)),
+        ((0, 3), (0,), (0,)),
+    ],
+)
+def test_shapes_of_parameters_broadcast(kind: Any, loc: Any, concentration: Any, batch: Any) -> None:
+    directions = torch.nn.functional.normalize(torch.randn(*loc), dim=-1)
+    distribution = kind(directions, torch.ones(concentration))
+    assert distribution.batch_shape == batch
+    assert distribution.sample((5,)).shape == (5, *batch, 3)
+
+
+@every_distribution
+def test_mode_has_the_largest_density(name: str) -> None:
+    distribution = build(name)
+    mode = distribution.mode
+    assert distribution.support.check(mode).all()
+    assert (distribution.log_prob(mode) >= distribution.log_prob(distribution.sample((500,))) - 1e-9).all()
+
+
+@every_distribution
+def test_moments_are_those_of_samples(name: str) -> None:
+    distribution = build(name)
+    points = distribution.sample((40_000,))
+    torch.testing.assert_close(points.mean(0), distribution.mean, rtol=0, atol=0.05)
+    torch.testing.assert_close(points.var(0), distribution.variance, rtol=0.1, atol=0.01)
+    torch.testing.assert_close(distribution.stddev, distribution.variance.sqrt())
+    if hasattr(distribution, "covariance_matrix"):
+        torch.testing.assert_close(distribution.covariance_matrix.diagonal(dim1=-2, dim2=-1), distribution.variance)
+
+
+@every_distribution
+def test_entropy_is_the_mean_of_the_negative_log_density(name: str) -> None:
+    distribution = build(name)
+    assert distribution.entropy().shape == distribution.batch_shape
+    expected = -distribution.log_prob(distribution.sample((40_000,))).mean(0)
+    torch.testing.assert_close(distribution.entropy(), expected, rtol=0, atol=0.04)
+
+
+@ours_on_spheres
+def test_density_integrates_to_one(name: str) -> None:
+    distribution = build(name)
+    uniform = HypersphericalUniform(distribution.event_shape[0], dtype=DOUBLE)
+    points = uniform.sample((100_000, *[1] * len(distribution.batch_shape)))
+    mass = (distribution.log_prob(points) - uniform.log_prob(points)).exp().mean(0)
+    torch.testing.assert_close(mass, torch.ones_like(mass), rtol=0, atol=0.15)
+
+
+@pytest.mark.parametrize(("p", "q"), PAIRS)
+def test_divergence_is_the_mean_of_the_difference_of_log_densities(p: str, q: str) -> None:
+    p, q = build(p), build(q)
+    divergence = kl_divergence(p, q)
+    points = p.sample((40_000,) + (1,) * (len(divergence.shape) - len(p.batch_shape)))
+    differences = p.log_prob(points) - q.log_prob(points)
+    assert divergence.shape == torch.broadcast_shapes(p.batch_shape, q.batch_shape)
+    assert (divergence > -1e-12).all()
+    error = 5 * differences.std(0) / math.sqrt(len(points)) + 1e-9
+    assert ((divergence - differences.mean(0)).abs() < error).all()
+
+
+@every_distribution
+def test_divergence_from_itself_is_zero(name: str) -> None:
+    divergence = kl_divergence(build(name), build(name))
+    torch.testing.assert_close(divergence, torch.zeros_like(divergence), rtol=0, atol=1e-12)
+
+
+@every_distribution
+def test_transform_reaches_the_support_and_the_constraints_of_parameters(name: str) -> None:
+    distribution = build(name)
+    for constraint in {distribution.support, *distribution.arg_constraints.values()}:
+        if constraint not in (constraints.positive_integer, constraints.nonnegative_integer):
+            values = transform_to(constraint)(torch.randn(5, 3, 3, dtype=DOUBLE))
+            assert constraint.check(values).all()
+            torch.testing.assert_close(transform_to(constraint)(transform_to(constraint).inv(values)), values)
+
+
+@ours_on_spheres
+def test_support_has_a_bijection(name: str) -> None:
+    biject_to(build(name).support)
+
+
+@every_distribution
+def test_density_has_the_cumulative_function_of_its_event(name: str) -> None:
+    distribution = build(name)
+    distribution.cdf(distribution.sample())
+
+
+@every_distribution
+@pytest.mark.parametrize("method", ["log_prob", "entropy", "mean", "variance", "rsample"])
+def test_compiled_computation_gives_the_same_values(name: str, method: str) -> None:
+    kind, parameters = PARAMETERS[name]
+    tensors = {key: value for key, value in parameters.items() if isinstance(value, Tensor)}
+    points = build(name).sample((2,))
+
+    def compute(points: Tensor, *values: Tensor) -> Tensor:
+        distribution = kind(**parameters | dict(zip(tensors, values, strict=True)), validate_args=False)
+        value = getattr(distribution, method)
+        if callable(value):
+            value = value(*{"log_prob": [points], "rsample": [(2,)]}.get(method, []))
+        return value
+
+    results = []
+    torch.compiler.reset()
+    for function in (compute, torch.compile(compute, backend="eager", fullgraph=True)):
+        torch.manual_seed(1)
+        results.append(function(points, *tensors.values()))
+    torch.testing.assert_close(*results)
+
+
+@every_distribution
+def test_the_support_does_not_depend_on_the_instance(name: str) -> None:
+    kind = PARAMETERS[name][0]
+    assert isinstance(kind.support, constraints.Constraint)
+    assert kind.support.event_dim == len(build(name).event_shape) == 1
+    assert not kind.has_enumerate_support
