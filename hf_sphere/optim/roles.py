@@ -196,7 +196,7 @@ def trace_uses(model: nn.Module, batch: Any = None) -> tuple[Uses, set[str]]:
 
 
 def _run(trial: nn.Module, batch: Any) -> tuple[list[Node], dict[Node, set[str]], set[str]]:
-    """Return the nodes of the outputs, those of parametrized weights and their parameters, and weights of called parts."""
+    """Return the nodes of outputs, those of parametrized weights with their parameters, and weights of called parts."""
     names = {weight: name for name, weight in trial.named_parameters()}
     called: set[str] = set()
     made: dict[Node, set[str]] = {}
