@@ -195,16 +195,16 @@ def trace_uses(model: nn.Module, batch: Any = None) -> tuple[Uses, set[str]]:
     return uses, outputs
 
 
-def _run(trial: nn.Module, batch: Any) -> tuple[list[Node], dict[Node, set[str]], Uses]:
-    """Return the nodes of the outputs, those of parametrized weights with their parameters, and what modules called."""
+def _run(trial: nn.Module, batch: Any) -> tuple[list[Node], dict[Node, set[str]], set[str]]:
+    """Return the nodes of outputs, those of parametrized weights with their parameters, and weights of called parts."""
     names = {weight: name for name, weight in trial.named_parameters()}
-    called: Uses = defaultdict(set)
+    called: set[str] = set()
     made: dict[Node, set[str]] = {}
     with torch.enable_grad(), parametrize.cached():
         for weight in names:
             weight.requires_grad_(weight.is_floating_point())
         for module in trial.modules():
-            own = {names[weight]: set[str]() for weight in module._parameters.values() if weight is not None}
+            own = {names[weight] for weight in module._parameters.values() if weight is not None}
             module.register_forward_pre_hook(lambda *_, own=own: called.update(own))
             for name, parts in _parametrizations(module):
                 node = get_gradient_edge(getattr(module, name)).node
@@ -221,7 +221,8 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str]]:
     tensors, owned = dict(trial.named_parameters()), uses_by_owner(trial)
     names = {weight: name for name, weight in tensors.items()}
     matrices = {name for name, uses in owned.items() if uses & {PRODUCT, KERNEL}}
-    ends, made, uses = _run(trial, batch)  # reentrant checkpoints hide from the graph what they call
+    ends, made, called = _run(trial, batch)
+    uses: Uses = defaultdict(set)
     products: list[_Value] = []  # weights, and the products before
     inner: set[int] = set()
     values: dict[Node | None, _Value] = {}
@@ -272,6 +273,8 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str]]:
         values[node] = _Value(has_data, frozenset() if has_data else weights, last, before)
         if node in made:
             values[node] = _Value(False, values[node].weights | made[node])
+    if any(isinstance(node, BackwardCFunction) for node in values):  # a reentrant checkpoint hides what it calls
+        uses.update({name: uses[name] for name in called})
     final = {number for node in ends for number in values[node].last} - inner - {_RESIDUAL}
     return uses, {name for number in final for name in products[number].weights}
 
