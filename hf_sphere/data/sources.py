@@ -1,6 +1,7 @@
 """Sources of image data sets, their columns, and parts of them by name."""
 
 import difflib
+import glob
 import itertools
 import logging
 import os
@@ -53,6 +54,8 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
         return DatasetDict(BUNDLED[name]())
     if Path(name).is_file():
         raise ValueError(f"{name} is a file; give the folder that contains it.")
+    if Path(name).is_dir() and glob.has_magic(name):
+        raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
     files = list_files(Path(name), SUFFIXES | UNREADABLE)
     tables = list_files(Path(name), TABLES)
     of_tables = not files or has_metadata(Path(name)) or has_tables(Path(name))
