@@ -1,7 +1,7 @@
 """transformers' common tests of configurations and models, run on every spherized encoder.
 
-`make test-transformers` fetches those tests (see `fetch.py`) and runs this file; it is not named test_* because the
-default suite does without network.
+`make test-transformers` fetches those tests (see `tests/peers/fetch.py`) and runs this file; it is not named test_*
+because the default suite does without network.
 """
 
 import unittest
