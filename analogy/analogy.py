@@ -40,7 +40,7 @@ Args:
     device (str): Device of the model; by default the accelerator if there is one.
 
 Returns:
-    accuracy (float): Share of correct predictions.
+    accuracy (float): Share of correct predictions; with a model, a tie of k choices counts 1/k.
     chance_level (float): Expected accuracy of guessing; if the choices are given.
     accuracy_by_group (dict): Accuracy by group; if groups are given.
     predictions (list of int): The predictions.
@@ -48,7 +48,9 @@ Returns:
 
 Examples:
     >>> metric = evaluate.load("analogy")
-    >>> metric.compute(
+    >>> metric.compute(predictions=[1, 0], references=[1, 2])
+    {'accuracy': 0.5, 'predictions': [1, 0]}
+    >>> result = metric.compute(  # doctest: +SKIP
     ...     model_id="bert-base-cased",
     ...     stem=[["word", "language"]],
     ...     choice=[[["paint", "portrait"], ["note", "music"]]],
@@ -168,6 +170,7 @@ class Analogy(evaluate.Metric):
             if unused:
                 raise ValueError(f"predictions do not need a model; omit {', '.join(unused)}, or predictions.")
             _check_numbers(references, predictions, choice)
+            correct = [answer == prediction for answer, prediction in zip(references, predictions, strict=True)]
         else:
             if model_id is None or None in stem or None in choice:
                 raise ValueError(
@@ -176,9 +179,8 @@ class Analogy(evaluate.Metric):
                 )
             questions = make_questions(stem, choice, references, groups)
             scores = score_questions(questions, _load_once(model_id, tokenizer, device), **options)
-            predictions = scores.predictions.tolist()
+            predictions, correct = scores.predictions.tolist(), scores.correct(questions).tolist()
             result["costs"] = scores.by_question()
-        correct = [answer == prediction for answer, prediction in zip(references, predictions, strict=True)]
         result |= {"accuracy": _mean(correct), "predictions": predictions}
         if None not in choice:
             result["chance_level"] = _mean([1 / len(pairs) for pairs in choice])

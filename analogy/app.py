@@ -17,12 +17,14 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before the import 
 
 import gradio as gr
 import pandas as pd
+import torch
 from pandas.io.formats.style import Styler
 
 from hf_sphere.analogies import TEMPLATES, LanguageModel, Question, make_questions, scoring_names
 from hf_sphere.analogies.prompts import PERMUTATIONS, POSITIVE_PERMUTATIONS
 from hf_sphere.analogies.scoring import build_scoring, scoring_class
 from hf_sphere.analogies.scoring.base import Engine
+from hf_sphere.analogies.search import lowest_costs
 
 DEFAULT_MODEL = "bert-base-cased"
 DEFAULT_TEMPLATE = "default of the scoring"
@@ -102,12 +104,12 @@ def answer(
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         nothing = gr.update(visible=False)
         return box(f"<b>Error</b>: {html.escape(str(error))}", "#ffd7d5"), nothing, nothing
-    best = min(range(len(costs)), key=costs.__getitem__)
+    best = lowest_costs(torch.tensor(costs, dtype=torch.float64)).tolist()
     names = [" : ".join(pair) for pair in question.choices]
-    stem_text, best_text = (html.escape(text) for text in (" : ".join(question.stem), names[best]))
-    verdict = box(f"{stem_text} :: <b>{best_text}</b>", "#d3f5dd")
+    tied = " or ".join(f"<b>{html.escape(name)}</b>" for name, lowest in zip(names, best, strict=True) if lowest)
+    verdict = box(f"{html.escape(' : '.join(question.stem))} :: {tied}{' (a tie)' * (sum(best) > 1)}", "#d3f5dd")
     table = pd.DataFrame({"choice": names, "cost": costs})
-    first = table.style.format(precision=4).apply(lambda row: [HIGHLIGHT * (row.name == best)] * len(row), axis=1)
+    first = table.style.format(precision=4).apply(lambda row: [HIGHLIGHT * best[row.name]] * len(row), axis=1)
     return verdict, gr.update(value=first, visible=True), gr.update(value=style_orders(by_order, names), visible=True)
 
 
@@ -160,8 +162,8 @@ def style_orders(costs: list[list[float]], names: list[str]) -> Styler:
     )
 
     def mark(row: Any) -> list[str]:
-        values = list(row)[2:]
-        return ["", "", *(HIGHLIGHT * (place == values.index(min(values))) for place in range(len(values)))]
+        lowest = lowest_costs(torch.tensor(list(row)[2:], dtype=torch.float64)).tolist()
+        return ["", "", *(HIGHLIGHT * best for best in lowest)]
 
     return table.style.format(precision=4).apply(mark, axis=1)
 

@@ -53,7 +53,8 @@ LeNet-5. The encoders have two layers of width 32, of which the second is spheri
 - `int8, all`: `int8` with the maps after a spherization also quantized. It shows what the setting of the spherization
   does to them.
 
-The head `vmf` is exported to ONNX with its class means, and compared to `prediction="mean"`.
+The head `vmf` is exported to ONNX with `prediction="mean"`; otherwise the file contains the random numbers of its
+samples.
 
 """
 

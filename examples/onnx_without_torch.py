@@ -10,15 +10,23 @@ import json
 
 import numpy as np
 import onnxruntime
-from PIL import Image, ImageOps
+from PIL import Image
+
+TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+"""`Image.Transpose` that turns an image upright, by EXIF orientation."""
 
 
 def prepare(file: str, options: dict) -> np.ndarray:
     """Read an image, and resize and normalize it as in training: (channels, height, width), float32."""
-    with Image.open(file) as opened:
-        image = ImageOps.exif_transpose(opened)
+    with Image.open(file) as image:
+        image.load()
+        turn = TURNS.get(image.getexif().get(274))
+    image = image if turn is None else image.transpose(Image.Transpose(turn))
     if image.mode.startswith("I;16"):  # Pillow would clip the values at 255
         image = Image.fromarray((np.asarray(image, dtype=np.uint16) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        behind = Image.new("RGBA", image.size, (*options.get("background_color", (255, 255, 255)), 255))
+        image = Image.alpha_composite(behind, image.convert("RGBA"))
     image = image.convert("L" if options["num_channels"] == 1 else "RGB")
     height, width = options["size"]["height"], options["size"]["width"]
     whole = (width, height)

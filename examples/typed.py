@@ -59,8 +59,8 @@ def main() -> None:
     print(f"Recall@1 {scores['recall_at_1']:.2f}, calibration error {error:.2f}")
     direction: Tensor = VonMisesFisher(placement.prototypes[0], torch.tensor(10.0)).sample()
     clusters = SphericalKMeans(3, random_state=0).fit(embeddings.numpy()).labels_
-    detector = OODDetector(score="knn").fit_embeddings(embeddings)
-    print(direction.shape, len(set(clusters.tolist())), detector.score_embeddings(embeddings).shape)
+    detector = OODDetector(score="knn", k=5).fit_embeddings(embeddings[:32])
+    print(direction.shape, len(set(clusters.tolist())), detector.score_embeddings(embeddings[32:]).shape)
     config = SphereVisionConfig(backbone="lenet5", head="cosine", num_channels=1, image_size=28, num_labels=10)
     print(SphereVisionForImageClassification(config).config.head)
 

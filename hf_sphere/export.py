@@ -1,5 +1,7 @@
 """Export of the models to ONNX."""
 
+import copy
+import importlib.util
 import inspect
 import os
 from collections.abc import Mapping
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_sphere.utils.arguments import check_extra
+from hf_sphere.utils.arguments import check_extra, error_text
 from hf_sphere.utils.files import atomic_files
 from hf_sphere.utils.modules import eval_mode
 
@@ -21,12 +23,12 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
     The inputs are named as those of the model: `pixel_values`; or `input_ids`, `attention_mask` and, for an encoder
     with more than one token type, `token_type_ids`. The outputs are the tensors of the model's output, such as
     `logits`, `embeddings` and `concentration`. Batch size and text length are variable; the image size is that of the
-    configuration. The weights have the dtype of the model. Those of more than 1.5 GB are written to a second file,
-    `path` with the suffix `.data` appended.
+    configuration. A model in half precision is exported in float32. Weights of more than 1.5 GB are written to a second
+    file, `path` with the suffix `.data` appended.
 
-    The outputs equal those of the model in eval mode, except for the logits of the head `vmf`. These are the logits of
-    the means of embedding and classes, as with `prediction="mean"`, because the random numbers of the samples would be
-    constants in the file, hundreds of megabytes for a thousand classes.
+    The outputs equal those of the model in eval mode, with its calibration; onnxruntime checks it if it is installed.
+    The head `vmf` adds its random numbers, about 4 S K (d + 300) bytes for S samples and K classes in d dimensions,
+    unless it has `prediction="mean"`.
 
     The runtime needs float64, in which the spherization accumulates.
 
@@ -37,6 +39,7 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
 
     Raises:
         ImportError: If onnx or onnxscript is missing.
+        RuntimeError: If onnxruntime cannot run the file, or computes other outputs.
         ValueError: If the model has other inputs, or `path` is a folder.
 
     Example:
@@ -48,6 +51,8 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"path must be a file, but {path} is a folder. Use for instance {path / 'model.onnx'}.")
+    if any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in model.state_dict().values()):
+        model = copy.deepcopy(model).float()
     inputs = _example_inputs(model)
     with eval_mode(model), torch.no_grad():
         wrapped = _TupleOfTensors(model, inputs).eval()
@@ -60,9 +65,31 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
             output_names=wrapped.output_names,
             dynamic_shapes=(_variable_axes(inputs),),
         )
+        expected = dict(zip(wrapped.output_names, wrapped(*inputs.values()), strict=True))
     program.model.metadata_props.update(metadata or {})
     with atomic_files(path.parent) as folder:
         program.save(folder / path.name)
+        if importlib.util.find_spec("onnxruntime"):
+            _check_file(folder / path.name, inputs, expected)
+
+
+def _check_file(file: Path, inputs: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise an error unless onnxruntime computes the outputs of the model."""
+    import onnxruntime
+
+    try:
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        outputs = session.run(list(expected), {name: value.numpy(force=True) for name, value in inputs.items()})
+    except Exception as error:  # of onnxruntime, of many classes
+        raise RuntimeError(f"onnxruntime cannot run the exported model: {error_text(error)}") from error
+    for (name, values), output in zip(expected.items(), outputs, strict=True):
+        # On average, since rounding may move a single value across a threshold, for instance of the samples of `vmf`.
+        difference = (torch.from_numpy(output) - values.cpu()).abs().mean().item()
+        if not difference <= 1e-3 * max(1.0, values.abs().max().item()):
+            hint = "Use other versions of torch and onnxscript."
+            raise RuntimeError(
+                f"in onnxruntime the {name} differ from the model by {difference:.2g} on average. {hint}"
+            )
 
 
 class _TupleOfTensors(nn.Module):
@@ -91,7 +118,8 @@ def _example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     config: Any = model.config
     if model.main_input_name == "pixel_values" and set(required) <= {"pixel_values"}:
         size = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
-        return {"pixel_values": torch.zeros(2, config.num_channels, *size, device=model.device)}
+        pixels = torch.randn(2, config.num_channels, *size, generator=torch.Generator().manual_seed(0))
+        return {"pixel_values": pixels.to(model.device)}
     if model.main_input_name == "input_ids" and not required:
         names = ["input_ids", "attention_mask"]
         if "token_type_ids" in parameters and getattr(config, "type_vocab_size", 0) > 1:

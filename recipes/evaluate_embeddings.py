@@ -30,7 +30,7 @@ class EvaluationArguments(Arguments):
     embeddings: str = argument(help="Embeddings: a folder written by recipes/extract_embeddings.py.")
     out_of_distribution: list[str] = argument(list, "One or several embeddings of OOD images by the same model.")
     train_embeddings: str | None = argument(
-        None, "Embeddings of the training images by the same model, to fit scores of OOD images to."
+        None, "Embeddings of the training images (--split training) by the same model, to fit scores of OOD images to."
     )
     output_dir: str | None = argument(None, "Output folder; <embeddings>/evaluation if not set.")
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir.")

@@ -41,7 +41,11 @@ class ExtractionArguments(Arguments):
     dataset_name: str = argument(help="Hub id, folder, or a bundled data set: `digits` or `two_clusters`.")
     output_dir: str = argument(help="Output folder.")
     dataset_config_name: str | None = argument(None, "Configuration of the data set.")
-    split: str | None = argument(None, "Split to embed; the evaluation split if not set.")
+    split: str | None = argument(
+        None,
+        "Split to embed, or by the record of a model that was trained on the data: training, evaluation or validation, "
+        "the images that it was trained, evaluated and validated on; the evaluation split if not set.",
+    )
     train_classes: int | None = argument(
         None,
         "For a retrieval model trained with this option: pool the training split and --split, and embed the images of "
@@ -150,6 +154,8 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
         f"model     {args.model_name_or_path}: {backbone_name(model)}, {head}, on {model.device}\n"
         f"data      {args.dataset_name}, split {images.name}: {images.num_images:,} images, {labels}"
     )
+    if images.recorded:
+        accelerator.print(f"record    the model was trained on {images.recorded['train']:,} of these images")
     columns = extract_embeddings(model, images, output, accelerator, about=about, progress=not args.disable_tqdm)
     step = "evaluate" if images.class_names else "visualize"
     accelerator.print(

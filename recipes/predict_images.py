@@ -83,7 +83,7 @@ def predict(
 
     from hf_sphere.utils.files import JsonLines
 
-    digest = hashlib.sha256("\0".join(source.names).encode("utf-8", "surrogatepass")).hexdigest()
+    digest = hashlib.sha256("\0".join(source.names).encode()).hexdigest()
     settings = {"weights": encoder.weights, "source": source.name, "split": source.split, "names": digest}
     settings |= {"top_k": args.top_k, "skip": args.skip_unreadable_images}
     done = JsonLines(unfinished)
@@ -124,8 +124,6 @@ def write_table(table: list[dict[str, Any]], output: Path) -> None:
 
     if not table:
         raise ValueError("none of the images can be read, so there is nothing to write.")
-    for row in table:  # names that are no text, from other file systems
-        row["file"] = row["file"].encode("utf-8", "backslashreplace").decode()
     with atomic_file(output) as unfinished:
         if output.suffix == ".csv":
             import csv

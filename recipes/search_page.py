@@ -58,7 +58,9 @@ def build_page(index: "ImageIndex") -> Any:
         )
         with gr.Row():
             with gr.Column(scale=1):
-                image = gr.Image(type="pil", label="Image", sources=["upload", "clipboard"], height=260)
+                image = gr.Image(
+                    type="filepath", image_mode=None, label="Image", sources=["upload", "clipboard"], height=260
+                )
                 text = gr.Textbox(label="Text", visible=index.encoder.embeds_texts, info="Instead of an image.")
                 chosen = gr.Dropdown(classes, multiselect=True, label="Classes", info=shown)
                 count = gr.Slider(1, min(50, len(index)), min(10, len(index)), step=1, label="Neighbors")

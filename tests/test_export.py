@@ -49,10 +49,8 @@ def assert_same(path: Path, model: Any, batch: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("head", sorted(HEADS))
 def test_onnx_file_of_each_head_equals_the_model_at_any_batch_size(head, tmp_path):
     model, path = image_model(head=head), tmp_path / "new" / "model.onnx"
+    model.config.calibration = {"temperature": [0.5, 1.0, 1.5, 2.0, 0.8, 1.2, 0.7], "shift": [-0.1, 0.1, *[0.0] * 5]}
     export_onnx(model, path)
-    if head == "vmf":
-        assert model.head.prediction == "samples"
-        model.head.prediction = "mean"  # as documented
     for size in (1, 7):
         assert_same(path, model, {"pixel_values": torch.randn(size, 1, 28, 28)})
 
@@ -146,6 +144,37 @@ def test_onnx_file_of_an_encoder_has_each_output_once(tmp_path):
     found = run_onnx(tmp_path / "model.onnx", batch)
     assert list(found) == ["embeddings"]  # which the model also returns as pooler_output
     torch.testing.assert_close(found["embeddings"], model(**batch).embeddings, rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_model_in_half_precision_is_exported_in_float32(dtype, tmp_path):
+    model = image_model(head="spherized").to(dtype)
+    export_onnx(model, tmp_path / "model.onnx")
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert_same(tmp_path / "model.onnx", model.float(), {"pixel_values": torch.randn(3, 1, 28, 28)})
+
+
+def test_temperature_is_exported(tmp_path):
+    model = image_model(head="vmf", calibration={"temperature": 2.0})
+    export_onnx(model, tmp_path / "model.onnx")
+    assert_same(tmp_path / "model.onnx", model, {"pixel_values": torch.randn(3, 1, 28, 28)})
+
+
+@pytest.mark.parametrize(("fault", "message"), [("differs", "the logits differ"), ("fails", "onnxruntime cannot run")])
+def test_file_that_onnxruntime_does_not_compute_replaces_none(fault, message, tmp_path, monkeypatch):
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    run = runtime.InferenceSession.run
+
+    def wrong(*args: Any) -> Any:
+        if fault == "fails":
+            raise RuntimeError("no kernel for bfloat16")
+        return [output + 0.1 for output in run(*args)]
+
+    (tmp_path / "model.onnx").write_text("earlier")
+    monkeypatch.setattr(runtime.InferenceSession, "run", wrong)
+    with pytest.raises(RuntimeError, match=message):
+        export_onnx(image_model(head="cosine"), tmp_path / "model.onnx")
+    assert (tmp_path / "model.onnx").read_text() == "earlier"
 
 
 def test_export_changes_neither_mode_nor_random_numbers(tmp_path):

@@ -2,7 +2,6 @@
 
 import datasets
 import evaluate
-import torch
 
 from hf_sphere.metrics import calibration_errors
 
@@ -20,8 +19,10 @@ Returns:
     calibration_error_equal_width_l1 (float): 15 bins of equal width, mean absolute difference.
 
 Examples:
-    >>> metric = evaluate.load("evaluate_modules/calibration_error")
-    >>> metric.compute(confidences=[0.9, 0.9, 0.6, 0.6], correct=[True, True, True, False])
+    >>> metric = evaluate.load("calibration_error")
+    >>> result = metric.compute(confidences=[0.9, 0.9, 0.6, 0.6], correct=[True, True, True, False])
+    >>> {name: round(value, 6) for name, value in result.items()}
+    {'calibration_error_equal_mass_l2': 0.1, 'calibration_error_equal_width_l1': 0.1}
 """
 
 _CITATION = """
@@ -53,4 +54,4 @@ class CalibrationError(evaluate.Metric):
         )
 
     def _compute(self, confidences: list[float], correct: list[bool]) -> dict[str, float]:
-        return calibration_errors(torch.tensor(confidences, dtype=torch.float64), torch.tensor(correct))
+        return calibration_errors(confidences, correct)

@@ -2,8 +2,6 @@
 
 import datasets
 import evaluate
-import numpy
-import torch
 
 from hf_sphere.metrics import retrieval_scores
 
@@ -27,8 +25,9 @@ Returns:
     num_excluded (int): Number of embeddings that are the only one of their class.
 
 Examples:
-    >>> metric = evaluate.load("evaluate_modules/retrieval_scores")
+    >>> metric = evaluate.load("retrieval_scores")
     >>> metric.compute(embeddings=[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]], labels=[0, 0, 1, 1])
+    {'recall_at_1': 1.0, 'r_precision': 1.0, 'map_at_r': 1.0, 'num_queries': 4, 'num_excluded': 0}
 """
 
 _CITATION = """
@@ -51,7 +50,7 @@ class RetrievalScores(evaluate.Metric):
             citation=_CITATION,
             inputs_description=_KWARGS_DESCRIPTION,
             features=datasets.Features(
-                {"embeddings": datasets.List(datasets.Value("float32")), "labels": datasets.Value("int64")}
+                {"embeddings": datasets.List(datasets.Value("float64")), "labels": datasets.Value("int64")}
             ),
         )
 
@@ -64,8 +63,8 @@ class RetrievalScores(evaluate.Metric):
         curvature: float = 1e-5,
     ) -> dict[str, float]:
         return retrieval_scores(
-            torch.from_numpy(numpy.asarray(embeddings, dtype=numpy.float32)),
-            torch.tensor(labels),
+            embeddings,
+            labels,
             distance=distance,
             ks=ks,
             curvature=curvature,

@@ -1,6 +1,7 @@
 """Tokenization of sentences, with the tokens of each word, and batching without padding."""
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,8 @@ from numpy.typing import NDArray
 
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence
+
+MOST_NAMED = 20  # unknown words in a warning
 
 
 class Encoding(NamedTuple):
@@ -78,6 +81,27 @@ def encode(
             raise ValueError(f"{problem}. Use the tokenizer of this model.")
         encodings.append(Encoding(ids, plain, of_words))
     return encodings
+
+
+def warn_unknown_words(language_model: LanguageModel, sentences: Iterable[Sentence]) -> None:
+    """Name the words of sentences that the tokenizer does not know in a warning, each word once per model.
+
+    A word is unknown if it has the unknown token, or no token.
+    """
+    words = {sentence.text[first:end].strip() for sentence in sentences for first, end in sentence.spans} - {""}
+    if not (new := sorted(words - language_model.checked_words)):
+        return
+    language_model.checked_words.update(new)
+    tokenizer = language_model.tokenizer
+    tokens = tokenizer(new, add_special_tokens=False, verbose=False)["input_ids"]
+    unknown = [word for word, ids in zip(new, tokens, strict=True) if not ids or tokenizer.unk_token_id in ids]
+    if unknown:
+        more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+        warnings.warn(
+            f"the tokenizer of {language_model.name} does not know the words {', '.join(unknown[:MOST_NAMED])}{more}. "
+            "Choices that differ only in unknown words tie, and a tie of k choices counts 1/k if one is correct.",
+            stacklevel=3,
+        )
 
 
 def _find_word(sentence: Sentence, word: int, offsets: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:

@@ -26,6 +26,8 @@ from hf_sphere.analogies.search import (
     bootstrap_interval,
     guessing_quantile,
     join_results,
+    lowest_costs,
+    probability_correct,
     search_configurations,
     select_configuration,
     selection_noise,
@@ -39,10 +41,10 @@ HEADER = (
 """Header of the table whose lines `table_line` formats."""
 
 LEGEND = """
-In percent, on the test questions except for the last two columns. interval: 95 % bootstrap interval. chance: expected
-accuracy of guessing. noise: 95 % quantile of guessing; an accuracy below it is not significant. untuned: without a
-search. val. accuracy: accuracy of the selected configuration on the validation questions. val. noise: 95 % quantile of
-the same search on shuffled scores.
+In percent, on the test questions except for the last two columns; a tie of k choices counts 1/k. interval: 95 %
+bootstrap interval. chance: expected accuracy of guessing. noise: 95 % quantile of guessing; an accuracy below it is not
+significant. untuned: without a search. val. accuracy: accuracy of the selected configuration on the validation
+questions. val. noise: 95 % quantile of the same search on shuffled scores.
 """
 
 Splits = tuple[list[Question], list[Question]]
@@ -64,11 +66,15 @@ class Scores:
     @property
     def predictions(self) -> Tensor:
         """Index of the choice with the lowest cost, the first one on a tie, (Q,), int64."""
-        return self.costs.argmin(dim=1)
+        return lowest_costs(self.costs.T).byte().argmax(dim=0)
+
+    def correct(self, questions: Sequence[Question]) -> Tensor:
+        """Whether answers are correct, (Q,), float64: 1/k for a tie of k choices, one of which is correct."""
+        return probability_correct(lowest_costs(self.costs.T), answers_of(questions))
 
     def accuracy(self, questions: Sequence[Question]) -> float:
-        """Share of correct predictions."""
-        return float((self.predictions == answers_of(questions)).double().mean())
+        """Mean of `correct`."""
+        return float(self.correct(questions).mean())
 
     def by_question(self) -> list[list[float]]:
         """Return one list of costs per question, with one cost per choice."""
@@ -175,19 +181,19 @@ class AnalogyEvaluation:
         configurations = [untuned_configuration(scoring, template) for template in templates]
         if self.grid == "none":
             columns = {"scoring": (scoring,) * len(templates), "template": tuple(templates)}
-            predictions = [self.answer(questions, configuration) for configuration in configurations]
-            return SearchResult.of_predictions(columns, torch.stack(predictions), questions)
+            costs = [self.answer(questions, configuration).costs.T for configuration in configurations]
+            return SearchResult.of_choices(columns, lowest_costs(torch.stack(costs, dim=1)), questions)
         grid = PUBLISHED_GRID if self.grid == "published" else None
         measured = (build_scoring(**one).measure(questions, self.engine) for one in configurations)
         return join_results([search_configurations(one, questions, grid=grid) for one in measured])
 
-    def answer(self, questions: Sequence[Question], configuration: Mapping[str, Any]) -> Tensor:
-        """Return the choices of Q questions, (Q,) int64, by a configuration like those of `SearchResult`.
+    def answer(self, questions: Sequence[Question], configuration: Mapping[str, Any]) -> Scores:
+        """Answer questions with a configuration like those of `SearchResult`.
 
         Only the permutations that it needs are scored.
         """
         check_questions(questions)
-        return build_scoring(**configuration).costs(questions, self.engine).argmin(dim=1)
+        return Scores(build_scoring(**configuration).costs(questions, self.engine), choice_counts(questions))
 
 
 def untuned_configuration(scoring: str, template: str | None) -> dict[str, Any]:
@@ -198,8 +204,8 @@ def untuned_configuration(scoring: str, template: str | None) -> dict[str, Any]:
 def report_accuracy(
     validation: SearchResult,
     test: Sequence[Question],
-    answers: Tensor,
-    untuned: Tensor,
+    answers: Scores,
+    untuned: Scores,
     *,
     num_shuffles: int = 200,
     seed: int = 0,
@@ -209,8 +215,8 @@ def report_accuracy(
     Args:
         validation: Search on validation questions.
         test: Q test questions.
-        answers: (Q,), predictions of the configuration that `select_configuration(validation)` selects.
-        untuned: (Q,), predictions of the default configuration.
+        answers: Their scores with the configuration that `select_configuration(validation)` selects.
+        untuned: Their scores with the default configuration.
         num_shuffles: Number of searches on shuffled scores, for the noise level on validation questions.
         seed: Seed of the noise level.
 
@@ -223,15 +229,14 @@ def report_accuracy(
     """
     selected = select_configuration(validation)
     noise = selection_noise(validation, num_repeats=num_shuffles, seed=seed)
-    references = answers_of(test)
-    low, high = bootstrap_interval(answers == references)
+    low, high = bootstrap_interval(answers.correct(test))
     return {
-        "eval_accuracy": float((answers == references).double().mean()),
+        "eval_accuracy": answers.accuracy(test),
         "eval_accuracy_low": low,
         "eval_accuracy_high": high,
         "chance_level": chance_level(test),
         "selection_noise_high": guessing_quantile(choice_counts(test)),
-        "untuned_accuracy": float((untuned == references).double().mean()),
+        "untuned_accuracy": untuned.accuracy(test),
         "validation_accuracy": selected.accuracy,
         "validation_noise": noise.mean,
         "validation_noise_high": noise.quantile,
@@ -257,7 +262,7 @@ class BenchmarkRun:
 
     def path(self, benchmark: str, scoring: str) -> Path:
         """Return the file of a result, named by a digest of everything that the result depends on."""
-        settings = {"grid": self.evaluation.grid, "num_shuffles": self.num_shuffles, "seed": self.seed}
+        settings = {"grid": self.evaluation.grid, "num_shuffles": self.num_shuffles, "seed": self.seed, "ties": "1/k"}
         questions = [[asdict(question) for question in split] for split in self.benchmarks[benchmark]]
         fingerprint = self.evaluation.engine.language_model.fingerprint
         basis = [scoring, list(self.templates[scoring]), settings, questions, fingerprint]
@@ -311,7 +316,8 @@ class BenchmarkRun:
             answers = evaluation.answer(test, selected)
             baseline = answers if selected == untuned else evaluation.answer(test, untuned)
         settings = {"num_shuffles": self.num_shuffles, "seed": self.seed}
-        return report_accuracy(search, test, answers, baseline, **settings) | {"predictions": answers.tolist()}
+        report = report_accuracy(search, test, answers, baseline, **settings)
+        return report | {"predictions": answers.predictions.tolist()}
 
 
 def averages(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

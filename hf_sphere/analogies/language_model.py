@@ -72,6 +72,7 @@ class LanguageModel:
         self.name = name or model.name_or_path or type(model).__name__
         self.kind = _find_kind(type(model).__name__, model.config, self.name)
         self.max_length = longest_input(model, tokenizer)
+        self.checked_words: set[str] = set()  # by `warn_unknown_words`
         if not isinstance(self._input_embeddings(), nn.Embedding):
             raise ValueError(f"{self.name} is a {type(model).__name__}, whose inputs are not tokens; {ALLOWED}.")
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hf_sphere.analogies.encoding import Encoding, encode, equal_length_batches
+from hf_sphere.analogies.encoding import Encoding, encode, equal_length_batches, warn_unknown_words
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence
 from hf_sphere.utils.files import JsonLines
@@ -65,6 +65,7 @@ def perplexities(
     if language_model.kind == "embedding":
         what = f"{language_model.name} is a bare {type(language_model.model).__name__}, which has no likelihoods"
         raise ValueError(f"{what}. Use a masked (...ForMaskedLM) or causal (...ForCausalLM) language model.")
+    warn_unknown_words(language_model, sentences)
     fingerprint = "" if cache is None else language_model.fingerprint
     hidden = [tuple(sorted({sentence.spans[word] for word in sentence.hidden})) for sentence in sentences]
     keys = [(fingerprint, sentence.text, ranges) for sentence, ranges in zip(sentences, hidden, strict=True)]

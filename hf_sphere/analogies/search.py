@@ -19,56 +19,86 @@ from hf_sphere.analogies.scoring.base import (
     Scoring,
     aggregate,
 )
-from hf_sphere.metrics.checks import check_correct
+from hf_sphere.metrics.checks import check_scores
 
 NEGATIVE_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 PUBLISHED_GRID = {"negative_aggregation": NEGATIVE_AGGREGATIONS[:15]}
 """Axis in which the grid of Ushio et al., ACL 2021, differs: only the first 12 of the 16 negative permutations."""
 
-MOST_CHOICES = torch.iinfo(torch.int8).max
+TIE = 1e-6
+"""Difference of costs, relative to 1 + |cost|, up to which choices tie: rounding errors of a model in float32."""
+
+ROUNDING = 1e-9  # of a mean of values 1/k, which depends on their order
 
 ROWS_AT_A_TIME = 2048  # number of configurations compared with the answers at once: a few tens of MB
 
 
+def lowest_costs(costs: Tensor) -> Tensor:
+    """Return whether choices have the lowest cost of their question, (K, ...), boolean; several if they tie.
+
+    Choices tie if the model cannot distinguish them: repeated ones, and those that differ in unknown words only.
+    """
+    lowest = costs.amin(dim=0)
+    return costs <= lowest + TIE * (1 + lowest.abs())
+
+
+def probability_correct(lowest: Tensor, answers: Tensor) -> Tensor:
+    """Return the probability that Q answers are correct if ties are broken at random, (K, ..., Q) -> (..., Q), float64.
+
+    It is 1/k for k tied choices, one of which is correct; otherwise 0 or 1. `answers` are the correct choices, (Q,).
+    """
+    correct = lowest.take_along_dim(answers.expand(1, *lowest.shape[1:]), dim=0)[0]
+    return correct.double() / lowest.sum(dim=0, dtype=torch.int16)
+
+
 @dataclass(frozen=True)
 class SearchResult:
-    """Predictions of C configurations for Q questions.
+    """Answers of C configurations to Q questions.
 
     Attributes:
         columns: C values per option, including `scoring` and `template`; None if a scoring does not have the option.
-        predictions: (C, Q), int8, index of the predicted choice.
+        lowest: (K, C, Q), whether a choice has the lowest cost; several if they tie.
         answers: (Q,), index of the correct choice.
         num_choices: (Q,), number of choices per question.
-        accuracy: (C,), float64.
+        accuracy: (C,), float64; a tie of k choices counts 1/k if one of them is correct.
     """
 
     columns: dict[str, tuple[Any, ...]] = field(repr=False)
-    predictions: Tensor
+    lowest: Tensor
     answers: Tensor
     num_choices: Tensor
     accuracy: Tensor
 
     @classmethod
-    def of_predictions(
-        cls, columns: dict[str, tuple[Any, ...]], predictions: Tensor, questions: Sequence[Question]
-    ) -> Self:
-        """Compare predictions, (C, Q), with the answers of the questions."""
+    def of_choices(cls, columns: dict[str, tuple[Any, ...]], lowest: Tensor, questions: Sequence[Question]) -> Self:
+        """Compare the choices with the lowest costs, (K, C, Q), with the answers of the questions."""
         answers = answers_of(questions)
-        accuracy = (predictions == answers).sum(dim=1).double() / len(questions)
-        return cls(columns, predictions.to(torch.int8), answers, choice_counts(questions), accuracy)
+        parts = lowest.split(ROWS_AT_A_TIME, dim=1)
+        accuracy = torch.cat([probability_correct(part, answers).mean(dim=1) for part in parts])
+        return cls(columns, lowest, answers, choice_counts(questions), accuracy)
+
+    @property
+    def predictions(self) -> Tensor:
+        """Index of the choice with the lowest cost, the first one on a tie, (C, Q), int64."""
+        return self.lowest.byte().argmax(dim=0)
 
     def __len__(self) -> int:
-        return len(self.predictions)
+        return self.lowest.shape[1]
 
     def configuration(self, number: int) -> dict[str, Any]:
         """Return the options of a configuration, as arguments of `score_questions`."""
         values = {name: column[number] for name, column in self.columns.items()}
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def most_accurate(self) -> Tensor:
+        """Whether a configuration has the highest accuracy, up to rounding, (C,), boolean."""
+        return self.accuracy >= self.accuracy.max() - ROUNDING
+
     def best(self) -> int:
         """Return the number of the most accurate configuration, the first one (the simplest) on a tie."""
-        return int(self.accuracy.argmax())
+        return int(self.most_accurate.byte().argmax())
 
 
 @dataclass(frozen=True)
@@ -99,7 +129,7 @@ def search_configurations(
 
     Args:
         measurements: Measurements of these questions by `measure_questions`.
-        questions: Q questions with answers, of up to 127 choices.
+        questions: Q questions with answers, of up to K choices.
         grid: Values of axes that differ from the default; `PUBLISHED_GRID` is the published one: 24,750 configurations
             of `marginal_bias`; the default has 31,350.
 
@@ -118,8 +148,6 @@ def search_configurations(
         raise ValueError(
             "a search requires all 24 permutations, some of which were not measured (see measure_questions)."
         )
-    if int(counts.max()) > MOST_CHOICES:
-        raise ValueError(f"a search supports questions with up to {MOST_CHOICES} choices; one has {int(counts.max())}.")
 
     settings = [
         dict(zip(scoring.grid, values, strict=True))
@@ -128,8 +156,8 @@ def search_configurations(
     weights, positives, negatives = (
         axes[name] for name in ("negative_weight", "positive_aggregation", "negative_aggregation")
     )
-    shape = (len(weights), len(settings), len(positives), len(negatives), len(questions))
-    predictions = torch.empty(shape, dtype=torch.int8)
+    shape = (int(counts.max()), len(weights), len(settings), len(positives), len(negatives), len(questions))
+    lowest = torch.empty(shape, dtype=torch.bool)
     for number, setting in enumerate(settings):
         costs = dataclasses.replace(scoring, **setting).permutation_costs(measurements.terms)
         positive = torch.stack([aggregate(costs[:, :NUM_POSITIVE], name, 1) for name in positives])
@@ -137,12 +165,12 @@ def search_configurations(
         positive = positive.where(measurements.exists, torch.inf).movedim(-1, 0).unsqueeze(2).contiguous()
         negative = negative.where(measurements.exists, 0.0).movedim(-1, 0).unsqueeze(1).contiguous()
         for place, weight in enumerate(weights):
-            _choose(positive, negative, weight, out=predictions[place, number])
-    predictions = predictions.flatten(0, -2)
+            lowest[:, place, number] = lowest_costs(positive - weight * negative)
+    lowest = lowest.flatten(1, -2)
     fixed = {"scoring": scoring.name, "template": getattr(scoring, "template", None)}
-    columns = {name: (value,) * len(predictions) for name, value in fixed.items()}
+    columns = {name: (value,) * lowest.shape[1] for name, value in fixed.items()}
     columns |= zip(axes, zip(*itertools.product(*axes.values()), strict=True), strict=True)
-    return SearchResult.of_predictions(columns, predictions, questions)
+    return SearchResult.of_choices(columns, lowest, questions)
 
 
 def join_results(results: Sequence[SearchResult]) -> SearchResult:
@@ -165,7 +193,7 @@ def join_results(results: Sequence[SearchResult]) -> SearchResult:
     return dataclasses.replace(
         first,
         columns={name: tuple(itertools.chain.from_iterable(parts)) for name, parts in columns.items()},
-        predictions=torch.cat([result.predictions for result in results]),
+        lowest=torch.cat([result.lowest for result in results], dim=1),
         accuracy=torch.cat([result.accuracy for result in results]),
     )
 
@@ -183,8 +211,8 @@ def select_configuration(validation: SearchResult) -> Selection:
         >>> selection = select_configuration(search_configurations(measurements, questions))  # doctest: +SKIP
     """
     number = validation.best()
-    best = validation.accuracy[number]
-    return Selection(validation.configuration(number), float(best), int((validation.accuracy == best).sum()))
+    tied = int(validation.most_accurate.sum())
+    return Selection(validation.configuration(number), float(validation.accuracy[number]), tied)
 
 
 def _axes(scoring: Scoring, given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
@@ -206,39 +234,29 @@ def _axes(scoring: Scoring, given: Mapping[str, Sequence[Any]]) -> dict[str, tup
     return axes | {name: tuple(values) for name, values in given.items()}
 
 
-def _choose(positive: Tensor, negative: Tensor, weight: float, *, out: Tensor) -> None:
-    """Find the first choice with the lowest cost, (K, A, 1, Q) and (K, 1, B, Q) -> (A, B, Q).
-
-    Loops over the choices, because `argmin` along such a short dimension is several times slower.
-    """
-    out.zero_()
-    lowest = positive[0] - weight * negative[0]
-    for choice in range(1, len(positive)):
-        cost = positive[choice] - weight * negative[choice]
-        out.masked_fill_(cost < lowest, choice)
-        torch.minimum(lowest, cost, out=lowest)
-
-
 def bootstrap_interval(correct: Tensor) -> tuple[float, float]:
     """Compute the 95 % confidence interval of an accuracy by the percentile bootstrap (Efron, 1979).
 
-    The number of correct answers in a resample of N answers is binomially distributed, so no resamples are drawn.
+    The number of correct answers in a resample of N answers is binomially distributed, so no resamples are drawn. Ties
+    are broken at random in each resample.
 
     Args:
-        correct: (N,), whether each answer is correct; boolean, or 0 and 1.
+        correct: (N,), whether each answer is correct: boolean, or 0 and 1, and 1/k for a tie of k choices.
 
     Returns:
         Lower and upper bound.
 
     Raises:
-        ValueError: If `correct` is not of the shape (N,) with N >= 1 or has values other than 0 and 1.
+        ValueError: If `correct` is not of the shape (N,) with N >= 1 or has values outside [0, 1].
 
     Example:
         >>> low, high = bootstrap_interval(torch.tensor([True] * 60 + [False] * 40))
         >>> low < 0.6 < high
         True
     """
-    correct = check_correct(correct)
+    correct = check_scores("correct", correct)
+    if not ((correct >= 0) & (correct <= 1)).all():
+        raise ValueError("correct must be boolean, or between 0 and 1; got others. Compute predictions == answers.")
     low, high = binom.interval(0.95, len(correct), correct.mean().item())
     return float(low) / len(correct), float(high) / len(correct)
 
@@ -307,12 +325,12 @@ def selection_noise(result: SearchResult, *, num_repeats: int = 200, seed: int =
     generator, num_questions = torch.Generator().manual_seed(seed), len(result.num_choices)
     uniform = torch.rand(num_repeats, num_questions, generator=generator, dtype=torch.float64)
     size = int(result.num_choices.max())
-    # Correct answers are counted by a product of one-hot matrices, which is exact in float32.
-    targets = _one_hot((uniform * result.num_choices).long(), size).T
-    counts = [(_one_hot(rows, size) @ targets).amax(dim=0) for rows in result.predictions.split(ROWS_AT_A_TIME)]
+    # Correct answers are counted by a product of matrices, with one-hot rows where no choices tie.
+    choices = torch.arange(size)[:, None, None]
+    targets = ((uniform * result.num_choices).long() == choices).float().movedim(0, 1).flatten(1).T
+    counts = []
+    for part in result.lowest.split(ROWS_AT_A_TIME, dim=1):
+        shares = (part / part.sum(dim=0, dtype=torch.int16)).movedim(0, 1).flatten(1)
+        counts.append((shares @ targets).amax(dim=0))
     best = torch.stack(counts).amax(dim=0).double() / num_questions
     return SelectionNoise(mean=float(best.mean()), quantile=float(best.quantile(0.95)))
-
-
-def _one_hot(choices: Tensor, num_choices: int) -> Tensor:
-    return (choices[..., None] == torch.arange(num_choices, dtype=torch.int8)).flatten(1).float()

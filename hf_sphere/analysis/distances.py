@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from torch import nn
+
+from hf_sphere.analysis.effective_weights import effective_weight
 from hf_sphere.analysis.layers import LayerSelection
 from hf_sphere.analysis.results import SavedResult
 from hf_sphere.analysis.weight_files import LayerWeight, Source, open_layers
@@ -65,8 +68,8 @@ def distance_from_initialization(
         The distances of each layer, in the order of `model`.
 
     Raises:
-        ValueError: If the architectures differ (the message names the layer or the shapes), a weight is not finite, or
-            `iterate_layers` raises it.
+        ValueError: If the architectures differ (the message names the layer or the shapes), a weight is not finite,
+            only one of the two is a module and its forward pass changes the weight, or `iterate_layers` raises it.
 
     Example:
         >>> distance_from_initialization(network, network).layers["0"].l2
@@ -80,6 +83,12 @@ def distance_from_initialization(
             raise ValueError(
                 f"only {owner} has the layer {names}; the other one has {others}. Architectures must match."
             )
+    modules = [source for source in (model, initial) if isinstance(source, nn.Module)]
+    for name in trained if len(modules) == 1 else ():
+        layer = modules[0].get_submodule(name)
+        if (stored := layer._parameters.get("weight")) is not None and effective_weight(layer, name) is not stored:
+            problem = f"{name} changes its weight in its forward pass, which stored weights do not show"
+            raise ValueError(f"{problem}. Pass both as modules, or both as state dicts or files.")
     return Distances({name: _distance(read(), untrained[name]()) for name, read in trained.items()})
 
 

@@ -13,7 +13,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 from torch.nn.modules import pooling
@@ -21,9 +21,15 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 from transformers.pytorch_utils import Conv1D
 
+from hf_sphere.analysis.effective_weights import effective_weight
+
 LayerKind = Literal["conv", "linear"]
 LayerSelection = Literal["conv", "linear", "all"]
 
+OF_ADAPTER = (
+    "belongs to an adapter, so it is not the whole weight of a layer. Merge adapters first: "
+    "model.merge_and_unload() of PEFT returns the model without them."
+)
 GATHER = (
     "Gather the full state dict first, with torch.distributed.checkpoint.state_dict.get_model_state_dict and "
     "full_state_dict=True, and pass that."
@@ -68,7 +74,7 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
 
     Raises:
         TypeError: If `model` is not a module.
-        ValueError: If `layers` is unknown, the model has no such layer, or a layer is quantized.
+        ValueError: If `layers` is unknown, the model has no such layer, or one is quantized or has an adapter of PEFT.
 
     Example:
         >>> list(find_layers(network, "all"))
@@ -78,8 +84,11 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}.")
     kinds: dict[str, tuple[LayerKind, bool]] = {}
     seen: set[int] = set()
+    adapters: list[str] = []
     for name, module in model.named_modules():
         kind = layer_kind(module)
+        if isinstance(getattr(module, "disable_adapters", None), bool):  # as in layers of PEFT
+            adapters.append(name and f"{name}.")
         if kind is None:
             _refuse_packed(name, module, layers)
             continue
@@ -89,6 +98,8 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
             kinds[name] = (kind, kind == "conv" and math.prod(module.kernel_size) == 1)
         seen.add(identity)
     chosen = select_layers(kinds, layers, include_1x1, f"the model, a {type(model).__name__},")
+    if inside := [name for name in chosen if f"{name}.".startswith(tuple(adapters))]:
+        raise ValueError(f"{inside[0]} {OF_ADAPTER}")
     return {name: model.get_submodule(name) for name in chosen}
 
 
@@ -121,7 +132,7 @@ def select_layers(
 
 
 def filters(module: nn.Module, name: str = "") -> Tensor:
-    """Return the filters of a layer as rows, detached, in its dtype and on its device; a view where possible.
+    """Return the filters that a layer uses as rows, detached, on its device; a view of its weight where possible.
 
     Args:
         module: A layer, see `layer_kind`.
@@ -132,12 +143,16 @@ def filters(module: nn.Module, name: str = "") -> Tensor:
         groups. For a transposed convolution, the kernels that contribute to one output channel.
 
     Raises:
-        ValueError: If the module is not a layer, or its weights are quantized, offloaded, sharded or uninitialized.
+        ValueError: If the module is not a layer, its weights are quantized, offloaded, sharded or uninitialized, or
+            `effective_weight` raises it.
     """
     kind = layer_kind(module)
     if kind is None:
         raise ValueError(f"{name or type(module).__name__} is neither a convolution nor a linear layer.")
-    weight = readable(cast(Tensor, module.weight), kind, name or type(module).__name__)
+    name = name or type(module).__name__
+    if (stored := module._parameters.get("weight")) is not None:
+        readable(stored, kind, name)
+    weight = readable(effective_weight(module, name), kind, name)
     if isinstance(module, _ConvTransposeNd):  # (in, out / groups, ...)
         grouped = weight.unflatten(0, (module.groups, -1)).transpose(1, 2)
         return grouped.reshape(module.out_channels, -1)

@@ -141,4 +141,5 @@ def processor_options(processor: Any) -> dict[str, Any]:
         "image_std": [value / scale for value in std],
         "crop_pct": crop_pct,
         "interpolation": "bicubic" if getattr(processor, "resample", None) == 3 else "bilinear",
+        "background_color": getattr(processor, "background_color", None),
     }

@@ -17,7 +17,7 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: v for name, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
 
 
-class _Evaluation(nn.Module):
+class Evaluation(nn.Module):
     """Wraps an evaluation of a model as a forward pass, for `functional_call`."""
 
     def __init__(self, model: nn.Module, evaluate: Callable[[Any], Any]) -> None:
@@ -26,6 +26,7 @@ class _Evaluation(nn.Module):
         self.evaluate = evaluate
 
     def forward(self) -> Any:
+        """Return the result of the evaluation."""
         return self.evaluate(self.model)
 
 
@@ -47,7 +48,7 @@ def evaluate_with(model: nn.Module, evaluate: Callable[[Any], Any], values: Mapp
         )
         if id(tensor) in new
     }
-    return functional_call(_Evaluation(model, evaluate), replaced, (), tie_weights=False)
+    return functional_call(Evaluation(model, evaluate), replaced, (), tie_weights=False)
 
 
 @contextlib.contextmanager

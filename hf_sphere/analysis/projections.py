@@ -26,6 +26,10 @@ HEADER = (
     f"{'p KS':>8} {'p sign':>8}"
 )
 
+CENTERED = 1e-12
+"""Projections of unit vectors up to this size are rounding errors of 0, as of the filters that weight standardization
+centers."""
+
 
 @dataclass(frozen=True, repr=False)
 class Projections:
@@ -229,6 +233,7 @@ def _project(layer: LayerWeight) -> tuple[Floats, Floats, tuple[int, ...]]:
             scaled = rows[extreme] / peaks.where(peaks > 0, 1.0)[:, None]
             norms[extreme] = peaks
             cosines[extreme] = scaled.sum(dim=1) / (torch.linalg.vector_norm(scaled, dim=1) * math.sqrt(layer.dim))
+        sums[cosines.abs() <= CENTERED] = cosines[cosines.abs() <= CENTERED] = 0.0
         live = norms > 0
         raw.append(sums[live])
         normalized.append(cosines[live].clamp(-1, 1))  # rounding may exceed the range

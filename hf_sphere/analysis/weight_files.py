@@ -10,6 +10,10 @@ Rules for state dicts and files, whose layers are identified by names and shapes
   long as one of its axes it is a linear layer under any name.
 - The `Conv1D` of transformers (GPT-2) stores a linear layer with the inputs first. Where a bias as long as the second
   axis but not as the first shows that, an error asks for the model.
+- A weight beside a bias of several axes is a stack of weights, as in timm's `CondConv2d`, and no layer.
+- Weights in parts (weight and spectral normalization, pruning, scaled weight standardization) and adapters are refused.
+- Plain weight standardization, as in timm's `StdConv2d`, and angular layers change the weight in their forward pass,
+  which no name or shape shows, so the stored weight is read. Give the model if it has any.
 - A layer normalization over two or three axes has the shape of a linear layer or a convolution, and `nn.Bilinear` that
   of a convolution; they cannot be distinguished. Give the model if it has any.
 """
@@ -28,6 +32,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from hf_sphere.analysis.layers import (
+    OF_ADAPTER,
     LayerKind,
     LayerSelection,
     blocks_of_stages,
@@ -46,12 +51,14 @@ EMBEDDING_TABLE = re.compile(
     r".*(emb|embed(ding)?s?|embed(_tokens|_positions|_in|ding_table)|codebook)|wte|wpe|shared|relative_attention_bias"
 )
 IN_PARTS = re.compile(r"(?:^|(.*)\.)(?:weight_(?:v|orig)|parametrizations\.weight\.original1?)")
+ADAPTER = re.compile(r"(.*\.)?(lora([_.].*)?|base_layer|(original_module|modules_to_save)(\..*)?)")
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 CONVERT = (
     "Only safetensors files are read; pickled ones can run code. Convert trusted files with "
     "`model.save_pretrained(folder)`, or `safetensors.torch.save_model(model, path)`."
 )
+PASS_MODEL = "Pass the model, which computes the weight."
 
 Source = nn.Module | Mapping[str, Tensor] | str | PathLike | Snapshot
 """A model, its state dict, or safetensors files."""
@@ -76,15 +83,15 @@ def named_layers(
         The kind of each selected layer, and a function that reads its filters, (F, N).
 
     Raises:
-        ValueError: If there is no such layer, or the weight of one is quantized or stored in parts.
+        ValueError: If there is no such layer, or the weight of one is quantized, stored in parts or of an adapter.
     """
     kinds: dict[str, tuple[LayerKind, bool]] = {}
     weights: dict[str, StoredTensor] = {}
     for key, tensor in tensors.items():
         _refuse_other_forms(key, tensor, layers)
         name = key.removesuffix("weight").removesuffix(".")
-        axes = len(tensor.shape)
-        if key not in ("weight", f"{name}.weight") or not 2 <= axes <= 5:
+        axes, bias = len(tensor.shape), tensors.get(f"{name}.bias" if name else "bias")
+        if key not in ("weight", f"{name}.weight") or not 2 <= axes <= 5 or (bias and len(bias.shape) > 1):
             continue
         if axes > 2:
             kinds[name] = ("conv", math.prod(tensor.shape[2:]) == 1)
@@ -97,6 +104,11 @@ def named_layers(
         weights[name] = tensor
 
     selected = select_layers(kinds, layers, include_1x1, f"a checkpoint of {len(tensors)} tensors")
+    for name in selected:
+        if ADAPTER.fullmatch(name):
+            raise ValueError(f"{name} {OF_ADAPTER}")
+        if (gain := f"{name}.gain") in tensors:  # as in timm's ScaledStdConv2d
+            raise ValueError(f"the weight of {name} is standardized and multiplied by {gain}. {PASS_MODEL}")
     return {name: (kinds[name][0], partial(_read_filters, weights[name], name, kinds[name][0])) for name in selected}
 
 
@@ -134,9 +146,11 @@ def open_tensors(path: str | PathLike) -> dict[str, StoredTensor]:
 
     Raises:
         FileNotFoundError: If there is no such file or folder, or a part of a sharded checkpoint is missing.
-        ValueError: If a file is damaged or pickled, or the checkpoint is quantized.
+        ValueError: If a file is damaged or pickled, or the checkpoint is quantized or an adapter.
     """
     path = _find_file(Path(path))
+    if path.name == "adapter_model.safetensors":  # of any method of PEFT
+        raise ValueError(f"{path} {OF_ADAPTER}")
     _refuse_quantized_config(path.parent)
     return _open_shards(path) if path.suffix == ".json" else open_file(path)
 
@@ -226,7 +240,7 @@ def _refuse_other_forms(key: str, tensor: StoredTensor, layers: LayerSelection) 
     match = IN_PARTS.fullmatch(key)
     if match and 2 <= len(tensor.shape) <= 5 and layers in ("linear" if len(tensor.shape) == 2 else "conv", "all"):
         name = match[1] or "the module"
-        raise ValueError(f"the weight of {name} is stored in parts ({key}). Pass the model, which computes the weight.")
+        raise ValueError(f"the weight of {name} is stored in parts ({key}). {PASS_MODEL}")
 
 
 def _bias_length(name: str, tensors: Mapping[str, StoredTensor]) -> int | None:
@@ -251,7 +265,8 @@ class LayerWeight:
         name: Path of the module.
         kind: `conv` or `linear`.
         dim: N, the number of inputs of a filter.
-        weight: (F, N), one filter per row, as stored: of any floating dtype, on any device.
+        weight: (F, N), one filter per row, of any floating dtype, on any device: of a module as its forward pass uses
+            it in evaluation mode, otherwise as stored.
         stage: Stage of the network that the layer is in; None in a file or state dict.
         block: Number of the layer among the selected ones of its stage; None without a stage.
     """
@@ -318,8 +333,9 @@ def iterate_layers(source: Source, layers: LayerSelection = "conv", include_1x1:
     Raises:
         TypeError: If the source is none of these.
         FileNotFoundError: If there is no such file or folder, or a part of a sharded checkpoint is missing.
-        ValueError: If there is no such layer or selection; if weights are quantized, offloaded, sharded in memory or
-            stored in parts; if a file is damaged, or pickled instead of safetensors.
+        ValueError: If there is no such layer or selection; if weights are quantized, offloaded, sharded in memory,
+            stored in parts or of adapters; if the weight that a forward pass uses cannot be determined; if a file is
+            damaged, or pickled instead of safetensors.
 
     Example:
         >>> [layer.name for layer in iterate_layers(network, "all")]

@@ -17,6 +17,7 @@ from sklearn.utils.extmath import row_norms
 from sklearn.utils.validation import _check_feature_names, _check_n_features, check_is_fitted, validate_data
 from torch import Tensor
 
+from hf_sphere.geometry.checks import check_codes, to_floating
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings
 
@@ -51,6 +52,8 @@ class Rows:
         if isinstance(X, Tensor):
             self.matrix = _check_tensor(estimator, X.detach(), reset, min_features)
         else:
+            if not sp.issparse(X):
+                check_codes("X", getattr(X, "dtype", None))
             self.matrix = validate_data(
                 estimator,
                 X,
@@ -238,7 +241,7 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         random = check_random_state(self.random_state)
         given = None
         if not isinstance(self.init, str):
-            given = torch.as_tensor(self.init).to(rows.device, rows.dtype)
+            given = to_floating("init", self.init).to(rows.device, rows.dtype)
             shape = (self.n_clusters, rows.dim)
             if given.shape != shape or not given.isfinite().all():
                 raise ValueError(f"init must be finite, of shape {shape}; got {tuple(given.shape)}.")

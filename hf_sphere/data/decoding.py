@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import io
 import logging
 import math
 import os
@@ -15,9 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import torch
-from datasets import Dataset, Image
+from datasets import Dataset
 from huggingface_hub.constants import HF_HOME
-from PIL import ExifTags, Image as PILImage
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -25,13 +23,12 @@ from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import InterpolationMode
 from tqdm.auto import tqdm
 
+from hf_sphere.data.image_files import encoded_images, examine_files, file_names, log_transparent, open_image
+from hf_sphere.utils.arguments import error_text
 from hf_sphere.utils.files import atomic_file
-from hf_sphere.utils.pixels import convert_image, resize_image
+from hf_sphere.utils.pixels import WHITE, convert_image, read_orientation, resize_image
 
 logger = logging.getLogger(__name__)
-
-# Errors that PIL raises for corrupt files; SyntaxError for a corrupt PNG.
-NOT_AN_IMAGE = (OSError, ValueError, SyntaxError, PILImage.DecompressionBombError)
 
 
 class CorruptImageError(ValueError):
@@ -42,7 +39,8 @@ class CorruptImageError(ValueError):
 class ImageShape:
     """Shape of the input images of a model: channels (1 or 3), height and width in pixels.
 
-    For `crop_pct`, which crops the center, and `interpolation` see `hf_sphere.utils.pixels.resize_image`.
+    For `crop_pct`, which crops the center, and `interpolation` see `hf_sphere.utils.pixels.resize_image`, and for
+    `background`, the color behind transparent parts, `convert_image`.
     """
 
     channels: int
@@ -50,16 +48,17 @@ class ImageShape:
     width: int
     crop_pct: float | None = None
     interpolation: str = "bilinear"
+    background: tuple[int, ...] = WHITE
 
 
 def probe_shapes(dataset: Dataset, column: str, count: int = 256) -> list[ImageShape]:
     """Return the different shapes of some images, evenly spaced, that can be opened; their pixels are not decoded."""
     found: dict[ImageShape, None] = {}
-    for record in _encoded(dataset.select(range(0, len(dataset), math.ceil(len(dataset) / count))), column):
-        with contextlib.suppress(*NOT_AN_IMAGE), open_image(record[column]) as image:
+    for record in encoded_images(dataset.select(range(0, len(dataset), math.ceil(len(dataset) / count))), column):
+        with contextlib.suppress(Exception), open_image(record[column]) as image:
             # Of a PNG without it, `getexif` would decode the pixels.
             has_exif = image.format != "PNG" or "exif" in image.info
-            is_turned = has_exif and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
+            is_turned = has_exif and read_orientation(image) > 4
             is_gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
             found[ImageShape(1 if is_gray else 3, *(image.size if is_turned else image.size[::-1]))] = None
     if not found and count < len(dataset):
@@ -67,20 +66,6 @@ def probe_shapes(dataset: Dataset, column: str, count: int = 256) -> list[ImageS
     if not found:
         raise CorruptImageError(f"no image of column {column!r} can be decoded.")
     return list(found)
-
-
-def file_names(dataset: Dataset, column: str, folder: str | os.PathLike = "") -> list[str]:
-    """Return the file of each image of a split, or an empty list if the data set names none.
-
-    Args:
-        dataset: The split.
-        column: The image column.
-        folder: The files below this folder are named relative to it.
-    """
-    tables = _encoded(dataset, column).with_format("arrow").iter(1000)
-    names = [name for table in tables for name in pc.struct_field(table[column], "path").to_pylist()]
-    root = os.path.join(os.path.abspath(folder), "") if folder else ""
-    return [(name or "").removeprefix(root) for name in names] if any(names) else []
 
 
 class EncodedImages(torch.utils.data.Dataset):
@@ -94,6 +79,10 @@ class EncodedImages(torch.utils.data.Dataset):
         shape: Shape to convert and resize to.
         rows: Rows of the split to use, (N,); all if None.
         transform: Applied to each decoded image and its row, a scalar tensor.
+
+    Attributes:
+        num_transparent: Number of images with an alpha channel or a transparent color, once `decode_all` or
+            `check_files` has counted them.
     """
 
     def __init__(
@@ -109,7 +98,8 @@ class EncodedImages(torch.utils.data.Dataset):
         self.shape = shape
         self.rows = torch.arange(len(dataset)) if rows is None else rows
         self.transform = transform
-        self._records = _encoded(dataset, column)
+        self.num_transparent = 0
+        self._records = encoded_images(dataset, column)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -129,18 +119,22 @@ class EncodedImages(torch.utils.data.Dataset):
     def _decode(self, row: Tensor, record: dict[str, Any] | None) -> Tensor | CorruptImageError:
         try:
             with open_image(record) as image:
-                pixels = np.array(convert_image(image, self.shape.channels))
-        except NOT_AN_IMAGE as error:
-            name = f" ({record['path']})" if record is not None and record["path"] else ""
-            split = f" {self.dataset.split}" if self.dataset.split else ""
-            return CorruptImageError(
-                f"image {int(row)}{name} of the split{split} cannot be decoded ({error}). Repair or "
-                "remove it, or pass --skip_unreadable_images to leave such images out."
-            )
+                pixels = np.array(convert_image(image, self.shape.channels, self.shape.background))
+        except Exception as error:  # of PIL and its plugins, of many classes
+            return self._error(int(row), error_text(error))
         tensor = torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
         mode = InterpolationMode(self.shape.interpolation)
         tensor = resize_image(tensor, (self.shape.height, self.shape.width), self.shape.crop_pct, mode)
         return tensor if self.transform is None else self.transform(tensor, row)
+
+    def _error(self, row: int, error: str, more: str = "") -> CorruptImageError:
+        record = self._records[row][self.column]
+        name = f" ({record['path']})" if record is not None and record["path"] else ""
+        split = f" {self.dataset.split}" if self.dataset.split else ""
+        return CorruptImageError(
+            f"image {row}{name} of the split{split} cannot be decoded ({error}){more}. Repair or "
+            "remove it, or pass --skip_unreadable_images to leave such images out."
+        )
 
 
 def decode_all(
@@ -170,8 +164,10 @@ def decode_all(
     cache = _cache_file(images, cache_dir)
     stored = _read_cache(cache)
     if stored is not None and (skip_corrupt or len(stored["indices"]) == len(images)):
+        _report_transparent(images, int(stored["transparent"]))
         _report_left_out(images, stored["indices"])
         return stored["images"], stored["indices"]
+    check_files(images, skip_corrupt=skip_corrupt, progress=progress)
     shape = images.shape
     decoded = torch.empty((len(images), shape.channels, shape.height, shape.width), dtype=torch.uint8)
     good, filled = [], 0
@@ -183,8 +179,27 @@ def decode_all(
     indices = torch.cat(good).nonzero()[:, 0]
     _report_left_out(images, indices)
     result = {"images": decoded[:filled].clone() if filled < len(decoded) else decoded, "indices": indices}
+    result["transparent"] = torch.tensor(images.num_transparent)
     _write_cache(cache, result)
     return result["images"], result["indices"]
+
+
+def check_files(images: EncodedImages, *, skip_corrupt: bool = False, progress: bool = True) -> None:
+    """Check the image files without decoding them, see `examine_files`, and count and log those with transparency.
+
+    Raises:
+        CorruptImageError: If a file is damaged and `skip_corrupt` is not set.
+    """
+    errors, transparent = examine_files(images._records, images.column, images.rows.tolist(), progress=progress)
+    if errors and not skip_corrupt:
+        (row, error), *others = errors.items()
+        raise images._error(row, error, f", nor can {len(others)} other image(s)" if others else "")
+    _report_transparent(images, transparent)
+
+
+def _report_transparent(images: EncodedImages, count: int) -> None:
+    images.num_transparent = count
+    log_transparent(count, len(images), images.shape.background)
 
 
 def find_good(images: EncodedImages, *, num_workers: int | None = None, progress: bool = True) -> Tensor:
@@ -249,23 +264,6 @@ def _report_left_out(images: EncodedImages, kept: Tensor) -> None:
     logger.warning("Left out %d corrupt image(s) of %d: %s%s.", count, len(images), ", ".join(shown), more)
 
 
-def _encoded(dataset: Dataset, column: str) -> Dataset:
-    if not isinstance(dataset.features[column], Image):
-        raise ValueError(f"column {column!r} does not contain images but {dataset.features[column]}.")
-    return dataset.select_columns([column]).cast_column(column, Image(decode=False))
-
-
-def open_image(record: dict[str, Any] | None) -> PILImage.Image:
-    """Open an encoded image of `datasets`, as it is stored; raises one of the errors `NOT_AN_IMAGE`."""
-    if record is None:
-        raise ValueError("it is missing")
-    image = PILImage.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])
-    if getattr(image, "is_animated", False) and image.format != "MPO":  # MPO: a photo with its preview
-        image.close()
-        raise ValueError("it is animated; save one of its frames")
-    return image
-
-
 def _cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None) -> Path:
     folder = Path(cache_dir) if cache_dir is not None else Path(HF_HOME) / "hf_sphere" / "decoded"
     shape, used = images.shape, images.dataset
@@ -275,6 +273,7 @@ def _cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None) -> P
     name = f"{used._fingerprint}-{images.column}-{shape.channels}x{shape.height}x{shape.width}"
     name += "" if shape.crop_pct is None else f"-{shape.crop_pct:g}"
     name += "" if shape.interpolation == "bilinear" else f"-{shape.interpolation}"
+    name += "-" + bytes(shape.background).hex()
     return folder / f"{name}{_state_of_files(images)}.safetensors"
 
 
@@ -294,7 +293,7 @@ def _read_cache(path: Path) -> dict[str, Tensor] | None:
         return None
     try:
         stored = load_file(path)
-        return {"images": stored["images"], "indices": stored["indices"]}
+        return {name: stored[name] for name in ("images", "indices", "transparent")}
     except (OSError, SafetensorError, KeyError):
         logger.warning("The cache file %s is damaged; decoding again.", path)
         return None

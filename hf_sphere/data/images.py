@@ -22,6 +22,7 @@ from hf_sphere.data.options import (
     OpenSetOptions,
     ValueOptions,
 )
+from hf_sphere.data.provenance import DataRecord, fingerprint, identify_rows, resolve_split
 from hf_sphere.data.sampling import Episodes, check_episodes
 from hf_sphere.data.sources import (
     IMAGE_COLUMNS,
@@ -32,7 +33,7 @@ from hf_sphere.data.sources import (
     find_split,
     held_out_names,
     load_splits,
-    usual_label_column,
+    stratifying_column,
 )
 from hf_sphere.data.splits import (
     choose_shape,
@@ -68,6 +69,8 @@ class ImageData:
         value_range: Smallest and largest value of the training images (without held-out ones), for tasks with values.
         eval_class_names: Name of each class of the evaluation images, by index: in an open set those that occur among
             them, else `class_names`.
+        num_transparent: Number of images of all parts with an alpha channel or a transparent color.
+        record: The images of each part, to be saved with a model that is trained on them.
     """
 
     train: ImageBatches
@@ -80,6 +83,8 @@ class ImageData:
     std: list[float]
     value_range: tuple[float, float] | None = None
     eval_class_names: list[str] = field(default_factory=list)
+    num_transparent: int = 0
+    record: DataRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -91,12 +96,16 @@ class ImageSplit:
         class_names: Name of each class, by index; empty, and all labels -1, if the split has no labels.
         num_images: Number of images, over all processes.
         name: Name of the split, or `train+test` if both splits were pooled.
+        ids: Identity of each row of the split; see `hf_sphere.data.provenance`.
+        recorded: Number of the images in each part of the model's record, `train` and so on; empty for other data.
     """
 
     batches: ImageBatches
     class_names: list[str]
     num_images: int
     name: str
+    ids: Tensor
+    recorded: dict[str, int]
 
 
 def load_image_data(
@@ -173,6 +182,7 @@ def load_image_data(
     reading: dict[str, Any] = {"computed_value": values.computed_value, "seed": seed, "progress": progress}
     for key, part in parts.items():
         parts[key] = prepare_images(part, options, corruption, max_samples=limits.get(key), **reading)
+    num_transparent = sum(part.num_transparent for part in parts.values())
     if fraction := options.validation_fraction:
         parts["train"], parts["validation"] = hold_out(parts["train"], fraction, seed, by_class=task in OPEN_SETS)
     names = dict.fromkeys(parts, class_names)
@@ -218,6 +228,8 @@ def load_image_data(
         std=std,
         value_range=None if train.values is None else find_range(train.values),
         eval_class_names=names["eval"],
+        num_transparent=num_transparent,
+        record=DataRecord.of(splits, parts, stratifying_column(splits, options, task)),
     )
 
 
@@ -226,6 +238,7 @@ def load_image_split(
     split: str | None = None,
     *,
     dataset: Any = None,
+    record: DataRecord | None = None,
     train_classes: int | None = None,
     select_class: Callable[[str], bool] | None = None,
     max_samples: int | None = None,
@@ -245,7 +258,9 @@ def load_image_split(
             ignored.
         split: Name of the split, or a part of the data, see `hf_sphere.data.sources.read_split`: `all`,
             `train[:80%]`, `held_out(train, 0.2, seed=0)`. None for the evaluation split of
-            `load_image_data`, or if a part would be held out of images without labels, for all of them.
+            `load_image_data`, or if a part would be held out of images without labels, for all of them. `training` for
+            the images of the record, and `evaluation` and `validation` likewise if there is no split of this name.
+        record: The images that a model was trained and evaluated on; its evaluation split is then that of `None`.
         dataset: See `load_image_data`.
         train_classes: Instead of the split, load the evaluation images of `load_image_data` for retrieval with this
             option: those of `options.train_split` and of this split, without the first `train_classes` classes.
@@ -272,7 +287,12 @@ def load_image_split(
     check_task("classification" if train_classes is None else "retrieval", options, ValueOptions(), train_classes)
     corruption = _corruption(options, seed)
     splits = _load_splits(options, dataset)
-    classes, train = options.label_column_name or usual_label_column(splits), options.train_split
+    classes, train = stratifying_column(splits, options, "classification"), options.train_split
+    data, recorded = fingerprint(splits), None
+    known = record if record is not None and record.data == data else None
+    classes = classes if known is None else known.label_column
+    if train_classes is None:
+        split, recorded = resolve_split(split, record, splits, data)
     name = choose_eval_split(splits, split or options.eval_split, train)
     if name is None:
         name, rows = train, find_split(splits, train, "--train_split")
@@ -298,6 +318,9 @@ def load_image_split(
             label_column = None
     shape = choose_shape(rows, image_column, options)
     part = open_split(name, rows, image_column, shape, label_column, class_names)
+    ids = identify_rows(splits, name, classes, data)
+    if recorded is not None:
+        part = part.select(torch.isin(ids, recorded))
     if label_column is None:
         part.classes = torch.full((len(part),), -1)
     if train_classes is not None:
@@ -321,7 +344,8 @@ def load_image_split(
         process_index=process_index,
         num_processes=num_processes,
     )
-    return ImageSplit(batches, class_names, len(part), part.name)
+    used = {key: int(torch.isin(ids[part.rows], each).sum()) for key, each in (known.ids if known else {}).items()}
+    return ImageSplit(batches, class_names, len(part), part.name, ids, used)
 
 
 def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:

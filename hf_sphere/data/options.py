@@ -55,6 +55,13 @@ class ImageSourceOptions(Arguments):
     interpolation: Literal["bilinear", "bicubic"] | None = argument(
         None, "Interpolation of resized images; default: that of the pretrained model, else bilinear."
     )
+    background_color: list[int] | None = argument(
+        None,
+        "Red, green and blue of the color behind transparent parts of images, from 0 to 255; default: that of the "
+        "pretrained model, else white.",
+        ge=0,
+        le=255,
+    )
     num_channels: int | None = argument(None, "1 or 3; default: 3 if some images have colors.", ge=1, le=3)
     image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")
     image_std: list[float] | None = argument(None, "Standard deviation per channel; default: measured.", gt=0)
@@ -85,6 +92,8 @@ class ImageSourceOptions(Arguments):
             raise ValueError(f"num_channels must be 1 or 3; got {self.num_channels}.")
         if self.image_size is not None and len(self.image_size) not in (1, 2):
             raise ValueError(f"image_size must be a side in pixels or (height, width); got {self.image_size}.")
+        if self.background_color is not None and len(self.background_color) != 3:
+            raise ValueError(f"background_color must be red, green and blue; got {list(self.background_color)}.")
 
     def fill(self, preprocessing: Mapping[str, Any]) -> None:
         """Set the options of a model's preprocessing that are None."""

@@ -5,12 +5,14 @@ import itertools
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from datasets import (
     ClassLabel,
@@ -23,26 +25,20 @@ from datasets import (
     ReadInstruction,
     concatenate_datasets,
 )
+from PIL import Image as PILImage
 from torch import Tensor
 
+from hf_sphere.data.folders import SUFFIXES, TABLES, UNREADABLE, check_links, has_metadata, has_tables, list_files
+from hf_sphere.data.image_files import encode_image, file_names, holds_images
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.data.targets import OPEN_SETS, read_class_names, read_labels
 from hf_sphere.utils.loading import load_dataset
 
 logger = logging.getLogger(__name__)
 
-UNREADABLE = {".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".raf"}
-"""Suffixes of photos that `datasets` does not read."""
-
-SUFFIXES = {
-    *(".apng", ".avif", ".bmp", ".gif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"),
-    *(".mpo", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".qoi", ".tga", ".tif", ".tiff", ".webp"),
-}
-"""Suffixes of the image files of a folder."""
-
-# Column names used on the Hub, the most common one first; fine labels before coarse ones.
+# Column names used on the Hub, the most common one first; fine labels before coarse ones. `cls` is that of tar shards.
 IMAGE_COLUMNS = ("image", "img")
-LABEL_COLUMNS = ("label", "fine_label", "labels", "coarse_label")
+LABEL_COLUMNS = ("label", "fine_label", "labels", "coarse_label", "cls")
 VALUE_COLUMNS = ("value", "target", "year", "creation_year", "age", "regression_label")
 
 
@@ -57,25 +53,19 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
         return DatasetDict(BUNDLED[name]())
     if Path(name).is_file():
         raise ValueError(f"{name} is a file; give the folder that contains it.")
-    splits = require_splits(load_dataset(name, config_name), name)
     files = list_files(Path(name), SUFFIXES | UNREADABLE)
+    tables = list_files(Path(name), TABLES)
+    of_tables = not files or has_metadata(Path(name)) or has_tables(Path(name))
+    check_links(Path(name), tables if of_tables else files)
+    splits = require_splits(load_dataset(name, config_name), name)
     if skipped := [file for file in files if file.suffix.lower() in UNREADABLE]:
         message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."
         logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
     lost = len(files) - len(skipped) - sum(map(len, splits.values()))
-    if lost > 0 and not list_files(Path(name), {".arrow", ".csv", ".json", ".jsonl", ".md", ".parquet"}):
+    if lost > 0 and not tables and not list_files(Path(name), {".md"}):
         message = "%d of %d images in %s are in no split: `datasets` takes names with train or test for splits."
         logger.warning(message, lost, len(files), name)
     return splits
-
-
-def list_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
-    """Return the files below a folder with one of the suffixes, sorted; hidden ones are left out."""
-    found = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent, n) for n in names if n[0] != "." and os.path.splitext(n)[1].lower() in suffixes]
-    return sorted(found)
 
 
 def require_splits(splits: Any, name: str) -> DatasetDict:
@@ -106,16 +96,26 @@ def find_column(
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"no {what} column {given!r}; the data has the columns {dataset.column_names}.{hint}")
     found = given or next((name for name in candidates if name in dataset.column_names), None)
-    images = [name for name, feature in dataset.features.items() if isinstance(feature, Image)]
+    images = [name for name, feature in dataset.features.items() if holds_images(feature)]
     if what == "image" and found is None and len(images) == 1:
         return images[0]
     if found is None:
-        folders = ", or put the images into folders at one depth, one per class" if what == "label" else ""
+        if what == "label" and images:
+            instead += ", or put the images into folders at one depth, one per class"
+            instead += _at_other_depths(dataset, images[0])
         raise ValueError(
             f"found no {what} column: none of {list(candidates)} is in {dataset.column_names}. "
-            f"Name it with {option}{instead}{folders}."
+            f"Name it with {option}{instead}."
         )
     return found
+
+
+def _at_other_depths(dataset: Dataset, column: str) -> str:
+    """Return a text that names the files whose depth is not that of most files, if there are any."""
+    names = file_names(dataset, column)
+    depths = Counter(name.count(os.sep) for name in names)
+    other = [name for name in names if name.count(os.sep) != depths.most_common(1)[0][0]]
+    return f" ({len(other)} not at the depth of the others, such as {other[0]})" if other else ""
 
 
 def choose_eval_split(splits: Mapping[str, Any], name: str | None, train: str = "train") -> str | None:
@@ -154,7 +154,7 @@ def choose_splits(
     """
     train = options.train_split
     names = {"train": train, "eval": choose_eval_split(splits, options.eval_split, train) or train}
-    label_column = None if task == "regression" else options.label_column_name or usual_label_column(splits)
+    label_column = stratifying_column(splits, options, task)
     is_divided = names["eval"] == train and options.eval_split is None
     by_class = train_classes is not None or (is_divided and task in OPEN_SETS)
     if is_divided and not by_class:
@@ -201,10 +201,11 @@ def common_column(
     return found
 
 
-def usual_label_column(splits: DatasetDict) -> str | None:
-    """Return the label column that is detected by name, or None."""
+def stratifying_column(splits: DatasetDict, options: ImageSourceOptions, task: str) -> str | None:
+    """Return the label column by which parts are held out: that of the options, else detected by name, or None."""
     columns = next(iter(splits.values())).column_names
-    return next((name for name in LABEL_COLUMNS if name in columns), None)
+    usual = next((name for name in LABEL_COLUMNS if name in columns), None)
+    return None if task == "regression" else options.label_column_name or usual
 
 
 def count_training_classes(rows: Dataset, label_column: str, options: ImageSourceOptions) -> int:
@@ -288,8 +289,21 @@ def as_splits(data: Any, max_rows: Mapping[str | None, int | None]) -> DatasetDi
 def _stored(part: Any, max_rows: int | None) -> Dataset:
     if isinstance(part, Dataset):
         return part if part.format["type"] is None else part.with_format(None)  # it would change images and labels
-    part = part if max_rows is None else part.take(max_rows)
-    return Dataset.from_generator(partial(iter, part), features=part.features)
+    part = (part if max_rows is None else part.take(max_rows)).with_format(None)
+    known = part.features
+    images = [name for name, feature in (known or {}).items() if isinstance(feature, Image)]
+    for name in images:  # decoded, they would be encoded again, and JPEG loses quality
+        part = part.cast_column(name, Image(decode=False))
+    stored = Dataset.from_generator(partial(_encoded_rows, part, images), features=part.features)
+    return stored if known is None else stored.cast(known)
+
+
+def _encoded_rows(part: IterableDataset, images: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a stream, with the bytes of the files of its image columns, and other images encoded."""
+    for row in part:
+        files = {name: pa.array([row[name]], Image.pa_type) for name in images}
+        row |= {name: Image().embed_storage(file)[0].as_py() for name, file in files.items()}
+        yield {name: encode_image(cell) if isinstance(cell, PILImage.Image) else cell for name, cell in row.items()}
 
 
 def held_out_names(split: str, fraction: float, seed: int) -> tuple[str, str]:
@@ -313,31 +327,35 @@ def read_split(splits: DatasetDict, name: str, label_column: str | None = None) 
     if name in splits:
         return splits[name]
     if found := _HELD_OUT.fullmatch(name):
-        part, split, fraction, seed = found.groups()
-        rows = read_split(splits, split, label_column)
-        names, classes = [], None
-        if label_column is not None:
-            names = read_class_names(rows, find_column(rows, label_column, (), "label"))
-            classes = read_labels(rows, label_column, names, split)
-        held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names)
-        return rows.select((held_out if part == "held_out" else ~held_out).nonzero()[:, 0].tolist())
+        rows = read_split(splits, found[2], label_column)
+        return rows.select(_drawn(rows, found, label_column).nonzero()[:, 0].tolist())
     if name != "all" and not re.search(r"[\[+]", name):
         raise KeyError(name)
     parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in _slices(splits, name)]
     return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
 
 
-def warn_of_shared_rows(splits: DatasetDict, train: str, evaluation: str) -> None:
-    """Warn if two splits or expressions of different names have rows in common; held-out parts are not checked."""
-    if train == evaluation or any(_HELD_OUT.fullmatch(name) for name in (train, evaluation)):
-        return
-    shared = sum(
-        max(0, min(first.to, second.to) - max(first.from_, second.from_))
-        for first, second in itertools.product(_slices(splits, train), _slices(splits, evaluation))
-        if first.splitname == second.splitname
-    )
-    if shared:
-        logger.warning("The splits %s and %s have %d images in common.", train, evaluation, shared)
+def find_rows(splits: DatasetDict, name: str, label_column: str | None = None) -> Tensor:
+    """Return the rows of a split, part or pool of them among those of all splits, one after the other: (N,)."""
+    pooled = re.split(r"\+(?![^(]*\))", name)
+    if len(pooled) > 1:
+        return torch.cat([find_rows(splits, part, label_column) for part in pooled])
+    if name not in splits and (found := _HELD_OUT.fullmatch(name)):
+        drawn = _drawn(read_split(splits, found[2], label_column), found, label_column)
+        return find_rows(splits, found[2], label_column)[drawn]
+    starts = dict(zip(splits, itertools.accumulate(map(len, splits.values()), initial=0), strict=False))
+    return torch.cat([torch.arange(p.from_, p.to) + starts[p.splitname] for p in _slices(splits, name)])
+
+
+def _drawn(rows: Dataset, found: re.Match[str], label_column: str | None) -> Tensor:
+    """Return whether each row of a split belongs to the part of it with a name of `held_out_names`, (N,)."""
+    part, split, fraction, seed = found.groups()
+    names, classes = [], None
+    if label_column is not None:
+        names = read_class_names(rows, find_column(rows, label_column, (), "label"))
+        classes = read_labels(rows, label_column, names, split)
+    held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names)
+    return held_out if part == "held_out" else ~held_out
 
 
 def _slices(splits: DatasetDict, name: str) -> list[Any]:

@@ -16,6 +16,7 @@ from hf_sphere.data.decoding import (
     CorruptImageError,
     EncodedImages,
     ImageShape,
+    check_files,
     decode_all,
     find_good,
     probe_shapes,
@@ -31,9 +32,9 @@ from hf_sphere.data.sources import (
     common_column,
     count_training_classes,
     draw_held_out,
-    warn_of_shared_rows,
 )
 from hf_sphere.data.targets import COMPUTED_VALUES, OPEN_SETS, read_class_names, read_labels, read_values
+from hf_sphere.utils.pixels import WHITE
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Split:
         rows: (N,) row of the data set of each image.
         classes: (N,) class indices, for tasks with classes.
         values: (N,) real values, for tasks with values.
+        num_transparent: Number of images with an alpha channel or a transparent color.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Split:
     rows: Tensor
     classes: Tensor | None = None
     values: Tensor | None = None
+    num_transparent: int = 0
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -97,7 +100,7 @@ class Split:
         return [names[index] for index in classes.tolist()]
 
     def read(self, options: ImageSourceOptions, *, progress: bool) -> "Split":
-        """Decode images that are kept in memory; of other images, drop corrupt ones if requested."""
+        """Decode images that are kept in memory; check the files of other images, or drop corrupt ones if requested."""
         encoded = self.images
         assert isinstance(encoded, EncodedImages)  # a split is read once
         skip, workers = options.skip_unreadable_images, options.dataloader_num_workers
@@ -105,8 +108,10 @@ class Split:
             images, good = decode_all(
                 encoded, skip_corrupt=skip, cache_dir=options.cache_dir, num_workers=workers, progress=progress
             )
-            return self._with_images(images, good)
-        return self.select(find_good(encoded, num_workers=workers, progress=progress)) if skip else self
+            return replace(self._with_images(images, good), num_transparent=encoded.num_transparent)
+        check_files(encoded, skip_corrupt=skip, progress=progress)
+        good = find_good(encoded, num_workers=workers, progress=progress) if skip else torch.arange(len(self))
+        return replace(self.select(good), num_transparent=encoded.num_transparent)
 
     def batches(self, num_workers: int | None, **options: Any) -> ImageBatches:
         """Create batches; `options` are those of `ImageBatches`."""
@@ -135,9 +140,6 @@ def open_parts(
 ) -> tuple[dict[str, Split], list[str], ImageShape]:
     """Return the parts `train`, `eval` and possibly `validation`, the class names and the image shape."""
     rows = choose_splits(splits, options, task, train_classes)
-    if train_classes is None:
-        for key in list(rows)[1:]:
-            warn_of_shared_rows(splits, rows["train"][0], rows[key][0])
     only_rows = {key: part for key, (_, part) in rows.items()}
     image_column = common_column(only_rows, options.image_column_name, IMAGE_COLUMNS, "image")
     label_column, value_column, class_names = None, None, []
@@ -256,7 +258,7 @@ def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> Ima
     Raises:
         ValueError: If the images have several sizes and the options set none.
     """
-    resizing = options.crop_pct, options.interpolation or "bilinear"
+    resizing = options.crop_pct, options.interpolation or "bilinear", tuple(options.background_color or WHITE)
     if options.image_size and options.num_channels:
         return ImageShape(options.num_channels, options.image_size[0], options.image_size[-1], *resizing)
     found = probe_shapes(rows, column)

@@ -24,12 +24,14 @@ class Vocabulary:
         prefix: Special tokens before a text.
         suffix: Special tokens after it.
         mask: The mask token.
+        special: (S,) all special tokens, int64. Those inside a text, such as the one for unknown words, are no targets.
         ordinary: (V,) all other tokens, int64.
     """
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
     mask: int
+    special: Tensor
     ordinary: Tensor
 
     @classmethod
@@ -37,27 +39,37 @@ class Vocabulary:
         """Create it from a transformers tokenizer.
 
         Raises:
-            ValueError: If the tokenizer has no mask token.
+            ValueError: If the tokenizer has no mask token, or none that it finds in a text.
         """
-        if tokenizer.mask_token_id is None:
+        mask, name = tokenizer.mask_token_id, tokenizer.name_or_path
+        if mask is None:
+            raise ValueError(f"the tokenizer of {name!r} has no mask token; name another with --tokenizer_name.")
+        if tokenizer.is_fast:  # of all texts, only the mask token is known to have a token
+            ids = tokenizer(tokenizer.mask_token)["input_ids"]
+        else:
+            ids = tokenizer.build_inputs_with_special_tokens([mask])
+        if ids.count(mask) != 1:
             raise ValueError(
-                f"the tokenizer of {tokenizer.name_or_path!r} has no mask token; name another with --tokenizer_name."
+                f"the tokenizer of {name!r} does not find its mask token {tokenizer.mask_token!r} in a text; load it "
+                "with split_special_tokens=False, or name another with --tokenizer_name."
             )
-        encoded = tokenizer("a", return_special_tokens_mask=True)
-        ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
-        first, last = special.index(0), len(special) - special[::-1].index(0)
-        known = {*tokenizer.all_special_ids, *ids[:first], *ids[last:]}
-        ordinary = torch.tensor([index for index in range(len(tokenizer)) if index not in known])
-        return cls(tuple(ids[:first]), tuple(ids[last:]), tokenizer.mask_token_id, ordinary)
+        place, special = ids.index(mask), {*tokenizer.all_special_ids, *ids}
+        ordinary = {*tokenizer.get_vocab().values()} - special
+        tokens = (torch.tensor(sorted(part), dtype=torch.int64) for part in (special, ordinary))
+        return cls(tuple(ids[:place]), tuple(ids[place + 1 :]), mask, *tokens)
+
+    def is_special(self, tokens: Tensor) -> Tensor:
+        """Return which tokens are special, in the shape of the tokens."""
+        return torch.isin(tokens, self.special.to(tokens.device))
 
 
 @dataclass(frozen=True)
 class Masking:
     """Masking for masked language modeling.
 
-    Each token, or each word with all of its tokens, is chosen with `probability`; if a block has none, the one with
-    the lowest random number is chosen. Of the chosen tokens, 80 % are replaced by the mask token, 10 % by a random
-    ordinary token, and 10 % are kept (Devlin et al., "BERT", NAACL 2019).
+    Each token, or each word with all of its tokens, is chosen with `probability`, but no special token; if a block has
+    none, the ordinary token with the lowest random number is chosen. Of the chosen tokens, 80 % are replaced by the
+    mask token, 10 % by a random ordinary token, and 10 % are kept (Devlin et al., "BERT", NAACL 2019).
 
     Attributes:
         probability: Fraction of tokens to choose, above 0 and at most 1.
@@ -77,7 +89,7 @@ class Masking:
         Args:
             tokens: (B, L) tokens of the text, int64.
             starts: (B, L) whether a token begins a word.
-            vocabulary: The mask token, and the ordinary tokens for random replacement.
+            vocabulary: The mask token, the special tokens, and the ordinary tokens for random replacement.
             keys: (B,) determine the mask of each block, int64; see `keyed_integers`.
 
         Returns:
@@ -91,8 +103,9 @@ class Masking:
             words = starts.long().cumsum(1)
             words = words - words[:, :1]  # a block may begin within a word
             draws = draws.gather(1, words)
+        draws = draws.masked_fill(vocabulary.is_special(tokens), torch.inf)
         nearest = draws.amin(1, keepdim=True)
-        chosen = (draws < self.probability) | (draws == nearest)
+        chosen = ((draws < self.probability) | (draws == nearest)) & draws.isfinite()
         hidden = chosen & (fates < 0.8)
         replaced = chosen & (fates >= 0.9)
         seen = tokens.masked_fill(hidden, vocabulary.mask)
@@ -106,7 +119,8 @@ class TextBatches:
     In training, the order is determined by (`seed`, epoch), and the mask of a block by (`seed`, epoch, its place in the
     order). So a run can resume in the middle of an epoch, and the masks do not depend on the batch size and the number
     of processes. Processes get interleaved parts of the same order, of equal length; a few blocks may be repeated, and
-    then a message is logged. In evaluation every block occurs once, and its mask is the same in every epoch.
+    then a message is logged. In evaluation every block occurs once, and its mask is the same in every epoch. With a
+    masking, blocks of special tokens alone, which have no target, are left out.
 
     Args:
         tokens: (N, L) tokens of the text without special ones, any integer type.
@@ -122,7 +136,7 @@ class TextBatches:
         num_processes: Number of processes that share the data.
 
     Raises:
-        ValueError: If the sizes are invalid.
+        ValueError: If the sizes are invalid, or all tokens are special.
     """
 
     def __init__(
@@ -143,6 +157,12 @@ class TextBatches:
             raise ValueError(f"tokens and starts must both be (N, L); got {(*tokens.shape,)} and {(*starts.shape,)}.")
         if batch_size < 1:
             raise ValueError(f"the batch size must be at least 1; got {batch_size}.")
+        if masking is not None and len(tokens):
+            has_target = ~vocabulary.is_special(tokens).all(1)
+            if not has_target.any():
+                raise ValueError("all tokens are special, so nothing can be predicted; use a tokenizer of this text.")
+            if not has_target.all():
+                tokens, starts = tokens[has_target], starts[has_target]
         self.device = torch.device(device)
         self.tokens = tokens.to(self.device)
         self.starts = starts.to(self.device)

@@ -12,7 +12,7 @@ from torch.distributions import Distribution, constraints, register_kl
 from hf_sphere.distributions.hyperspherical_uniform import HypersphericalUniform, check_same_sphere, unit_vector
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.bessel import log_uniform_density
-from hf_sphere.geometry.checks import check_floating, to_shares
+from hf_sphere.geometry.checks import check_codes, check_dense, check_floating, to_shares
 from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.geometry.manifold import mean_direction, project_to_sphere
 from hf_sphere.geometry.sampling import points_around, sample_cosine
@@ -38,6 +38,10 @@ class DirectionalDistribution(Distribution):
         if isinstance(concentration, Tensor):
             loc = loc.to(torch.promote_types(loc.dtype, concentration.dtype))
         concentration = torch.as_tensor(concentration, dtype=loc.dtype, device=loc.device)
+        check_dense("concentration", concentration)
+        if loc.ndim > 1 and concentration.shape == (*loc.shape[:-1], 1):  # would broadcast to all pairs
+            shapes = f"{tuple(loc.shape[:-1])}, without the last axis of loc; got {tuple(concentration.shape)}"
+            raise ValueError(f"concentration must have the batch shape {shapes}. Use concentration.squeeze(-1).")
         try:
             batch_shape = torch.broadcast_shapes(loc.shape[:-1], concentration.shape)
         except RuntimeError:
@@ -186,6 +190,8 @@ class VonMisesFisher(DirectionalDistribution):
         """
         if not isinstance(points, Tensor):
             raise TypeError(f"points must be a tensor; got {type(points).__name__}. Convert it by torch.as_tensor.")
+        check_dense("points", points)
+        check_codes("points", points.dtype)
         if points.ndim < 2 or points.shape[-2] == 0 or points.shape[-1] < 2:
             raise ValueError(f"points must have the shape (..., n, d), n >= 1, d >= 2; got {tuple(points.shape)}.")
         shares = to_shares(weights, upcast(points))

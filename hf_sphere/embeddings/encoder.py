@@ -3,26 +3,34 @@
 import logging
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset, Image
+from datasets import Dataset, DatasetDict, Image, IterableDataset, IterableDatasetDict
 from PIL import Image as PILImage
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoProcessor
 
-from hf_sphere.data import sources
-from hf_sphere.data.decoding import file_names, open_image
+from hf_sphere.data import folders, sources
+from hf_sphere.data.image_files import (
+    encode_image,
+    encoded_images,
+    examine_files,
+    file_names,
+    log_transparent,
+    open_image,
+)
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
 from hf_sphere.embeddings.extract import class_names, compute_embeddings, load_embedding_model, read_output
+from hf_sphere.utils.arguments import error_text
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import digest_weights
-from hf_sphere.utils.pixels import convert_image
+from hf_sphere.utils.pixels import WHITE, convert_image
 
 
 @dataclass(frozen=True)
@@ -46,51 +54,55 @@ class ImageSource:
     def __len__(self) -> int:
         return len(self.names)
 
-    def open(self, index: int, channels: int = 3) -> PILImage.Image:
-        """Open an image, rotated upright, in 8-bit gray (1 channel) or color (3 channels).
+    def open(self, index: int, channels: int = 3, background: Sequence[int] = WHITE) -> PILImage.Image:
+        """Open an image as `hf_sphere.utils.pixels.convert_image` converts it.
 
         Raises:
             ValueError: If it cannot be opened, or is animated; the message has its name.
         """
         try:
             with open_image(self.encoded[index]["image"]) as image:
-                return convert_image(image, channels)
+                return convert_image(image, channels, background)
         except Exception as error:  # of PIL and its plugins, of many classes
-            raise ValueError(f"{self.names[index]} cannot be read as an image: {error}.") from error
+            raise ValueError(f"{self.names[index]} cannot be read as an image: {error_text(error)}.") from error
 
     @classmethod
     def of(cls, images: Any, split: str | None = None) -> "ImageSource":
-        """Make a source of a folder, the name of a data set, a file, an image of PIL, or a list of files and images.
+        """Make a source of a folder, a data set or its name, a file, an image of PIL, or several files and images.
 
         Args:
             images: The images. Those of a folder are all its image files, at any depth; the folder of a file is its
                 class. Any other folder, and any other text, is a data set; see `hf_sphere.data.sources.load_splits`.
-                A folder with a `metadata.csv` or `.jsonl` of `datasets` is one too.
+                A folder that `datasets` reads from tables, or from a metadata file that names its images, is one too.
             split: Split of a data set; if None its evaluation split, or all images of a folder.
 
         Raises:
-            TypeError: If an image is an array.
+            TypeError: If an image is an array or something else.
             ValueError: If there are no images, or no such split.
         """
         if isinstance(images, ImageSource):
             return images
+        if isinstance(images, (Dataset, DatasetDict, IterableDataset, IterableDatasetDict)):
+            return cls._of_splits("", sources.as_splits(images, {}), split)
         if isinstance(images, (str, os.PathLike)):
             path = Path(images)
             if path.is_file():
                 return cls.of([path])
-            files = sources.list_files(path, sources.SUFFIXES)
-            if not files or _has_metadata(path):
-                return cls._of_data_set(str(images), split or ("all" if files else None))
-            if split is not None:
-                hint = f"name its folder {path / split}" if (path / split).is_dir() else f"leave out {split!r}"
-                raise ValueError(f"{path} is a folder of image files, which has no splits; {hint}.")
-            inside = [file.relative_to(path) for file in files]
-            labels = [name.parent.name for name in inside]
-            return cls(str(path.resolve()), None, [*map(str, inside)], labels if any(labels) else [], _encode(files))
-        several: Sequence[Any] = [images] if isinstance(images, PILImage.Image) or hasattr(images, "ndim") else images
-        if any(hasattr(image, "ndim") for image in several):
-            hint = "Convert images by PIL.Image.fromarray; search embeddings with hf_sphere.metrics.NeighborSearch."
-            raise TypeError(f"images are files, a folder, a data set or images of PIL; got an array. {hint}")
+            files = folders.list_files(path, folders.SUFFIXES)
+            if path.is_dir() and not files and not folders.list_files(path, folders.TABLES | folders.UNREADABLE):
+                raise ValueError(f"{path} has no images.")
+            if files and folders.has_metadata(path):
+                split = split or "all"
+            elif files and not folders.has_tables(path):
+                return cls._of_folder(path, files, split)
+            return cls._of_splits(str(images), sources.load_splits(str(images)), split)
+        is_one = hasattr(images, "ndim") or isinstance(images, (PILImage.Image, Mapping, bytes))
+        several = list(images) if isinstance(images, Iterable) and not is_one else [images]
+        for image in several:
+            if not isinstance(image, (str, os.PathLike, PILImage.Image)):
+                hint = "Convert images by PIL.Image.fromarray; search embeddings with hf_sphere.metrics.NeighborSearch."
+                got = "an array" if hasattr(image, "ndim") else type(image).__name__
+                raise TypeError(f"images are files, a folder, a data set or images of PIL; got {got}. {hint}")
         if not several:
             raise ValueError("no images are given.")
         names = [
@@ -100,10 +112,17 @@ class ImageSource:
         return cls("", None, names, [], _encode(several))
 
     @classmethod
-    def _of_data_set(cls, name: str, split: str | None) -> "ImageSource":
-        if Path(name).is_dir() and not any(Path(name).rglob("*.*")):
-            raise ValueError(f"{name} has no images.")
-        splits = sources.load_splits(name)
+    def _of_folder(cls, path: Path, files: list[Path], split: str | None) -> "ImageSource":
+        if split is not None:
+            hint = f"name its folder {path / split}" if (path / split).is_dir() else f"leave out {split!r}"
+            raise ValueError(f"{path} is a folder of image files, which has no splits; {hint}.")
+        inside = [file.relative_to(path) for file in files]
+        labels = [name.parent.name for name in inside]
+        return cls(str(path.resolve()), None, [*map(str, inside)], labels if any(labels) else [], _encode(files))
+
+    @classmethod
+    def _of_splits(cls, name: str, splits: DatasetDict, split: str | None) -> "ImageSource":
+        """Make a source of a data set; `name` is empty if it is in memory."""
         split = sources.choose_eval_split(splits, split) or next(iter(splits))
         rows = sources.find_split(splits, split, "--split")
         column = sources.find_column(rows, None, sources.IMAGE_COLUMNS, "image")
@@ -113,23 +132,21 @@ class ImageSource:
             classes = read_class_names(rows, label)
             labels = [classes[index] for index in read_labels(rows, label, classes, split).tolist()]
         names = file_names(rows, column, name)
-        if len(set(names) - {""}) < len(rows):  # images without files, or with the names of another folder's files
-            names = [f"{split}/{row}" for row in range(len(rows))]
-        encoded = rows.select_columns([column]).rename_columns({column: "image"} if column != "image" else {})
-        name = str(Path(name).resolve()) if Path(name).is_dir() else name
-        return cls(name, split, names, labels, encoded.cast_column("image", Image(decode=False)))
-
-
-def _has_metadata(folder: Path) -> bool:
-    """Whether `datasets` reads the classes of a folder from a file; its first line names the files."""
-    found = [file for file in folder.rglob("metadata.*") if file.suffix in (".csv", ".jsonl")]
-    return any("file_name" in file.read_text(errors="ignore").partition("\n")[0] for file in found)
+        # Images without files, or with the names of another folder's files.
+        if len(set(names) - {""}) < len(rows) or not (name or all(map(os.path.isabs, names))):
+            names = [f"{split}/{row}" if name else f"image {row}" for row in range(len(rows))]
+        encoded = encoded_images(rows, column).rename_columns({column: "image"} if column != "image" else {})
+        name = str(Path(name).resolve()) if name and Path(name).is_dir() else name
+        return cls(name, split if name else None, names, labels, encoded)
 
 
 def _encode(images: Sequence[Any]) -> Dataset:
     """Return a column of files and images, each encoded."""
-    cells = [image if isinstance(image, PILImage.Image) else str(image) for image in images]
-    encoded = [Image().encode_example(cell) for cell in cells]
+    folders.check_names(Path(image) for image in images if not isinstance(image, PILImage.Image))
+    encoded = [
+        encode_image(image) if isinstance(image, PILImage.Image) else {"bytes": None, "path": str(image)}
+        for image in images
+    ]
     return Dataset.from_dict({"image": encoded}).cast_column("image", Image(decode=False))
 
 
@@ -207,8 +224,15 @@ class ImageEncoder:
         rows = range(len(source)) if rows is None else rows
         if num_workers is None:
             num_workers = min(os.cpu_count() or 1, 16) if len(rows) > 500 else 0
+        hint = "Repair or remove it, or skip such images: --skip_unreadable_images."
+        background = getattr(self.processor, "background_color", WHITE)
+        damaged, transparent = examine_files(source.encoded, "image", rows, progress=progress)
+        if damaged and not skip_unreadable:
+            row, error = next(iter(damaged.items()))
+            raise ValueError(f"{source.names[row]} cannot be read as an image: {error}. {hint}")
+        log_transparent(transparent, len(rows), background)
         loader: DataLoader = DataLoader(
-            _Prepared(source, self.processor, getattr(self.model.config, "num_channels", 3)),
+            _Prepared(source, self.processor, getattr(self.model.config, "num_channels", 3), background),
             batch_sampler=[list(rows[at : at + batch_size]) for at in range(0, len(rows), batch_size)],
             num_workers=num_workers,
             collate_fn=operator.itemgetter(0),
@@ -217,7 +241,7 @@ class ImageEncoder:
         with tqdm(total=len(rows), unit="image", disable=not progress, leave=False) as bar:
             for indices, pixels, errors in loader:
                 if errors and not skip_unreadable:
-                    raise ValueError(f"{errors[0]} Repair or remove it, or skip such images: --skip_unreadable_images.")
+                    raise ValueError(f"{errors[0]} {hint}")
                 for error in errors:
                     logger.warning("Skipped: %s", error)
                 if pixels is not None:
@@ -249,14 +273,14 @@ class ImageEncoder:
 class _Prepared(torch.utils.data.Dataset):
     """Batches of a source, prepared for a model: indices of the readable images, their pixels, and the errors."""
 
-    def __init__(self, source: ImageSource, processor: Any, channels: int) -> None:
-        self.source, self.processor, self.channels = source, processor, channels
+    def __init__(self, source: ImageSource, processor: Any, channels: int, background: Sequence[int]) -> None:
+        self.source, self.processor, self.conversion = source, processor, (channels, background)
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor | None, list[str]]]:
         images, good, errors = [], [], []
         for index in indices:
             try:
-                images.append(self.source.open(index, self.channels))
+                images.append(self.source.open(index, *self.conversion))
                 good.append(index)
             except ValueError as error:
                 errors.append(str(error))

@@ -20,6 +20,7 @@ from hf_sphere.metrics import (
     risk_coverage,
     sampled_retrieval_scores,
 )
+from hf_sphere.metrics.shared_rows import SharedRowsError
 from hf_sphere.ood import SCORES, OODDetector, Outputs, compare_scores
 
 
@@ -66,7 +67,8 @@ def evaluate_embeddings(
         `confidence` or a score of `hf_sphere.ood`, of which `max_softmax` is equivalent to `confidence` and left out.
 
     Raises:
-        ValueError: If the embeddings have no labels, or a curvature is missing or set for another distance.
+        ValueError: If the embeddings have no labels, a curvature is missing or set for another distance, or training
+            embeddings are also among those that are tested.
 
     Example:
         >>> evaluate_embeddings(read_embeddings("outputs/embeddings")).results["eval_recall_at_1"]  # doctest: +SKIP
@@ -94,11 +96,18 @@ def _evaluate_ood(
         models = {Path(about["model"]).resolve() for about in (data.about, other.about) if "model" in about}
         if len(models) == 2:
             evaluation.notes.append(f"{other.name} was embedded by another model, so its scores are not comparable.")
-    own, *others = (Outputs(d.embeddings, d.logits, d.labels, d.concentrations) for d in (data, *ood.values()))
-    fitted = None if train is None else Outputs(train.embeddings, train.logits, train.labels)
+    own, *others = (
+        Outputs(d.embeddings, d.logits, d.labels, d.concentrations, d.row_ids)
+        for d in (data, *ood.values(), *([] if train is None else [train]))
+    )
+    fitted = None if train is None else others.pop()
     omitted = "max_softmax" if data.confidences is not None else None  # equivalent to the confidence
     detectors = {name: OODDetector(name) for name in SCORES if name != omitted}
-    comparison = compare_scores(fitted, own, dict(zip(ood, others, strict=True)), detectors)
+    try:
+        comparison = compare_scores(fitted, own, dict(zip(ood, others, strict=True)), detectors)
+    except SharedRowsError as error:
+        hint = "With recipes/extract_embeddings.py, the images that the model was trained on are --split training."
+        raise SharedRowsError(f"{error} {hint}") from error
     if data.confidences is not None:
         comparison.results["confidence"] = {
             name: detection_scores(data.confidences, other.certainties["confidence"]) for name, other in ood.items()
@@ -154,11 +163,20 @@ def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: in
             f"{unknown:,} of {len(known):,} labels are not among the model's classes; accuracy, calibration and risk "
             "exclude them."
         )
+    if trained := data.about.get("num_training_images"):
+        evaluation.notes.append(
+            f"the model was trained on {trained:,} of these images, so these are not the results for new images."
+        )
     correct = correct[known]
     certainties = {name: values[known] for name, values in data.certainties.items()}
     evaluation.results["eval_accuracy"] = correct.double().mean().item()
-    evaluation.add("eval", calibration_errors(certainties["confidence"], correct))
-    evaluation.reliability = reliability_bins(certainties["confidence"], correct, num_bins=num_bins)
+    if fitted := data.about.get("num_calibration_images"):
+        evaluation.notes.append(
+            f"calibration is skipped: that of the model was fitted to {fitted:,} of these images; evaluate other ones."
+        )
+    else:
+        evaluation.add("eval", calibration_errors(certainties["confidence"], correct))
+        evaluation.reliability = reliability_bins(certainties["confidence"], correct, num_bins=num_bins)
     for name, values in certainties.items():
         evaluation.risk_coverage[name] = risk_coverage(values, correct)
         suffix = "" if name == "confidence" else f"_{name}"
@@ -171,6 +189,11 @@ def _evaluate_retrieval(
 ) -> None:
     if labels.unique(return_counts=True)[1].max() < 2:
         evaluation.notes.append("retrieval is skipped: no class has two images.")
+        return
+    if data.row_ids is not None and (repeated := len(data.row_ids) - len(data.row_ids.unique())):
+        evaluation.notes.append(
+            f"retrieval is skipped: {repeated:,} row(s) repeat an image, which would be its own neighbor."
+        )
         return
     scores = retrieval_scores(data.embeddings, labels, **retrieval)
     evaluation.add("eval", scores)

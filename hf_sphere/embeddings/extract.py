@@ -18,6 +18,7 @@ from transformers.modeling_outputs import ModelOutput
 
 from hf_sphere.analysis.model_sources import processor_options
 from hf_sphere.data import ImageBatches, ImageSourceOptions, ImageSplit, load_image_split
+from hf_sphere.data.provenance import DataRecord
 from hf_sphere.embeddings.store import Columns, embeddings_writer
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
 from hf_sphere.utils.loading import load_model, load_pretrained
@@ -31,7 +32,7 @@ MODELS = {
 
 
 def load_embedding_model(name: str) -> Any:
-    """Load a model that embeds images.
+    """Load a model that embeds images, in float32 whatever the dtype of its file.
 
     Args:
         name: Folder or Hub id of a classifier, encoder or few-shot model (whose encoder is used) of type sphere_vision,
@@ -83,6 +84,7 @@ def load_source_images(model_name: str, options: ImageSourceOptions, split: str 
     The preprocessing is that of the model's image processor. Without one, its configuration has the size of the images,
     and the options must have their mean and standard deviation: wrong ones would change the embeddings silently.
     """
+    loading["record"] = DataRecord.read(model_name)
     given = [name for name in ("image_mean", "image_std") if getattr(options, name) is not None]
     try:
         found = processor_options(load_pretrained(AutoImageProcessor, model_name))
@@ -155,6 +157,10 @@ def extract_embeddings(
     head = getattr(model, "head", None)
     about = {**(about or {}), "backbone": backbone_name(model), "split": images.name}
     about |= {"head": None, "distance": "cosine"} if head is None else {"head": model.config.head, **head.metric()}
+    if images.recorded:
+        about["num_training_images"] = images.recorded["train"]
+        if getattr(model.config, "calibration", None) is not None:
+            about["num_calibration_images"] = images.recorded.get("validation", 0)
     names = {"class_names": images.class_names, "predicted_names": class_names(model)}
     split = "all_splits" if images.name == "all" else re.sub(r"\W+", "_", images.name).strip("_")  # for `datasets`
     is_main = accelerator.is_main_process
@@ -165,6 +171,7 @@ def extract_embeddings(
         tqdm(total=images.num_images, desc="Embedding", unit="image", disable=not (progress and is_main)) as bar,
     ):
         for columns in embed_split(model, images.batches, accelerator, labeled=bool(images.class_names)):
+            columns = {**columns, "row_id": images.ids[columns["index"]]}
             write(columns)
             bar.update(len(columns["index"]))
     return list(columns)

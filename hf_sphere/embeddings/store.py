@@ -9,6 +9,7 @@ confidence     softmax probability of that class
 logits         (K,) real numbers
 concentration  concentration of the embedding's distribution, if the head defines one
 index          row of the source split, or of the concatenation of two pooled splits
+row_id         identity of the image: the same in all splits and parts of a data set (`hf_sphere.data.provenance`)
 
 `embeddings.json` in the same folder contains the model, the data set and the distance.
 """
@@ -69,6 +70,7 @@ class Embeddings:
         about: Content of `embeddings.json`; empty without the file.
         indices: (N,) rows of the source data set, if stored.
         logits: (N, K), float32, if stored.
+        row_ids: (N,), int64, identities of the images, if stored.
     """
 
     name: str
@@ -83,6 +85,7 @@ class Embeddings:
     about: dict[str, Any]
     indices: Tensor | None = None
     logits: Tensor | None = None
+    row_ids: Tensor | None = None
 
     @property
     def certainties(self) -> dict[str, Tensor]:
@@ -231,6 +234,7 @@ def read_embeddings(
         confidences=values.get("confidence"),
         concentrations=values.get("concentration"),
         indices=torch.tensor(rows["index"][:]) if rows.features.get("index") in SIGNED else None,
+        row_ids=torch.tensor(rows["row_id"][:]) if rows.features.get("row_id") in SIGNED else None,
         about=_read_about(Path(name)),
     )
 

@@ -1,9 +1,10 @@
-"""Validation of numeric arguments."""
+"""Conversion and validation of numeric arguments."""
 
 import math
 import operator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,8 @@ def check_floating(name: str, value: Any) -> None:
     if not is_tensor or not value.is_floating_point():
         got, how = (value.dtype, ".float()") if is_tensor else (type(value).__name__, "torch.as_tensor()")
         raise TypeError(f"{name} must be a tensor of a floating-point dtype; got {got}. Convert it with {how}.")
+    if not torch.compiler.is_compiling():  # where layouts cannot be read in a backward pass
+        check_dense(name, value)
 
 
 def to_shares(weights: Any, points: Tensor) -> Tensor:
@@ -48,13 +51,70 @@ def to_shares(weights: Any, points: Tensor) -> Tensor:
     return weights / total
 
 
-def to_labels(labels: Any) -> Tensor:
-    """Return labels as a tensor; a TypeError for names says how to number them."""
+def check_dense(name: str, values: Any) -> None:
+    """Raise a TypeError for a sparse or nested tensor, a sparse matrix, or an array with masked values."""
+    if isinstance(values, Tensor):
+        is_dense, how = values.layout == torch.strided, "to_dense()"
+    else:
+        is_dense, how = not hasattr(values, "toarray") and not np.ma.is_masked(values), "toarray() or .filled()"
+    if not is_dense:
+        got = values.layout if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"{name} must be dense, without masked values; got {got}. Convert it with .{how}.")
+
+
+def check_codes(name: str, dtype: object) -> None:
+    """Raise a TypeError for 8-bit integers, which do not say whether they are coordinates or packed bits."""
+    if str(dtype).removeprefix("torch.") in ("int8", "uint8"):
+        raise TypeError(
+            f"{name} of dtype {dtype} can be coordinates or packed bits (precisions 'binary' and 'ubinary' of "
+            "sentence-transformers). Convert coordinates to float32. Convert bits, after adding 128 to int8, with "
+            "numpy.unpackbits(codes, axis=1) to float32, and use the euclidean distance, the root of the Hamming one."
+        )
+
+
+def to_tensor(name: str, values: Any, kind: str = "numbers") -> Tensor:
+    """Return numbers as a tensor without loss of precision, and tensors as they are.
+
+    Arrays, columns and lists have the dtype that numpy gives them, so that Python numbers are float64 and int64.
+
+    Raises:
+        TypeError: If the values are sparse, complex, of unequal lengths, not of the `kind` that the message names, or
+            represented exactly by neither a dtype of torch nor float64.
+    """
+    check_dense(name, values)
     try:
-        return torch.as_tensor(labels)
-    except (TypeError, ValueError) as error:
-        how = f"the first is '{next(iter(labels))}'. Number the names: numpy.unique(names, return_inverse=True)[1]"
-        raise TypeError(f"labels must be integers; {how}.") from error
+        if isinstance(values, (list, tuple)) and values and isinstance(values[0], Tensor):
+            values = torch.stack(tuple(values))
+        if not isinstance(values, Tensor):
+            array = np.asarray(values)
+            array = np.asarray(array.tolist()) if array.dtype == object else array  # such as a column of pandas
+            if array.dtype.kind in "SUTMm" and array.size:
+                how = "Number the names: numpy.unique(names, return_inverse=True)[1]"
+                raise TypeError(f"the first is '{array.flat[0]}'. {how}.")
+            if array.dtype.kind not in "biufc" or array.dtype == np.longdouble:
+                array = _to_float64(name, array)
+            values = torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise TypeError(f"{name} must be {kind}; {error}") from error
+    if values.is_complex():
+        raise TypeError(f"{name} must be real; got {values.dtype}.")
+    return values
+
+
+def to_floating(name: str, values: Any) -> Tensor:
+    """Return numbers as a tensor of a floating-point dtype, float64 for integers; see `to_tensor`."""
+    values = to_tensor(name, values)
+    exact = values.is_floating_point()
+    return values if exact else torch.from_numpy(_to_float64(name, values.cpu().numpy())).to(values.device)
+
+
+def _to_float64(name: str, array: np.ndarray) -> np.ndarray:
+    wide = array.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        if not (wide.astype(array.dtype) == array).all():
+            others = f"some of dtype {array.dtype} are not, such as integers above 2**53 and missing values"
+            raise ValueError(f"{name} must be exact in float64; {others}.")
+    return wide
 
 
 def check_positive(name: str, value: float) -> None:

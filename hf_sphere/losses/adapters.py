@@ -1,5 +1,6 @@
 """Losses in the trainers of other libraries, and losses of other libraries here."""
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from hf_sphere.losses.heads import require_all_classes
+from hf_sphere.losses.pairs import PairLoss
 from hf_sphere.nn.checks import IGNORED, check_tensors
-from hf_sphere.nn.heads.base import Head
+from hf_sphere.nn.heads.base import Head, heads_of
 from hf_sphere.nn.processes import count_processes
 from hf_sphere.utils.files import atomic_file
+
+logger = logging.getLogger(__name__)
 
 
 class MetricLearningLoss(nn.Module):
@@ -64,12 +68,33 @@ def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
             "contains it, or a loss without parameters, such as InfoNCELoss(learn_temperature=False)."
         )
 
+    is_checked = False
+
     def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        nonlocal is_checked
         value = loss(outputs["embeddings"], labels)
+        if num_items_in_batch is None:
+            return value
+        count = (labels != IGNORED).sum()
+        if not is_checked and torch.is_grad_enabled():
+            is_checked = True
+            if bool(reduce(count, "sum") < num_items_in_batch):
+                _warn_about_accumulation(loss)
         # The Trainer sums over the batches of an optimizer step, of which `num_items_in_batch` is the size.
-        return value if num_items_in_batch is None else value * (labels != IGNORED).sum() / num_items_in_batch
+        return value * count / num_items_in_batch
 
     return compute
+
+
+def _warn_about_accumulation(loss: nn.Module) -> None:
+    """Log a message if gradients are accumulated although the loss compares all examples of a batch."""
+    for head in heads_of(loss):
+        head.warn_if_divided(1, 2)
+    if isinstance(loss, (MetricLearningLoss, PairLoss)):
+        logger.warning(
+            f"{type(loss).__name__} compares the examples of each of the accumulated batches only among themselves, so "
+            "it differs from that of one large batch. Use a larger batch and gradient_accumulation_steps=1."
+        )
 
 
 class SentenceTransformerLoss(nn.Module):
@@ -128,6 +153,8 @@ class LossCheckpointCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Load the loss of the checkpoint from which training resumes; give all processes that of the first."""
+        if args.gradient_accumulation_steps > 1:
+            _warn_about_accumulation(self.loss)
         if state.global_step > 0:
             self.loss.load_state_dict(load_file(self._path(args, state)))
         for value in self.loss.state_dict().values():

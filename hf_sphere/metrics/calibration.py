@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_sphere.geometry.checks import to_tensor
 from hf_sphere.metrics.checks import check_confidences, check_embeddings, check_labels, mean_over_ties
 
 Binning = Literal["equal_mass", "equal_width"]
@@ -48,7 +49,8 @@ def reliability_bins(
         num_bins: Number of bins B.
         binning: `equal_mass`: the same number of predictions in each bin, up to rounding; if there are fewer
             predictions than bins, some bins are empty. `equal_width`: the intervals [0, 1/B], (1/B, 2/B], ...,
-            ((B-1)/B, 1].
+            ((B-1)/B, 1], whose ends are rounded as the confidences are: k/B of any floating-point dtype, also a float32
+            number in float64, is in the bin that ends there.
 
     Returns:
         Confidence, accuracy and count per bin, on the CPU.
@@ -61,6 +63,8 @@ def reliability_bins(
         >>> reliability_bins(torch.tensor([0.9, 0.8, 0.6, 0.5]), torch.tensor([1, 1, 1, 0]), num_bins=2).accuracy
         tensor([0.5000, 1.0000], dtype=torch.float64)
     """
+    confidences = to_tensor("confidences", confidences)
+    dtype = confidences.dtype
     confidences, correct = check_confidences(confidences, correct)
     if not ((confidences >= 0) & (confidences <= 1)).all():
         low, high = confidences.min().item(), confidences.max().item()
@@ -75,8 +79,10 @@ def reliability_bins(
         # one prediction, for instance 29/50 of 2,000.
         bins = (rank / total * num_bins).long()
     elif binning == "equal_width":
-        inner = torch.arange(1, num_bins, dtype=torch.float64) / num_bins  # rounded like a confidence k / n
-        bins = torch.bucketize(confidences, inner)
+        inner = torch.arange(1, num_bins, dtype=torch.float64) / num_bins
+        narrow = dtype if dtype in (torch.float16, torch.bfloat16) else torch.float32
+        rounded = torch.bucketize(confidences, inner.to(narrow).double())
+        bins = torch.where(confidences == confidences.to(narrow), rounded, torch.bucketize(confidences, inner))
     else:
         raise ValueError(f"unknown binning {binning!r}; choose equal_mass or equal_width.")
     count = torch.bincount(bins, minlength=num_bins)
@@ -154,7 +160,7 @@ def probability_scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
         0.7201
     """
     logits = check_embeddings(logits, what="logits").cpu().double()
-    labels = check_labels(labels, len(logits)).cpu().long()
+    labels = check_labels(labels, len(logits)).cpu()
     if labels.min() < 0 or labels.max() >= logits.shape[1]:
         raise ValueError(f"labels must be from 0 to {logits.shape[1] - 1}; got {labels.min()} to {labels.max()}.")
     probabilities = logits.softmax(1)

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import to_labels
+from hf_sphere.geometry.checks import check_codes, to_floating, to_tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 
 
 def check_scores(name: str, scores: Tensor) -> Tensor:
     """Return valid scores (N,), N >= 1, as float64 on the CPU."""
-    scores = torch.as_tensor(scores).detach()
+    scores = to_floating(name, scores).detach()
     if scores.ndim != 1 or len(scores) == 0:
         raise ValueError(f"{name} must have the shape (N,) with N >= 1; got {tuple(scores.shape)}.")
     scores = scores.cpu().double()
@@ -46,13 +46,13 @@ def mean_over_ties(confidences: Tensor, correct: Tensor) -> Tensor:
 
 
 def check_embeddings(embeddings: Tensor, min_count: int = 1, what: str = "embeddings") -> Tensor:
-    """Return valid embeddings (N, d), N >= `min_count`, d >= 1, in their dtype and on their device."""
-    embeddings = torch.as_tensor(embeddings).detach()
+    """Return valid embeddings (N, d), N >= `min_count`, d >= 1, on their device; integers become float64."""
+    embeddings = to_tensor(what, embeddings).detach()
+    check_codes(what, embeddings.dtype)
+    embeddings = to_floating(what, embeddings)
     if embeddings.ndim != 2 or len(embeddings) < min_count or embeddings.shape[1] == 0:
         shape = f"(N, d) with N >= {min_count} and d >= 1"
         raise ValueError(f"{what} must have the shape {shape}; got {tuple(embeddings.shape)}.")
-    if embeddings.is_complex():
-        raise TypeError(f"{what} must be real; got {embeddings.dtype}.")
     _check_rows(embeddings.isfinite().all(-1), f"{what} must be finite", "are not")
     return embeddings
 
@@ -71,13 +71,13 @@ def _check_rows(valid: Tensor, rule: str, found: str) -> None:
 
 
 def check_labels(labels: Tensor, count: int) -> Tensor:
-    """Return valid labels (count,) of any integer dtype."""
-    labels = to_labels(labels)
+    """Return valid labels (count,), of any integer dtype, as int64."""
+    labels = to_tensor("labels", labels, "integers")
     if labels.shape != (count,):
         raise ValueError(f"labels must have the shape ({count},), one per embedding; got {tuple(labels.shape)}.")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+    if labels.is_floating_point() or labels.dtype == torch.bool:
         raise TypeError(f"labels must be integers; got {labels.dtype}. Convert them with .long().")
-    return labels
+    return labels.long()
 
 
 def check_classes(labels: Tensor, count: int) -> Tensor:

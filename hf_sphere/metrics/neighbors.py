@@ -60,7 +60,7 @@ class Gallery:
             queries, references = for_hyperbolic_distances(embeddings[order], curvature)
         _, sizes = key[order].unique_consecutive(return_counts=True)
         ends = sizes.cumsum(0).repeat_interleave(sizes)
-        return cls(queries, _padded(references), ends - sizes.repeat_interleave(sizes), ends, order)
+        return cls(queries, padded(references), ends - sizes.repeat_interleave(sizes), ends, order)
 
     def block_size(self, count: int) -> int:
         """Return the number of queries that fit into memory with their `count` neighbors and the largest class."""
@@ -77,7 +77,7 @@ class Gallery:
             (b, n) with the nearest members of other classes, where n is `count`, or smaller if there are fewer. Both
             are in decreasing order and padded with -inf.
         """
-        similarities = (_padded(self.queries[rows]) @ self.references.T)[: len(rows)]
+        similarities = (padded(self.queries[rows]) @ self.references.T)[: len(rows)]
         similarities[:, len(self.queries) :] = -torch.inf
         # Columns of each row's class; smaller classes are padded with the query itself.
         members = torch.arange(int(self.relevant[rows].max()) + 1, device=rows.device)
@@ -89,7 +89,8 @@ class Gallery:
         return same.sort(dim=1, descending=True).values[:, :-1], others
 
 
-def _padded(rows: Tensor) -> Tensor:
+def padded(rows: Tensor) -> Tensor:
+    """Pad the rows of a matrix with zeros to a multiple of `TILE`."""
     return F.pad(rows, (0, 0, 0, -len(rows) % TILE))
 
 

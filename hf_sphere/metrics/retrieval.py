@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.distributions import VonMisesFisher
-from hf_sphere.geometry.checks import check_integer, check_positive
+from hf_sphere.geometry.checks import check_integer, check_positive, to_floating
 from hf_sphere.metrics.checks import check_embeddings, check_labels
 from hf_sphere.metrics.neighbors import Distance, Gallery
 
@@ -148,12 +148,12 @@ def sampled_retrieval_scores(
         raise ValueError(f"interval must be in (0, 1), for instance 0.95; got {interval}.")
     directions = check_embeddings(directions)
     labels = check_labels(labels, len(directions))
-    concentration = torch.as_tensor(concentration)
+    concentration = to_floating("concentration", concentration)
     if concentration.shape != labels.shape:
         raise ValueError(f"concentration must have the shape {tuple(labels.shape)}; got {tuple(concentration.shape)}.")
     if not directions.any(-1).all():
         raise ValueError("directions must not be zero vectors. Remove them.")
-    dtype = torch.promote_types(directions.dtype, torch.float32)
+    dtype = torch.promote_types(torch.promote_types(directions.dtype, concentration.dtype), torch.float32)
     # Explicit, since compiling a model disables the validation of distributions for the entire process.
     axes = F.normalize(directions.to("cpu", dtype), dim=-1)
     points = VonMisesFisher(axes, concentration.to("cpu", dtype), validate_args=True)

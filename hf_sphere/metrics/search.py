@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings
-from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances
+from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, padded
 from hf_sphere.utils.files import atomic_file
 
 logger = logging.getLogger(__name__)
@@ -86,10 +86,12 @@ class NeighborSearch:
     ) -> None:
         if distance not in get_args(Distance):
             raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(Distance))}.")
-        self.references = check_embeddings(references).cpu().float()
+        self.references = _at_least_float32(references)
         self.distance: Distance = distance
         self.curvature = curvature
-        self.kind = kind or choose_kind(len(references), distance)
+        count, is_double = len(self.references), self.references.dtype == torch.float64
+        # FAISS compares in float32, which may not tell the nearest references apart.
+        self.kind = kind or ("torch" if is_double and count <= LARGEST_EXACT else choose_kind(count, distance))
         self.recall = 1.0 if file is None else torch.nan
         if self.kind not in get_args(SearchKind):
             raise ValueError(f"unknown kind of search {kind!r}; choose one of {', '.join(get_args(SearchKind))}.")
@@ -120,7 +122,7 @@ class NeighborSearch:
         Raises:
             ValueError: If the queries have another length or are not finite, or k is not in 1..N.
         """
-        queries = check_embeddings(queries).cpu().float()
+        queries = _at_least_float32(queries)
         count, dim = self.references.shape
         if queries.shape[1] != dim:
             raise ValueError(f"queries must have {dim} dimensions, as the references; got {queries.shape[1]}.")
@@ -144,7 +146,7 @@ class NeighborSearch:
 
     def _candidates(self, queries: Tensor, count: int) -> Tensor:
         """Return the rows of the references with the largest similarities, (Q, count), in any order."""
-        vectors = self._prepare(queries, as_query=True)
+        vectors = self._prepare(queries.to(self.references.dtype), as_query=True)
         if self._index is not None:
             return torch.from_numpy(self._index.search(vectors.numpy(), count)[1])
         assert self._vectors is not None
@@ -159,10 +161,12 @@ class NeighborSearch:
         if self.distance == "hyperbolic":
             return for_hyperbolic_distances(points, self.curvature)[0 if as_query else 1]
         if self.distance == "cosine":
-            return project_to_sphere(points)
-        # Centered against cancellation.
-        points = points - self.references[:: max(1, len(self.references) // 10_000)].mean(0)
+            points = project_to_sphere(points)
+        else:  # centered against cancellation
+            points = points - self.references[:: max(1, len(self.references) // 10_000)].mean(0)
         if self.kind != "torch":
+            return points.float()
+        if self.distance == "cosine":
             return points
         squares = points.square().sum(1, keepdim=True)
         return torch.cat([points, torch.ones_like(squares) if as_query else -squares / 2], dim=1)
@@ -222,16 +226,29 @@ class NeighborSearch:
             effort = min(2 * effort, limit)
 
 
+def _at_least_float32(embeddings: Any) -> Tensor:
+    embeddings = check_embeddings(embeddings).cpu()
+    return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+
+
 def _largest_products(queries: Tensor, references: Tensor, count: int) -> Tensor:
     """Return the rows of the references (N, e) with the largest inner products with queries (b, e): (b, count)."""
     products, rows = [], []
     for start in range(0, len(references), REFERENCES):
         block = references[start : start + REFERENCES]
-        largest = (queries @ block.T).topk(min(count, len(block)), dim=1, sorted=False)
-        products.append(largest.values)
-        rows.append(start + largest.indices)
-    chosen = torch.cat(products, 1).topk(count, dim=1, sorted=False).indices
-    return torch.cat(rows, 1).gather(1, chosen)
+        similarities = (padded(queries) @ padded(block).T)[: len(queries), : len(block)]
+        largest = _largest(similarities, min(count, len(block)))
+        products.append(similarities.gather(1, largest))
+        rows.append(start + largest)
+    return torch.cat(rows, 1).gather(1, _largest(torch.cat(products, 1), count))
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """Return the columns of the `count` largest values per row, (b, m) -> (b, count); of equal values the first."""
+    largest, columns = values.topk(min(count + 1, values.shape[1]), dim=1)
+    if (tied := largest[:, count - 1] == largest[:, -1]).any() and count < values.shape[1]:
+        columns[tied, :count] = values[tied].sort(dim=1, descending=True, stable=True).indices[:, :count]
+    return columns[:, :count].sort(dim=1).values
 
 
 def _read_index(file: Path, shape: torch.Size) -> Any:

@@ -4,7 +4,8 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import timm
 import torch
 from timm.models import adapt_input_conv, load_state_dict
 from torch import Tensor, nn
-from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel
+from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, PreTrainedConfig
 
 from hf_sphere.analysis.model_sources import processor_options, timm_options
 from hf_sphere.utils.arguments import error_text
@@ -20,15 +21,19 @@ from hf_sphere.utils.loading import load_model, load_pretrained
 
 logger = logging.getLogger(__name__)
 
+_NOT_ARCHITECTURE = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype", "output_attentions"}
+"""Settings of any configuration, such as the dtype of a file, that do not apply to a model with this backbone."""
+
 
 class TransformersBackbone(nn.Module):
     """An image encoder of transformers with the interface of timm's models: images to pooled features (B, d).
 
     The features are the encoder's pooled output, or without it the class token or the mean over all positions. Poolers
-    of BERT's kind, a linear map and a tanh that pretrained weights often lack, are left out.
+    of BERT's kind, a linear map and a tanh that pretrained weights often lack, are left out. The weights have torch's
+    default dtype, whatever that of the file: `from_pretrained` sets it to the dtype asked for.
 
     Args:
-        settings: The configuration of the encoder, as a dictionary.
+        settings: The configuration of the encoder, as a dictionary. Only the architecture is used.
         num_channels: Channels of the images.
         pretrained: Folder, Hub id or file of the weights; None for random ones.
 
@@ -38,19 +43,21 @@ class TransformersBackbone(nn.Module):
 
     def __init__(self, settings: dict[str, Any], num_channels: int, pretrained: str | None = None) -> None:
         super().__init__()
-        config = AutoConfig.for_model(**settings)
+        config = AutoConfig.for_model(**_architecture(settings))
+        dtype: Any = torch.get_default_dtype()
         if pretrained and getattr(config, "num_channels", num_channels) != num_channels:
             raise ValueError(f"{pretrained} has weights for num_channels={config.num_channels}, not {num_channels}.")
         config.num_channels = num_channels
+        (getattr(config, "model_args", None) or {}).pop("num_classes", None)  # timm writes it, its wrapper sets it
         if hasattr(config, "mask_ratio"):
             config.mask_ratio = 0.0  # masked autoencoders would hide parts of the images
         if pretrained is None:
-            encoder: Any = AutoModel.from_config(config)
+            encoder: Any = AutoModel.from_config(config, dtype=dtype)
         elif Path(pretrained).is_file():
             encoder = _load_encoder(config, pretrained)
         else:
             checks: Any = {"complete": True, "unused": "pooler"}
-            encoder = load_model(AutoModel, pretrained, config=config, dtype=torch.float32, **checks)
+            encoder = load_model(AutoModel, pretrained, config=config, dtype=dtype, **checks)
         if encoder.main_input_name != "pixel_values":
             raise ValueError(
                 f"{type(encoder).__name__} of transformers is no image encoder, such as DINOv2 or ConvNeXt."
@@ -59,8 +66,10 @@ class TransformersBackbone(nn.Module):
         if pooler is not None and any(isinstance(layer, nn.Linear) for layer in pooler.modules()):
             encoder.pooler = None
         self.encoder = encoder
+        of_timm: Any = getattr(encoder, "timm_model", None)  # its wrapper's configuration lacks the size of images
+        known = getattr(of_timm, "head_hidden_size", None) or getattr(of_timm, "num_features", None)
         try:
-            self.num_features: int = getattr(config, "hidden_size", None) or _count_features(config)
+            self.num_features: int = getattr(config, "hidden_size", None) or known or _count_features(config)
         except Exception as error:  # of any model that computes something else
             kind = type(encoder).__name__
             raise ValueError(f"{kind} of transformers computes no features of an image: {error_text(error)}") from error
@@ -110,7 +119,7 @@ def _pool(output: Any, *, has_class_token: bool) -> Tensor:
 def _count_features(config: Any) -> int:
     """Return the number of features of an encoder without a `hidden_size`, found without memory for its weights."""
     with torch.device("meta"), torch.no_grad():
-        encoder = AutoModel.from_config(config).eval()
+        encoder = AutoModel.from_config(config, dtype=torch.get_default_dtype()).eval()
         size = getattr(config, "image_size", 224)
         height, width = [size, size] if isinstance(size, int) else size
         output = encoder(pixel_values=torch.empty(1, config.num_channels, height, width))
@@ -125,11 +134,20 @@ def is_transformers_name(name: str) -> bool:
     return Path(name, "config.json").is_file() or (name.count("/") == 1 and not name.startswith(("hf-hub:", "hf_hub:")))
 
 
+def _architecture(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in _NOT_ARCHITECTURE and not key.startswith("_")}
+
+
 def transformers_settings(name: str) -> dict[str, Any]:
-    """Return the configuration of a model of transformers, or of its vision part as of CLIP, without its source."""
+    """Return the architecture of a model of transformers, or of its vision part as of CLIP, as a dictionary.
+
+    Raises:
+        ValueError: If the weights are quantized.
+    """
     config = load_pretrained(AutoConfig, name)
-    settings = getattr(config, "vision_config", config).to_diff_dict()
-    return {key: value for key, value in settings.items() if not key.startswith("_") and key != "architectures"}
+    if getattr(config, "quantization_config", None):
+        raise ValueError(f"{name} has quantized weights, which cannot be trained; use the model before quantization.")
+    return _architecture(getattr(config, "vision_config", config).to_diff_dict())
 
 
 def pretrained_preprocessing(name: str) -> dict[str, Any]:
@@ -156,7 +174,7 @@ def _load_encoder(config: Any, file: str) -> Any:
     try:
         kind = MODEL_MAPPING[type(config)]
         encoder, report = kind.from_pretrained(
-            None, config=config, state_dict=load_state_dict(file), output_loading_info=True
+            None, config=config, state_dict=load_state_dict(file), output_loading_info=True, dtype="float32"
         )
     except Exception as error:  # of safetensors, pickle, torch or transformers
         raise ValueError(f"{file} cannot be read as weights of {type(config).__name__}: {error_text(error)}") from error

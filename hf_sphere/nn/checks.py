@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import to_labels
+from hf_sphere.geometry.checks import to_tensor
 from hf_sphere.geometry.coordinates import is_readable
 
 IGNORED = -100
@@ -15,7 +15,7 @@ def check_tensors(**values: object) -> None:
     for name, value in values.items():
         if value is not None and not isinstance(value, Tensor):
             if name == "labels":
-                to_labels(value)  # raises an error for names
+                to_tensor("labels", value, "integers")  # raises an error for names
             raise TypeError(f"{name} must be a tensor; got {type(value).__name__}. Convert it with torch.as_tensor().")
 
 

@@ -5,11 +5,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import torch
 from sklearn.exceptions import NotFittedError
 from torch import Tensor, nn
 
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.metrics import detection_scores
+from hf_sphere.metrics.shared_rows import Rows, SharedRowsError, check_disjoint
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.ood.scores import FITTED, SCORES, UNFITTED
 
@@ -35,6 +37,8 @@ class OODDetector:
         >>> is_unknown = detector.score(model, loader) < threshold  # doctest: +SKIP
     """
 
+    _rows: Rows | None = None  # of the fit; None in files of earlier versions
+
     def __init__(self, score: str = "knn", **options: Any) -> None:
         if score not in SCORES:
             raise ValueError(f"unknown score {score!r}; the scores are: {', '.join(SCORES)}.")
@@ -54,16 +58,26 @@ class OODDetector:
         return self.fit_embeddings(*model_outputs(model, batches)[:3])
 
     def fit_embeddings(
-        self, embeddings: Tensor | None, logits: Tensor | None = None, labels: Tensor | None = None
+        self,
+        embeddings: Tensor | None,
+        logits: Tensor | None = None,
+        labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
     ) -> Self:
         """Fit the score to embeddings (N, d), logits (N, K) and labels (N,) of in-distribution data.
+
+        The numbers `ids` (N,) identify the inputs; see `Outputs`.
 
         Raises:
             ValueError: If one that the score needs is missing, or one is invalid.
         """
         kind: Any = FITTED.get(self.name)
-        data: Any = Outputs(embeddings, logits, labels).checked(() if kind is None else kind.needs, self.name)
+        data: Any = Outputs(embeddings, logits, labels, None, ids).checked(
+            () if kind is None else kind.needs, self.name
+        )
         if kind is not None:
+            self._rows = Rows.of(data.embeddings, data.ids)
             self._fitted, self._dim = kind(data, **self._options), data.embeddings.shape[1]
         return self
 
@@ -72,17 +86,25 @@ class OODDetector:
         return self._score(model_outputs(model, batches))
 
     def score_embeddings(
-        self, embeddings: Tensor | None, logits: Tensor | None = None, *, concentrations: Tensor | None = None
+        self,
+        embeddings: Tensor | None,
+        logits: Tensor | None = None,
+        *,
+        concentrations: Tensor | None = None,
+        ids: Tensor | None = None,
     ) -> Tensor:
         """Return the scores (N,), float64, of embeddings (N, d), logits (N, K) and concentrations (N,).
 
+        The inputs must not be those of the fit, which are recognized by the numbers `ids` (N,), else by their values.
+
         Raises:
             NotFittedError: If the score must be fitted and was not.
-            ValueError: If an argument that the score needs is missing, or one is invalid.
+            ValueError: If an argument that the score needs is missing, or one is invalid, or the score was fitted to
+                more than one and more than 1 % of the inputs, or to any with the same number.
         """
-        return self._score(Outputs(embeddings, logits, None, concentrations))
+        return self._score(Outputs(embeddings, logits, None, concentrations, ids))
 
-    def _score(self, outputs: Outputs) -> Tensor:
+    def _score(self, outputs: Outputs, what: str = "inputs") -> Tensor:
         if self.name in UNFITTED:
             field, function = UNFITTED[self.name]
             return function(getattr(outputs.checked((field,), self.name), field))
@@ -91,7 +113,14 @@ class OODDetector:
         data: Any = outputs.checked([field for field in self._fitted.needs if field != "labels"], self.name)
         if (dim := data.embeddings.shape[1]) != self._dim:
             raise ValueError(f"the embeddings have {dim} columns, but {self._dim} when the score was fitted.")
-        return self._fitted.compute(data)
+        if self._rows is not None:
+            of_fit = f"inputs that the score {self.name} was fitted to"
+            check_disjoint(Rows.of(data.embeddings, data.ids), self._rows, what, of_fit)
+        # Each distinct input once: products of matrices differ in the last digits for equal rows, which breaks ties.
+        parts = {name: getattr(data, name) for name in self._fitted.needs if name != "labels"}
+        rows, index = torch.cat(list(parts.values()), 1).unique(dim=0, return_inverse=True)
+        columns = rows.split([part.shape[1] for part in parts.values()], 1)
+        return self._fitted.compute(Outputs(**dict(zip(parts, columns, strict=True))))[index]
 
 
 @dataclass(frozen=True)
@@ -138,7 +167,8 @@ def compare_scores(
         detectors: Detectors by name, fitted here if there are training data; one of each score by default.
 
     Raises:
-        ValueError: If there is no OOD set, a value is invalid, or no score could be computed.
+        ValueError: If there is no OOD set, a value is invalid, no score could be computed, or one was fitted to tested
+            inputs (see `OODDetector.score_embeddings`).
 
     Example:
         >>> train, test, svhn = (model_outputs(model, loader) for loader in loaders)  # doctest: +SKIP
@@ -154,8 +184,11 @@ def compare_scores(
     for name, detector in ({name: OODDetector(name) for name in SCORES} if detectors is None else detectors).items():
         try:
             if fitted is not None:
-                detector.fit_embeddings(*fitted[:3])
-            own, *others = (detector._score(data) for data in sets if data is not None)
+                detector.fit_embeddings(*fitted[:3], ids=fitted.ids)
+            named = zip(sets, ("held-out inputs", *(f"inputs {key}" for key in outside)), strict=True)
+            own, *others = (detector._score(data, what) for data, what in named if data is not None)
+        except SharedRowsError:
+            raise
         except (ValueError, NotFittedError) as error:
             skipped[name] = str(error)
             continue

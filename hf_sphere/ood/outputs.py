@@ -22,12 +22,15 @@ class Outputs(NamedTuple):
         logits: (N, K).
         labels: (N,), any integers.
         concentrations: (N,), of models that compute one: those with the head `vmf` or `adaface`.
+        ids: (N,), integers that identify the inputs, for instance their rows in one data set: inputs with the same
+            number are the same, and others are not, even if their values are equal.
     """
 
     embeddings: Tensor | None = None
     logits: Tensor | None = None
     labels: Tensor | None = None
     concentrations: Tensor | None = None
+    ids: Tensor | None = None
 
     def checked(self, needs: Sequence[str] = (), score: str = "") -> "Outputs":
         """Return the outputs in float64 on the CPU.
@@ -43,7 +46,7 @@ class Outputs(NamedTuple):
             lengths = ", ".join(f"{len(values)} {name}" for name, values in given.items())
             raise ValueError(f"the numbers of rows must be equal; got {lengths}.")
         for name, values in given.items():
-            if name == "labels":
+            if name in ("labels", "ids"):
                 given[name] = check_labels(values, len(values)).cpu()
             elif name == "concentrations":
                 given[name] = check_scores(name, values)

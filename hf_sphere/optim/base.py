@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import _device_dtype_check_for_fused
 
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, radial_parameter_groups
 from hf_sphere.optim.layout import (
@@ -84,7 +85,8 @@ class SphereOptimizer(NamedOptimizer):
         """Raise a `ValueError` if an option of the optimizer or a parameter group is out of range or not supported."""
         for name in {"lr", "weight_decay", "eps", "momentum", "dampening"} & options.keys():
             allowed = (int, float, Tensor) if name in ("lr", "weight_decay") else (int, float)
-            if not isinstance(options[name], allowed) or not options[name] >= 0.0:
+            value = options[name]
+            if not isinstance(value, allowed) or (isinstance(value, Tensor) and value.numel() != 1) or not value >= 0.0:
                 raise ValueError(f"{name} must be a nonnegative number; got {options[name]!r}.")
         betas = options.get("betas", (0.0, 0.0))
         numbers = isinstance(betas, (tuple, list)) and [isinstance(b, (int, float)) and 0 <= b < 1 for b in betas]
@@ -226,16 +228,20 @@ class SphereOptimizer(NamedOptimizer):
         if low and group["low_precision"] == "master" and "master" not in state:
             state["master"] = parameter.detach().to(torch.float32)
         if "step" not in state:
-            on_device = group["capturable"] or group["fused"]
-            double = torch.get_default_dtype() == torch.float64 and not group["fused"]
-            state["step"] = torch.zeros(
-                (), dtype=torch.float64 if double else torch.float32, device=parameter.device if on_device else "cpu"
-            )
+            if group["fused"]:
+                _device_dtype_check_for_fused(parameter)
+            state["step"] = self._count(0, parameter, group)
         for key in keys:
             if key in state:  # the options may have changed since the last step
                 state[key] = state[key].to(self._state_dtype(key, parameter, group))
             else:
                 state[key] = self.initial_state(key, parameter, group)
+
+    def _count(self, steps: float, parameter: Tensor, group: Group) -> Tensor:
+        on_device = group["capturable"] or group["fused"]
+        double = torch.get_default_dtype() == torch.float64 and not group["fused"]
+        dtype = torch.float64 if double else torch.float32
+        return torch.full((), steps, dtype=dtype, device=parameter.device if on_device else "cpu")
 
     def initial_state(self, key: str, parameter: Tensor, group: Group) -> Tensor:
         """Return a tensor of the state other than `step` before the first step."""
@@ -258,6 +264,9 @@ class SphereOptimizer(NamedOptimizer):
         owners = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
         for index, (parameter, group) in zip(indices, owners, strict=True):
             for key, value in state_dict["state"].get(index, {}).items():
+                if key == "step" and not isinstance(value, Tensor):  # of torch before 1.12
+                    self.state[parameter][key] = self._count(value, parameter, group)
+                    continue
                 dtype = value.dtype if key == "step" else self._state_dtype(key, parameter, group)
                 if self.state[parameter][key].dtype != dtype:
                     self.state[parameter][key] = value.to(device=parameter.device, dtype=dtype)

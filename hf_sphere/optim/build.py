@@ -63,7 +63,7 @@ def build_optimizer(
     if unknown := sorted(set(options) - set(valid)):
         raise ValueError(f"optimizer {name} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
     if name in TORCH:
-        groups: list[dict[str, Any]] = parameter_groups(model)
+        groups: list[dict[str, Any]] = parameter_groups(model, batch=batch)
     else:
         groups = kind.form_groups(model, batch, **kind.take_group_options(options))
     if lr_scales is not None:

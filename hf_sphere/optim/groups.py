@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Adam, AdamW, Optimizer
 
-from hf_sphere.optim.invariance import Loss, call, exact, find_radial_weights, fitting_batch, make_trial, quiet, unwrap
+from hf_sphere.optim.invariance import Loss, find_radial_weights, unwrap
 from hf_sphere.optim.layout import ChannelDims
+from hf_sphere.optim.roles import NO_DECAY, UNDECAYED, UNKNOWN, collect_parameter_options, find_roles
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,8 @@ def radial_parameter_groups(
     """Split a model's trainable parameters into groups for the optimizers of this library.
 
     Radially invariant weights get the `channel_dims` of their groups; other weights are ordinary. Norms, biases,
-    temperatures, gains of weight normalization, parameters in the `no_weight_decay()` of the model or a part (as in
-    timm) and other parameters with at most one axis are ordinary and do not decay. The groups contain named parameters.
+    scales, positions, tokens and parameters in the `no_weight_decay()` of the model or a part (as in timm) are ordinary
+    and do not decay; `find_roles` describes how they are found. The groups contain named parameters.
     Each parameter in the `parameter_options() -> {name: options}` of the model or a part, if it has this method, gets a
     separate group with these options.
 
@@ -86,19 +86,22 @@ def radial_parameter_groups(
             "torch. Print find_radial_weights(model) for the reasons.",
             stacklevel=2,
         )
-    groups = parameter_groups(model, found.channel_dims)
+    groups = parameter_groups(model, found.channel_dims, batch)
     for name, reason in found.rejected.items():
         if name in groups.rules and groups.rules[name].reason == WEIGHT:
             groups.rules[name] = Rule(groups.rules[name].name, f"not scale-invariant: {reason}")
     return groups
 
 
-def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] | None = None) -> ParameterGroups:
+def parameter_groups(
+    model: nn.Module, channel_dims: Mapping[str, ChannelDims] | None = None, batch: Any = None
+) -> ParameterGroups:
     """Split trainable parameters into radial ones, other weights, those without decay, and those with separate options.
 
     Args:
         model: Any module; the method `parameter_options` of it or a part, if any, returns per-parameter options.
         channel_dims: Radially invariant weights.
+        batch: Input of the model, for parameters whose modules do not determine their roles; generated if None.
 
     Raises:
         ValueError: If `parameter_options` names a parameter that the model lacks.
@@ -106,17 +109,21 @@ def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] |
     Example:
         >>> optimizer = torch.optim.AdamW(parameter_groups(network), lr=1e-3)
     """
+    roles = find_roles(model, batch, required=False)
     rules = {
         name: Rule("on the sphere", "scale-invariant", {"channel_dims": dims})
         for name, dims in (channel_dims or {}).items()
+        if roles.get(name) not in UNDECAYED
     }
-    return form_groups(model, rules, Rule("ordinary"))
+    return form_groups(model, rules, Rule("ordinary"), roles)
 
 
-WEIGHT, NO_DECAY, OWN = "weight", "bias, norm or scalar: no weight decay", "options of the model"
+WEIGHT, OWN = "weight", "options of the model"
 
 
-def form_groups(model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule) -> ParameterGroups:
+def form_groups(
+    model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule, roles: Mapping[str, str]
+) -> ParameterGroups:
     """Form the groups of the rules, then ordinary weights, those without decay, and those with separate options.
 
     Args:
@@ -124,9 +131,9 @@ def form_groups(model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule) -> 
         rules: Rules by name of the parameter. Those with the options of `ordinary` only give the reason. A parameter
             with separate options is ordinary.
         ordinary: Rule of all other parameters.
+        roles: See `find_roles`.
     """
     own = collect_parameter_options(model)
-    kept = _undecayed(model)
     by_rule: dict[str, dict[str, Any]] = {}
     weights: dict[str, Any] = {"params": [], **ordinary.options}
     plain: dict[str, Any] = {"params": [], **ordinary.options, "weight_decay": 0.0}
@@ -142,40 +149,25 @@ def form_groups(model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule) -> 
             group = by_rule.setdefault(repr(rules[name].options), {"params": [], **rules[name].options})
             group["params"].append((name, parameter))
         else:
-            decays = is_matrix(name, parameter) and name not in kept
-            used[name] = rules.get(name) or Rule(ordinary.name, WEIGHT if decays else NO_DECAY)
-            (weights if decays else plain)["params"].append((name, parameter))
+            role = roles.get(name, NO_DECAY)
+            reason = role if role in (*UNDECAYED, UNKNOWN) else WEIGHT
+            used[name] = rules.get(name) or Rule(ordinary.name, reason)
+            (plain if role in UNDECAYED else weights)["params"].append((name, parameter))
     ordered = sorted(by_rule.values(), key=lambda group: group.get("channel_dims", ()), reverse=True)
     groups = ParameterGroups(group for group in (*ordered, weights, plain, *special) if group["params"])
     groups.rules = used
+    if unknown := [name for name, rule in used.items() if rule.reason.startswith(UNKNOWN)]:
+        logger.warning(
+            "The role of %s is unknown: no operation of torch uses it in a forward pass. It gets weight decay and the "
+            "rule %s. Pass a batch that uses it, or choose by no_weight_decay() of its module or, for Muon, by rules.",
+            *(", ".join(unknown), ordinary.name),
+        )
     return groups
-
-
-def _undecayed(model: nn.Module) -> set[str]:
-    """Return the names of the parameters in the `no_weight_decay()` of a model and its parts."""
-    parts = [(f"{prefix}.", part) for prefix, part in model.named_modules() if hasattr(type(part), "no_weight_decay")]
-    return {(prefix + name).removeprefix(".") for prefix, part in parts for name in part.no_weight_decay()}
-
-
-def collect_parameter_options(model: nn.Module) -> dict[str, Mapping[str, Any]]:
-    """Return the `parameter_options` of a model and its parts by full parameter name; those of outer parts prevail.
-
-    Raises:
-        ValueError: If the model's own options name a parameter that it lacks.
-    """
-    names = {name for name, _ in model.named_parameters()}
-    found: dict[str, Mapping[str, Any]] = {}
-    for prefix, part in reversed([*model.named_modules()]):
-        # Attributes of the type: wrappers, such as those of PEFT, have those of the wrapped module.
-        options = part.parameter_options() if hasattr(type(part), "parameter_options") else {}
-        if missing := set() if prefix else set(options) - names:
-            raise ValueError(f"parameter_options names parameters that the model lacks: {', '.join(sorted(missing))}.")
-        found |= {f"{prefix}.{name}".removeprefix("."): values for name, values in options.items()}
-    return {name: values for name, values in found.items() if name in names}
 
 
 def form_groups_by_pattern(
     model: nn.Module,
+    roles: Mapping[str, str],
     found: Mapping[str, tuple[str, str]],
     options: Mapping[str, Mapping[str, Any]],
     *,
@@ -189,6 +181,7 @@ def form_groups_by_pattern(
 
     Args:
         model: The model.
+        roles: See `find_roles`.
         found: Name of the rule, and the reason, by name of the parameter; `adamw` for all others.
         options: Group options by the name of a rule other than `adamw`.
         lr: Learning rate.
@@ -211,65 +204,7 @@ def form_groups_by_pattern(
             kind = "parameter" if rule == "adamw" else "parameter with two or more axes"
             raise ValueError(f"pattern {pattern!r} matches no {kind}; the names are like {', '.join([*tensors][:3])}.")
         chosen.update({name: Rule(rule, f"matches {pattern}", options[rule]) for name in matching})
-    return form_groups(model, chosen, Rule("adamw", options=options["adamw"]))
-
-
-def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Return whether a parameter is a matrix or kernel; gains and temperatures may have additional axes of length 1."""
-    gain = name.endswith((".original0", "weight_g")) or (parameter.ndim > 2 and sum(n > 1 for n in parameter.shape) < 2)
-    return parameter.ndim > 1 and not gain
-
-
-HIDDEN = "hidden matrix"
-
-
-def find_hidden_matrices(model: nn.Module, batch: Any = None) -> dict[str, str]:
-    """Classify the weights of a model with two or more axes.
-
-    Embeddings and the output layer, which is the last layer with such a weight in a forward pass, are not hidden
-    matrices; nor are the parameters in the `no_weight_decay()` of the model or a part, such as tables of position
-    biases, and weights whose first two axes do not both exceed 1, such as those of depthwise convolutions.
-
-    Args:
-        model: Any module, before it is sharded.
-        batch: Input of the model; generated if None. See `find_radial_weights`.
-
-    Returns:
-        Name of the weight to `HIDDEN`, or to the reason why it is not a hidden matrix.
-    """
-    model = unwrap(model)
-    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    last, undecayed = _last_layer(model, batch), _undecayed(model)
-    found = {}
-    for name, weight in model.named_parameters():
-        if not is_matrix(name, weight):
-            continue
-        found[name] = HIDDEN
-        if min(weight.shape[:2]) == 1:
-            found[name] = "one of its first two axes is 1"
-        if name in undecayed:
-            found[name] = "in no_weight_decay() of the model"
-        elif id(weight) in embedded:
-            found[name] = "embedding"
-        elif name.rpartition(".")[0] == last:
-            found[name] = "output layer"
-    return found
-
-
-def _last_layer(model: nn.Module, batch: Any) -> str:
-    """Return the name of the last module called in a forward pass that has a weight matrix of its own."""
-    called: list[str] = []
-    devices = {parameter.device for parameter in model.parameters()}
-    with torch.random.fork_rng(devices=[d for d in devices if d.type == "cuda"]), exact(devices), quiet():
-        trial = make_trial(model)
-        for name, module in trial.named_modules():
-            if name and any(w.ndim > 1 and min(w.shape[:2]) > 1 for w in module.parameters(recurse=False)):
-                module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
-        batch = fitting_batch(trial, batch)
-        called.clear()  # inputs that did not fit
-        with torch.no_grad():
-            call(trial, batch)
-    return called[-1] if called else ""
+    return form_groups(model, chosen, Rule("adamw", options=options["adamw"]), roles)
 
 
 class NamedOptimizer(Optimizer):
@@ -305,11 +240,20 @@ class NamedOptimizer(Optimizer):
         """Add a group of parameters; see `torch.optim.Optimizer.add_param_group`.
 
         Raises:
-            ValueError: If an option is not supported.
+            ValueError: If an option is not supported, or if only some parameters have names.
         """
         # torch's __init__ creates `defaults` and then calls this method for the first group.
         self.defaults.update(self.__dict__.pop("_own", {}))
-        super().add_param_group(param_group)
+        try:
+            super().add_param_group(param_group)
+        except ValueError as error:
+            if self.param_groups and "names" in str(error):
+                how = "as pairs (name, parameter)" if "param_names" in self.param_groups[0] else "without names"
+                raise ValueError(
+                    f"pass params {how}, like those this {type(self).__name__} was built with, and {self.group_key} if "
+                    "they take its own update rule."
+                ) from error
+            raise
         for name in self.unsupported:
             if self.param_groups[-1].get(name):
                 self.param_groups.pop()

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hf_sphere.optim.groups import HIDDEN, NamedOptimizer, ParameterGroups, find_hidden_matrices, form_groups_by_pattern
+from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, form_groups_by_pattern
 from hf_sphere.optim.invariance import find_radial_weights, unwrap
 from hf_sphere.optim.layout import check_axes, local, round_stochastically, whole
+from hf_sphere.optim.roles import HIDDEN, UNDECAYED, find_roles
 
 
 class Hyperball(NamedOptimizer):
@@ -90,18 +91,20 @@ class Hyperball(NamedOptimizer):
             raise ValueError(f"hyperball_on must be scale_invariant or matrices; got {hyperball_on!r}.")
         model = unwrap(model)
         kept, of_matrices, *_ = [*dict(cls.rules_of), "adamw"]
-        kinds, radial = find_hidden_matrices(model, batch), find_radial_weights(model, batch)
+        roles, radial = find_roles(model, batch), find_radial_weights(model, batch)
         found = {}
         for name, tensor in model.named_parameters():
-            if name in kinds:
-                hidden, invariant = kinds[name] == HIDDEN, name in radial.channel_dims
+            if roles.get(name) in UNDECAYED:
+                found[name] = "adamw", roles[name]
+            elif name in roles:
+                hidden, invariant = roles[name] == HIDDEN, name in radial.channel_dims
                 keeps = hidden if hyperball_on == "matrices" else invariant and (hidden or of_matrices == "adamw")
                 at_zero = keeps and not tensor.any()
                 rule = kept if keeps and not at_zero else of_matrices if hidden else "adamw"
                 reason = "scale-invariant" if invariant else f"not scale-invariant: {radial.rejected[name]}"
-                reason = f"{kinds[name]}; {reason}" + ("; its norm is 0" if at_zero else "")
+                reason = f"{roles[name]}; {reason}" + ("; its norm is 0" if at_zero else "")
                 found[name] = rule, reason
-        groups = form_groups_by_pattern(model, found, dict(cls.rules_of), **options)
+        groups = form_groups_by_pattern(model, roles, found, dict(cls.rules_of), **options)
         if all(rule.name != kept for rule in groups.rules.values()):
             hint = "" if hyperball_on == "matrices" else "; hyperball_on='matrices' keeps the norm of hidden matrices"
             used = " and ".join(sorted({rule.name for rule in groups.rules.values()}))

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -157,7 +158,8 @@ def fitting_batch(trial: nn.Module, batch: Any = None) -> Any:
     raise ValueError(
         f"no input could be generated for {type(trial).__name__} ({failure}). Pass a batch: "
         "build_optimizer(model, name, batch); for the Trainer, optimizer_cls_and_kwargs=(optimizer class, "
-        '{"params": optimizer class.form_groups(model, batch), "lr": ...}).'
+        '{"params": optimizer class.form_groups(model, batch), "lr": ...}). For a SentenceTransformerTrainer the '
+        "model is the loss, and the batch ([model.preprocess(texts) for texts in columns], labels)."
     )
 
 
@@ -195,12 +197,18 @@ def _gradients(trial: nn.Module, weights: Mapping[str, Tensor], batch: Any, loss
         output = call(trial, batch)
         value = loss(output, batch) if loss is not None else getattr(output, "loss", None)
         if value is None:
-            leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-            if not leaves:
-                raise ValueError(f"the output {type(output).__name__} contains nothing to differentiate; pass a loss.")
-            value = torch.stack([(leaf * torch.randn_like(leaf)).sum() for leaf in leaves]).sum()
+            value = torch.stack([(leaf * torch.randn_like(leaf)).sum() for leaf in differentiable(output)]).sum()
         gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
     return {name: part.to_dense() for name, part in zip(weights, gradients, strict=True) if part is not None}
+
+
+def differentiable(output: Any) -> list[Tensor]:
+    """Return the tensors of an output that have a gradient; a `ValueError` is raised if there are none."""
+    parts = [vars(leaf) if dataclasses.is_dataclass(leaf) else leaf for leaf in tree_leaves(output)]
+    leaves = [leaf for leaf in tree_leaves(parts) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not leaves:
+        raise ValueError(f"the output {type(output).__name__} contains nothing to differentiate; pass a loss.")
+    return leaves
 
 
 def _deviation(weight: Tensor, gradient: Tensor, dims: ChannelDims) -> float:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_positive
+from hf_sphere.geometry.checks import check_positive, to_floating
 
 BLOCK_ENTRIES = 2**24  # maximum number of cosines in memory at a time; 128 MiB in float64
 
@@ -172,7 +172,7 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
     """
     from scipy.stats import spearmanr
 
-    points = F.normalize(prototypes.double().cpu(), dim=1)
+    points = F.normalize(to_floating("prototypes", prototypes).cpu().double(), dim=1)
     vectors = check_class_vectors(class_vectors, len(points))
     count = len(points)
     generator = torch.Generator().manual_seed(seed)
@@ -227,9 +227,9 @@ def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch
 def check_class_vectors(class_vectors: Tensor, num_classes: int | None = None) -> Tensor:
     """Return class vectors as unit vectors (K, length) in float64, or raise a ValueError."""
     try:
-        vectors = torch.as_tensor(class_vectors).detach().double().cpu()
+        vectors = to_floating("class_vectors", class_vectors).detach().cpu().double()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"class_vectors must be a (num_classes, length) tensor; got {type(class_vectors)}.") from error
+        raise ValueError(f"class_vectors must be a (num_classes, length) tensor. {error}") from error
     wanted = "(num_classes, length)" if num_classes is None else f"({num_classes}, length)"
     if vectors.ndim != 2 or (num_classes is not None and len(vectors) != num_classes) or vectors.shape[-1] < 1:
         raise ValueError(f"class_vectors must have the shape {wanted}, one row per class; got {tuple(vectors.shape)}.")

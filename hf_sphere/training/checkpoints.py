@@ -18,6 +18,8 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from hf_sphere.training.class_shards import total_norm
 from hf_sphere.training.errors import CheckpointError
@@ -36,6 +38,7 @@ from hf_sphere.utils.files import (
     write_json,
     write_manifest,
 )
+from hf_sphere.utils.modules import shared_tensors
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots, save_snapshot
 
 STATE_FILE = "trainer_state.json"
@@ -70,6 +73,23 @@ class RunState:
     history: list[dict[str, float]] = field(default_factory=list)
     num_processes: int = 1
     metric: str = ""
+
+
+def check_can_be_saved(model: nn.Module) -> None:
+    """Raise an error before training for what would prevent saving the model after it.
+
+    Raises:
+        ValueError: If modules share tensors that the model does not declare as tied, or its configuration is not JSON.
+    """
+    try:
+        if isinstance(model, PreTrainedModel):
+            remove_tied_weights_from_state_dict(model.state_dict(), model)
+            model.config.to_json_string()
+        elif not hasattr(model, "save_pretrained") and (shared := shared_tensors(model)):
+            raise RuntimeError(f"safetensors does not save shared tensors: {', '.join(shared)}")
+    except (RuntimeError, TypeError) as error:
+        hint = "Declare shared tensors in its `_tied_weights_keys`; its configuration must be JSON."
+        raise ValueError(f"the model could not be saved: {error_text(error).rstrip('.')}. {hint}") from error
 
 
 def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState, keep: int) -> Path:

@@ -211,6 +211,7 @@ class TrainingLoop:
             for head in heads:
                 places = global_places(getattr(self.batches, "dealt_together", 1), done, batch, self.accelerator)
                 head.before_forward(mix_seed(self.args.seed, self.state.step), places)
+                head.warn_if_divided(1, len(group) * self.accelerator.num_processes)
             done += count_examples(batch)
             with self.accelerator.no_sync(self.model) if position < len(group) else nullcontext():
                 output = self.model(**batch)

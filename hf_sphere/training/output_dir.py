@@ -14,6 +14,7 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from hf_sphere.utils.files import (
     MANIFEST_FILE,
+    RECORD_FILE,
     UNFINISHED,
     hide_private,
     hide_tokens,
@@ -217,6 +218,6 @@ def _check_is_directory(output_dir: Path) -> None:
 
 def _traces_of_a_run(output_dir: Path) -> list[Path]:
     """Return the files and folders of a run in a directory."""
-    names = (RUN_FILE, RESULTS_FILE, BEST_FOLDER, SNAPSHOT_FOLDER)
+    names = (RUN_FILE, RESULTS_FILE, RECORD_FILE, BEST_FOLDER, SNAPSHOT_FOLDER)
     traces = [*checkpoint_folders(output_dir), *(output_dir / name for name in names)]
     return [trace for trace in traces if trace.exists()]

@@ -11,7 +11,7 @@ from huggingface_hub import HfApi
 from torch import nn
 
 from hf_sphere.nn.heads.mixins import class_shards
-from hf_sphere.training.checkpoints import RunState, Snapshots, write_model_files
+from hf_sphere.training.checkpoints import RunState, Snapshots, check_can_be_saved, write_model_files
 from hf_sphere.training.class_shards import gather_classes
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.loop import TrainingLoop
@@ -50,6 +50,7 @@ def run_training(task: Task, command: Command) -> None:
 
 def _train(task: Task, run: Run, command: Command) -> None:
     prepared = task.prepare(run)
+    check_can_be_saved(prepared.model)
     description = task.describe(prepared)
     prefix = "eval" if prepared.data.validation is None else "validation"
     metric, higher_is_better = _selection_metric(task, prefix)
@@ -136,6 +137,8 @@ def _save(run: Run, prepared: Prepared, folder: Path, model: Any) -> None:
         with write_model_files(folder) as unfinished:
             model.save_pretrained(unfinished, state_dict=gathered)
             prepared.processor.save_pretrained(unfinished)
+            if prepared.record is not None:
+                prepared.record.save(unfinished)
             if folder.name == BEST_FOLDER:  # it is read at the end, possibly by a resumed run
                 write_manifest(unfinished)
     run.accelerator.wait_for_everyone()

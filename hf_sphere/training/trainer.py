@@ -17,6 +17,7 @@ from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
 from hf_sphere.optim.groups import collect_parameter_options
 from hf_sphere.optim.optimizers import optimizer_names
+from hf_sphere.training.checkpoints import check_can_be_saved
 from hf_sphere.training.evaluation import initialize_from_data
 from hf_sphere.training.measures import count_examples, global_places, loss_is_sum
 from hf_sphere.utils.seeds import mix_seed
@@ -98,6 +99,7 @@ class SphereCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Note the seed of the step; its batches follow."""
         self._seed, self._done = mix_seed(args.seed, state.global_step), 0
+        self._parts = args.gradient_accumulation_steps * args.world_size
 
     def _before_forward(self, model: Any, positional: tuple[Any, ...], batch: dict[str, Any]) -> None:
         if model.training:
@@ -107,6 +109,7 @@ class SphereCallback(TrainerCallback):
             places = global_places(1 if self._is_ours else count, self._done, batch, PartialState())
             for head in heads_of(model):
                 head.before_forward(self._seed, places)
+                head.warn_if_divided(1, self._parts)
             self._done += count
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
@@ -123,7 +126,10 @@ class SphereCallback(TrainerCallback):
 
 def _check_settings(args: Any, model: nn.Module) -> None:
     """Raise an error for settings of the Trainer with which the model would be trained in another way."""
-    parts = args.gradient_accumulation_steps * args.world_size * max(args.n_gpu, 1)
+    devices = args.world_size * max(args.n_gpu, 1)
+    parts = devices * args.gradient_accumulation_steps
+    if getattr(model, "accepts_loss_kwargs", False):  # the Trainer then adds up the losses of batches, and of devices
+        parts = 1 if args.average_tokens_across_devices else devices
     if loss_is_sum(model) and parts > 1:
         raise ValueError(
             f"the loss is the sum over a batch, but the Trainer would average it over {parts} batches per step. Use "
@@ -185,7 +191,7 @@ class SphereTrainer(Trainer):
 
     Raises:
         TypeError: If `args` are the arguments of a recipe.
-        ValueError: If the head has no label smoothing but the arguments request it.
+        ValueError: If the head has no label smoothing but the arguments request it, or the model could not be saved.
 
     Example:
         >>> args = TrainingArguments("digits", num_train_epochs=10, learning_rate=2e-3)  # doctest: +SKIP
@@ -198,6 +204,8 @@ class SphereTrainer(Trainer):
         if given is not None and not isinstance(given, TrainingArguments):
             raise TypeError("args must be transformers.TrainingArguments; those of hf_sphere.training are for recipes.")
         super().__init__(*args, **options)
+        if self.args.save_strategy != "no":
+            check_can_be_saved(self.model)
         if _smooth_by_head(self.model, self.args):
             self.label_smoother = None
         if radial_logging_steps is not None:

@@ -248,6 +248,9 @@ def _flush_folder(folder: Path) -> None:
 
 MANIFEST_FILE = "manifest.json"
 
+RECORD_FILE = "training_data.json"
+"""Record of the images of a training run, beside its model."""
+
 
 def write_manifest(folder: Path) -> None:
     """Write `manifest.json` for all files below a folder. It is written last, so it marks a complete folder.

@@ -38,20 +38,20 @@ def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
 def load_model(
     kind: Any, name: str | os.PathLike, *, complete: bool = False, unused: str | None = None, **options: Any
 ) -> Any:
-    """Load a model, and check that it was saved with weights.
+    """Load a model in float32, whatever the dtype of its file, and check that it was saved with weights.
 
     Args:
         kind: Class of the model, or auto class.
         name: Folder or Hub id.
         complete: Whether all parameters must have been saved, because the model is not trained before it is used.
         unused: Name of a part of the model that need not have been saved.
-        **options: Options of `from_pretrained`.
+        **options: Options of `from_pretrained`, for instance another `dtype`.
 
     Raises:
         OSError: If there is no such model, or a file is missing.
         ValueError: If a file is damaged or does not fit, or the model would have random parameters.
     """
-    model, report = load_pretrained(kind, name, output_loading_info=True, **options)
+    model, report = load_pretrained(kind, name, output_loading_info=True, **{"dtype": "float32"} | options)
     parameters = [parameter for parameter, _ in model.named_parameters() if parameter.split(".")[0] != unused]
     missing = [parameter for parameter in parameters if parameter in report["missing_keys"]]
     if missing and (complete or len(missing) == len(parameters)):

@@ -46,6 +46,12 @@ def digest_weights(model: nn.Module, about: Any = None) -> str:
     return digest.hexdigest()
 
 
+def shared_tensors(model: nn.Module) -> dict[str, str]:
+    """Return the further names of the parameters and buffers that a model has by several names, each with the first."""
+    saved, first = model.state_dict(keep_vars=True), dict[int, str]()
+    return {name: first[id(t)] for name, t in saved.items() if first.setdefault(id(t), name) != name}
+
+
 def _as_bytes(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, default=str).encode()
 

@@ -1,29 +1,102 @@
 """Conversion of images to 8-bit gray or color and to the size of a model, the same in training and inference."""
 
+import contextlib
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+import torch
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional as tvF
 
+WHITE = (255, 255, 255)
+"""Default color behind transparent parts: under those of drawings, most files have black."""
 
-def convert_image(image: Image.Image, channels: int) -> Image.Image:
+
+def convert_image(image: Image.Image, channels: int, background: Sequence[int] = WHITE) -> Image.Image:
     """Convert an image to 8-bit gray (1 channel) or color (3 channels), upright as its EXIF data says.
 
     Args:
         image: An image of any mode; 16-bit gray values are divided by 256, whereas PIL would clip them at 255.
         channels: 1 or 3.
+        background: Red, green and blue, 0 to 255, of the color behind the transparent parts of the image.
 
     Raises:
         ValueError: If the image has 32-bit values, whose range is unknown.
     """
-    image = ImageOps.exif_transpose(image)  # as in `datasets` and the pipelines of transformers
+    image = turn_upright(image)
     if image.mode in ("I", "F"):
         raise ValueError(f"images of mode {image.mode!r} have no known range; save them with 8 or 16 bits per pixel")
     if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image, dtype=np.uint16) >> 8).astype(np.uint8))
+        values, transparent = np.asarray(image, dtype=np.uint16), image.info.get("transparency")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+        if transparent is not None:
+            image.putalpha(Image.fromarray(values != transparent).convert("L"))
+    if image.has_transparency_data:
+        behind = Image.new("RGBA", image.size, (*background, 255))
+        image = Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
     return image.convert("L" if channels == 1 else "RGB")
+
+
+def convert_array(image: Tensor) -> Tensor:
+    """Convert an array of pixels to the range 0 to 255 as far as its dtype defines the range; see `convert_image`.
+
+    Args:
+        image: Any shape and real dtype. 16-bit values are divided by 256; booleans are black and white.
+
+    Returns:
+        uint8, or for values of floating point the same in float32 or better, with a warning if they may be scaled.
+
+    Raises:
+        ValueError: If other integers are not from 0 to 255, since their range is unknown.
+    """
+    if image.dtype in (torch.uint8, torch.bool):
+        return image if image.dtype == torch.uint8 else image.byte() * 255
+    low, high = (value.item() for value in image.double().aminmax())
+    if image.is_floating_point():
+        if not (low >= 0 and (high == 0 or 1 < high < 256)):
+            warnings.warn(
+                f"the image has values from {low:g} to {high:g}, which are divided by 255, as values from 0 to 255. If "
+                "they are scaled already, pass do_rescale=False.",
+                stacklevel=2,
+            )
+        return image.to(torch.promote_types(image.dtype, torch.float32))
+    if image.dtype == torch.uint16:
+        if 0 < high < 256:
+            warnings.warn("the uint16 image has 8-bit values, so it is black; convert it to uint8.", stacklevel=2)
+        return (image.int() >> 8).byte()
+    if low < 0 or high > 255:
+        raise ValueError(
+            f"integers other than uint16 must be from 0 to 255; got {image.dtype} from {low:g} to {high:g}. Convert "
+            "the image to uint8 or uint16, or pass the `rescale_factor` that maps its values to 0 to 1."
+        )
+    return image.byte()
+
+
+def turn_upright(image: Image.Image) -> Image.Image:
+    """Turn an image as its EXIF data says, as `datasets` and the pipelines of transformers do.
+
+    Other metadata is not kept: PIL fails to write much of what cameras and programs write.
+    """
+    image.load()
+    orientation = read_orientation(image)
+    if orientation == 1:
+        return image
+    plain = image.copy()
+    for name in ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp"):
+        plain.info.pop(name, None)
+    plain.getexif()[ExifTags.Base.Orientation] = orientation
+    return ImageOps.exif_transpose(plain)
+
+
+def read_orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of an image, 1 (upright) to 8; 1 if it has none that can be read."""
+    with contextlib.suppress(Exception):  # of PIL, of many classes
+        orientation: Any = image.getexif().get(ExifTags.Base.Orientation)
+        return orientation if orientation in range(1, 9) else 1
+    return 1
 
 
 def resize_image(

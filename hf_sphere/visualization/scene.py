@@ -215,7 +215,7 @@ class Scene:
             raise ValueError(f"lengths can be drawn for points of 2 coordinates only; got {width}.")
         if width < dim:
             raise ValueError(f"the {'circle' if dim == 2 else 'sphere'} needs at least {dim} coordinates; got {width}.")
-        labels = check_labels(panel.labels, len(points)).detach().cpu().long()
+        labels = check_labels(panel.labels, len(points)).cpu()
         low, high = labels.min().item(), labels.max().item()
         if low < 0 or high >= len(class_names):
             last = len(class_names) - 1

@@ -15,7 +15,7 @@ from hf_sphere.analogies import (
     search_configurations,
     selection_noise,
 )
-from hf_sphere.analogies.evaluation import AnalogyEvaluation, report_accuracy, untuned_configuration
+from hf_sphere.analogies.evaluation import AnalogyEvaluation, Scores, report_accuracy, untuned_configuration
 from hf_sphere.analogies.scoring import base, scoring_class
 from hf_sphere.analogies.scoring.base import Engine
 from hf_sphere.analogies.search import guessing_quantile
@@ -74,7 +74,7 @@ def test_chunked_answers_of_a_configuration_equal_those_of_one_call(tiny, in_pie
     untuned = untuned_configuration(scoring, None)
     found = AnalogyEvaluation(Engine(tiny, progress=told.append)).answer(QUESTIONS, untuned)
     assert sum(told) == 3
-    assert found.tolist() == score_questions(QUESTIONS, tiny, scoring).predictions.tolist()
+    assert torch.equal(found.costs, score_questions(QUESTIONS, tiny, scoring).costs)
 
 
 def test_the_best_configuration_reproduces_its_answers_of_the_search(tiny):
@@ -82,7 +82,7 @@ def test_the_best_configuration_reproduces_its_answers_of_the_search(tiny):
     found = evaluation.search(QUESTIONS, "marginal_bias", ["is-to-what", "is-to-as"])
     for number in (found.best(), 0, len(found) - 1):
         answers = evaluation.answer(QUESTIONS, found.configuration(number))
-        assert answers.tolist() == found.predictions[number].tolist()
+        assert answers.predictions.tolist() == found.predictions[number].tolist()
 
 
 def test_only_the_permutations_that_a_configuration_needs_are_scored(tiny, tmp_path):
@@ -107,14 +107,19 @@ def test_supported_scorings_depend_on_the_model_kind(kind, possible):
 
 
 def result_of(predictions: list[list[int]], answers: list[int], **columns: tuple) -> SearchResult:
-    made, right = torch.tensor(predictions, dtype=torch.int8), torch.tensor(answers)
+    made, right = torch.tensor(predictions), torch.tensor(answers)
     return SearchResult(
         columns={"scoring": ("perplexity",) * len(made), "template": ("is-to-what",) * len(made), **columns},
-        predictions=made,
+        lowest=made == torch.arange(3)[:, None, None],
         answers=right,
         num_choices=torch.full_like(right, 3),
         accuracy=(made == right).double().mean(1),
     )
+
+
+def scores_of(predictions: torch.Tensor) -> Scores:
+    """Scores of questions with three choices that result in these predictions."""
+    return Scores((torch.arange(3) != predictions[:, None]).double(), torch.full_like(predictions, 3))
 
 
 def asked(answers: list[int]) -> list[Question]:
@@ -125,7 +130,7 @@ def asked(answers: list[int]) -> list[Question]:
 def test_the_report_is_for_the_best_configuration_on_validation():
     weights = {"negative_weight": (0.4, 0.0, 0.2)}
     validation = result_of([[0, 0], [0, 1], [1, 1]], [0, 1], **weights)
-    answers, untuned = torch.tensor([2, 0, 0]), torch.tensor([0, 0, 0])
+    answers, untuned = scores_of(torch.tensor([2, 0, 0])), scores_of(torch.tensor([0, 0, 0]))
     report = report_accuracy(validation, asked([2, 1, 0]), answers, untuned, num_shuffles=20, seed=3)
     assert report["eval_accuracy"] == pytest.approx(2 / 3)
     assert report["untuned_accuracy"] == pytest.approx(1 / 3)
@@ -149,7 +154,8 @@ def test_reported_accuracies_and_levels_are_fractions(seed, validation, test):
         return torch.randint(3, shape, generator=generator)
 
     search = result_of(draw(4, validation).tolist(), draw(validation).tolist())
-    report = report_accuracy(search, asked(draw(test).tolist()), draw(test), draw(test), num_shuffles=10, seed=seed)
+    answers = (scores_of(draw(test)), scores_of(draw(test)))
+    report = report_accuracy(search, asked(draw(test).tolist()), *answers, num_shuffles=10, seed=seed)
     assert all(0 <= value <= 1 for name, value in report.items() if not name.startswith(("num_", "configuration")))
     assert report["eval_accuracy_low"] <= report["eval_accuracy"] <= report["eval_accuracy_high"]
     assert report["chance_level"] == pytest.approx(1 / 3)

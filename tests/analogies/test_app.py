@@ -96,7 +96,8 @@ def test_the_weight_is_passed_to_the_scoring(app, tiny):
 
 
 def test_duplicate_choices_are_allowed(app, tiny):
-    _, by_choice, _ = app.answer("a : b", "c : d\nc : d", tiny, "perplexity", app.DEFAULT_TEMPLATE)
+    verdict, by_choice, _ = app.answer("a : b", "c : d\nc : d", tiny, "perplexity", app.DEFAULT_TEMPLATE)
+    assert "<b>c : d</b> or <b>c : d</b> (a tie)" in verdict
     assert by_choice["value"].data["choice"].tolist() == ["c : d", "c : d"]
 
 
@@ -119,6 +120,7 @@ def test_errors_are_shown_without_a_table(app, tiny, changed, message):
     assert not by_order["visible"]
 
 
+@pytest.mark.filterwarnings("ignore:the tokenizer of .* does not know the words <img:UserWarning")
 def test_user_input_is_escaped(app, tiny):
     for stem in ("<img src=x> : b", "<img src=x>"):
         verdict, _, _ = app.answer(stem, CHOICES, tiny, "perplexity", "")

@@ -99,6 +99,16 @@ def test_the_test_cases_of_the_space_pass(root, metric):
         assert metric.compute(**{name: case[name] for name in case if name != "result"}) == case["result"]
 
 
+@pytest.mark.filterwarnings("ignore:the tokenizer of .* does not know the words:UserWarning")
+def test_a_tie_counts_one_kth(metric, tiny):
+    model, tokenizer = tiny
+    choice = [[["麟", "鱗"], ["鶴", "龍"]], [["鶴", "鼈"], ["鷹", "麟"], ["鮪", "鱗"]]]
+    given = {"stem": [["犬", "鮪"], ["鯨", "麒"]], "choice": choice, "references": [0, 2], "groups": ["two", "three"]}
+    found = metric.compute(model_id=model, tokenizer=tokenizer, **given)
+    assert found["accuracy"] == pytest.approx(5 / 12) == pytest.approx(found["chance_level"])
+    assert found["accuracy_by_group"] == {"three": pytest.approx(1 / 3), "two": pytest.approx(1 / 2)}
+
+
 def test_a_loaded_model_can_be_passed(metric, tiny):
     model, tokenizer = tiny
     before = metric.compute(model_id=model, tokenizer=tokenizer, **QUESTIONS)["costs"]

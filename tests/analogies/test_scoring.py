@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 import zlib
@@ -6,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from hf_sphere.analogies.evaluation import score_questions
+from hf_sphere.analogies.evaluation import Scores, score_questions
 from hf_sphere.analogies.prompts import TEMPLATES
 from hf_sphere.analogies.questions import Question
 from hf_sphere.analogies.scoring import base, build_scoring, embeddings, scoring_names, sentences
@@ -203,10 +204,27 @@ def test_only_permutations_that_affect_the_cost_are_scored_in_one_call(asked, op
     assert [len(sentences) for sentences in asked] == [2 * count * 9]
 
 
-def test_ties_go_to_the_first_choice():
-    twice = Question(("a", "b"), (("x", "y"), ("x", "y")))
-    other = score_questions([twice], None, "perplexity")
-    assert other.predictions.tolist() == [0]
+SCORINGS_OF_SENTENCES = ["hypothesis_bias", "marginal_bias", "perplexity", "pmi"]
+
+
+@pytest.mark.parametrize("scoring", SCORINGS_OF_SENTENCES)
+@pytest.mark.parametrize("options", [{}, {"positive_aggregation": "mean", "negative_weight": 0.4}])
+def test_a_tie_counts_one_kth_and_the_first_choice_is_predicted(scoring, options):
+    repeated = Question(("a", "b"), (("x", "y"),) * 3)
+    for answer in range(3):
+        questions = [dataclasses.replace(repeated, answer=answer)]
+        scores = score_questions(questions, None, scoring, **options)
+        assert scores.predictions.tolist() == [0]
+        assert scores.correct(questions).tolist() == [pytest.approx(1 / 3)]
+        assert scores.accuracy(questions) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(("gap", "share"), [(1e-7, 0.5), (1e-5, 1.0)])
+def test_costs_that_differ_by_rounding_tie(gap, share):
+    question = Question(("a", "b"), (("c", "d"), ("e", "f"), ("g", "h")), 1)
+    scores = Scores(torch.tensor([[20.0 * (1 + gap), 20.0, 30.0]], dtype=torch.float64), torch.tensor([3]))
+    assert scores.accuracy([question]) == share
+    assert scores.accuracy([dataclasses.replace(question, answer=2)]) == 0
 
 
 def test_missing_choices_have_infinite_cost():

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 
@@ -15,7 +16,7 @@ def result_of(predictions, num_choices):
     answers = torch.zeros_like(num_choices)
     return SearchResult(
         columns={"number": tuple(range(len(predictions)))},
-        predictions=predictions.to(torch.int8),
+        lowest=predictions == torch.arange(int(num_choices.max()))[:, None, None],
         answers=answers,
         num_choices=num_choices,
         accuracy=(predictions == answers).double().mean(dim=1),
@@ -39,6 +40,14 @@ def test_the_bootstrap_interval_matches_the_quantiles_of_resamples(right, total)
     assert bootstrap_interval(correct) == pytest.approx(expected, abs=1.01 / total)
 
 
+def test_the_bootstrap_breaks_ties_at_random():
+    correct = torch.tensor([1.0] * 30 + [1 / 3] * 60 + [0.0] * 10, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    resampled = torch.bernoulli(correct[torch.randint(100, (20_000, 100), generator=generator)], generator=generator)
+    expected = resampled.mean(1).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    assert bootstrap_interval(correct) == pytest.approx(expected, abs=0.0101)
+
+
 @pytest.mark.parametrize("right", [0.0, 1.0])
 def test_the_interval_of_identical_outcomes_is_a_point(right):
     assert bootstrap_interval(torch.full((20,), right)) == (right, right)
@@ -49,7 +58,7 @@ def test_the_interval_of_identical_outcomes_is_a_point(right):
     [
         (torch.zeros(0), "must have the shape"),
         (torch.zeros(2, 2), r"got \(2, 2\)"),
-        (torch.tensor([0.5]), "boolean, or 0 and 1"),
+        (torch.tensor([1.5]), "boolean, or between 0 and 1"),
     ],
 )
 def test_invalid_outcomes_are_rejected(correct, message):
@@ -115,6 +124,15 @@ def test_selection_noise_matches_a_loop_over_random_answers(monkeypatch, rows_at
     best = [max(sum(map(int.__eq__, row, answers)) for row in rows) / len(answers) for answers in drawn]
     assert noise.mean == pytest.approx(sum(best) / 40, abs=1e-12)
     assert noise.quantile == pytest.approx(float(torch.tensor(best, dtype=torch.float64).quantile(0.95)), abs=1e-12)
+
+
+def test_the_noise_of_a_configuration_whose_choices_all_tie_is_the_chance_level():
+    counts = torch.tensor([2, 3, 4, 4])
+    alone = random_result(1, counts)
+    exists = (torch.arange(4)[:, None] < counts)[:, None]
+    noise = selection_noise(dataclasses.replace(alone, lowest=exists), num_repeats=20)
+    chance = (1 / 2 + 1 / 3 + 1 / 4 + 1 / 4) / 4
+    assert (noise.mean, noise.quantile) == (pytest.approx(chance), pytest.approx(chance))
 
 
 def test_the_noise_of_one_configuration_is_the_chance_level():

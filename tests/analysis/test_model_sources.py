@@ -76,7 +76,7 @@ def test_the_preprocessing_of_a_saved_model_is_found(tmp_path):
     ).save_pretrained(tmp_path)
     found = load_classifier(str(tmp_path))
     format = {"image_size": [28, 30], "num_channels": 1, "image_mean": [0.2], "image_std": [0.4], "crop_pct": None}
-    format["interpolation"] = "bilinear"
+    format |= {"interpolation": "bilinear", "background_color": [255, 255, 255]}
     assert (found.num_classes, found.preprocessing) == (3, format)
     assert found.model(torch.zeros(1, 1, 28, 30)).logits.shape == (1, 3)
 

@@ -1,9 +1,11 @@
 import json
 
 import pytest
+import timm.layers
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.utils import prune
 from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetModel
 
 from hf_sphere.analysis import iterate_layers
@@ -195,12 +197,34 @@ def test_quantized_checkpoints_are_rejected(write):
         read({"fc.qweight": torch.ones(4, dtype=torch.int32), "conv.weight": torch.ones(1, 1, 3, 3)})
 
 
-@pytest.mark.parametrize("normalize", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+PARTS = {
+    "weight_norm": nn.utils.parametrizations.weight_norm,
+    "spectral_norm": nn.utils.parametrizations.spectral_norm,
+    "orthogonal": nn.utils.parametrizations.orthogonal,
+    "weight_norm hook": nn.utils.weight_norm,
+    "spectral_norm hook": nn.utils.spectral_norm,
+    "prune": lambda layer: prune.random_unstructured(layer, "weight", 0.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+@pytest.mark.parametrize("normalize", PARTS.values(), ids=PARTS)
 def test_weights_stored_in_parts_require_the_model(normalize, write):
     model = nn.Sequential(normalize(nn.Conv1d(2, 3, 3)))
     with pytest.raises(ValueError, match=r"weight of 0 is stored in parts.*Pass the model"):
-        read(write(model.state_dict()))
+        read(write({name: value.contiguous() for name, value in model.state_dict().items()}))
     assert list(read(model)) == ["0"]
+
+
+def test_scaled_standardized_weights_require_the_model(write):
+    model = nn.Sequential(timm.layers.ScaledStdConv2d(2, 3, 3))
+    with pytest.raises(ValueError, match=r"weight of 0 is standardized and multiplied by 0\.gain\. Pass the model"):
+        read(write(model.state_dict()))
+
+
+def test_a_stack_of_weights_is_no_layer():
+    model = nn.ModuleDict({"experts": timm.layers.CondConv2d(2, 3, 3, bias=True), "head": nn.Linear(3, 2)})
+    assert list(read(model.state_dict())) == list(read(model)) == ["head"]
 
 
 def test_the_error_for_a_missing_kind_lists_the_existing_layers(write):

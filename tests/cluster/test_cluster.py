@@ -390,3 +390,22 @@ print(SphericalKMeans(3).fit(x).labels_.shape, VonMisesFisherMixture(3).fit(x.nu
     run = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert run.stdout.split("\n")[0] == "torch.Size([60]) (3,)"
+
+
+@pytest.mark.parametrize("estimator", [SphericalKMeans(2), VonMisesFisherMixture(2)])
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.ones((9, 4), dtype=np.uint8), "X of dtype uint8 can be coordinates or packed bits"),
+        (torch.ones(9, 4, dtype=torch.int8), "X of dtype torch.int8 can be coordinates or packed bits"),
+        (torch.ones(9, 4).to_sparse(), "X must be dense"),
+    ],
+)
+def test_packed_bits_and_sparse_tensors_are_errors(estimator, rows, message):
+    with pytest.raises(TypeError, match=message):
+        estimator.fit(rows)
+
+
+def test_integers_of_a_tensor_keep_their_digits():
+    rows = torch.tensor([[16777217, 1], [1, 16777217]])
+    assert SphericalKMeans(1).fit(rows).cluster_centers_.dtype == torch.float64

@@ -1,15 +1,19 @@
 import logging
 import os
+import random
+import struct
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset, Features, Image, load_dataset
-from PIL import Image as PILImage
+from PIL import Image as PILImage, ImageFile
 from torchvision.transforms.v2 import functional as tvF
 
 from hf_sphere.data import CorruptImageError, ImageShape, decoding
 from hf_sphere.data.decoding import EncodedImages, decode_all, probe_shapes
+from hf_sphere.data.image_files import encoded_images, examine_files
+from hf_sphere.utils.pixels import WHITE
 
 NOT_AN_IMAGE = b"not an image"
 SHAPE = ImageShape(1, 4, 5)
@@ -127,6 +131,89 @@ class TestPixels:
         together = decode(dataset, skip_corrupt=True, num_workers=2, cache_dir=tmp_path / "together")
         assert torch.equal(alone[0], together[0])
         assert torch.equal(alone[1], together[1])
+
+
+def odd_metadata(number: int) -> bytes:
+    """EXIF data with orientation 6 and one field of a random tag, type, count and value."""
+    draw = random.Random(number)
+    order = draw.choice("<>")
+    kind, count = draw.choice([0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16]), draw.choice([0, 1, 2, 5, 2**31])
+    tag = draw.choice([282, 296, 305, 513, 34665, 34853, 50341])
+    value = draw.choice([b"72\0\0", b"\6\0\0\0", b"\xff" * 4])
+    fields = struct.pack(f"{order}HHIHH", 274, 3, 1, 6, 0) + struct.pack(f"{order}HHI4s", tag, kind, count, value)
+    head = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}IH", 8, 2)
+    return b"Exif\0\0" + head + fields + bytes(20)
+
+
+class TestMetadata:
+    @pytest.mark.filterwarnings("ignore:::PIL")
+    def test_a_photo_with_an_odd_field_is_turned_upright(self, encode, make_dataset, decode):
+        photo, turned = noise(8, 16), np.rot90(noise(8, 16), -1)
+        photos = [encode(photo, "JPEG", quality=100, subsampling=0, exif=odd_metadata(number)) for number in range(300)]
+        images, _ = decode(make_dataset(photos), ImageShape(1, 16, 8))
+        assert abs(images[:, 0].int() - torch.from_numpy(turned.astype(int))).max() <= 3
+
+    @pytest.mark.parametrize("file_format", ["PNG", "WEBP", "JPEG"])
+    def test_an_image_with_damaged_metadata_is_read(self, file_format, encode, make_dataset, decode):
+        image = encode(flat(9), file_format, exif=b"Exif\0\0no EXIF")
+        assert decode(make_dataset([image]))[0].unique().tolist() == [9]
+
+    @pytest.mark.parametrize("error", [TypeError("odd"), struct.error("odd"), KeyError("odd"), AttributeError("odd")])
+    def test_whatever_pil_raises_names_the_image(self, error, make_dataset, decode, monkeypatch):
+        def fail(*_):
+            raise error
+
+        monkeypatch.setattr(decoding, "convert_image", fail)
+        with pytest.raises(CorruptImageError, match=r"image 0 of the split cannot be decoded \('?odd'?\)"):
+            decode(make_dataset([flat(0)]))
+
+
+class TestTransparency:
+    def drawing(self, color: int) -> PILImage.Image:
+        """A line on transparency, under which the file is black."""
+        image = PILImage.new("RGBA", (5, 4))
+        image.paste((color, 0, 0, 255), (0, 0, 5, 1))
+        return image
+
+    def test_a_drawing_on_transparency_is_drawn_on_the_color(self, make_dataset, decode):
+        dataset = make_dataset([self.drawing(0), self.drawing(200)])
+        white, other = (decode(dataset, ImageShape(3, 4, 5, background=color))[0] for color in (WHITE, (1, 2, 3)))
+        assert white[:, :, 1:].unique().tolist() == [255]
+        assert other[0, :, 1:].flatten(1).unique(dim=1).tolist() == [[1], [2], [3]]
+        assert torch.equal(white[:, :, 0], other[:, :, 0])
+        assert not torch.equal(white[0], white[1])
+
+    def test_images_with_transparency_are_counted_once_also_from_the_cache(self, make_dataset, decode, caplog):
+        dataset = make_dataset([self.drawing(0), flat(1), self.drawing(2)])
+        for _ in range(2):
+            caplog.clear()
+            decode(dataset)
+            assert caplog.messages == [
+                "2 of 3 images have an alpha channel or a transparent color; they are drawn on background_color "
+                "255 255 255."
+            ]
+
+
+class TestFiles:
+    """The check of files before they are decoded."""
+
+    def check(self, images: list[bytes], make_dataset) -> list[int]:
+        dataset = encoded_images(make_dataset(images), "image")
+        return list(examine_files(dataset, "image", range(len(images)), progress=False)[0])
+
+    @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000"])
+    @pytest.mark.parametrize("left", [0.5, 0.97])
+    def test_a_truncated_file_is_found(self, file_format, left, encode, make_dataset):
+        whole = encode(noise(64, 64, 3), file_format)
+        assert self.check([whole, whole[: int(left * len(whole))]], make_dataset) == [1]
+
+    @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "GIF"])
+    def test_a_file_with_more_bytes_after_its_end_is_sound(self, file_format, encode, make_dataset):
+        assert self.check([encode(noise(64, 64), file_format) + bytes(10)], make_dataset) == []
+
+    def test_complete_files_are_not_decoded(self, encode, make_dataset, monkeypatch):
+        monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("decoded"))
+        assert self.check([encode(noise(64, 64), "JPEG"), encode(noise(64, 64))], make_dataset) == []
 
 
 class TestCorruptImages:

@@ -388,9 +388,11 @@ class TestCorruptImages:
         with pytest.raises(CorruptImageError, match=r"image 4 of the split.*--skip_unreadable_images"):
             load(make_dataset(images))
 
-    def test_a_corrupt_streamed_image_is_an_error_when_it_is_read(self, make_dataset, load):
+    def test_an_image_that_is_damaged_in_the_middle_is_an_error_when_it_is_read(self, make_dataset, load, encode):
         images = marked(6, LARGE)
-        images[4] = NOT_AN_IMAGE
+        whole = bytearray(encode(images[4]))
+        whole[whole.index(b"IDAT") + 12] ^= 255
+        images[4] = bytes(whole)
         data = load(make_dataset(marked(6, LARGE)), make_dataset(images))
         with pytest.raises(CorruptImageError, match="image 4 of the split"):
             list(data.evaluation.epoch())
@@ -401,9 +403,8 @@ class TestCorruptImages:
 
     def test_the_error_for_a_corrupt_held_out_image_has_its_index_in_the_split(self, make_dataset, load):
         train, test = make_dataset([*marked(19, LARGE), NOT_AN_IMAGE]), make_dataset(marked(2, LARGE))
-        data = load(train, test, **RAW, validation_fraction=0.5)
         with pytest.raises(CorruptImageError, match="image 19 of the split"):
-            marks(data.train) + marks(data.validation)
+            load(train, test, **RAW, validation_fraction=0.5)
 
     def test_the_error_for_an_invalid_label_has_its_index_in_the_split(self, make_dataset, load):
         with pytest.raises(ValueError, match="label -1 of image 19 in split 'train'"):

@@ -1,8 +1,15 @@
 """Images as people have them: folders of files, without a test split, with damaged files among them."""
 
+import io
 import logging
+import os
+import subprocess
+import tarfile
+import zipfile
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDatasetDict
@@ -18,7 +25,8 @@ from hf_sphere.data import (
     load_image_split,
 )
 from hf_sphere.data.decoding import ImageShape, probe_shapes
-from hf_sphere.data.sources import load_splits
+from hf_sphere.data.folders import list_files
+from hf_sphere.data.sources import as_splits, load_splits
 
 
 @pytest.fixture
@@ -104,6 +112,71 @@ def test_the_name_of_a_file_is_refused(folder):
         load_splits(str(folder(cats=1) / "cats" / "0.png"))
 
 
+class TestFolders:
+    def test_a_linked_class_folder_is_an_error_with_the_command_that_mends_it(self, folder, tmp_path):
+        path = folder(cats=2, dogs=3)
+        (path / "dogs").rename(tmp_path / "elsewhere")
+        (path / "dogs").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(ValueError, match=r"dogs is a link to a folder, .* its 3 file\(s\) would be left") as caught:
+            load_splits(str(path))
+        subprocess.run(str(caught.value).rpartition(": ")[2], shell=True, check=True)
+        assert load_splits(str(path))["train"].features["label"].names == ["cats", "dogs"]
+
+    def test_links_inside_the_folder_and_to_it_are_not_followed(self, folder, tmp_path):
+        path = folder(cats=2, dogs=2)
+        (path / "again").symlink_to(path / "cats")
+        (path / "dogs" / "loop").symlink_to(path)
+        (tmp_path / "link").symlink_to(path)
+        assert len(list_files(path, {".png"})) == len(load_splits(str(tmp_path / "link"))["train"]) == 4
+
+    def test_a_name_that_is_not_utf_8_is_named(self, folder):
+        path = folder(cats=2, dogs=2)
+        os.rename(path / "cats" / "0.png", os.fsencode(path / "cats") + b"/\xe9t\xe9.png")
+        with pytest.raises(ValueError, match=r"cats/\\xe9t\\xe9\.png' is not UTF-8 text; rename the file"):
+            load_splits(str(path))
+
+    def test_unlabeled_files_among_class_folders_are_named(self, folder, load_named):
+        path = str(folder(cats=2, dogs=2, unlabeled=1))
+        with pytest.raises(ValueError, match=rf"one per class \(1 not at the depth .*, such as {path}/0\.png\)\."):
+            load_named(path)
+
+    def test_webdataset_shards_need_no_names_of_columns(self, folder, load_named):
+        path = folder(cats=3, dogs=3)
+        (path.parent / "shards").mkdir()
+        with tarfile.open(path.parent / "shards" / "train-0.tar", "w") as shard:
+            for number, file in enumerate(sorted(path.rglob("*.png"))):
+                for name, data in ((f"{number}.png", file.read_bytes()), (f"{number}.cls", b"%d" % (number // 3))):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    shard.addfile(member, io.BytesIO(data))
+        data = load_named(str(path.parent / "shards"), eval_split="train")
+        assert (labels_of(data.evaluation), data.class_names) == ([0] * 3 + [1] * 3, ["0", "1"])
+
+    @pytest.mark.parametrize("kind", ["bytes", "struct"])
+    def test_a_parquet_file_of_bytes_needs_no_cast(self, kind, folder, load_one):
+        path = folder(cats=2)
+        files = sorted(path.rglob("*.png"))
+        cells = [file.read_bytes() if kind == "bytes" else {"bytes": file.read_bytes()} for file in files]
+        (path.parent / "table").mkdir()
+        pq.write_table(pa.table({"picture": cells}), path.parent / "table" / "train.parquet")
+        pixels = next(load_one(str(path.parent / "table"), "train").batches.epoch())["pixel_values"]
+        expected = torch.from_numpy(np.stack([np.asarray(PILImage.open(file)) for file in files]))
+        assert torch.equal((pixels * 255).round().byte(), expected.permute(0, 3, 1, 2))
+
+    def test_images_in_a_zip_file_are_read(self, folder, tmp_path, load_one):
+        file = folder(unlabeled=1) / "0.png"
+        (tmp_path / "zipped").mkdir()
+        with zipfile.ZipFile(tmp_path / "zipped" / "data.zip", "w") as archive:
+            archive.write(file, "0.png")
+        pixels = next(load_one(str(tmp_path / "zipped"), "train").batches.epoch())["pixel_values"][0]
+        np.testing.assert_array_equal((pixels * 255).round().byte().permute(1, 2, 0), PILImage.open(file))
+
+    def test_a_column_of_paths_is_an_error_with_the_cast(self, tmp_path, load_one):
+        pq.write_table(pa.table({"image": ["0.png"]}), tmp_path / "train.parquet")
+        with pytest.raises(ValueError, match=r"dataset\.cast_column\('image', datasets\.Image\(\)\)"):
+            load_one(str(tmp_path), "train")
+
+
 class TestDamagedFiles:
     def damage(self, path, kind: str) -> None:
         if kind == "animated":
@@ -124,6 +197,18 @@ class TestDamagedFiles:
         self.damage(path, kind)
         with pytest.raises(CorruptImageError, match=r"cats/9\.(png|gif)\) of the split .*--skip_unreadable_images"):
             load_one(str(path), "train")
+
+    def test_truncated_large_photos_are_named_before_training(self, folder, load_named):
+        path = folder(cats=5, dogs=5)
+        for file in path.rglob("*.png"):
+            file.unlink()
+            PILImage.effect_noise((200, 200), 50).save(file.with_suffix(".jpg"))
+        for name in ("cats/1.jpg", "cats/3.jpg"):
+            (path / name).write_bytes((path / name).read_bytes()[:-500])
+        with pytest.raises(CorruptImageError, match=r"cats/1\.jpg\).*truncated.*, nor can 1 other image"):
+            load_named(str(path), eval_split="train")
+        data = load_named(str(path), eval_split="train", skip_unreadable_images=True)
+        assert data.evaluation.num_examples == 8
 
     def test_skipped_files_are_named(self, folder, load_one, caplog):
         path = folder(cats=2, dogs=2)
@@ -268,6 +353,23 @@ class TestDataSetsInPython:
         streams = IterableDatasetDict(validation=rows.to_iterable_dataset())
         data = self.load(streams, tmp_path, train_split="validation", max_eval_samples=2)
         assert data.train.num_examples == 32
+
+    @pytest.mark.parametrize("known", [True, False], ids=["features", "no features"])
+    def test_images_of_streams_keep_their_pixels(self, known, tmp_path):
+        """Images of JPEG files were compressed again."""
+        files = [tmp_path / f"{number}.jpg" for number in range(4)]
+        for file in files:
+            PILImage.effect_noise((20, 20), 50).save(file, quality=90)
+        columns = {"image": [*map(str, files)], "label": [0, 0, 1, 1]}
+        rows = Dataset.from_dict(columns).cast_column("image", Image()).to_iterable_dataset()
+        if not known:
+            rows = rows.map(lambda row: {"number": 1})
+        stored = as_splits(rows.with_format("torch"), {})["train"]
+        for cell, file in zip(stored.cast_column("image", Image())["image"], files, strict=True):
+            np.testing.assert_array_equal(cell, PILImage.open(file))
+        if known:
+            encoded = stored.cast_column("image", Image(decode=False))["image"]
+            assert [cell["bytes"] for cell in encoded] == [file.read_bytes() for file in files]
 
     def test_something_else_is_an_error(self, tmp_path):
         with pytest.raises(TypeError, match="must be one of `datasets` or a dictionary of these; got list"):

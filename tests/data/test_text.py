@@ -1,14 +1,14 @@
+import copy
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset, DatasetDict, Features, Value
 from tokenizers import ByteLevelBPETokenizer, Tokenizer, normalizers, pre_tokenizers
-from tokenizers.models import WordPiece
+from tokenizers.models import WordLevel, WordPiece
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
+from transformers import EsmTokenizer, PreTrainedTokenizerFast
 
 from hf_sphere.data import Masking, TextBatches, TextDataOptions, Vocabulary, load_text_data, text
 
@@ -40,6 +40,26 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )  # fmt: skip
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", mask_token="<mask>")
+
+
+@pytest.fixture
+def slow_tokenizer(tmp_path: Path) -> EsmTokenizer:
+    """Amino acids, without letters of lower case."""
+    file = tmp_path / "vocab.txt"
+    file.write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", "L", "A", "G", "<mask>"]), encoding="utf-8")
+    return EsmTokenizer(str(file))
+
+
+def dna_tokenizer(step: int = 1) -> PreTrainedTokenizerFast:
+    """Four bases; all other characters are dropped. The tokens are multiples of `step`."""
+    words = ["[PAD]", "[CLS]", "[SEP]", "A", "C", "G", "T", "[MASK]"]
+    backend = Tokenizer(WordLevel({word: step * place for place, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", step), ("[SEP]", 2 * step)]
+    )  # fmt: skip
+    names = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
 
 
 def plain_tokens(tokenizer, lines: list[str]) -> list[int]:
@@ -117,8 +137,37 @@ def test_special_and_ordinary_tokens_are_distinguished(tokenizer, byte_tokenizer
     found = Vocabulary.of(tokenizer)
     assert (found.prefix, found.suffix, found.mask) == ((2,), (3,), 4)
     assert found.ordinary.tolist() == list(range(5, 13))
+    assert found.special.tolist() == list(range(5))
     assert Vocabulary.of(byte_tokenizer).prefix == (0,)
     assert not {0, 2, 4} & set(Vocabulary.of(byte_tokenizer).ordinary.tolist())
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_tokenizer_needs_no_letters_of_ours(step):
+    found = Vocabulary.of(dna_tokenizer(step))
+    assert (found.prefix, found.suffix, found.mask) == ((step,), (2 * step,), 7 * step)
+    assert found.ordinary.tolist() == [3 * step, 4 * step, 5 * step, 6 * step]
+
+
+def test_a_slow_tokenizer_has_special_and_ordinary_tokens(slow_tokenizer):
+    found = Vocabulary.of(slow_tokenizer)
+    assert (found.prefix, found.suffix, found.mask) == ((0,), (2,), 7)
+    assert found.ordinary.tolist() == [4, 5, 6]
+
+
+def test_a_tokenizer_that_splits_its_mask_token_is_refused(tokenizer):
+    split = copy.deepcopy(tokenizer)
+    split.split_special_tokens = True
+    with pytest.raises(ValueError, match=r"does not find its mask token '\[MASK\]' in a text; load it with split_sp"):
+        Vocabulary.of(split)
+
+
+def test_unknown_words_are_no_targets(load):
+    data = load({"train": ["the cat zzz sat."] * 9, "test": LINES}, mask_probability=1.0)
+    (batch,) = data.train.epoch()
+    inside = batch["labels"][:, 1:-1]
+    assert (data.train.tokens == 1).any()
+    assert torch.equal(inside == -100, batch["input_ids"][:, 1:-1] == 1)
 
 
 def test_tokenized_text_is_read_from_the_cache(load, monkeypatch, tokenizer, tmp_path):
@@ -279,14 +328,6 @@ def test_a_tokenizer_without_a_mask_token_is_refused(tokenizer, load):
         load(tokenizer=without)
 
 
-def test_whole_word_masking_requires_a_fast_tokenizer(tokenizer, load):
-    class Slow(SimpleNamespace):
-        def __call__(self, *args, **options):
-            return tokenizer(*args, **options)
-
-        def __len__(self) -> int:
-            return len(tokenizer)
-
-    slow = Slow(is_fast=False, mask_token_id=4, all_special_ids=tokenizer.all_special_ids)
+def test_whole_word_masking_requires_a_fast_tokenizer(slow_tokenizer, load):
     with pytest.raises(ValueError, match="whole_word_masking needs a fast tokenizer"):
-        load(tokenizer=slow, whole_word_masking=True)
+        load(tokenizer=slow_tokenizer, whole_word_masking=True)

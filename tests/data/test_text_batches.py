@@ -6,7 +6,7 @@ from torch import Tensor
 from hf_sphere.data import Masking, TextBatches, Vocabulary
 
 # Tokens 0 to 4 are special: 2 precedes a text, 3 follows it, 4 is the mask token.
-VOCABULARY = Vocabulary(prefix=(2,), suffix=(3,), mask=4, ordinary=torch.arange(5, 50))
+VOCABULARY = Vocabulary(prefix=(2,), suffix=(3,), mask=4, special=torch.arange(5), ordinary=torch.arange(5, 50))
 
 
 def blocks(count: int = 40, length: int = 10, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -93,6 +93,27 @@ def test_tokens_of_a_word_are_masked_and_replaced_independently():
     assert (seen == 4).double().mean().item() == pytest.approx(0.8, abs=0.03)
 
 
+@pytest.mark.parametrize("whole_words", [False, True])
+@pytest.mark.parametrize("probability", [1e-6, 0.3, 1.0])
+def test_special_tokens_inside_a_text_are_neither_masked_nor_predicted(probability, whole_words):
+    tokens, starts = blocks(200, 12)
+    tokens = tokens.long().masked_fill(torch.rand(200, 12) < 0.5, 1)
+    tokens[:, 0] = 7  # so that each block has a target
+    seen, labels = Masking(probability, whole_words)(tokens, starts, VOCABULARY, keys(200))
+    assert not (labels == 1).any()
+    assert (seen[tokens == 1] == 1).all()
+    assert (labels != -100).any(1).all()
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_the_targets_among_ordinary_tokens_do_not_depend_on_the_special_ones(whole_words):
+    tokens, starts = blocks(50, 20)
+    some = torch.rand(50, 20) < 0.2
+    masking = Masking(0.5, whole_words)
+    labels = [masking(t.long(), starts, VOCABULARY, keys(50))[1] for t in (tokens, tokens.masked_fill(some, 1))]
+    assert torch.equal(labels[0][~some], labels[1][~some])
+
+
 @pytest.mark.parametrize("probability", [0.0, -0.1, 1.5, float("nan")])
 def test_an_invalid_probability_is_refused(probability):
     with pytest.raises(ValueError, match="mask_probability must be above 0"):
@@ -107,6 +128,21 @@ def test_special_tokens_surround_a_block_and_are_not_targets():
         assert (batch["input_ids"][:, 0] == 2).all()
         assert (batch["input_ids"][:, -1] == 3).all()
         assert (batch["labels"][:, [0, -1]] == -100).all()
+
+
+def test_blocks_of_special_tokens_alone_are_left_out():
+    tokens, starts = blocks(5)
+    tokens[[1, 3]] = 1
+    left = TextBatches(tokens, starts, VOCABULARY, batch_size=2, masking=Masking())
+    assert torch.equal(left.tokens, tokens[[0, 2, 4]])
+    assert all((batch["labels"] != -100).any(1).all() for batch in left.epoch())
+    assert TextBatches(tokens, starts, VOCABULARY, batch_size=2).num_examples == 5
+
+
+def test_a_text_of_special_tokens_alone_is_refused():
+    tokens, starts = blocks(5)
+    with pytest.raises(ValueError, match="all tokens are special, so nothing can be predicted; use a tokenizer"):
+        TextBatches(tokens.fill_(1), starts, VOCABULARY, batch_size=2, masking=Masking())
 
 
 def test_without_masking_every_token_is_a_target():

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import VonMises, kl_divergence
 
-from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
+from hf_sphere.distributions import HypersphericalUniform, PowerSpherical, VonMisesFisher
 from hf_sphere.geometry.bessel import log_uniform_density, mean_resultant_length, mean_resultant_length_derivative
 
 DRAWS = 50_000
@@ -353,3 +353,23 @@ class TestUniform:
             assert each.mean.shape == each.variance.shape == (*batch, 3)
             assert each.entropy().shape == each.log_prob(unit(3)).shape == batch
             assert each.log_prob(unit(5, *batch, 3)).shape == (5, *batch)
+
+
+@pytest.mark.parametrize("shape", [(5,), (1,), (2, 5)])
+@pytest.mark.parametrize("kind", [VonMisesFisher, PowerSpherical])
+def test_a_concentration_with_the_last_axis_of_loc_is_an_error(kind, shape):
+    loc = torch.nn.functional.normalize(torch.randn(*shape, 4), dim=-1)
+    with pytest.raises(ValueError, match=r"concentration must have the batch shape .*\.squeeze\(-1\)"):
+        kind(loc, torch.ones(*shape, 1))
+    assert kind(loc[..., None, :], torch.ones(3)).batch_shape == (*shape, 3)  # all pairs, on purpose
+
+
+def test_sparse_tensors_and_packed_bits_are_errors():
+    with pytest.raises(TypeError, match="loc must be dense"):
+        VonMisesFisher(torch.eye(3).to_sparse(), 1.0)
+    with pytest.raises(TypeError, match="concentration must be dense"):
+        VonMisesFisher(torch.eye(3), torch.ones(3).to_sparse())
+    with pytest.raises(TypeError, match="points must be dense"):
+        VonMisesFisher.fit(torch.eye(3).to_sparse())
+    with pytest.raises(TypeError, match="can be coordinates or packed bits"):
+        VonMisesFisher.fit(torch.ones(3, 3, dtype=torch.uint8))

@@ -1,7 +1,11 @@
+import io
+import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from datasets import ClassLabel, Dataset, Features, Image as ImageFeature
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image as ImageFeature, IterableDataset
 from PIL import Image
 
 from hf_sphere.embeddings import ImageSource
@@ -39,8 +43,83 @@ def test_classes_of_a_metadata_file_are_those_of_training(tmp_path, digits):
     source = ImageSource.of(tmp_path)
     assert dict(zip(source.names, source.labels, strict=True)) == {"six.png": "6", "even/two.png": "2"}
     assert (source.name, source.split) == (str(tmp_path), "all")
+    (tmp_path / "metadata.csv").unlink()
+    pq.write_table(
+        pa.table({"file_name": ["six.png", "even/two.png"], "label": ["6", "2"]}), tmp_path / "metadata.parquet"
+    )
+    source = ImageSource.of(tmp_path)
+    assert dict(zip(source.names, source.labels, strict=True)) == {"six.png": "6", "even/two.png": "2"}
+    (tmp_path / "metadata.parquet").unlink()
     (tmp_path / "metadata.csv").write_text("title,taken\nA bird,2024\n")
     assert (len(ImageSource.of(tmp_path)), ImageSource.of(tmp_path).split) == (2, None)
+
+
+def test_a_picture_beside_the_tables_of_a_data_set_is_not_the_data(tmp_path, digits):
+    digits[0].save(tmp_path / "logo.png")
+    for split in ("train", "test"):
+        stored = Dataset.from_dict({"image": digits[:3], "label": ["a", "b", "a"]}).cast_column("image", ImageFeature())
+        stored.to_parquet(tmp_path / f"{split}.parquet")
+    source = ImageSource.of(tmp_path)
+    assert (source.split, source.names, source.labels) == ("test", [f"test/{n}" for n in range(3)], ["a", "b", "a"])
+
+
+def test_a_linked_folder_is_a_class(photos, tmp_path):
+    (photos / "odd").rename(tmp_path / "elsewhere")
+    (photos / "odd").symlink_to(tmp_path / "elsewhere")
+    assert ImageSource.of(photos).labels == ["even"] * 3 + ["odd"] * 3 + [""]
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_a_name_that_is_not_utf_8_is_named(tmp_path, digits, several):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")
+    digits[0].save(odd)
+    with pytest.raises(ValueError, match=r"/\\xff\.png' is not UTF-8 text; rename the file"):
+        ImageSource.of([odd] if several else tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Dataset, DatasetDict, IterableDataset])
+def test_a_data_set_in_memory_has_its_images_and_classes(kind, digits):
+    features = Features({"img": ImageFeature(), "label": ClassLabel(names=["ant", "bee"])})
+    data = Dataset.from_dict({"img": digits[:3], "label": [0, 1, 0]}, features)
+    data = {DatasetDict: DatasetDict(test=data), IterableDataset: data.to_iterable_dataset()}.get(kind, data)
+    source = ImageSource.of(data)
+    assert (source.name, source.split) == ("", None)
+    assert (source.names, source.labels) == (["image 0", "image 1", "image 2"], ["ant", "bee", "ant"])
+    assert [source.open(n, 1).tobytes() for n in range(3)] == [digit.tobytes() for digit in digits[:3]]
+
+
+def test_a_generator_of_images_has_all_of_them(digits):
+    source = ImageSource.of(digit for digit in digits[:3])
+    assert [source.open(n, 1).tobytes() for n in range(3)] == [digit.tobytes() for digit in digits[:3]]
+
+
+@pytest.mark.parametrize(("images", "got"), [(5, "int"), ({"image": 1}, "dict"), (b"", "bytes"), ([None], "NoneType")])
+def test_anything_else_is_an_error_that_lists_what_is_accepted(images, got):
+    with pytest.raises(TypeError, match=f"are files, a folder, a data set or images of PIL; got {got}"):
+        ImageSource.of(images)
+
+
+def test_an_opened_photo_has_the_pixels_of_its_file_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.effect_noise((24, 16), 50).convert("RGB").save(tmp_path / "photo.jpg", exif=exif)
+    opened = Image.open(io.BytesIO((tmp_path / "photo.jpg").read_bytes()))
+    of_file, of_image = ImageSource.of(tmp_path / "photo.jpg"), ImageSource.of(opened)
+    assert of_image.open(0).size == (16, 24)
+    assert of_image.open(0).tobytes() == of_file.open(0).tobytes()
+
+
+def test_a_damaged_photo_that_was_opened_is_named(tmp_path):
+    Image.effect_noise((60, 60), 50).save(tmp_path / "photo.jpg")
+    (tmp_path / "photo.jpg").write_bytes((tmp_path / "photo.jpg").read_bytes()[:-99])
+    with pytest.raises(ValueError, match=r"photo\.jpg cannot be read as an image: .*truncated"):
+        ImageSource.of([Image.open(tmp_path / "photo.jpg")])
+
+
+def test_an_image_with_a_transparent_palette_keeps_its_transparency():
+    image = Image.new("P", (2, 2))
+    image.info["transparency"] = 0
+    assert ImageSource.of(image).open(0).getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_a_test_split_without_labels_has_images_without_classes(tmp_path, digits):

@@ -8,6 +8,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
+    AutoProcessor,
+    CLIPModel,
     PreTrainedTokenizerFast,
     SiglipConfig,
     SiglipImageProcessor,
@@ -136,6 +138,23 @@ def test_bad_images_are_named_or_skipped(encoder, photos, caplog):
         ImageIndex.build(encoder, photos / "bad.png", skip_unreadable=True, **QUIET)
 
 
+def test_a_truncated_photo_is_named_before_any_image_is_embedded(encoder, tmp_path, monkeypatch):
+    for name in ("0.jpg", "1.jpg"):
+        Image.effect_noise((60, 60), 50).save(tmp_path / name)
+    (tmp_path / "1.jpg").write_bytes((tmp_path / "1.jpg").read_bytes()[:-99])
+    monkeypatch.setattr(encoder, "_embed", lambda *_, **__: pytest.fail("embedded"))
+    with pytest.raises(ValueError, match=r"^1\.jpg cannot be read as an image: .*truncated"):
+        list(encoder.encode(tmp_path, batch_size=1))
+
+
+def test_transparent_parts_have_the_color_of_the_processor(encoder, monkeypatch, caplog):
+    monkeypatch.setattr(encoder.processor, "background_color", [128] * 3)
+    drawing, gray = Image.new("LA", (8, 8)), Image.new("L", (8, 8), 128)
+    (_, columns), *_ = encoder.encode([drawing, gray], progress=False)
+    assert columns["embedding"][0].tolist() == columns["embedding"][1].tolist()
+    assert "1 of 2 images have an alpha channel or a transparent color" in caplog.text
+
+
 def test_adding_only_unreadable_images_adds_none(index, photos, caplog):
     (photos / "bad.png").write_bytes(b"")
     assert index.add(photos, skip_unreadable=True, **QUIET) == 0
@@ -258,6 +277,25 @@ def test_a_model_such_as_clip_is_searched_by_text(clip, photos, digits):
     ).double()
     torch.testing.assert_close(found.distances, 1 - similarities.gather(1, found.rows), atol=1e-5, rtol=1e-4)
     assert found.queries["file"] == ["a b", "b"]
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["clip", "model", "encoder", "spherized"])
+def test_every_encoder_is_computed_in_float32(kind, half, clip, model, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes |= {"image_size": 8, "patch_size": 4}
+    saved = {
+        "clip": lambda: CLIPModel.from_pretrained(clip),
+        "model": lambda: AutoModelForImageClassification.from_pretrained(model),
+        "encoder": lambda: ViTModel(ViTConfig(**sizes)),
+        "spherized": lambda: SphereViTForImageClassification(SphereViTConfig(**sizes, head="cosine", num_labels=3)),
+    }[kind]()
+    saved.to(half).save_pretrained(tmp_path)
+    if kind in ("clip", "model"):
+        AutoProcessor.from_pretrained({"clip": clip, "model": model}[kind]).save_pretrained(tmp_path)
+    else:
+        ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path)
+    assert {parameter.dtype for parameter in ImageEncoder(str(tmp_path)).model.parameters()} == {torch.float32}
 
 
 def test_an_encoder_of_transformers_is_searched_without_training(photos, tmp_path):

@@ -32,6 +32,7 @@ def columns_of(count: int = 4, start: int = 0) -> dict[str, torch.Tensor]:
         "logits": logits,
         "concentration": torch.rand(count) + 1,
         "index": torch.arange(start, start + count),
+        "row_id": (7 << 32) + torch.arange(start, start + count),
     }
 
 
@@ -290,3 +291,9 @@ def test_stored_source_rows_are_read(tmp_path):
             add({"embedding": torch.eye(3), **more})
         indices = read_embeddings(str(tmp_path / name)).indices
         assert (indices if indices is None else indices.tolist()) == expected
+
+
+def test_identities_of_images_are_read_and_optional(tmp_path):
+    columns = columns_of()
+    assert torch.equal(read_embeddings(str(write(tmp_path / "now", columns))).row_ids, columns.pop("row_id"))
+    assert read_embeddings(str(write(tmp_path / "earlier", columns))).row_ids is None

@@ -30,6 +30,16 @@ print(json.dumps([
 ]))
 """
 
+TEMPLATE = """
+import doctest, importlib, inspect, sys, evaluate
+from evaluate import loading
+module = importlib.import_module(loading.evaluation_module_factory(sys.argv[1]).module_path)
+parameters = inspect.signature(loading.import_main_class(module.__name__)._compute).parameters.values()
+assert all(parameter.kind != parameter.VAR_KEYWORD for parameter in parameters)
+found = doctest.testmod(module)
+assert found.attempted > 1 and not found.failed, found
+"""
+
 
 class Spaces(BaseHTTPRequestHandler):
     """Serves the files of the revision `main` of the Spaces of one user."""
@@ -72,6 +82,14 @@ def test_modules_load_and_compute_from_a_server_as_from_the_hub(endpoint, tmp_pa
     assert calibration["calibration_error_equal_width_l1"] == pytest.approx(0.1)
     assert retrieval["recall_at_1"] == 1.0
     assert analogy["accuracy"] == 0.5
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_module_passes_the_template_test_of_evaluate(name, tmp_path):
+    own = {"HF_HOME": str(tmp_path), "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": str(ROOT)}
+    command, folder = [sys.executable, "-c", TEMPLATE, name], SPACES[name].parent  # in which its name is its path
+    ended = subprocess.run(command, cwd=folder, env=os.environ | own, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -150,3 +150,35 @@ def test_invalid_predictions_are_rejected(confidences, correct, message):
 def test_invalid_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         expected_calibration_error(torch.rand(4), torch.ones(4), **options)
+
+
+def tenths(dtype):
+    """Confidences k / 15 and between, with the error .5175 of the right bins."""
+    confidences = torch.tensor([0.6] * 10 + [0.64] * 10 + [0.2] * 10 + [0.23] * 10, dtype=dtype)
+    return confidences, [1] * 10 + [0] * 10 + [1] * 10 + [0] * 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_a_confidence_at_the_end_of_a_bin_is_in_it_in_every_dtype(dtype):
+    assert expected_calibration_error(*tenths(dtype)) == pytest.approx(0.5175, abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_lists_give_the_error_of_their_numbers(dtype):
+    confidences, correct = tenths(dtype)
+    assert expected_calibration_error(confidences.tolist(), correct) == pytest.approx(0.5175, abs=1e-7)
+
+
+@pytest.mark.parametrize("num_bins", [3, 7, 10, 15, 49])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_fractions_are_in_their_bins(num_bins, dtype):
+    numerators = torch.arange(1, 4 * num_bins + 1)
+    bins = reliability_bins(
+        numerators.to(dtype) / len(numerators), numerators > 3, num_bins=num_bins, binning="equal_width"
+    )
+    assert bins.count.tolist() == [4] * num_bins
+
+
+def test_a_number_just_above_the_end_of_a_bin_is_in_the_next():
+    above = torch.tensor([0.2, 0.2000000001], dtype=torch.float64)
+    assert reliability_bins(above, [1, 1], num_bins=5, binning="equal_width").count.tolist() == [1, 1, 0, 0, 0]

@@ -14,6 +14,7 @@ CONFIDENCES = [0.9, 0.9, 0.6, 0.6, 0.55]
 CORRECT = [True, True, True, False, False]
 EMBEDDINGS = [[1.0, 0.0], [0.9, 0.2], [0.0, 1.0], [0.1, 1.0], [0.5, 0.6]]
 LABELS = [0, 0, 1, 1, 1]
+PRECISE = [[16777217.0], [16777218.0], [16777219.2], [16777220.0]]  # float32 rounds them
 
 PROGRAM = f"""
 import json, sys, evaluate, torch
@@ -22,6 +23,7 @@ calibration, retrieval = (evaluate.load(path) for path in sys.argv[1:])
 found = {{
     "calibration": calibration.compute(confidences=confidences, correct=correct),
     "retrieval": retrieval.compute(embeddings=embeddings, labels=labels, distance="euclidean", ks=[1, 2]),
+    "precise": retrieval.compute(embeddings={PRECISE}, labels=[0, 0, 1, 1], distance="euclidean"),
     "tensors": retrieval.compute(embeddings=torch.tensor(embeddings), labels=torch.tensor(labels)),
     "described": [bool(module.description and module.citation) for module in (calibration, retrieval)],
 }}
@@ -59,6 +61,10 @@ def test_retrieval_scores_match_the_function(found):
     embeddings, labels = torch.tensor(EMBEDDINGS), torch.tensor(LABELS)
     assert found["retrieval"] == pytest.approx(retrieval_scores(embeddings, labels, distance="euclidean", ks=(1, 2)))
     assert found["tensors"] == pytest.approx(retrieval_scores(embeddings, labels))
+
+
+def test_embeddings_keep_their_precision(found):
+    assert found["precise"]["recall_at_1"] == 1.0
 
 
 def test_modules_have_a_description_and_a_card(found, root):

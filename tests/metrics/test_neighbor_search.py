@@ -161,3 +161,17 @@ def test_a_file_of_another_index_is_rejected(tmp_path):
     (tmp_path / "index").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="is damaged: FAISS cannot read it"):
         NeighborSearch(points(50, 2), kind="ivf", file=tmp_path / "index")
+
+
+@pytest.mark.parametrize("count", [100, 20_000])
+def test_of_many_equal_references_the_first_are_found(count):
+    references = torch.ones(count, 3)
+    assert NeighborSearch(references, kind="torch").search(references[:1], 5)[1].tolist() == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_float64_embeddings_are_compared_in_float64(distance):
+    near = [[1.0, 1e-9 * number] for number in range(30)]  # equal in float32
+    if distance == "euclidean":
+        near = [[16777217.0 + 0.01 * number] for number in range(30)]
+    assert NeighborSearch(near, distance=distance).search(near[25:26], 2)[1][0, 0] == 25

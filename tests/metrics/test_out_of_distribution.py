@@ -61,3 +61,9 @@ def test_one_of_twenty_in_distribution_scores_may_be_below_the_threshold():
 def test_invalid_scores_are_rejected(inside, outside, message):
     with pytest.raises(ValueError, match=message):
         detection_scores(inside, outside)
+
+
+def test_lists_keep_the_precision_of_python():
+    assert detection_scores([16777217.0, 16777219.0], [16777216.0, 16777218.0])["auroc"] == 0.75
+    with pytest.raises(ValueError, match="inside must be exact in float64"):
+        detection_scores([2**53 + 1], [2**53])

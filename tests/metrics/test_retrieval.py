@@ -2,6 +2,7 @@ import json
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -318,3 +319,33 @@ class TestRefusals:
     def test_complex_embeddings_are_rejected(self):
         with pytest.raises(TypeError, match="embeddings must be real"):
             retrieval_scores(torch.randn(4, 2, dtype=torch.complex64), torch.zeros(4).long())
+
+
+def test_lists_keep_the_precision_of_python():
+    embeddings = [[16777217.0], [16777218.0], [16777219.2], [16777220.0]]
+    assert retrieval_scores(embeddings, [0, 0, 1, 1], distance="euclidean")["recall_at_1"] == 1.0
+
+
+def test_packed_bits_are_an_error_and_their_bits_are_compared_exactly():
+    bits = torch.randint(0, 2, (60, 16), dtype=torch.uint8)
+    labels, codes = torch.arange(60) // 2, np.packbits(bits.numpy(), axis=1)
+    for packed in (codes, torch.from_numpy(codes), (codes - 128).view(np.int8)):
+        with pytest.raises(TypeError, match="can be coordinates or packed bits"):
+            retrieval_scores(packed, labels)
+    hamming = (bits[:, None] != bits).sum(2).fill_diagonal_(99)
+    partner = hamming[torch.arange(60), torch.arange(60) ^ 1]
+    others = hamming.clone()
+    others[torch.arange(60), torch.arange(60) ^ 1] = 99
+    unpacked = np.unpackbits(codes, axis=1).astype("float32")
+    found = retrieval_scores(unpacked, labels, distance="euclidean")["recall_at_1"]
+    assert found == (partner < others.amin(1)).double().mean().item()
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_scores_do_not_depend_on_the_order_of_tied_embeddings(distance):
+    embeddings, labels = 0.2 * torch.randint(-1, 2, (120, 3)), torch.randint(0, 5, (120,))
+    order = torch.randperm(120)
+    options = {"distance": distance, "ks": (1, 5), "curvature": CURVATURE}
+    assert retrieval_scores(embeddings[order], labels[order], **options) == pytest.approx(
+        retrieval_scores(embeddings, labels, **options), abs=1e-12
+    )

@@ -63,6 +63,8 @@ def test_half_precision_and_any_norms_are_accepted(directions):
 def test_lists_and_arrays_are_accepted(directions, kind):
     tensors = directions, torch.full((120,), 20.0), LABELS
     given = [tensor.tolist() if kind == "lists" else tensor.numpy() for tensor in tensors]
+    if kind == "lists":  # of float64 numbers
+        tensors = directions.double(), tensors[1].double(), LABELS
     assert sampled_retrieval_scores(*given, num_samples=2) == sampled_retrieval_scores(*tensors, num_samples=2)
 
 

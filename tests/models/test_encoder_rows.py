@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoImageProcessor, AutoModel, ViTImageProcessor
+from transformers import AutoImageProcessor, AutoModel, Trainer, TrainingArguments, ViTImageProcessor
 from transformers.models.auto import image_processing_auto, modeling_auto, tokenization_auto
 
 import hf_sphere
@@ -413,3 +413,49 @@ def test_other_unknown_names_are_not_taken_for_encoders(name):
 def test_scaling_of_zero_or_not_finite_is_rejected(row, value):
     with pytest.raises(StrictDataclassClassValidationError, match="spherization_scaling must be finite and not 0; got"):
         sphere_class(row, "Config")(spherization_scaling=value)
+
+
+# Training by the Trainer
+
+
+def five_rows(row: Encoder, task: str) -> list[dict[str, Tensor]]:
+    """Examples with 1, 0, 6, 6 and 2 targets, or, with one label each, 1, 0, 1, 1 and 1."""
+    inputs = batch(row, 5)
+    labels = torch.tensor([0, -100, 1, 1, 0])
+    if task in ("ForMaskedLM", "ForTokenClassification"):
+        places = torch.arange(6) >= torch.tensor([1, 0, 6, 6, 2])[:, None]
+        tokens = inputs["input_ids"]
+        labels = (tokens if task == "ForMaskedLM" else tokens % 2).masked_fill(places, -100)
+    return [{name: values[place] for name, values in {**inputs, "labels": labels}.items()} for place in range(5)]
+
+
+def after_a_step(model: Any, rows: list[dict[str, Tensor]], size: int, steps: int, folder: Path) -> dict[str, Tensor]:
+    """Return the weights after one step of gradient descent on accumulated batches, without dropout."""
+    model.train = lambda mode=True: model
+    arguments = TrainingArguments(
+        str(folder), max_steps=1, learning_rate=0.1, optim="sgd", max_grad_norm=0, use_cpu=True, report_to="none",
+        per_device_train_batch_size=size, gradient_accumulation_steps=steps, save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    Trainer(model, arguments, train_dataset=rows).train()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(("row", "task"), [(row, task) for row in ENCODERS for task in row.tasks if task != "Model"])
+def test_accumulated_batches_with_unequal_numbers_of_targets_match_one_batch(row, task, tmp_path):
+    rows = five_rows(row, task)
+    if row.tasks == IMAGE_TASKS:
+        rows = [
+            {name: value.double() if value.is_floating_point() else value for name, value in r.items()} for r in rows
+        ]
+    whole, parts = (after_a_step(spherized(row, task).double(), rows, size, 5 // size, tmp_path) for size in (5, 1))
+    torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("return_dict", [True, False])
+def test_the_loss_of_a_batch_is_its_share_of_the_targets_of_a_step(return_dict):
+    model = spherized(BY_TYPE["bert"], "ForMaskedLM")
+    ids = batch(BY_TYPE["bert"])["input_ids"]
+    labels = ids.masked_fill(torch.arange(6) > 1, -100)  # six targets
+    mean = model(ids, labels=labels).loss
+    found = model(ids, labels=labels, return_dict=return_dict, num_items_in_batch=torch.tensor(24))[0]
+    torch.testing.assert_close(found, mean / 4)

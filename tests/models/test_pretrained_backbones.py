@@ -90,6 +90,71 @@ class TestTransformers:
         trained, resumed = (model.state_dict() for model in models)
         assert all(torch.equal(trained[name], resumed[name]) for name in trained)
 
+    @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+    @torch.no_grad()
+    def test_the_dtype_is_that_asked_for_and_not_that_of_the_file(self, half, encoder, tmp_path):
+        model, folder = encoder
+        model.to(half).save_pretrained(folder)
+        config = SphereVisionConfig(backbone=folder, image_size=28, head="cosine", num_labels=3)
+        own = SphereVisionForImageClassification(config, pretrained=True).eval()
+        for parameter in own.parameters():
+            parameter.add_(1e-4 * torch.randn_like(parameter))  # stands for training
+        own.save_pretrained(tmp_path / "saved")
+        values = json.loads((tmp_path / "saved" / "config.json").read_text())
+        assert "dtype" not in values["backbone_config"]
+        values["backbone_config"]["dtype"] = str(half).removeprefix("torch.")  # as earlier versions saved it
+        (tmp_path / "saved" / "config.json").write_text(json.dumps(values))
+        pixels = torch.randn(2, 3, 28, 28)
+        expected = own(pixels).embeddings
+        for dtype, found in ((None, torch.float32), (torch.float32,) * 2, (half, half), ("auto", torch.float32)):
+            options = {} if dtype is None else {"dtype": dtype}
+            loaded = SphereVisionForImageClassification.from_pretrained(tmp_path / "saved", **options).eval()
+            assert {parameter.dtype for parameter in loaded.parameters()} == {found}
+            error = 1e-6 if found == torch.float32 else 0.05
+            torch.testing.assert_close(loaded(pixels).embeddings.float(), expected, rtol=0, atol=error)
+
+    @pytest.mark.parametrize("encoder", ["vit", "convnext"], indirect=True)
+    def test_a_file_of_weights_in_half_precision_is_trained_in_float32(self, encoder):
+        model, folder = encoder
+        model.bfloat16().save_pretrained(folder)
+        config = SphereVisionConfig(backbone=folder, image_size=28)
+        loaded = SphereVisionModel(config, pretrained=f"{folder}/model.safetensors")
+        assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+
+    def test_settings_of_the_use_of_an_encoder_do_not_apply_to_the_model(self, tmp_path):
+        use = {"return_dict": False, "output_hidden_states": True, "output_attentions": True}
+        ViTForImageClassification(ViTConfig(**TINY, **use, attn_implementation="eager")).save_pretrained(tmp_path)
+        model = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=28), pretrained=True)
+        assert list(model.backbone.encoder(torch.randn(1, 3, 28, 28))) == ["last_hidden_state"]
+
+    @pytest.mark.parametrize("kind", ["eager", "sdpa"])
+    def test_the_attention_asked_for_is_that_of_the_encoder(self, kind, tmp_path):
+        ENCODERS["vit"]().save_pretrained(tmp_path / "vit")
+        config = SphereVisionConfig(backbone=str(tmp_path / "vit"), image_size=28)
+        SphereVisionModel(config).save_pretrained(tmp_path / "saved")
+        model = SphereVisionModel.from_pretrained(tmp_path / "saved", attn_implementation=kind)
+        assert model.backbone.encoder.config._attn_implementation == kind
+
+    def test_quantized_weights_are_refused(self, tmp_path):
+        quantized = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+        ViTConfig(**TINY, **quantized).save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="has quantized weights, which cannot be trained; use the model before"):
+            SphereVisionConfig(backbone=str(tmp_path))
+
+    @pytest.mark.parametrize(
+        ("name", "options"),
+        [("resnet10t", {}), ("mobilenetv3_small_050", {}), ("vit_tiny_patch16_224", {"img_size": 32, "depth": 1})],
+    )
+    @torch.no_grad()
+    def test_a_model_that_timm_saved_for_the_hub_is_an_encoder(self, name, options, tmp_path):
+        model = timm.create_model(name, num_classes=5, **options).eval().bfloat16()
+        timm.models.save_for_hf(model, tmp_path, model_args=options, safe_serialization=True)
+        own = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=32), pretrained=True).eval()
+        pixels = torch.randn(2, 3, 32, 32)
+        found, model = own(pixels).embeddings, model.float()
+        torch.testing.assert_close(found, model.forward_head(model.forward_features(pixels), pre_logits=True))
+        assert own.embedding_dim == found.shape[1]
+
     def test_the_vision_part_of_clip_is_an_encoder(self, tmp_path):
         text = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9, "eos_token_id": 1}
         model = CLIPModel(CLIPConfig(vision_config=TINY, text_config=text | {"bos_token_id": 0})).eval()

@@ -1,6 +1,7 @@
 """Quantizers of transformers skip the maps after a spherization, which 8 bits per weight would destroy."""
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, calibrate_spherization
+from hf_sphere.nn import HEADS
 
 
 def skipped(model: Any, *, given: list[str] | None = None) -> list[str]:
@@ -111,3 +113,20 @@ def test_image_model_loaded_in_float16_predicts_the_same(tmp_path):
     loaded = SphereVisionForImageClassification.from_pretrained(tmp_path, dtype=torch.float16).eval()
     x = torch.randn(2, 1, 28, 28)
     torch.testing.assert_close(loaded(x).logits.float(), model(x).logits, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("backbone", ["lenet5", "mlp"])
+@pytest.mark.parametrize("head", sorted(HEADS))
+@torch.no_grad()
+def test_maps_that_torch_quantizes_predict_the_same(head, backbone):
+    torch.manual_seed(0)
+    sizes = {"num_channels": 1, "image_size": 28, "num_labels": 5, "embedding_dim": 8}
+    model = SphereVisionForImageClassification(SphereVisionConfig(backbone=backbone, head=head, **sizes)).eval()
+    x = torch.randn(4, 1, 28, 28)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch, which moves it to torchao
+        quantized = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    similarity = F.cosine_similarity(quantized(x).embeddings, model(x).embeddings)
+    assert similarity.min() > 0.99
+    expected = model(x).logits
+    torch.testing.assert_close(quantized(x).logits, expected, rtol=0, atol=0.05 * expected.abs().max().item())

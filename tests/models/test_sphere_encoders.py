@@ -216,23 +216,6 @@ def test_trainer_trains_the_model(family, kind, tmp_path):
     assert not {name for name in unmoved if "spher" in name or "classifier" in name}
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_two_accumulated_batches_match_one_of_twice_the_size_in_the_trainer(family, kind, tmp_path):
-    batch, states = family.batch(4), []
-    labels: Any = batch["input_ids"] if kind == "ForMaskedLM" else torch.tensor([0, 1, 1, 0])
-    rows = [{**{name: value[row] for name, value in batch.items()}, "labels": labels[row]} for row in range(4)]
-    for size, steps in ((4, 1), (2, 2)):
-        torch.manual_seed(0)
-        model = family.model(kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-        arguments = TrainingArguments(
-            str(tmp_path), max_steps=1, learning_rate=0.1, optim="sgd", max_grad_norm=0, use_cpu=True, report_to="none",
-            per_device_train_batch_size=size, gradient_accumulation_steps=steps, save_strategy="no", disable_tqdm=True,
-        )  # fmt: skip
-        Trainer(model, arguments, train_dataset=rows).train()
-        states.append(model.state_dict())
-    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-6)
-
-
 @with_peft
 def test_adapters_target_the_same_layers_as_in_the_plain_model(family):
     peft = pytest.importorskip("peft")

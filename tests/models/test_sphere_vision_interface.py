@@ -10,6 +10,7 @@ from PIL import Image
 from transformers import Trainer, TrainingArguments, pipeline
 
 from hf_sphere import (
+    SphereTrainer,
     SphereVisionConfig,
     SphereVisionForImageClassification,
     SphereVisionForJointPrediction,
@@ -162,10 +163,11 @@ def test_images_with_the_label_minus_100_are_ignored(head):
     torch.testing.assert_close(model(x, labels=torch.tensor([3, 1, -100])).loss, expected)
 
 
-def trainer(model, labels, tmp_path, **options):
+def trainer(model, labels, tmp_path, kind=Trainer, compute_loss_func=None, **options):
     data = [{"pixel_values": image, "labels": label} for image, label in zip(images(len(labels)), labels, strict=True)]
     options |= {"max_steps": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True}
-    return Trainer(model, TrainingArguments(str(tmp_path), **options), train_dataset=data, eval_dataset=data)
+    arguments = TrainingArguments(str(tmp_path), **options)
+    return kind(model, arguments, train_dataset=data, eval_dataset=data, compute_loss_func=compute_loss_func)
 
 
 def test_transformers_trainer_trains_a_multi_label_classifier(tmp_path):
@@ -180,13 +182,23 @@ def test_transformers_trainer_trains_a_multi_label_classifier(tmp_path):
 def test_label_smoothing_of_the_trainer_warns_that_the_margin_is_not_used(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         trainer(classifier(head="arcface"), [0, 1, 2], tmp_path, label_smoothing_factor=0.1).train()
-    messages = [message for message in caplog.messages if "its own loss is not used" in message]
+    messages = [message for message in caplog.messages if "instead of its own loss" in message]
     assert len(messages) == 1
-    assert "leave that out or use SphereTrainer" in messages[0]
+    assert "leave out compute_loss_func and, unless it is a SphereTrainer, label_smoothing_factor" in messages[0]
+
+
+@pytest.mark.parametrize("kind", [Trainer, SphereTrainer])
+def test_a_loss_function_of_the_logits_warns_that_the_margin_is_not_used(kind, tmp_path, caplog):
+    run = trainer(
+        classifier(head="arcface"), [0, 1, 2], tmp_path, kind,
+        compute_loss_func=lambda outputs, labels, **_: F.cross_entropy(outputs.logits, labels),
+    )  # fmt: skip
+    run.train()
+    assert len([message for message in caplog.messages if "instead of its own loss" in message]) == 1
 
 
 def test_label_smoothing_of_the_head_keeps_the_margin(tmp_path, caplog):
     model = classifier(head="arcface", head_kwargs={"label_smoothing": 0.1})
     with caplog.at_level(logging.WARNING):
         trainer(model, [0, 1, 2], tmp_path).train()
-    assert "its own loss is not used" not in caplog.text
+    assert "instead of its own loss" not in caplog.text

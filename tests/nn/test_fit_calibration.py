@@ -77,22 +77,22 @@ def test_scores_are_those_of_scikit_learn(overconfident):
 
 @pytest.mark.parametrize("kind", ["temperature", "vector"])
 def test_separable_examples_have_a_finite_calibration(kind):
-    labels = torch.arange(30) % 3
+    labels = torch.arange(300) % 3
     calibration = fit_calibration(5.0 * F.one_hot(labels), labels, kind)
     confidence = calibrate(5.0 * F.one_hot(labels), **calibration).softmax(1).amax()
-    assert 0.9 < confidence < 1 - 1e-4
+    assert 0.99 < confidence < 1 - 1e-5
 
 
 def test_logits_without_information_get_the_largest_temperature():
-    calibration = fit_calibration(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1]))
+    calibration = fit_calibration(torch.tensor([[9.0, 0.0]] * 200), torch.arange(200) % 2)
     assert calibration["temperature"] == pytest.approx(1000.0)
 
 
 @pytest.mark.parametrize("kind", ["temperature", "vector"])
 def test_inference_tensors_and_half_dtypes_are_accepted(kind):
     with torch.inference_mode():
-        logits = torch.randn(20, 3).half()
-        assert fit_calibration(logits, torch.arange(20) % 3, kind).keys() <= {"temperature", "shift"}
+        logits = torch.randn(210, 3).half()
+        assert fit_calibration(logits, torch.arange(210) % 3, kind).keys() <= {"temperature", "shift"}
 
 
 @pytest.mark.parametrize(
@@ -196,3 +196,36 @@ def test_an_exported_model_returns_calibrated_logits(tmp_path):
 def test_an_invalid_calibration_is_an_error(calibration):
     with pytest.raises(Exception, match="calibration"):
         build(calibration=calibration)
+
+
+# What it rests on
+
+
+def test_lists_keep_the_precision_of_python():
+    logits, labels = [[16777217.0, 16777216.0]] * 300, [0, 0, 1] * 100
+    assert fit_calibration(logits, labels)["temperature"] == pytest.approx(1 / np.log(2), rel=0.02)
+
+
+@pytest.mark.parametrize("kind", ["temperature", "vector"])
+def test_fewer_than_200_examples_are_reported(overconfident, kind):
+    logits, labels = (values[:199] for values in overconfident)
+    with pytest.warns(UserWarning, match="rests on 199 examples; below 200 it is uncertain. Hold out more"):
+        fit_calibration(logits, labels, kind)
+
+
+def test_enough_examples_are_not_reported(overconfident, recwarn):
+    logits, labels = (values[:200] for values in overconfident)
+    fit_calibration(logits, labels)
+    assert not recwarn.list
+
+
+def test_a_calibration_that_makes_the_loss_worse_is_reported():
+    labels = torch.arange(300) % 3
+    with pytest.warns(UserWarning, match="increases the negative log-likelihood of the labels .* do not use it"):
+        fit_calibration(20.0 * F.one_hot(labels), labels)
+
+
+@pytest.mark.parametrize("labels", [[0.7, 0.2], [0.5, 1.0]])
+def test_labels_between_classes_are_an_error(labels):
+    with pytest.raises(ValueError, match="labels must be from 0 to 1; got"):
+        fit_calibration(torch.zeros(2, 2), labels)

@@ -1,7 +1,5 @@
 """Labels of the heads: ignored examples, several classes per example, and training without labels."""
 
-import logging
-
 import numpy as np
 import pytest
 import torch
@@ -152,29 +150,77 @@ def test_labels_of_several_classes_outside_0_and_1_are_rejected(value):
         make("softmax")(torch.randn(3, 6), torch.full((3, 4), value))
 
 
-# Training without labels
+# Training by another loss
 
 
-@pytest.mark.parametrize("name", ["arcface", "vmf"])
-def test_head_with_a_loss_of_its_own_warns_once_if_trained_without_labels(name, caplog):
-    head = make(name)
-    with caplog.at_level(logging.WARNING):
-        head(torch.randn(3, 6))
-        head(torch.randn(3, 6))
-    messages = [message for message in caplog.messages if "label_smoothing_factor of the Trainer" in message]
-    assert len(messages) == 1
+def reports(caplog) -> int:
+    return sum("is trained by a loss of its logits instead of its own loss" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("name", OWN_LOSS)
+@pytest.mark.parametrize("passes_labels", [True, False])
+def test_a_cross_entropy_of_the_logits_of_a_head_with_another_loss_is_reported_once(name, passes_labels, caplog):
+    head, labels = make(name), torch.tensor([0, 2, 3])
+    for _ in range(2):
+        F.cross_entropy(head(torch.randn(3, 6, requires_grad=True), labels if passes_labels else None).logits, labels)
+        assert reports(caplog) == 0
+    for _ in range(2):
+        logits = head(torch.randn(3, 6, requires_grad=True), labels if passes_labels else None).logits
+        F.cross_entropy(logits, labels).backward()
+    assert reports(caplog) == 1
+
+
+@pytest.mark.parametrize("options", [{"class_weights": [1.0, 2.0, 3.0, 4.0]}, {"label_smoothing": 0.1}], ids=str)
+def test_a_cross_entropy_of_the_logits_without_the_options_of_the_head_is_reported(options, caplog):
+    head, labels = make("softmax", **options), torch.tensor([0, 2, 3])
+    F.cross_entropy(head(torch.randn(3, 6), labels).logits, labels).backward()
+    assert reports(caplog) == 1
+
+
+def test_a_cross_entropy_of_the_logits_of_frozen_embeddings_is_reported(caplog):
+    F.cross_entropy(make("arcface")(torch.randn(3, 6)).logits, torch.tensor([0, 2, 3])).backward()
+    assert reports(caplog) == 1
 
 
 @pytest.mark.parametrize("name", MULTI_LABEL)
-def test_head_with_cross_entropy_may_be_trained_without_labels(name, caplog):
-    with caplog.at_level(logging.WARNING):
-        make(name)(torch.randn(3, 6))
+def test_a_cross_entropy_of_the_logits_is_not_reported_if_it_is_the_loss_of_the_head(name, caplog):
+    F.cross_entropy(make(name)(torch.randn(3, 6)).logits, torch.tensor([0, 2, 3])).backward()
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("mode", ["evaluation", "without gradients"])
-def test_prediction_without_labels_does_not_warn(mode, caplog):
-    head = make("arcface").train(mode != "evaluation")
-    with caplog.at_level(logging.WARNING), torch.set_grad_enabled(mode == "evaluation"):
-        head(torch.randn(3, 6))
+OTHER_USES = {
+    "own loss": lambda output: output.loss.backward(),
+    "distillation": lambda output: (output.loss + output.logits.softmax(-1).square().sum()).backward(),
+    "loss of the embeddings": lambda output: output.embeddings.sum().backward(),
+    "prediction": lambda output: output.logits.argmax(-1),
+}
+
+
+@pytest.mark.parametrize("use", OTHER_USES)
+def test_other_uses_of_a_head_in_training_are_not_reported(use, caplog):
+    for _ in range(2):
+        OTHER_USES[use](make("arcface")(torch.randn(3, 6, requires_grad=True), torch.tensor([0, 2, 3])))
     assert caplog.messages == []
+
+
+def test_gradients_of_logits_in_evaluation_are_not_reported(caplog):
+    make("arcface").eval()(torch.randn(3, 6, requires_grad=True)).logits.max().backward()
+    assert caplog.messages == []
+
+
+def test_logits_and_loss_in_training_can_be_changed_in_place():
+    head, x, labels = make("arcface"), torch.randn(3, 6, requires_grad=True), torch.tensor([0, 2, 3])
+    (expected,) = torch.autograd.grad(head(x, labels).loss * 2, x)
+    output = head(x, labels)
+    output.logits.div_(2)
+    (found,) = torch.autograd.grad(output.loss.mul_(2), x)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["arcface", "proxy_anchor"])
+def test_the_loss_in_training_has_second_and_forward_derivatives(name):
+    head, labels = make(name).double(), torch.tensor([0, 2, 3])
+    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: head(x, labels).loss, x, check_forward_ad=True)
+    head = make(name).double()
+    assert torch.autograd.gradgradcheck(lambda x: head(x, labels).loss, x)

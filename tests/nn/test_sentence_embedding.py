@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -90,3 +91,17 @@ def test_missing_library_is_an_error_that_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers.base.modules", None)
     with pytest.raises(ImportError, match=r"pip install hf_sphere\[sentence-transformers\]"):
         from hf_sphere.nn import Spherize  # noqa: F401
+
+
+def test_binary_codes_differ_once_the_embeddings_are_centered(model, sentence_transformers, tmp_path):
+    from sentence_transformers.sentence_transformer.modules import Dense
+
+    assert len(np.unique(model.encode(SENTENCES, precision="binary"), axis=0)) == 1
+    mean = model.encode(SENTENCES, convert_to_tensor=True).mean(0)
+    size = len(mean)
+    model.append(Dense(size, size, activation_function=None, init_weight=torch.eye(size), init_bias=-mean))
+    codes = model.encode(SENTENCES, precision="binary")
+    assert len(np.unique(codes, axis=0)) == len(SENTENCES)
+    model.save_pretrained(str(tmp_path / "saved"))
+    loaded = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True)
+    assert np.array_equal(loaded.encode(SENTENCES, precision="binary"), codes)

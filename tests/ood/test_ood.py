@@ -116,9 +116,10 @@ class TestValues:
         assert detector.score_embeddings(inner + torch.eye(DIM + 1)[-1]).max() < -1e6
 
     def test_vim_detects_points_off_the_subspace_without_a_linear_classifier(self):
-        points = torch.randn(500, 3) @ torch.randn(3, DIM) + 0.01 * torch.randn(500, DIM)
+        train, points = (torch.randn(1000, 3) @ torch.randn(3, DIM) + 0.01 * torch.randn(1000, DIM)).chunk(2)
         logits = torch.nn.functional.normalize(points, dim=1)[:, :CLASSES]
-        detector = OODDetector("vim", dim=3).fit_embeddings(points, logits)
+        fitted = torch.nn.functional.normalize(train, dim=1)[:, :CLASSES]
+        detector = OODDetector("vim", dim=3).fit_embeddings(train, fitted)
         scores = detector.score_embeddings(points, logits)
         others = detector.score_embeddings(points + 0.1 * torch.randn(500, DIM), logits)
         assert detection_scores(scores, others)["auroc"] > 0.9
@@ -137,8 +138,8 @@ class TestInput:
     @pytest.mark.parametrize("name", SCORES)
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_half_dtypes_are_computed_in_float64(self, name, dtype, sets):
-        half = [Outputs(*(v.to(dtype) if v.is_floating_point() else v for v in data)) for data in sets[:2]]
-        wide = [Outputs(*(v.double() if v.is_floating_point() else v for v in data)) for data in half]
+        half = [Outputs(*(v.to(dtype) if v.is_floating_point() else v for v in data[:4])) for data in sets[:2]]
+        wide = [Outputs(*(v.double() if v.is_floating_point() else v for v in data[:4])) for data in half]
         scores = compute(fit(name, half[0]), half[1])
         assert scores.dtype == torch.float64
         assert torch.equal(scores, compute(fit(name, wide[0]), wide[1]))
@@ -180,7 +181,7 @@ class TestInput:
         few = Outputs(sets[0].embeddings[:20])
         with pytest.raises(ValueError, match=r"k must be at most the number of .* 20; got 21"):
             fit("knn", few, k=21)
-        assert compute(fit("knn", few, k=20), few).isfinite().all()
+        assert compute(fit("knn", few, k=20), sets[1]).isfinite().all()
 
     @pytest.mark.parametrize(("k", "reported"), [(50, True), (5, False)])
     def test_more_neighbors_than_half_of_a_class_are_reported(self, k, reported, draw, caplog):
@@ -277,6 +278,53 @@ def sphere_vision(head: str) -> SphereVisionForImageClassification:
     return SphereVisionForImageClassification(config)
 
 
+class TestRowsOfTheFit:
+    @pytest.mark.parametrize("name", FITTED)
+    def test_no_score_is_computed_for_them(self, name, sets):
+        detector = fit(name, sets[0])
+        with pytest.raises(
+            ValueError, match=f"800 of the 800 inputs are among the 800 .* {name} was fitted to, by their"
+        ):
+            compute(detector, sets[0])
+        some = [torch.cat([values[:100], new]) for values, new in zip(sets[0][:4], sets[1][:4], strict=True)]
+        with pytest.raises(ValueError, match="100 of the 500 inputs are among"):
+            compute(detector, Outputs(*some))
+
+    @pytest.mark.parametrize("name", UNFITTED)
+    def test_scores_without_a_fit_are_computed(self, name, sets):
+        assert torch.equal(compute(fit(name, sets[0]), sets[0]), compute(OODDetector(name), sets[0]))
+
+    @pytest.mark.parametrize("place", [1, 2])
+    def test_a_comparison_is_refused_and_names_the_set(self, place, sets):
+        mixed = list(sets)
+        mixed[place] = sets[0]
+        with pytest.raises(
+            ValueError, match=f"800 of the 800 {['held-out inputs', 'inputs near'][place - 1]} are among"
+        ):
+            compare_scores(*mixed[:2], {"near": mixed[2]})
+
+    def test_a_detector_that_was_fitted_before_is_not_compared_on_them(self, sets):
+        with pytest.raises(ValueError, match="held-out inputs are among"):
+            compare_scores(None, sets[0], {"near": sets[2]}, {"knn": fit("knn", sets[0])})
+
+    def test_numbers_distinguish_inputs_with_equal_values(self, sets):
+        embeddings, rows = sets[0].embeddings, torch.arange(800)
+        detector = OODDetector("knn").fit_embeddings(embeddings, ids=rows)
+        assert len(detector.score_embeddings(embeddings, ids=rows + 800)) == 800
+        with pytest.raises(ValueError, match=r"10 of the 400 inputs are among the 800 inputs that .* fitted to\. "):
+            detector.score_embeddings(sets[1].embeddings, ids=rows[:400] + 790)
+
+    def test_a_comparison_uses_the_numbers(self, sets):
+        train, inside = (data._replace(ids=torch.arange(len(data.labels))) for data in sets[:2])
+        with pytest.raises(ValueError, match="400 of the 400 held-out inputs are among"):
+            compare_scores(train, inside, {"near": sets[2]})
+
+    def test_a_detector_of_an_earlier_version_scores(self, sets):
+        detector = fit("knn", sets[0])
+        del detector._rows
+        assert compute(detector, sets[1]).isfinite().all()
+
+
 class TestModels:
     @pytest.mark.parametrize(
         "name", ["resnet10t", "vit_tiny_patch16_224", "mobilenetv3_small_050", "convnext_atto", "resnetv2_18"]
@@ -327,7 +375,19 @@ class TestModels:
         model = sphere_vision("softmax")
         images, labels = torch.randn(20, 1, 8, 8), torch.arange(20) % 3
         detector = OODDetector("knn", k=1).fit(model, [(images, labels)])
-        assert detector.score(model, [images]).tolist() == pytest.approx([0.0] * 20, abs=1e-6)
+        expected = OODDetector("knn", k=1).fit_embeddings(model_outputs(model, images).embeddings)
+        others = torch.randn(20, 1, 8, 8)
+        scores = expected.score_embeddings(model_outputs(model, others).embeddings)
+        assert torch.equal(detector.score(model, [others]), scores)
+
+    @pytest.mark.parametrize("batch", [20, 7])
+    def test_a_model_is_not_scored_on_the_images_of_the_fit(self, batch):
+        model, images = timm.create_model("test_resnet", num_classes=3), torch.randn(20, 3, 32, 32)
+        detector = OODDetector("knn", k=1).fit(model, [images])
+        with pytest.raises(
+            ValueError, match=r"(1[0-9]|20) of the 20 inputs are among the 20 inputs that the score knn was fitted"
+        ):
+            detector.score(model, images.split(batch))
 
     def test_half_models_give_float32(self):
         outputs = model_outputs(sphere_vision("softmax").to(torch.bfloat16), [torch.randn(5, 1, 8, 8).bfloat16()])
@@ -379,3 +439,16 @@ def test_options_of_a_score_can_be_compared(sets):
     results = compare_scores(*sets[:2], {"near": sets[2]}, detectors).results
     assert results.keys() == detectors.keys()
     assert results["knn 1"] != results["knn 20"]
+
+
+@pytest.mark.parametrize("score", FITTED)
+def test_equal_inputs_have_equal_scores_in_any_order(score):
+    points = torch.randn(40, 37)
+    rows, weight, train = torch.arange(1003) % 40, torch.randn(37, 7), torch.randn(600, 37)
+    detector = OODDetector(score, **({"k": 3} if score == "knn" else {}))
+    detector.fit_embeddings(train, train @ weight, torch.arange(600) % 7)
+    inside = detector.score_embeddings(points[rows], (points @ weight)[rows])
+    assert len(inside.unique()) == 40
+    order = torch.randperm(1003)
+    outside = detector.score_embeddings(points[rows][order], (points @ weight)[rows][order])
+    assert detection_scores(inside, outside)["auroc"] == 0.5

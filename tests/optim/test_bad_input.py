@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, build_optimizer
+from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 
 ADAMS = [AdamS, AdamSRT, AdamG]
 NAN, INF = float("nan"), float("inf")
@@ -11,7 +12,10 @@ NAN, INF = float("nan"), float("inf")
 OUT_OF_RANGE = [
     ({"lr": -0.1}, r"lr must be a nonnegative number; got -0\.1"),
     ({"lr": NAN}, "lr must be a nonnegative number; got nan"),
+    ({"lr": torch.tensor([1e-3, 1e-3])}, r"lr must be a nonnegative number; got tensor\(\[0\.0010, 0\.0010\]\)"),
+    ({"lr": torch.tensor([])}, r"lr must be a nonnegative number; got tensor\(\[\]\)"),
     ({"weight_decay": -1.0}, r"weight_decay must be a nonnegative number; got -1\.0"),
+    ({"weight_decay": torch.ones(2)}, r"weight_decay must be a nonnegative number; got tensor\(\[1\., 1\.\]\)"),
     ({"low_precision": "up"}, "low_precision must be one of nearest, stochastic, master; got 'up'"),
     (
         {"low_precision": "stochastic", "capturable": True},
@@ -40,8 +44,8 @@ BAD_CHANNELS = [
 ]
 
 
-def weight(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.ones(shape, dtype=dtype, requires_grad=dtype.is_floating_point)
+def weight(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+    return torch.ones(shape, dtype=dtype, device=device, requires_grad=dtype.is_floating_point)
 
 
 def of_torch(kind: type) -> type:
@@ -164,6 +168,15 @@ def test_a_weight_flattened_after_construction_is_rejected(kind, dims, make_opti
         optimizer.step()
 
 
+@pytest.mark.parametrize("dims", [None, [0]], ids=str)
+def test_a_fused_step_on_an_unsupported_device_is_an_error_as_in_torch(kind, dims):
+    parameter = weight(3, 4, device="meta")
+    for optimizer in (of_torch(kind)([parameter], fused=True), kind([parameter], fused=True, channel_dims=dims)):
+        parameter.grad = torch.zeros_like(parameter)
+        with pytest.raises(RuntimeError, match=r"`fused=True` requires all the params to be .* and meta"):
+            optimizer.step()
+
+
 @pytest.mark.parametrize("zeros", [([0], (1,)), ([1], (slice(None), 2)), ([], (...,))], ids=str)
 @pytest.mark.parametrize("decay", [{}, {"weight_decay": 0.1}, {"maximize": True}], ids=str)
 def test_zero_groups_do_not_move(kind, zeros, decay, make_optimizer, take_steps):
@@ -239,3 +252,28 @@ def test_a_state_with_different_channel_dims_is_rejected():
     state = AdamSRT([weight]).state_dict()
     with pytest.raises(ValueError, match=r"channel_dims of parameter group 0 is None in the state and \[0\]"):
         AdamSRT([weight], channel_wise=True).load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", optimizer_names())
+def test_a_group_without_names_is_refused_and_works_with_names_as_the_error_says(name):
+    layer = nn.Linear(3, 4)
+    optimizer = optimizer_class(name)([("old", weight(3, 4))])
+    message = rf"pass params as pairs \(name, parameter\), like those this {type(optimizer).__name__} was built with"
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": layer.parameters()})
+    assert len(optimizer.param_groups) == 1
+    matrix = (
+        {"channel_dims": [0]} if optimizer.group_key == "channel_dims" else {optimizer.group_key: True, "muon": True}
+    )
+    optimizer.add_param_group({"params": [("weight", layer.weight)], **matrix})
+    optimizer.add_param_group({"params": [("bias", layer.bias)]})
+    before = [parameter.detach().clone() for parameter in layer.parameters()]
+    layer(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+    assert not any(torch.equal(a, b) for a, b in zip(before, layer.parameters(), strict=True))
+
+
+def test_a_group_with_names_is_refused_by_an_optimizer_without():
+    optimizer = optimizer_class("muon")([weight(3, 4)])
+    with pytest.raises(ValueError, match="pass params without names, like those this Muon was built with"):
+        optimizer.add_param_group({"params": [("new", weight(3, 4))]})

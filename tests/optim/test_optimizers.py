@@ -252,6 +252,23 @@ def test_the_state_has_one_number_per_weight_and_one_per_group(kind, make_optimi
         assert sizes == [{"step": 1, "exp_avg": 162, "exp_avg_sq": n} for n in (6, 1, 18, 3, 162)]
 
 
+@pytest.mark.parametrize("number", [int, float])
+@pytest.mark.parametrize("options", [{}, {"channel_dims": [0]}, {"fused": True}], ids=str)
+def test_a_state_whose_step_is_a_number_is_loaded(kind, options, number, make_optimizer, take_steps, make_weights):
+    weights, others = make_weights(), make_weights()
+    optimizer, loaded = make_optimizer(kind, weights, **options), make_optimizer(kind, others, **options)
+    take_steps(optimizer, 3)
+    state = copy.deepcopy(optimizer.state_dict())
+    for of_parameter in state["state"].values():
+        of_parameter["step"] = number(of_parameter["step"])
+    loaded.load_state_dict(state)
+    for weight, other in zip(weights, others, strict=True):
+        other.data.copy_(weight)
+    take_steps(optimizer, 2, start=3)
+    take_steps(loaded, 2, start=3)
+    assert all(torch.equal(weight, other) for weight, other in zip(weights, others, strict=True))
+
+
 def test_the_step_counter_is_a_tensor(kind, make_model, groups, make_optimizer, take_steps):
     optimizer = make_optimizer(kind, groups(make_model()))
     take_steps(optimizer, 3)

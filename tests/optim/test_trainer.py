@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -321,3 +322,38 @@ def test_activation_checkpointing_does_not_change_the_groups(arguments, digits):
     trainer.train()
     radial = [g for g in trainer.optimizer.param_groups if g["channel_dims"] is not None]
     assert [(g["channel_dims"], len(g["params"])) for g in radial] == [((0,), 21)]
+
+
+@pytest.mark.parametrize("name", ["muon", "adam_srt"])
+@pytest.mark.filterwarnings("ignore:.* has no radially invariant weight")
+def test_sentence_transformers_are_trained_with_groups_of_the_loss_as_the_error_says(name, root, tmp_path):
+    st = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    encoder = Transformer(str(root / "tests" / "golden" / "analogy" / "tiny-bert"))
+    model = st.SentenceTransformer(modules=[encoder, Pooling(encoder.get_embedding_dimension())], device="cpu")
+    loss, texts, labels = CosineSimilarityLoss(model), ["the cat", "the lamp"], [0.1, 0.9]
+    data = datasets.Dataset.from_dict({"a": texts, "b": texts[::-1], "label": labels})
+
+    def trainer(**options: Any) -> Trainer:
+        args = st.SentenceTransformerTrainingArguments(
+            str(tmp_path),
+            max_steps=1,
+            report_to=[],
+            use_cpu=True,
+            save_strategy="no",
+            optim=options.pop("optim", "sgd"),
+        )
+        return st.SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss, **options)
+
+    with pytest.raises(ValueError, match=r"the batch \(\[model.preprocess\(texts\) for texts in columns\], labels\)"):
+        trainer(optim=name).train()
+    batch = [model.preprocess(texts), model.preprocess(texts[::-1])], torch.tensor(labels)
+    groups = KINDS[name].form_groups(loss, batch)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    trainer(optimizer_cls_and_kwargs=(KINDS[name], {"params": groups, "lr": 0.1})).train()
+    assert any(not torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    hidden = {key for key, rule in groups.rules.items() if rule.name == "muon"}
+    assert bool(hidden) == (name == "muon")
+    assert all(".layer." in key for key in hidden)

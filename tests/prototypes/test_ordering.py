@@ -314,3 +314,11 @@ def test_method_without_ranking_loss_supports_assignment():
     placement = place_prototypes(12, 3, method="catalogue", class_vectors=structured_vectors(), ordering="assignment")
     assert placement.separation == pytest.approx(separation(placement.prototypes).item())
     assert placement.order.triplet_accuracy > 0.6
+
+
+def test_class_vectors_in_lists_keep_the_precision_of_python():
+    vectors = [[1.0, 1e-9 * number, 1.0] for number in range(5)]  # equal in float32
+    vectors = [[first, 1e4 * second, third] for first, second, third in vectors]
+    expected = check_class_vectors(torch.tensor(vectors, dtype=torch.float64))
+    assert torch.equal(check_class_vectors(vectors), expected)
+    assert measure_order(torch.eye(5).tolist(), vectors) == measure_order(torch.eye(5), expected)

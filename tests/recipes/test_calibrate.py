@@ -7,6 +7,7 @@ from transformers import AutoImageProcessor
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data.sources import load_splits
 from hf_sphere.metrics import probability_scores
+from hf_sphere.nn import calibration
 
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "400", "--per_device_train_batch_size", "20"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
@@ -82,7 +83,8 @@ def test_joint_prediction_is_calibrated(load_recipe, run_main, cache, tmp_path, 
 
 
 def test_a_saved_model_is_calibrated_without_training(train_saved, calibrated):
-    folder = train_saved("--num_train_epochs", "0", "--validation_fraction", "0.5", "--calibrate", "vector")
+    words = ["--eval_split", "test[:50%]", "--validation_split", "test[50%:]", "--calibrate", "vector"]
+    folder = train_saved("--num_train_epochs", "0", *words)
     assert isinstance(SphereVisionConfig.from_pretrained(folder).calibration["temperature"], list)
 
 
@@ -93,6 +95,32 @@ def test_evaluation_keeps_the_calibration_of_a_saved_model_and_training_removes_
     assert SphereVisionConfig.from_pretrained(further).calibration is None
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--validation_split", "test[:30%]"],
+            "106 of the 355 evaluation images are among the 106 images for calibrate t",
+        ),
+        (
+            ["--validation_split", "train[:20%]", "--max_train_samples", "1442"],
+            "288 of the 288 validation images are amon",
+        ),
+    ],
+)
+def test_calibration_images_that_are_trained_or_tested_on_are_reported_before_training(train, tmp_path, words, message):
+    with pytest.raises(ValueError, match=message):
+        train("--calibrate", "temperature", "--validation_fraction", "0", *words)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_saved_model_is_not_calibrated_on_its_training_images(train_saved):
+    with pytest.raises(ValueError, match="93 of the 721 validation images are among the 200 training images"):
+        train_saved(
+            *("--num_train_epochs", "0", "--validation_fraction", "0.5", "--seed", "0", "--calibrate", "temperature")
+        )
+
+
 def test_missing_validation_images_are_reported_before_training(train):
     with pytest.raises(ValueError, match=r"calibrate temperature needs validation images .set validation_split or"):
         train("--calibrate", "temperature", "--validation_fraction", "0")
@@ -101,3 +129,26 @@ def test_missing_validation_images_are_reported_before_training(train):
 def test_classes_without_validation_images_are_reported_before_training(train):
     with pytest.raises(ValueError, match="calibrate vector needs validation images of all classes"):
         train("--calibrate", "vector", "--validation_fraction", "0", "--validation_split", "test[:8]")
+
+
+def test_few_validation_images_are_reported(train):
+    with pytest.warns(UserWarning, match="the calibration rests on 100 examples"):
+        train("--calibrate", "temperature", "--validation_fraction", "0.25")
+
+
+def test_a_calibration_that_makes_the_held_out_loss_worse_is_not_kept(train_saved, results_of, monkeypatch, caplog):
+    fit = calibration.fit_calibration
+    monkeypatch.setattr(calibration, "fit_calibration", lambda *given: fit(*given) and {"temperature": 50.0})
+    folder = train_saved("--num_train_epochs", "0", "--validation_fraction", "0.5", "--calibrate", "temperature")
+    results = results_of(folder)
+    assert "The calibration is not kept" in caplog.text
+    assert SphereVisionConfig.from_pretrained(folder).calibration is None
+    assert results["eval_nll"] == results["eval_uncalibrated_nll"]
+
+
+def test_a_calibration_that_makes_the_evaluation_loss_worse_is_reported(train_saved, monkeypatch, caplog):
+    answers = iter([False, False, True])  # while fitting, of the validation images, of the evaluation split
+    monkeypatch.setattr(calibration, "is_harmful", lambda *_: next(answers))
+    folder = train_saved("--num_train_epochs", "0", "--validation_fraction", "0.5", "--calibrate", "temperature")
+    assert "increases eval_nll; to drop it, remove `calibration` from config.json" in caplog.text
+    assert SphereVisionConfig.from_pretrained(folder).calibration is not None

@@ -231,6 +231,49 @@ def test_ood_detection_uses_every_score_that_is_fitted_to_the_training_images(wr
     assert "the OOD score with the highest mean AUROC is" in capsys.readouterr().out
 
 
+def test_training_embeddings_that_are_tested_are_refused_with_their_number(write, measure, tmp_path):
+    own, other = columns_of(), without(columns_of(40, seed=1), "label")
+    argv = ["--out_of_distribution", write(other, "other"), "--train_embeddings", write(columns_of(), "train")]
+    with pytest.raises(
+        ValueError, match=r"60 of the 60 held-out inputs are among .* by their values .* --split training"
+    ):
+        measure(write(own), *argv)
+    assert not (tmp_path / "made-test" / "evaluation").exists()
+
+
+def test_ood_images_among_the_training_images_are_refused(write, measure):
+    argv = ["--out_of_distribution", write(columns_of(seed=1), "other"), "--train_embeddings"]
+    with pytest.raises(ValueError, match="60 of the 60 inputs other are among the 60 inputs that"):
+        measure(write(columns_of()), *argv, write(columns_of(seed=1), "train"))
+
+
+def test_different_images_of_one_data_set_may_have_equal_embeddings(write, measure, results_of):
+    own, train = (columns_of(80) | {"row_id": torch.arange(start, start + 80)} for start in (0, 80))
+    other = write(columns_of(seed=1), "other")
+    results = results_of(
+        measure(write(own), "--out_of_distribution", other, "--train_embeddings", write(train, "train"))
+    )
+    assert "ood_other_auroc_knn" in results
+
+
+def test_images_that_the_model_was_trained_on_are_noted(write, measure, capsys):
+    measure(write(columns_of(), num_training_images=7))
+    assert "Note: the model was trained on 7 of these images, so" in capsys.readouterr().out
+
+
+def test_a_calibration_is_not_evaluated_on_its_own_images(write, measure, results_of, capsys):
+    results = results_of(measure(write(columns_of(), num_calibration_images=7)))
+    assert "eval_accuracy" in results
+    assert not [name for name in results if "calibration" in name]
+    assert "calibration is skipped: that of the model was fitted to 7 of these images" in capsys.readouterr().out
+
+
+def test_an_image_that_occurs_twice_is_not_its_own_neighbor(write, measure, results_of, capsys):
+    columns = columns_of(concentration=False) | {"row_id": torch.arange(60) // 2}
+    assert "eval_recall_at_1" not in results_of(measure(write(columns)))
+    assert "retrieval is skipped: 30 row(s) repeat an image, which would be its own neighbor" in capsys.readouterr().out
+
+
 def test_skipped_ood_scores_are_noted(write, measure, results_of, capsys):
     other = write(columns_of(seed=1, concentration=False), "other")
     results = results_of(measure(write(columns_of(concentration=False)), "--out_of_distribution", other))

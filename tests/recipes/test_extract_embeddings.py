@@ -43,7 +43,7 @@ from hf_sphere.embeddings import extract as extraction
 
 SCRIPT = "recipes/extract_embeddings.py"
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-COLUMNS = ["embedding", "label", "prediction", "confidence", "logits", "index"]
+COLUMNS = ["embedding", "label", "prediction", "confidence", "logits", "index", "row_id"]
 
 Extract = Callable[..., Path]
 
@@ -141,7 +141,7 @@ def test_the_encoder_of_a_few_shot_model_is_used(extract, save):
     few_shot = SphereVisionForFewShotClassification(config_of(head=None, spherization={}))
     folder = save(few_shot)
     rows = rows_of(extract(model=folder))
-    assert set(rows.column_names) == {"embedding", "label", "index"}
+    assert set(rows.column_names) == {"embedding", "label", "index", "row_id"}
     pixels = AutoImageProcessor.from_pretrained(folder)(load_splits("digits")["test"]["image"][:4], return_tensors="pt")
     with torch.no_grad():
         expected = few_shot.eval().base_model(**pixels).embeddings
@@ -167,7 +167,7 @@ def test_an_image_encoder_of_transformers_needs_no_training(extract, tmp_path, c
     for part in (encoder, processor):
         part.save_pretrained(tmp_path / "dinov2")
     rows = rows_of(extract(model=tmp_path / "dinov2"))
-    assert set(rows.column_names) == {"embedding", "label", "index"}
+    assert set(rows.column_names) == {"embedding", "label", "index", "row_id"}
     with torch.no_grad():
         expected = encoder(**processor(color_digits, return_tensors="pt")).pooler_output
     torch.testing.assert_close(rows[:4]["embedding"], expected, rtol=0.01, atol=0.01)  # pixels are rounded once more
@@ -303,7 +303,7 @@ def test_the_batch_size_does_not_matter(extracted, extract):
 
 def test_the_concentration_of_the_head_is_written(extract, save):
     rows = rows_of(extract("--max_samples", 5, model=save(SphereVisionForImageClassification(config_of(head="vmf")))))
-    assert rows.column_names == [*COLUMNS[:-1], "concentration", "index"]
+    assert rows.column_names == [*COLUMNS[:-2], "concentration", *COLUMNS[-2:]]
     assert rows["concentration"][:].dtype == torch.float32
     assert (rows["concentration"][:] > 0).all()
 
@@ -311,7 +311,7 @@ def test_the_concentration_of_the_head_is_written(extract, save):
 def test_a_model_without_a_head_gives_only_embeddings(extract, save):
     model = SphereVisionModel(config_of())
     folder = extract(model=save(model))
-    assert rows_of(folder).column_names == ["embedding", "label", "index"]
+    assert rows_of(folder).column_names == ["embedding", "label", "index", "row_id"]
     assert json.loads((folder / "embeddings.json").read_text())["head"] is None
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from huggingface_hub.utils import filter_repo_objects
+from PIL import Image
 from training_runs import same, weights
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
@@ -98,6 +99,21 @@ def test_the_card_states_that_no_epoch_was_chosen(finished):
 
 def test_the_card_states_that_the_epoch_was_chosen_on_the_evaluation_split(train):
     assert "the evaluation split itself (optimistic)" in note(train("--load_best_model_at_end"))
+
+
+def test_drawings_on_transparency_are_counted_on_the_card_and_have_the_color_of_the_processor(train, tmp_path):
+    for shade, name in ((0, "ink"), (90, "paint")):
+        (tmp_path / name).mkdir()
+        for number in range(8):
+            drawing = Image.new("LA", (8, 8))
+            drawing.paste((shade, 255), (number % 4, 0, 8, 8))
+            drawing.save(tmp_path / name / f"{number}.png")
+    folder = train("--dataset_name", str(tmp_path), "--eval_split", "train", "--background_color", "200", "200", "200")
+    assert (
+        "| images | 1 x 8 x 8, 32 with transparency, drawn on the color 200 200 200 |"
+        in (folder / "README.md").read_text()
+    )
+    assert AutoImageProcessor.from_pretrained(folder).background_color == [200, 200, 200]
 
 
 @pytest.mark.parametrize("words", [["--early_stopping_patience", "1"], ["--lr_scheduler_type", "plateau"]])
@@ -242,7 +258,7 @@ def test_model_and_card_are_uploaded_without_checkpoints_and_logs(train, uploads
     train("--push_to_hub", "--report_to", "tensorboard")
     ((_, names),) = uploads
     own = {"model.safetensors", "config.json", "preprocessor_config.json", "README.md"}
-    assert names == own | {"run.json", "all_results.json"}
+    assert names == own | {"run.json", "all_results.json", "training_data.json"}
 
 
 def test_no_file_and_no_output_has_a_token_or_an_uploaded_absolute_path(train, uploads, tmp_path, monkeypatch, capfd):

@@ -5,9 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_sphere.training import CheckpointError, RunState, prepare_output_dir
-from hf_sphere.training.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint, write_model_files
+from hf_sphere.training.checkpoints import (
+    check_can_be_saved,
+    find_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    write_model_files,
+)
 from hf_sphere.training.optimization import start_average
 from hf_sphere.training.output_dir import list_checkpoints
 from hf_sphere.utils.files import write_manifest
@@ -318,3 +326,37 @@ def test_failed_write_leaves_earlier_files_unchanged(tmp_path):
         write()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_text() == "old"
+
+
+class Tied(nn.Module):
+    """Two maps with one matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+
+class TiedModel(PreTrainedModel):
+    config_class = PreTrainedConfig
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        self.maps = Tied()
+        self.post_init()
+
+
+@pytest.mark.parametrize("model", [Tied(), TiedModel(PreTrainedConfig())], ids=["module", "model"])
+def test_a_model_with_undeclared_shared_tensors_is_refused_before_training(model):
+    with pytest.raises(ValueError, match=r"the model could not be saved: .*second\.weight.*_tied_weights_keys"):
+        check_can_be_saved(model)
+
+
+def test_a_model_whose_configuration_is_not_json_is_refused_before_training():
+    config = PreTrainedConfig()
+    model = TiedModel(config)
+    model.maps.second = nn.Linear(4, 4)
+    check_can_be_saved(model)
+    config.backbone_kwargs = {"act_layer": nn.GELU}
+    with pytest.raises(ValueError, match=r"the model could not be saved: .*its configuration must be JSON"):
+        check_can_be_saved(model)

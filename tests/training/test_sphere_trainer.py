@@ -1,7 +1,9 @@
 """The Trainer of transformers with our callback and optimizer, compared with the training loop of the recipes."""
 
 import copy
+import functools
 import gc
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from hf_sphere import (
     SphereTrainer,
     SphereVisionConfig,
     SphereVisionForImageClassification,
+    SphereVisionForJointPrediction,
+    SphereVisionForRegression,
     SphereViTConfig,
     SphereViTForImageClassification,
     training,
@@ -47,16 +51,26 @@ def digits() -> ImageBatches:
     return load_image_data(ImageDataOptions("digits"), batch_size=BATCH, progress=False).train
 
 
-def make_model(head: str = "cosine", side: int = 8, backbone: str = "linear_embedding", **options: Any) -> Any:
+def make_model(
+    head: str = "cosine",
+    side: int = 8,
+    backbone: str = "linear_embedding",
+    model_class: Any = SphereVisionForImageClassification,
+    **options: Any,
+) -> Any:
     torch.manual_seed(1)
     config = {"num_channels": 1, "image_size": side, "num_labels": 10, "head": head} | options
     width = {"backbone_kwargs": {"width": 16}} if backbone == "linear_embedding" else {}
-    return SphereVisionForImageClassification(SphereVisionConfig(backbone=backbone, **width, **config))
+    return model_class(SphereVisionConfig(backbone=backbone, **width, **config))
 
 
 def images(count: int = 24, side: int = 8) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [{"pixel_values": torch.randn(1, side, side, generator=generator), "labels": n % 10} for n in range(count)]
+
+
+def with_ignored(rows: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    return [{**row, "labels": -100 if number % 3 == 0 else row["labels"]} for number, row in enumerate(rows)]
 
 
 @pytest.fixture
@@ -143,18 +157,74 @@ def test_callback_and_optimizer_train_like_the_trainer(arguments):
     assert losses == train(SphereTrainer(models[1], arguments(**options), train_dataset=images()))
 
 
-# The loss of proxy_anchor is no mean over examples.
-@pytest.mark.parametrize("head", sorted(HEADS.keys() - {"proxy_anchor"}))
-def test_two_accumulated_batches_match_one_of_twice_the_size(head, arguments):
-    """In the Trainer, which divides a mean loss by the number of accumulated batches."""
+ACCUMULATED = [(SphereTrainer, name, {}) for name in HEADS if name != "proxy_anchor"]  # no mean over examples
+ACCUMULATED += [(Trainer, name, {}) for name in ("arcface", "softmax", "spherized", "vmf")]
+ACCUMULATED += [(Trainer, name, {"class_weights": [*range(1, 11)]}) for name in ("arcface", "softmax")]
+ACCUMULATED += [(kind, "prototype", {"reduction": "sum"}) for kind in (Trainer, SphereTrainer)]
+
+
+def assert_accumulation_has_no_effect(trainer: Any, make: Callable[[], Any], data: Any, arguments: Any) -> None:
+    """Compare the models after steps on one batch, and on three of which the last is smaller."""
     states = []
-    for size, steps in ((8, 1), (4, 2)):
-        model = make_model(head).double()
+    for size, steps in ((len(data), 1), (math.ceil(len(data) / 3) + 1, 3)):
+        model = make().double()
         sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
-        trainer = SphereTrainer(model, arguments(optim="sgd", num_train_epochs=2, **sizes), train_dataset=images())
-        trainer.train()
-        states.append(model.state_dict())
+        trainer(model, arguments(optim="sgd", num_train_epochs=2, **sizes), train_dataset=data).train()
+        states.append(dict(model.named_parameters()))
+        if trainer is SphereTrainer:
+            states[-1] |= dict(model.named_buffers())
     torch.testing.assert_close(*states, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("trainer", "head", "options"), ACCUMULATED, ids=str)
+def test_accumulated_batches_of_unequal_size_match_one_batch(trainer, head, options, arguments):
+    data = with_ignored(images())
+    assert_accumulation_has_no_effect(trainer, lambda: make_model(head, head_kwargs=options), data, arguments)
+
+
+VALUES = {"embedding_dim": 4, "value_range": [0.0, 1.0]}
+OTHERS = {
+    "several classes": (SphereVisionForImageClassification, {"problem_type": "multi_label_classification"}),
+    "values": (SphereVisionForRegression, VALUES),
+    "sum over values": (SphereVisionForRegression, VALUES | {"regression_kwargs": {"reduction": "sum"}}),
+    "classes and values": (SphereVisionForJointPrediction, VALUES),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_accumulated_batches_match_one_batch_for_other_kinds_of_labels(kind, arguments):
+    (model_class, options), data = OTHERS[kind], images(7)
+    for number, row in enumerate(data):
+        if kind == "several classes":
+            row["labels"] = torch.arange(10).remainder(number + 2).eq(0).double()
+        else:
+            row["regression_labels" if "classes" in kind else "labels"] = torch.tensor(number / 7).double()
+    make = functools.partial(make_model, model_class=model_class, **options)
+    assert_accumulation_has_no_effect(SphereTrainer, make, data, arguments)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "head", "steps", "expected"),
+    [
+        (Trainer, "proxy_anchor", 2, "its loss compares all examples of a batch. Use a larger batch"),
+        (SphereTrainer, "proxy_anchor", 2, "its loss compares all examples of a batch. Use a larger batch"),
+        (Trainer, "adaface", 2, "every part updates its running statistics. Use SphereTrainer"),
+        (SphereTrainer, "adaface", 2, None),
+        (Trainer, "arcface", 2, None),
+        (Trainer, "proxy_anchor", 1, None),
+    ],
+)
+def test_a_loss_that_accumulation_changes_is_reported_once(trainer, head, steps, expected, arguments, caplog):
+    args = arguments(gradient_accumulation_steps=steps, per_device_train_batch_size=4)
+    trainer(make_model(head), args, train_dataset=images()).train()
+    found = [message for message in caplog.messages if "where it is divided" in message]
+    assert len(found) == (expected is not None)
+    assert all(str(expected) in message for message in found)
+
+
+def test_a_loss_that_accumulation_changes_is_reported_for_a_model_of_a_user(arguments, caplog):
+    SphereTrainer(Own("proxy_anchor"), arguments(gradient_accumulation_steps=2), train_dataset=images()).train()
+    assert "Head 'proxy_anchor' does not train as with one large batch" in caplog.text
 
 
 @pytest.mark.parametrize("head", ["prototype", "vmf"])
@@ -221,6 +291,14 @@ def test_model_without_our_methods_can_be_trained(arguments):
             return {"loss": nn.functional.cross_entropy(self.linear(pixel_values.flatten(1)), labels)}
 
     assert SphereTrainer(Plain(), arguments(max_steps=2), train_dataset=images()).train().global_step == 2
+
+
+def test_a_model_that_could_not_be_saved_is_refused_before_training(arguments):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    with pytest.raises(ValueError, match=r"could not be saved: safetensors does not save shared tensors: 1\.weight"):
+        SphereTrainer(model, arguments(save_strategy="steps"), train_dataset=images())
+    assert SphereTrainer(model, arguments(save_strategy="no"), train_dataset=images()).model is model
 
 
 class Own(nn.Module):
@@ -368,8 +446,8 @@ def test_data_without_labels_is_rejected(arguments):
         SphereTrainer(make_model("vmf"), arguments(), train_dataset=unlabeled).train()
 
 
-def test_summed_loss_with_accumulation_is_rejected(arguments):
-    model = make_model("prototype", head_kwargs={"reduction": "sum"})
+def test_summed_loss_of_a_model_of_a_user_with_accumulation_is_rejected(arguments):
+    model = Own("prototype", reduction="sum")
     trainer = SphereTrainer(model, arguments(gradient_accumulation_steps=2), train_dataset=images())
     with pytest.raises(ValueError, match="is the sum over a batch, but the Trainer would average it over 2 batches"):
         trainer.train()
@@ -442,21 +520,33 @@ def test_a_list_of_batches_can_be_the_dataloader(arguments):
     assert OwnTrainer(make_model(), arguments(max_steps=2), train_dataset=images()).train().global_step == 2
 
 
-def _train_vmf(rank: int, port: int | None, folder: str) -> None:
+def _train(rank: int, port: int | None, folder: str) -> None:
     if port is not None:
         join(rank, port)
     args = TrainingArguments(
         folder, per_device_train_batch_size=8 if port is None else 4, optim="sgd", max_steps=4, learning_rate=0.01,
         use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
-    model = make_model("vmf", head_kwargs={"num_samples": 2})
-    SphereTrainer(model, args, train_dataset=images(32)).train()
+    vmf, cosine = make_model("vmf", head_kwargs={"num_samples": 2}), make_model("cosine")
+    SphereTrainer(vmf, args, train_dataset=images(32)).train()
+    Trainer(cosine, args, train_dataset=with_ignored(images(32))).train()
     if rank == 0:
-        torch.save(model.state_dict(), f"{folder}/{port is None}.pt")
+        torch.save({"vmf": vmf.state_dict(), "cosine": cosine.state_dict()}, f"{folder}/{port is None}.pt")
 
 
-def test_two_processes_draw_the_samples_of_one(free_port, tmp_path):
-    mp.spawn(_train_vmf, args=(free_port, str(tmp_path)), nprocs=2)
-    _train_vmf(0, None, str(tmp_path))
-    two, one = (torch.load(tmp_path / f"{alone}.pt") for alone in (False, True))
+@pytest.fixture(scope="module")
+def of_two_and_one(free_port, tmp_path_factory) -> list[dict[str, dict[str, Tensor]]]:
+    folder = tmp_path_factory.mktemp("two_processes")
+    mp.spawn(_train, args=(free_port, str(folder)), nprocs=2)
+    _train(0, None, str(folder))
+    return [torch.load(folder / f"{alone}.pt") for alone in (False, True)]
+
+
+def test_two_processes_draw_the_samples_of_one(of_two_and_one):
+    two, one = (states["vmf"] for states in of_two_and_one)
+    torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
+
+
+def test_two_processes_with_unequal_numbers_of_targets_match_one(of_two_and_one):
+    two, one = (states["cosine"] for states in of_two_and_one)
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)

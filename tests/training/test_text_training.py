@@ -4,20 +4,23 @@ import math
 import os
 import socket
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+import transformers
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+import hf_sphere
 from hf_sphere.data import Masking, TextBatches, Vocabulary
 from hf_sphere.training import TrainingArguments, TrainingLoop
 from hf_sphere.training.measures import measure_tokens, perplexity
 from hf_sphere.training.tasks.masked_lm import MaskedLanguageModeling
 
-VOCABULARY = Vocabulary(prefix=(2,), suffix=(3,), mask=4, ordinary=torch.arange(5, 30))
+VOCABULARY = Vocabulary(prefix=(2,), suffix=(3,), mask=4, special=torch.arange(5), ordinary=torch.arange(5, 30))
 
 TASK = MaskedLanguageModeling(TrainingArguments(output_dir="unused"))
 
@@ -109,6 +112,33 @@ def test_evaluation_matches_a_single_full_batch(batch_size):
     loss = output.loss.item()
     expected = {"loss": loss, "perplexity": math.exp(loss), "accuracy": sum(right) / len(right)}
     assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_accuracy_of_logits_of_the_targets_alone_is_that_of_all():
+    """As ModernBERT returns them with `sparse_prediction`."""
+    (batch,) = make_batches(batch_size=24).epoch()
+    logits = make_model()(**batch).logits
+    targets = batch["labels"] != -100
+    found = [
+        measure_tokens(SimpleNamespace(logits=part), batch)["accuracy"]
+        for part in (logits, logits.flatten(0, 1), logits[targets])
+    ]
+    assert found[0] == found[1] == found[2] > 0
+
+
+@pytest.mark.parametrize("prefix", ["ModernBert", "SphereModernBert"])
+def test_sparse_prediction_has_the_measures_of_dense_prediction(prefix):
+    library: Any = hf_sphere if prefix.startswith("Sphere") else transformers
+    measured = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        config = getattr(library, f"{prefix}Config")(
+            vocab_size=30, hidden_size=16, intermediate_size=8, num_hidden_layers=3, num_attention_heads=2,
+            pad_token_id=0, bos_token_id=2, eos_token_id=3, cls_token_id=2, sep_token_id=3, sparse_prediction=sparse,
+        )  # fmt: skip
+        model = getattr(library, f"{prefix}ForMaskedLM")(config)
+        measured.append(TASK.evaluate(model, make_batches(shuffle=False), Accelerator(cpu=True)))
+    assert measured[1] == pytest.approx(measured[0], rel=1e-6)
 
 
 def test_perplexity_of_a_huge_loss_is_infinite():

@@ -13,7 +13,7 @@ from PIL import Image as PILImage
 from hf_sphere import SphereVisionImageProcessor
 from hf_sphere.analysis.model_sources import processor_options
 from hf_sphere.data.decoding import EncodedImages, ImageShape
-from hf_sphere.utils.pixels import resize_image
+from hf_sphere.utils.pixels import convert_image, resize_image
 
 
 def picture(width: int, height: int) -> PILImage.Image:
@@ -115,6 +115,64 @@ def test_options_of_a_processor_without_normalization_leave_pixels_unchanged():
     assert (options["image_mean"], options["image_std"]) == ([0.0] * 3, [1.0] * 3)
 
 
+GRAY = {"uint8": 255, "uint16": 65535, "int32": 255, "int64": 255, "bool": 1, "float16": 255, "float64": 255}
+
+
+@pytest.mark.parametrize("dtype", GRAY)
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_white_is_one_in_every_dtype(dtype, kind, channels):
+    white = np.full((9, 9, 3), GRAY[dtype], dtype)
+    given = torch.from_numpy(white).permute(2, 0, 1) if kind == "tensor" else white
+    pixels = processor(channels)(given, return_tensors="pt")["pixel_values"]
+    assert pixels.dtype == torch.float32
+    torch.testing.assert_close(pixels, torch.ones(1, channels, 8, 8), rtol=0, atol=2e-4)  # weights of 0.9999 in sum
+
+
+def test_a_16_bit_array_has_the_pixels_of_its_file(tmp_path):
+    values = np.random.default_rng(0).integers(0, 2**16, (8, 8), np.uint16)
+    PILImage.fromarray(values).save(tmp_path / "gray.png")
+    expected = processor(1)(PILImage.open(tmp_path / "gray.png"), return_tensors="pt")["pixel_values"]
+    for given in (values[..., None], torch.from_numpy(values)[None].repeat(3, 1, 1)):
+        result = processor(1)(given, return_tensors="pt")["pixel_values"]
+        torch.testing.assert_close(result, expected, rtol=0, atol=1.01 / 255)
+
+
+def test_a_16_bit_array_with_alpha_is_drawn_on_white():
+    transparent = np.full((8, 8, 4), 1000, np.uint16)
+    transparent[..., 3] = 0
+    pixels = processor(3)(transparent, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(pixels, torch.ones_like(pixels))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 0.1), (-1.0, 1.0), (-2.0, 2.5), (0.0, 60000.0)])
+def test_values_that_may_be_scaled_already_cause_a_warning(low, high, dtype):
+    image = np.linspace(low, high, 192).reshape(8, 8, 3).astype(dtype)
+    with pytest.warns(UserWarning, match="divided by 255, as values from 0 to 255. .* pass do_rescale=False"):
+        processor(3)(image, return_tensors="pt")
+    unchanged = processor(3)(image, do_rescale=False, return_tensors="pt")["pixel_values"]
+    np.testing.assert_allclose(unchanged[0].permute(1, 2, 0), image.astype("float32"), rtol=1e-6)
+
+
+def test_a_black_image_causes_no_warning():
+    assert not processor(3)(np.zeros((8, 8, 3), np.float32), return_tensors="pt")["pixel_values"].any()
+
+
+def test_8_bit_values_in_16_bits_cause_a_warning():
+    with pytest.warns(UserWarning, match="the uint16 image has 8-bit values, so it is black; convert it to uint8"):
+        processor(3)(np.full((8, 8, 3), 200, np.uint16), return_tensors="pt")
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("int64", 65535), ("int32", 256), ("int16", -1), ("int8", -5)])
+def test_integers_of_unknown_range_are_an_error_unless_their_scale_is_given(dtype, value):
+    image = np.full((8, 8, 3), value, dtype)
+    with pytest.raises(ValueError, match=rf"must be from 0 to 255; got torch.{dtype} from {value} to {value}"):
+        processor(3)(image, return_tensors="pt")
+    pixels = processor(3, rescale_factor=1 / 65535)(image, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(pixels, torch.full((1, 3, 8, 8), value / 65535))
+
+
 def test_gray_of_an_array_is_that_of_the_image():
     processor = SphereVisionImageProcessor(num_channels=1, do_resize=False, do_normalize=False, do_rescale=False)
     colors = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
@@ -126,3 +184,83 @@ def test_gray_of_an_array_is_that_of_the_image():
         )
         assert abs(by_image - by_array).max() <= largest
         assert abs(by_image - by_array).mean() < 0.05
+
+
+def with_transparency(mode: str) -> PILImage.Image:
+    """An image of 2 x 1 pixels: black and opaque, and transparent over black."""
+    image = PILImage.new("RGBA", (2, 1))
+    image.putpixel((0, 0), (0, 0, 0, 255))
+    if mode == "PA":
+        image = image.convert("P").convert("PA")
+        image.putpixel((1, 0), (0, 0))
+    elif mode in ("L", "RGB", "1", "I;16"):
+        image = PILImage.new(mode, (2, 1))
+        image.putpixel((1, 0), {"RGB": (3, 3, 3), "1": 255, "I;16": 3000}.get(mode, 3))
+        image.info["transparency"] = image.getpixel((1, 0))
+    elif mode == "P":
+        image = PILImage.fromarray(np.array([[0, 1]], dtype=np.uint8)).convert("P")
+        image.info["transparency"] = bytes([255, 0])
+    else:
+        image = image.convert(mode)
+    return image
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "RGBa", "LA", "PA", "P", "L", "RGB", "1", "I;16"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_transparent_pixels_have_the_background(mode, channels):
+    assert np.array(convert_image(with_transparency(mode), channels)).reshape(2, -1)[:, 0].tolist() == [0, 255]
+    drawn = np.array(convert_image(with_transparency(mode), 3, (10, 20, 30)))
+    assert drawn.tolist() == [[[0, 0, 0], [10, 20, 30]]]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_opaque_pixels_do_not_change(mode, channels):
+    image = PILImage.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8))
+    image = image.quantize(64) if mode == "P" else image.convert("RGB" if mode == "RGBA" else "L")
+    expected = np.array(image.convert("L" if channels == 1 else "RGB"))
+    if mode == "P":
+        image.info["transparency"] = 200  # no pixel has it
+    else:
+        image = image.convert(mode)
+    assert image.has_transparency_data
+    np.testing.assert_array_equal(convert_image(image, channels), expected)
+
+
+def test_the_processor_names_the_file_of_a_damaged_image(tmp_path):
+    PILImage.effect_noise((60, 60), 50).save(tmp_path / "photo.jpg")
+    (tmp_path / "photo.jpg").write_bytes((tmp_path / "photo.jpg").read_bytes()[:-99])
+    with pytest.raises(ValueError, match=r"photo\.jpg cannot be read as an image: .*truncated"):
+        processor(3)(PILImage.open(tmp_path / "photo.jpg"), return_tensors="pt")
+
+
+def test_a_turned_image_is_not_turned_again():
+    image = picture(8, 4)
+    image.getexif()[0x0112] = 6
+    image.info["exif"] = image.getexif().tobytes()
+    once = convert_image(image, 3)
+    assert once.size == (4, 8)
+    np.testing.assert_array_equal(convert_image(once, 3), once)
+
+
+def test_the_processor_of_a_trained_model_draws_on_the_color_of_training(tmp_path):
+    shape = ImageShape(3, 4, 4, background=(0, 90, 180))
+    trained = EncodedImages(Dataset.from_dict({"image": [PILImage.new("RGBA", (4, 4), (9, 9, 9, 99))]}), "image", shape)
+    SphereVisionImageProcessor.from_data(SimpleNamespace(shape=shape, mean=[0.0] * 3, std=[1.0] * 3)).save_pretrained(
+        tmp_path
+    )
+    saved = SphereVisionImageProcessor.from_pretrained(tmp_path)
+    assert processor_options(saved)["background_color"] == [0, 90, 180]
+    pixels = saved(PILImage.new("RGBA", (4, 4), (9, 9, 9, 99)), return_tensors="pt")["pixel_values"][0]
+    assert torch.equal((pixels * 255).round().byte(), trained[0])
+    white = saved(PILImage.new("RGBA", (4, 4)), background_color=[255] * 3, return_tensors="pt")["pixel_values"]
+    assert white.unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize(("scale", "rescale"), [(1, False), (255, True)])
+def test_a_float_array_with_alpha_is_drawn_on_the_color(scale, rescale):
+    pixels = np.zeros((4, 8, 8), dtype=np.float32)
+    pixels[3, :, :4] = scale
+    result = processor(3, do_rescale=rescale)(pixels, return_tensors="pt")["pixel_values"][0]
+    assert result[:, :, :4].unique().tolist() == [0.0]
+    assert result[:, :, 4:].unique().tolist() == [1.0]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.analogies.encoding import encode, equal_length_batches
+from hf_sphere.analogies.encoding import encode, equal_length_batches, warn_unknown_words
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Permutation, Sentence, fill, template_text
 from hf_sphere.analogies.questions import Question
@@ -50,6 +50,7 @@ def embed_words_in_context(
     if not sentences:
         raise ValueError("there is nothing to embed: the list is empty.")
     encodings = encode(language_model, sentences, words=True)
+    warn_unknown_words(language_model, sentences)
     keys = [(encoding.ids.tobytes(), encoding.words.tobytes()) for encoding in encodings]
     inputs = list(dict(zip(keys, encodings, strict=True)).items())
     lengths = np.array([len(encoding.ids) for _, encoding in inputs])

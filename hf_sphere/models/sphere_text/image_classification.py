@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils.generic import can_return_tuple
 
+from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.sphere_text.modeling_sphere_text import SphereEncoderPreTrainedModel
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import (
     ModelWithHead,
@@ -32,6 +33,7 @@ class SphereEncoderForImageClassification(ModelWithHead, SphereEncoderPreTrained
         else:
             super()._init_weights(module)
 
+    @weighted_by_targets
     @can_return_tuple
     def forward(self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any) -> Any:
         """Classify images.

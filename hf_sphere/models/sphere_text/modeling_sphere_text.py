@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, conversion_mapping, initialization as init
 from transformers.modeling_utils import _CAN_RECORD_REGISTRY
 
+from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.sphere_text import configuration_sphere_text as configurations
 from hf_sphere.models.sphere_text.encoders import Encoder, find_encoder
 from hf_sphere.nn.layers import SphericalLinear, Spherization, names_kept_in_float32
@@ -73,7 +74,7 @@ class SphereEncoderPreTrainedModel(PreTrainedModel):
     config_class: Any
     classifier: Any
     model_tags = ["hf_sphere"]
-    accepts_loss_kwargs = False  # the losses of most plain encoders ignore `num_items_in_batch`
+    accepts_loss_kwargs = True
     _keep_in_fp32_modules: Any
     _keys_to_ignore_on_load_unexpected: Any
 
@@ -226,6 +227,8 @@ def _sphere_class(encoder: Encoder, part: str) -> Any:
         from hf_sphere.models.sphere_text import image_classification  # imports the heads
 
         base = image_classification.SphereEncoderForImageClassification
+    elif part != "Model":
+        attributes["forward"] = weighted_by_targets(plain.forward)
     return type(name, (base, plain), attributes)
 
 

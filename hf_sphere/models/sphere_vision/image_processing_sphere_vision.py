@@ -1,5 +1,6 @@
 """Image processor of the image models."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import PILImageResampling, pil_torch_interpolation_mapping
 from transformers.processing_utils import ImagesKwargs, Unpack
 
-from hf_sphere.utils.pixels import convert_image, resize_image
+from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.pixels import WHITE, convert_array, convert_image, resize_image
 
 
 class SphereVisionImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
@@ -17,14 +19,18 @@ class SphereVisionImageProcessorKwargs(ImagesKwargs, total=False):  # type: igno
 
     num_channels (`int`): Number of channels of the result: 1 converts to grayscale, 3 to color.
     crop_pct (`float`, *optional*): Fraction of a side that a crop of the center keeps; None stretches the whole image.
+    background_color (`list[int]`): Red, green and blue, 0 to 255, behind transparent parts.
     """
 
     num_channels: int
     crop_pct: float | None
+    background_color: list[int]
 
 
 class SphereVisionImageProcessor(TorchvisionBackend):
     """Converts to grayscale or color, resizes, scales to [0, 1] and normalizes.
+
+    With the default `rescale_factor`, arrays are converted as images are: see `hf_sphere.utils.pixels.convert_array`.
 
     Args:
         num_channels: 1 for grayscale, 3 for color.
@@ -32,6 +38,7 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         image_mean: Mean per channel, of values in [0, 1].
         image_std: Standard deviation per channel, of values in [0, 1].
         crop_pct: Fraction of a side that a crop of the center keeps, as in timm; None stretches the whole image.
+        background_color: Red, green and blue, 0 to 255, of the color behind transparent parts.
         **kwargs: The other options of transformers' image processors (`resample`, `do_normalize`, ...).
 
     Example:
@@ -48,8 +55,10 @@ class SphereVisionImageProcessor(TorchvisionBackend):
     image_std = [0.5, 0.5, 0.5]
     num_channels = 3
     crop_pct = None
+    background_color = list(WHITE)
     do_resize = True
     do_rescale = True
+    rescale_factor = 1 / 255
     do_normalize = True
 
     @classmethod
@@ -69,21 +78,32 @@ class SphereVisionImageProcessor(TorchvisionBackend):
             image_mean=data.mean,
             image_std=data.std,
             crop_pct=data.shape.crop_pct,
+            background_color=list(data.shape.background),
             resample=PILImageResampling[data.shape.interpolation.upper()],
         )
 
-    def process_image(self, image: Any, num_channels: int | None = None, **kwargs: Any) -> torch.Tensor:
+    def process_image(
+        self, image: Any, num_channels: int | None = None, background_color: Any = None, **kwargs: Any
+    ) -> torch.Tensor:
         """Convert one image to a uint8 or float tensor (num_channels, height, width)."""
-        channels = num_channels or self.num_channels
+        channels, background = num_channels or self.num_channels, background_color or self.background_color
         if isinstance(image, Image.Image):
-            image = convert_image(image, channels)
+            try:
+                image = convert_image(image, channels, background)
+            except Exception as error:  # of PIL and its plugins, of many classes
+                name = getattr(image, "filename", "") or "an image"
+                raise ValueError(f"{name} cannot be read as an image: {error_text(error)}.") from error
         elif kwargs.get("input_data_format") is None and {1, 3, 4}.isdisjoint((image.shape[0], image.shape[-1])):
             # Gray with alpha, which transformers does not recognize.
             kwargs["input_data_format"] = "channels_first" if image.shape[0] == 2 else "channels_last"
         tensor = super().process_image(image, **kwargs | {"do_convert_rgb": None})
         if len(tensor) > 4:
             raise ValueError(f"images must be gray or color, with or without alpha; got shape {(*image.shape,)}.")
-        tensor = tensor[:3] if len(tensor) > 2 else tensor[:1]  # without alpha, as PIL converts
+        if kwargs.get("do_rescale") and kwargs["rescale_factor"] == type(self).rescale_factor:  # for 8-bit values
+            tensor = convert_array(tensor)
+        if len(tensor) in (2, 4):
+            scale = 1 / kwargs["rescale_factor"] if kwargs.get("do_rescale") else 1.0
+            tensor = _draw_on(background, tensor, scale if tensor.is_floating_point() else 255)
         if channels == 3:
             return tvF.grayscale_to_rgb(tensor)
         gray = tvF.rgb_to_grayscale(tensor.float())
@@ -103,3 +123,11 @@ class SphereVisionImageProcessor(TorchvisionBackend):
             images = [resize_image(image, (size.height, size.width), crop_pct, mode) for image in images]
             do_resize = False
         return super()._preprocess(images, size=size, resample=resample, do_resize=do_resize, **kwargs)
+
+
+def _draw_on(background: Sequence[int], image: torch.Tensor, largest: float) -> torch.Tensor:
+    """Draw an array with alpha, (2 or 4, H, W) with values from 0 to `largest`, on a color; (3, H, W)."""
+    color = torch.tensor(background, device=image.device)[:, None, None] * (largest / 255)
+    alpha = image[-1:] / largest
+    drawn = alpha * image[:-1] + (1 - alpha) * color
+    return (drawn if image.is_floating_point() else drawn.round()).to(image.dtype)

@@ -12,12 +12,14 @@ from transformers.modeling_outputs import ModelOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
+from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.nn.calibration import calibrate
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.heads.mixins import ClassVectorHead
 from hf_sphere.nn.heads.softmax import SpherizedHead
 from hf_sphere.nn.layers import Spherization, names_kept_in_float32
+from hf_sphere.utils.modules import shared_tensors
 
 logger = logging.get_logger(__name__)
 
@@ -67,15 +69,21 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     model_tags = ["hf_sphere"]
-    accepts_loss_kwargs = False
+    accepts_loss_kwargs = True
     _no_split_modules = ["SphereVisionModel"]
     _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention itself
 
     def post_init(self) -> None:
         """Finish the construction, and let quantizers skip spherical and angular layers."""
         self._keep_in_fp32_modules = names_kept_in_float32(self)
+        self._tied_weights_keys = shared_tensors(self)  # timm's CoaT shares modules among its blocks
         self.supports_gradient_checkpointing = hasattr(self.base_model.backbone, "set_grad_checkpointing")
         super().post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return the names of shared parameters; the base class does so only for models with tied embeddings."""
+        parameters = dict(self.named_parameters(remove_duplicate=False))
+        return {name: first for name, first in self._tied_weights_keys.items() if name in parameters}
 
     def initialize_weights(self) -> None:
         """Initialize tensors that neither the constructor nor a checkpoint has set."""
@@ -196,7 +204,8 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
                 f"backbone {self.config.backbone} was built for images of {size[0]} x {size[1]} pixels; got "
                 f"{tuple(pixel_values.shape)}. The model's image processor resizes images."
             )
-        pixel_values, hidden_states = pixel_values.to(self.dtype), None
+        dtypes = (parameter.dtype for parameter in self.parameters() if parameter.is_floating_point())
+        pixel_values, hidden_states = pixel_values.to(next(dtypes, torch.float32)), None  # none if all are quantized
         if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
             backbone: Any = self.backbone
             if not hasattr(backbone, "forward_intermediates"):
@@ -320,6 +329,7 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
         self.head = self._build_head(config, self.sphere_vision.embedding_dim)
         self.post_init()
 
+    @weighted_by_targets
     @can_return_tuple
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any
@@ -375,7 +385,9 @@ def _build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = Fals
         from hf_sphere.models.pretrained_backbones import TransformersBackbone
 
         source = getattr(config, "_local_backbone", config.backbone) if pretrained is True else pretrained or None
-        backbone: nn.Module = TransformersBackbone(config.backbone_config, config.num_channels, source)
+        backbone: Any = TransformersBackbone(config.backbone_config, config.num_channels, source)
+        if config._attn_implementation == "eager":  # asked for, for instance to see the attention weights
+            backbone.encoder.set_attn_implementation("eager")
     else:
         backbone = create_backbone(
             config.backbone,

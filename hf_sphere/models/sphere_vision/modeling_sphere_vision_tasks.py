@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.modeling_outputs import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
+from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import (
     SphereVisionModel,
@@ -58,6 +59,7 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
         self.sphere_vision, self.regression = _build_regression(config, pretrained)
         self.post_init()
 
+    @weighted_by_targets
     @can_return_tuple
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any
@@ -132,6 +134,7 @@ class SphereVisionForJointPrediction(SphereVisionModelWithHead):
         """Return the coordinates orthogonal to the pole: (B, d) -> (B, d - 1)."""
         return embeddings[:, 1:]
 
+    @weighted_by_targets
     @can_return_tuple
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, regression_labels: Tensor | None = None, **kwargs: Any
@@ -141,7 +144,8 @@ class SphereVisionForJointPrediction(SphereVisionModelWithHead):
         Args:
             pixel_values: (B, num_channels, height, width), normalized by the image processor.
             labels: The classes, see `SphereVisionForImageClassification`.
-            regression_labels: (B,), the values; if both are given, the output has a loss.
+            regression_labels: (B,), the values; if both are given, the output has a loss. Where the Trainer accumulates
+                gradients, both parts of the loss of a batch are weighted by its number of classes that are not -100.
             **kwargs: Options of the encoder, see `SphereVisionModel`.
         """
         if (labels is None) != (regression_labels is None):
@@ -227,6 +231,7 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
         self.classifier = PrototypicalClassifier(**(config.few_shot_kwargs or {}))
         self.post_init()
 
+    @weighted_by_targets
     @can_return_tuple
     def forward(
         self, pixel_values: Tensor, support_pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any

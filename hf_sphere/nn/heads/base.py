@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_sphere.geometry.coordinates import is_batched
 from hf_sphere.nn.checks import IGNORED, check_labels, check_tensors, is_readable
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class Head(nn.Module):
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
         self.class_weights = None if class_weights is None else weights
-        self._warn_if_unused = True
+        self._warned: set[str] = set()  # shared by the copies of `DataParallel`
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Map embeddings (B, d) to those that the logits are computed from: (B, d')."""
@@ -164,9 +165,7 @@ class Head(nn.Module):
         """
         self.check_inputs(embeddings, labels)
         transformed = self.transform(embeddings)
-        if labels is None:
-            self._warn_about_unused_loss()
-        else:
+        if labels is not None:
             if len(labels) != len(transformed):
                 raise ValueError(f"there are {len(labels)} labels for {len(transformed)} embeddings; give one each.")
             self.check_labels(labels)
@@ -178,6 +177,8 @@ class Head(nn.Module):
         loss = None
         if labels is not None:
             loss = self.reduce_loss(transformed, logits, labels)
+        if self.training and logits is not None:
+            logits, loss = self._watch(logits, loss)
         concentration = self.compute_concentration(transformed)
         return HeadOutput(logits, loss, transformed.to(embeddings.dtype), concentration)
 
@@ -268,15 +269,34 @@ class Head(nn.Module):
         total = torch.where(used, losses, 0.0).sum()
         return total if self.reduction == "sum" else total / used.sum().clamp_min(1)
 
-    def _warn_about_unused_loss(self) -> None:
-        """Log a message, once, if a head with a loss of its own is trained without labels."""
-        trained = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if trained and self._warn_if_unused and self.has_own_loss():
-            self._warn_if_unused = False
-            logger.warning(
-                f"Head {self.name!r} is trained without labels, so its own loss is not used. With another loss that is "
-                "right; if it is because of label_smoothing_factor of the Trainer, leave that out or use SphereTrainer."
-            )
+    def _watch(self, logits: Tensor, loss: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return both, so that a message is logged if the head is trained by another loss, of the logits."""
+        is_cross_entropy = not (self.has_own_loss() or self.label_smoothing or self.class_weights)
+        if is_cross_entropy or "loss" in self._warned or not logits.requires_grad:
+            return logits, loss
+        if torch.compiler.is_compiling() or is_batched(logits):
+            return logits, loss
+        return _Watch.apply(logits, loss, self)
+
+    def division_advice(self) -> str:
+        """Return what to do where the batch of an optimizer step is divided, if that changes the training."""
+        return ""
+
+    def warn_if_divided(self, part: float | Tensor, whole: float | Tensor) -> None:
+        """Log a message, once, if dividing the batch of an optimizer step changes the training; see `division_advice`.
+
+        Args:
+            part: Size of a batch in training, for instance its number of targets.
+            whole: That of the optimizer step, with gradient accumulation and on all processes.
+        """
+        advice = self.division_advice()
+        if advice and not torch.compiler.is_compiling() and "division" not in self._warned and part < whole:
+            self._warn_once("division", f"does not train as with one large batch where it is divided: {advice}")
+
+    def _warn_once(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            logger.warning(f"Head {self.name!r} {message}")
 
     def initialize_from_data(self, embeddings: Tensor) -> None:
         """Initialize the head from training embeddings (N, d); see `needs_data_initialization`."""
@@ -327,6 +347,32 @@ class Head(nn.Module):
         names = [name for name in option_names(type(self)) if isinstance(vars(self).get(name), (str, int, float))]
         options = "".join(f", {name}={getattr(self, name)!r}" for name in names)
         return f"{self.embedding_dim} -> {self.num_classes} classes{options}"
+
+
+class _Watch(torch.autograd.Function):
+    """Returns logits and loss unchanged, and has a message logged if the first gradient is of the logits alone."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, loss: Tensor | None, head: Head) -> tuple[Tensor, Tensor | None]:
+        ctx.head = head
+        ctx.set_materialize_grads(False)
+        return logits.clone(), None if loss is None else loss.clone()  # not views, which cannot be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, grad_logits: Tensor | None, grad_loss: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad_loss is None:
+            ctx.head._warn_once(
+                "loss",
+                "is trained by a loss of its logits instead of its own loss, which alone has its margin, label "
+                "smoothing or class weights. For that, pass the labels to the model and minimize `output.loss`; in a "
+                "Trainer, leave out compute_loss_func and, unless it is a SphereTrainer, label_smoothing_factor.",
+            )
+        ctx.head._warned.add("loss")
+        return grad_logits, grad_loss, None
+
+    @staticmethod
+    def jvp(ctx: Any, logits: Tensor, loss: Tensor | None, head: None) -> tuple[Tensor, Tensor | None]:
+        return logits, loss
 
 
 def heads_of(model: nn.Module) -> list[Head]:

@@ -13,6 +13,11 @@ from hf_sphere.nn.heads.mixins import ClassVectorHead
 from hf_sphere.nn.layers import AngularLinear, SphericalLinear
 
 
+def _apply(linear: nn.Linear, embeddings: Tensor) -> Tensor:
+    """Apply a linear map in the dtype of its weight; in a map that torch has quantized, `weight` is a method."""
+    return linear(embeddings.to(getattr(linear.weight, "dtype", embeddings.dtype)))
+
+
 class SoftmaxHead(ClassVectorHead):
     """Linear classifier with cross-entropy: the baseline for the other heads.
 
@@ -38,7 +43,7 @@ class SoftmaxHead(ClassVectorHead):
 
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return `W x + b`."""
-        return self.linear(embeddings.to(self.linear.weight.dtype))
+        return _apply(self.linear, embeddings)
 
 
 class SpherizedHead(ClassVectorHead):
@@ -96,8 +101,7 @@ class SpherizedHead(ClassVectorHead):
 
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return `W x`."""
-        linear = self.classifier.linear
-        return linear(embeddings.to(linear.weight.dtype))
+        return _apply(self.classifier.linear, embeddings)
 
 
 class AngularHead(Head):

@@ -44,7 +44,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
     images share one fixed set of random numbers, so the prediction for an image does not depend on its batch. With few
     samples, predictions close to a tie depend on these numbers; `num_samples` can be increased in the `head_kwargs` of
     a saved model. In training mode, and always with `prediction="mean"`, the logits are `beta` times the dot product
-    of the means. So are those of a model exported to ONNX, which would otherwise contain the random numbers.
+    of the means. A model exported to ONNX contains the random numbers.
 
     The samples of the training loss are random. In the recipes they depend on the run's seed, the optimizer step and
     the place of the image in the global batch; in a loop that does not call `before_forward`, or if the head gets
@@ -184,7 +184,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         """Return log-probabilities in eval mode and the logits of the means in training mode: (B, K)."""
         with torch.autocast(embeddings.device.type, enabled=False):
             weight = self.weight.to(embeddings.dtype)
-            if self.training or self.prediction == "mean" or torch.onnx.is_in_onnx_export():
+            if self.training or self.prediction == "mean":
                 of_embeddings, of_classes = means_from_natural_parameters(embeddings, weight)
                 return self.inverse_temperature() * of_embeddings @ of_classes.T
             return self._log_mean_softmax(embeddings, weight)

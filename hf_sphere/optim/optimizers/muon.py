@@ -11,9 +11,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 # torch.optim.Muon accepts no kernels.
 from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, EPS, _adjust_lr, _zeropower_via_newtonschulz
 
-from hf_sphere.optim.groups import HIDDEN, NamedOptimizer, ParameterGroups, find_hidden_matrices, form_groups_by_pattern
+from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, form_groups_by_pattern
 from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.layout import check_axes, whole
+from hf_sphere.optim.roles import HIDDEN, find_roles
 
 
 class Muon(NamedOptimizer, torch.optim.AdamW):
@@ -62,11 +63,11 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
 
     @classmethod
     def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
-        """Split parameters into hidden matrices and all others; see `find_hidden_matrices` and `build_optimizer`."""
+        """Split parameters into hidden matrices and all others; see `find_roles` and `build_optimizer`."""
         model = unwrap(model)
-        kinds = find_hidden_matrices(model, batch)
-        found = {name: ("muon" if kind == HIDDEN else "adamw", kind) for name, kind in kinds.items()}
-        groups = form_groups_by_pattern(model, found, {"muon": {"muon": True}}, **options)
+        roles = find_roles(model, batch)
+        found = {name: ("muon" if role == HIDDEN else "adamw", role) for name, role in roles.items()}
+        groups = form_groups_by_pattern(model, roles, found, {"muon": {"muon": True}}, **options)
         if all(rule.name == "adamw" for rule in groups.rules.values()):
             warnings.warn(f"{type(model).__name__} has no hidden matrix, so the optimizer is AdamW.", stacklevel=3)
         return groups

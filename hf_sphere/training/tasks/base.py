@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import Tensor, nn
 
+    from hf_sphere.data.provenance import DataRecord
     from hf_sphere.training.run import Run
 
 
@@ -24,6 +25,7 @@ class Prepared:
     model: Any  # a transformers model, on its device
     data: Any
     processor: Any  # image processor or tokenizer, which converts raw data to inputs; saved with the model
+    record: "DataRecord | None" = None  # the images of the parts; saved with the model
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,8 @@ class ImageClassification(ImageTask):
 
     def check_data(self, model: Any, image_data: "ImageData") -> None:
         """Check that the requested calibration can be fitted."""
+        from hf_sphere.metrics.shared_rows import Rows, check_disjoint
+
         super().check_data(model, image_data)
         held_out, kind = image_data.validation, getattr(self.part(CalibrationArguments), "calibrate", None)
         found = 0 if held_out is None else len(held_out.labels.unique())
@@ -173,26 +175,39 @@ class ImageClassification(ImageTask):
                 f"calibrate {kind} needs validation images{whose} (set validation_split or validation_fraction), and "
                 "class vectors that are not spread over processes by shard_classes."
             )
+        if kind is not None and image_data.record is not None:
+            rows = {key: Rows(ids, ids) for key, ids in image_data.record.ids.items()}
+            check_disjoint(rows["validation"], rows["train"], "validation images", "training images")
+            check_disjoint(rows["eval"], rows["validation"], "evaluation images", f"images for calibrate {kind}")
 
     def finish(self, prepared: Prepared, accelerator: "Accelerator") -> dict[str, float]:
         """Fit the requested calibration to held-out images.
 
-        Returns the scores of the probabilities on the evaluation split without and with the calibration.
+        Returns the scores of the probabilities on the evaluation split without and with the calibration. One that
+        increases the loss of the images that it is fitted to is not kept; the evaluation split does not decide.
         """
         from hf_sphere.metrics import probability_scores
-        from hf_sphere.nn.calibration import calibrate, fit_calibration
+        from hf_sphere.nn.calibration import calibrate, fit_calibration, is_harmful
         from hf_sphere.training.evaluation import gather_logits
 
         model, held_out = prepared.model, prepared.data.validation
         results: dict[str, float] = {}
         if (kind := getattr(self.part(CalibrationArguments), "calibrate", None)) is not None:
             model.config.calibration = None
-            fitted = fit_calibration(*gather_logits(model, held_out, accelerator), kind)
+            logits, labels = gather_logits(model, held_out, accelerator)
+            fitted: dict[str, Any] = fit_calibration(logits, labels, kind)  # warns if there are few images
+            if is_harmful(logits, labels, fitted):
+                logger.warning("The calibration is not kept: the probabilities remain those of the training.")
+                fitted = {}
             logits, labels = gather_logits(model, prepared.data.evaluation, accelerator)
-            for name, values in {"uncalibrated_": logits, "": calibrate(logits, **fitted)}.items():
+            calibrated = calibrate(logits, **fitted) if fitted else logits
+            for name, values in {"uncalibrated_": logits, "": calibrated}.items():
                 scores = probability_scores(values, labels)
                 results |= {f"eval_{name}{score}": value for score, value in scores.items()}
-            model.config.calibration = fitted
+            if fitted and is_harmful(logits, labels, fitted):
+                drop = "remove `calibration` from config.json"
+                logger.warning(f"The calibration, fitted to other images, increases eval_nll; to drop it, {drop}.")
+            model.config.calibration = fitted or None
             accelerator.print("\n".join(show_metrics(results)))
         return results
 

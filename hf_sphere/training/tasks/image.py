@@ -3,7 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -86,12 +86,14 @@ class ImageTask(Task):
         model_name: Name of the model's class in `hf_sphere.models`.
         default_backbone: Backbone if the argument is not set.
         is_open_set: Whether the evaluation data may have other classes than the training data.
+        num_transparent: Number of images with transparency, once the data is loaded.
     """
 
     data_task: ClassVar[DataTask]
     model_name: ClassVar[str]
     default_backbone: ClassVar[str] = "lenet5"
     is_open_set: ClassVar[bool] = False
+    num_transparent = 0
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -111,6 +113,7 @@ class ImageTask(Task):
         import torch
         from timm import is_model
 
+        from hf_sphere.data.provenance import DataRecord
         from hf_sphere.models.backbones import create_backbone
         from hf_sphere.training.evaluation import initialize_from_data
         from hf_sphere.utils.modules import check_input_shape
@@ -128,6 +131,9 @@ class ImageTask(Task):
 
             self.data_args.fill(pretrained_preprocessing(name))
         image_data = self.load_data(run.accelerator)
+        if (saved := self.model_args.model_name_or_path) is not None and image_data.record is not None:
+            record = image_data.record.after(DataRecord.read(saved), trains=self.args.num_train_epochs > 0)
+            image_data = replace(image_data, record=record)
         # Convolutions are faster with the channels last, as the batches are; benchmarks/image_training.py measures it.
         model = self.build_model(image_data).to(run.accelerator.device, memory_format=torch.channels_last)
         shape = image_data.shape
@@ -140,8 +146,9 @@ class ImageTask(Task):
         if self.args.resume_from_checkpoint is None:
             initialize_from_data(model, image_data.train)
         processor = models.SphereVisionImageProcessor.from_data(image_data)
+        self.num_transparent = image_data.num_transparent
         run.print(self.summarize(model, image_data))
-        return Prepared(model, self.batches(image_data), processor)
+        return Prepared(model, self.batches(image_data), processor, image_data.record)
 
     # Data
 
@@ -303,6 +310,8 @@ class ImageTask(Task):
     def describe(self, prepared: Prepared) -> Description:
         """Return the model's description for the model card."""
         config, args = prepared.model.config, self.data_args
+        background = " ".join(map(str, prepared.processor.background_color))
+        drawn = f", {self.num_transparent:,} with transparency, drawn on the color {background}"
         card = self.describe_head(config)
         chosen_on = {} if args.validation_split is None else {"held_out": f"the split {args.validation_split}"}
         return Description(
@@ -312,7 +321,8 @@ class ImageTask(Task):
             model={
                 "backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}",
                 **card.properties,
-                "images": f"{config.num_channels} x {config.input_size[0]} x {config.input_size[1]}",
+                "images": f"{config.num_channels} x {config.input_size[0]} x {config.input_size[1]}"
+                + drawn * bool(self.num_transparent),
             },
             dataset=args.dataset_name,
             tags=[card.tag],

@@ -1,0 +1,76 @@
+"""Folders of image files, and of tables that contain or name images."""
+
+import os
+import shlex
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from datasets import load_dataset_builder
+from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+UNREADABLE = {".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".raf"}
+"""Suffixes of photos that `datasets` does not read."""
+
+SUFFIXES = {
+    *(".apng", ".avif", ".bmp", ".gif", ".ico", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg"),
+    *(".mpo", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".qoi", ".tga", ".tif", ".tiff", ".webp"),
+}
+"""Suffixes of the image files of a folder."""
+
+TABLES = {".arrow", ".csv", ".json", ".jsonl", ".parquet", ".tar", ".zip"}
+"""Suffixes of files that contain images, or name them."""
+
+
+def list_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
+    """Return the files below a folder with one of the suffixes, sorted; hidden ones are left out.
+
+    Links to folders outside it are followed.
+
+    Raises:
+        ValueError: If the path of a file is not UTF-8 text.
+    """
+    found, root = [], os.path.realpath(folder)
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        linked = {n: os.path.realpath(os.path.join(parent, n)) for n in folders if os.path.islink(f"{parent}/{n}")}
+        inside = {n for n, target in linked.items() if os.path.commonpath([root, target]) in (root, target)}
+        folders[:] = [n for n in folders if not n.startswith(".") and n not in inside]
+        found += [Path(parent, n) for n in names if n[0] != "." and os.path.splitext(n)[1].lower() in suffixes]
+    check_names(found)
+    return sorted(found)
+
+
+def check_names(files: Iterable[Path]) -> None:
+    """Raise an error if the path of a file is not UTF-8 text, which `datasets` cannot store."""
+    for file in files:
+        if os.fsencode(file).decode(errors="replace") != str(file):
+            raise ValueError(f"the path {os.fsencode(file)!r} is not UTF-8 text; rename the file or its folder.")
+
+
+def check_links(folder: Path, files: Sequence[Path]) -> None:
+    """Raise an error if files are in linked folders, which `datasets` would leave out without a word."""
+    root = folder.resolve()
+    linked = [parent for parent in {file.parent for file in files} if not parent.resolve().is_relative_to(root)]
+    if linked:
+        link = next(path for path in (linked[0], *linked[0].parents) if path.is_symlink())
+        count = sum(file.is_relative_to(link) for file in files)
+        copy = f"rm {shlex.quote(str(link))} && cp -rs {shlex.quote(str(link.resolve()))} {shlex.quote(str(link))}"
+        raise ValueError(
+            f"{link} is a link to a folder, which `datasets` does not follow: its {count} file(s) would be left out. "
+            f"Replace it by a folder of links to files: {copy}"
+        )
+
+
+def has_metadata(folder: Path) -> bool:
+    """Whether `datasets` reads the classes of a folder from a file, which names the images."""
+    tables = list_files(folder, TABLES)
+    return any(b"file_name" in file.read_bytes() for file in tables if file.name in ImageFolder.METADATA_FILENAMES)
+
+
+def has_tables(folder: Path) -> bool:
+    """Whether `datasets` reads tables in a folder, or tar files, and not the images beside them."""
+    if not list_files(folder, {".arrow", ".parquet", ".tar"}):
+        return False
+    try:
+        return not isinstance(load_dataset_builder(str(folder)), ImageFolder)
+    except (OSError, ValueError):  # `load_splits` raises it again, with the name of the folder
+        return True

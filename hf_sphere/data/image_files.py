@@ -1,0 +1,139 @@
+"""Encoded images, in files or in memory: opening, encoding, and a check of the files before they are decoded."""
+
+import io
+import logging
+import os
+from collections.abc import Sequence
+from multiprocessing.pool import ThreadPool
+from typing import Any
+
+import pyarrow.compute as pc
+from datasets import Dataset, Image, Value
+from datasets.utils.file_utils import xopen
+from PIL import Image as PILImage, ImageFile
+from tqdm.auto import tqdm
+
+from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.pixels import turn_upright
+
+logger = logging.getLogger(__name__)
+
+_ENDS = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";", "WEBP": b""}
+"""Last bytes of complete files, by format; PIL reads a WebP file to its end when it opens it."""
+
+
+def encoded_images(dataset: Dataset, column: str) -> Dataset:
+    """Return the image column of a split, not decoded."""
+    if not holds_images(dataset.features[column]):
+        raise ValueError(
+            f"column {column!r} does not contain images but {dataset.features[column]}. If these are the paths or the "
+            f"pixels of images, convert them with dataset.cast_column({column!r}, datasets.Image())."
+        )
+    return dataset.select_columns([column]).cast_column(column, Image(decode=False))
+
+
+def holds_images(feature: Any) -> bool:
+    """Whether a column has images, or encoded images that were stored as bytes."""
+    stored = feature.get("bytes") if isinstance(feature, dict) else feature
+    return isinstance(feature, Image) or stored in (Value("binary"), Value("large_binary"))
+
+
+def encode_image(image: PILImage.Image) -> dict[str, Any]:
+    """Encode an image without loss, upright; `datasets` would compress one from a JPEG file again."""
+    try:
+        upright = turn_upright(image)
+    except Exception as error:  # of PIL and its plugins, of many classes
+        name = getattr(image, "filename", "") or "an image"
+        raise ValueError(f"{name} cannot be read as an image: {error_text(error)}.") from error
+    # A palette's transparency would be lost.
+    upright = upright.convert("RGBA") if "transparency" in upright.info else upright.copy()
+    return Image().encode_example(upright)
+
+
+def open_image(record: dict[str, Any] | None) -> ImageFile.ImageFile:
+    """Open an encoded image of `datasets`, as it is stored; PIL raises errors of many classes."""
+    if record is None or (record["bytes"] is None and record["path"] is None):
+        raise ValueError("it is missing")
+    encoded, path = record["bytes"], record["path"]
+    if encoded is None and "://" in path:  # in a zip file, or remote
+        with xopen(path, "rb") as file:
+            encoded = file.read()
+    image = PILImage.open(path if encoded is None else io.BytesIO(encoded))
+    if getattr(image, "is_animated", False) and image.format != "MPO":  # MPO: a photo with its preview
+        image.close()
+        raise ValueError("it is animated; save one of its frames")
+    return image
+
+
+def file_names(dataset: Dataset, column: str, folder: str | os.PathLike = "") -> list[str]:
+    """Return the file of each image of a split, or an empty list if the data set names none.
+
+    Args:
+        dataset: The split.
+        column: The image column.
+        folder: The files below this folder are named relative to it.
+    """
+    tables = encoded_images(dataset, column).with_format("arrow").iter(1000)
+    names = [name for table in tables for name in pc.struct_field(table[column], "path").to_pylist()]
+    root = os.path.join(os.path.abspath(folder), "") if folder else ""
+    return [(name or "").removeprefix(root) for name in names] if any(names) else []
+
+
+def examine_files(
+    records: Dataset, column: str, rows: Sequence[int], *, progress: bool = True
+) -> tuple[dict[int, str], int]:
+    """Read the header and the last bytes of image files in parallel threads.
+
+    A file that lacks the last bytes of its format, or whose format has none, is decoded: it may be truncated.
+
+    Args:
+        records: The images in `column`, encoded.
+        column: The image column.
+        rows: The rows to examine.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The error of each damaged file, by row; and the number of images with an alpha channel or a transparent color.
+    """
+
+    def examine(rows: Sequence[int]) -> list[bool | str]:
+        return [_examine(record) for record in records[rows][column]]
+
+    errors: dict[int, str] = {}
+    transparent = 0
+    parts = [rows[at : at + 100] for at in range(0, len(rows), 100)]
+    with (
+        ThreadPool(min(16, max(len(parts), 1))) as pool,
+        tqdm(total=len(rows), desc="Checking files", unit="image", disable=not progress, leave=False) as bar,
+    ):
+        for part, results in zip(parts, pool.imap(examine, parts), strict=True):
+            errors |= {row: found for row, found in zip(part, results, strict=True) if isinstance(found, str)}
+            transparent += results.count(True)
+            bar.update(len(part))
+    return errors, transparent
+
+
+def log_transparent(count: int, total: int, background: Sequence[int]) -> None:
+    """Log the number of images with transparency, if any, and the color that they are drawn on."""
+    if count:
+        message = "%d of %d images have an alpha channel or a transparent color; they are drawn on background_color %s."
+        logger.warning(message, count, total, " ".join(map(str, background)))
+
+
+def _examine(record: dict[str, Any] | None) -> bool | str:
+    """Return whether an image has transparency, or the error of a damaged file."""
+    try:
+        with open_image(record) as image:
+            if image.format not in _ENDS or not _ends_with(image.fp, _ENDS[image.format]):
+                image.load()
+            return image.has_transparency_data
+    except Exception as error:  # of PIL and its plugins, of many classes
+        return error_text(error)
+
+
+def _ends_with(file: Any, end: bytes) -> bool:
+    position = file.tell()
+    file.seek(-len(end), os.SEEK_END)
+    last = file.read()
+    file.seek(position)
+    return last == end

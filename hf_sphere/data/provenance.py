@@ -1,0 +1,157 @@
+"""Where images come from: the identity of each row of a data set, and the record of the images of a training run."""
+
+import base64
+import contextlib
+import hashlib
+import itertools
+import logging
+import math
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import DatasetDict, Image
+from torch import Tensor
+from transformers.utils import cached_file
+
+from hf_sphere.data.sources import find_rows
+from hf_sphere.metrics.shared_rows import ROW_BITS
+from hf_sphere.utils.files import RECORD_FILE, read_json, write_json
+
+logger = logging.getLogger(__name__)
+
+RECORDED = {"training": "train", "evaluation": "eval", "validation": "validation"}
+"""Part of a record by the name of a split."""
+
+
+def fingerprint(splits: DatasetDict) -> int:
+    """Return 31 bits of a digest of the splits, their sizes and up to 256 of the encoded images of each."""
+    digest = hashlib.sha256()
+    for name, part in splits.items():
+        digest.update(f"{name} {len(part)}\n".encode())
+        if column := next((key for key, feature in part.features.items() if isinstance(feature, Image)), None):
+            some = part.select(range(0, len(part), max(1, math.ceil(len(part) / 256)))).select_columns([column])
+            for cell in some.cast_column(column, Image(decode=False))[column]:
+                with contextlib.suppress(OSError, TypeError):  # a file or an image that is missing
+                    digest.update(Path(cell["path"]).read_bytes() if cell["bytes"] is None else cell["bytes"])
+    return int.from_bytes(digest.digest()[:4]) >> 1
+
+
+def identify_rows(splits: DatasetDict, name: str, label_column: str | None, data: int) -> Tensor:
+    """Return the identity of each row of a split, part or pool of them: (N,), int64.
+
+    A row has the same identity in all parts of its data, whatever these are called. The highest bits are `data`, the
+    `fingerprint` of the splits, and the others the row among those of all splits. Parts are held out by `label_column`.
+    """
+    return find_rows(splits, name, label_column) + (data << ROW_BITS)
+
+
+@dataclass(frozen=True)
+class DataRecord:
+    """The images that a model was trained and evaluated on, saved beside it as `training_data.json`.
+
+    Attributes:
+        names: Name of the split `train`, `eval` and possibly `validation`, from which the images were taken.
+        ids: Identities of the images that were used, (N,), by the same keys.
+        label_column: Column of the classes by which parts were held out, if any.
+    """
+
+    names: dict[str, str]
+    ids: dict[str, Tensor]
+    label_column: str | None
+
+    @classmethod
+    def of(cls, splits: DatasetDict, parts: Mapping[str, Any], label_column: str | None) -> "DataRecord":
+        """Make the record of parts, and warn if differently named ones have images in common."""
+        data, names = fingerprint(splits), {key: part.name for key, part in parts.items()}
+        ids = {key: identify_rows(splits, part.name, label_column, data)[part.rows] for key, part in parts.items()}
+        for one, other in itertools.combinations(parts, 2):
+            if names[one] != names[other] and (shared := int(torch.isin(ids[one], ids[other]).sum())):
+                message = "The splits %s and %s have %d images in common."
+                logger.warning(message, names[one], names[other], shared)
+        return cls(names, ids, label_column)
+
+    @property
+    def data(self) -> int:
+        """The fingerprint of the data."""
+        return int(self.ids["train"][0]) >> ROW_BITS
+
+    def after(self, saved: "DataRecord | None", *, trains: bool) -> "DataRecord | None":
+        """Return the record of a model that was saved with another one, and then trained or only evaluated by this one.
+
+        Warns of evaluation images on which the saved model was trained.
+        """
+        if saved is None or saved.data != self.data:
+            return self if trains else saved
+        if shared := int(torch.isin(self.ids["eval"], saved.ids["train"]).sum()):
+            logger.warning("The saved model was trained on %d of the evaluation images.", shared)
+        trained = torch.cat([saved.ids["train"], self.ids["train"]]).unique() if trains else saved.ids["train"]
+        return replace(self, ids=saved.ids | self.ids | {"train": trained})
+
+    @classmethod
+    def read(cls, model: str | os.PathLike) -> "DataRecord | None":
+        """Read the record of a model, in a folder or on the Hub; None if it has none.
+
+        Raises:
+            ValueError: If the record is damaged.
+        """
+        causes = ("gated_repo", "missing_entries", "connection_errors")
+        path = None
+        with contextlib.suppress(OSError):  # loading the model reports it
+            path = cached_file(str(model), RECORD_FILE, **{f"_raise_exceptions_for_{cause}": False for cause in causes})
+        if path is None:
+            return None
+        saved = read_json(path)
+        try:
+            ids = {key: _unpack(text) + (saved["data"] << ROW_BITS) for key, text in saved["rows"].items()}
+            return cls(dict(saved["names"]), ids, saved["label_column"])
+        except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+            raise ValueError(f"{path} is damaged: {error!r}. Restore it, or remove it.") from error
+
+    def save(self, folder: Path) -> None:
+        """Write the record to the folder of a model."""
+        rows = {key: _pack(ids & (1 << ROW_BITS) - 1) for key, ids in self.ids.items()}
+        values = {"data": self.data, "names": self.names, "label_column": self.label_column, "rows": rows}
+        write_json(folder / RECORD_FILE, values, strict=True)
+
+
+def resolve_split(
+    split: str | None, record: DataRecord | None, splits: DatasetDict, data: int
+) -> tuple[str | None, Tensor | None]:
+    """Return the splits that contain a part (see `RECORDED`) of a record, and the identities of its images.
+
+    Other names are returned as they are, with None: those of splits first, except for `training`. If there is no name,
+    it is that of the evaluation split in the record of the data, whose fingerprint is `data`.
+
+    Raises:
+        ValueError: If there is no such record of the data.
+    """
+    if split is None and record is not None and record.data == data:
+        # Where the classes were divided, both parts are of one split.
+        split = "evaluation" if record.names["eval"] == record.names["train"] else record.names["eval"]
+    if split not in RECORDED or (split in splits and split != "training"):
+        return split, None
+    if record is None or RECORDED[split] not in record.ids:
+        reason = f"the model has no record of its {split} images ({RECORD_FILE}), which the training recipes write"
+    elif record.data != data:
+        reason = "the model was trained on other data, or they have changed: their splits, sizes or images differ"
+    else:
+        ids = record.ids[RECORDED[split]]
+        return "+".join(key for key in splits if torch.isin(identify_rows(splits, key, None, data), ids).any()), ids
+    raise ValueError(f"no split {split!r}; the data has {', '.join(splits)}. Choose one with --split: {reason}.")
+
+
+def _pack(rows: Tensor) -> str:
+    """Return rows as text: a compressed bit per row."""
+    bits = np.packbits(np.bincount(rows.numpy()) > 0)
+    return base64.b85encode(zlib.compress(bits.tobytes())).decode()
+
+
+def _unpack(text: str) -> Tensor:
+    bits = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
+    return torch.from_numpy(np.unpackbits(bits).nonzero()[0])

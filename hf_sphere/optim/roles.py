@@ -1,0 +1,317 @@
+"""How a model uses each of its weights, by the module that owns it and by the graph of a forward pass."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
+from graphlib import TopologicalSorter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils._pytree import tree_map_only
+
+from hf_sphere.optim.invariance import call, differentiable, exact, fitting_batch, make_trial, quiet, unwrap
+
+HIDDEN, NO_DECAY = "hidden matrix", "bias, norm or scalar: no weight decay"
+BY_ELEMENT, LISTED = "scale, bias, position or token: no weight decay", "in no_weight_decay() of the model"
+UNKNOWN = "role unknown: no operation of torch on it in a forward pass"
+UNDECAYED = (NO_DECAY, BY_ELEMENT, LISTED)
+
+PRODUCT, KERNEL, EMBEDDED, INDEXED = "product", "kernel", "embedded", "indexed"
+ELEMENTWISE, CUSTOM = "elementwise", "custom"
+"""Uses: factor of a matrix product, kernel of a convolution, table of `F.embedding`, table that is indexed, operand of
+an operation on elements, such as a sum or a concatenation, and operand of an `autograd.Function`."""
+
+Uses = dict[str, set[str]]
+
+_USES = {
+    **dict.fromkeys(("Mm", "Addmm", "Bmm", "Baddbmm", "Addbmm", "Mv", "Addmv", "Dot", "Linear", "GroupedMm"), PRODUCT),
+    **dict.fromkeys(("Trilinear", "Cdist", "EuclideanDist", "MkldnnLinear"), PRODUCT),
+    **dict.fromkeys(("MkldnnRnnLayer", "CudnnRnn", "MiopenRnn"), PRODUCT),
+    **dict.fromkeys(("Convolution", "MkldnnConvolution"), KERNEL),
+    **dict.fromkeys(("Embedding", "EmbeddingBag"), EMBEDDED),
+    **dict.fromkeys(("Index", "IndexSelect", "Gather"), INDEXED),
+}
+_SEVERAL = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+_OWNERS: dict[Any, str] = {
+    (nn.Linear, nn.Bilinear, *_SEVERAL): PRODUCT,
+    _ConvNd: KERNEL,
+    (nn.Embedding, nn.EmbeddingBag): EMBEDDED,
+    (nn.LayerNorm, nn.RMSNorm): ELEMENTWISE,
+}
+_SUMS = ("Add", "Sub", "Addcmul", "Lerp", "Cat")
+
+
+def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) -> dict[str, str]:
+    """Find what the parameters with two or more axes are for.
+
+    The module that owns a parameter determines that if it is one of torch, else the operations on it in a forward pass.
+    A hidden matrix is a factor of matrix products or the kernel of a convolution, also of the first one. Scales,
+    biases, positions, tokens and tables are not hidden matrices; nor are output layers, which are the last ones before
+    each output, parameters in the `no_weight_decay()` of the model or a part, weights whose first two axes do not both
+    exceed 1, such as those of depthwise convolutions, and stacks of matrices, such as those of experts. Matrices in one
+    parameter along its first axis, such as queries, keys and values, or the gates of an LSTM, are a single one.
+
+    Args:
+        model: Any module, before it is sharded.
+        batch: Input of the model; generated if None. See `find_radial_weights`.
+        required: Whether a forward pass is required, for the output layers. If not, it is for parameters whose modules
+            do not determine their roles, and may fail.
+
+    Returns:
+        Name of the parameter to `HIDDEN`, or to the reason why it is not a hidden matrix.
+
+    Raises:
+        ValueError: If a forward pass is required but not possible; see `find_radial_weights`.
+    """
+    model = unwrap(model)
+    owned, listed = uses_by_owner(model), _undecayed(model)
+    weights = {name: weight for name, weight in model.named_parameters() if weight.ndim > 1}
+    roles = {name: LISTED if name in listed else _role(weight, owned[name]) for name, weight in weights.items()}
+    is_open = {name for name, role in roles.items() if role == UNKNOWN and weights[name].requires_grad}
+    if required or is_open - collect_parameter_options(model).keys():
+        try:
+            uses, outputs = trace_uses(model, batch)
+        except ValueError:
+            if required:
+                raise
+            return roles
+        for name, weight in weights.items():
+            if roles[name] == HIDDEN and required and name not in uses:
+                roles[name] = UNKNOWN
+            elif roles[name] != LISTED:
+                roles[name] = _role(weight, owned[name], uses.get(name, set()), is_output=name in outputs)
+    return roles
+
+
+def _role(weight: Tensor, owned: set[str], seen: Set[str] = frozenset(), *, is_output: bool = False) -> str:
+    """Return the role of a weight from its uses by the module of torch that owns it, and those in a forward pass."""
+    if ELEMENTWISE in owned or (weight.ndim > 2 and _is_vector(weight) and not owned):
+        return NO_DECAY
+    if EMBEDDED in owned | seen:
+        return "embedding"
+    if is_output:
+        return "output layer"
+    if not owned and INDEXED in seen and PRODUCT in seen:
+        return "embedding, whose rows are indexed"
+    if not (owned | seen) & {PRODUCT, KERNEL}:
+        return BY_ELEMENT if seen - {CUSTOM} else UNKNOWN
+    if weight.ndim > 2 and not owned and KERNEL not in seen:
+        return "the axes of its matrices are unknown"
+    return HIDDEN if min(weight.shape[:2]) > 1 else "one of its first two axes is 1"
+
+
+def _undecayed(model: nn.Module) -> set[str]:
+    """Return the names in the `no_weight_decay()` of a model and its parts, and of parameters marked as in Mamba."""
+    parts = [(f"{prefix}.", part) for prefix, part in model.named_modules() if hasattr(type(part), "no_weight_decay")]
+    marked = {name for name, weight in model.named_parameters() if getattr(weight, "_no_weight_decay", False)}
+    return marked | {(prefix + name).removeprefix(".") for prefix, part in parts for name in part.no_weight_decay()}
+
+
+def collect_parameter_options(model: nn.Module) -> dict[str, Mapping[str, Any]]:
+    """Return the `parameter_options` of a model and its parts by full parameter name; those of outer parts prevail.
+
+    Raises:
+        ValueError: If the model's own options name a parameter that it lacks.
+    """
+    names = {name for name, _ in model.named_parameters()}
+    found: dict[str, Mapping[str, Any]] = {}
+    for prefix, part in reversed([*model.named_modules()]):
+        # Attributes of the type: wrappers, such as those of PEFT, have those of the wrapped module.
+        options = part.parameter_options() if hasattr(type(part), "parameter_options") else {}
+        if missing := set() if prefix else set(options) - names:
+            raise ValueError(f"parameter_options names parameters that the model lacks: {', '.join(sorted(missing))}.")
+        found |= {f"{prefix}.{name}".removeprefix("."): values for name, values in options.items()}
+    return {name: values for name, values in found.items() if name in names}
+
+
+def uses_by_owner(model: nn.Module) -> Uses:
+    """Return the uses of weights that torch's own modules determine, by name of the parameter."""
+    names = {weight: name for name, weight in model.named_parameters()}
+    uses: Uses = defaultdict(set)
+    for module in model.modules():
+        owned = {name: (name, weight) for name, weight in module._parameters.items() if weight is not None}
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, WeightNorm):
+                uses[names[owned.pop(f"{hook.name}_g")[1]]].add(ELEMENTWISE)
+        for name, parts in _parametrizations(module):
+            originals = dict(parts.named_parameters(recurse=False))
+            if isinstance(next(parts.children()), _WeightNorm):
+                uses[names[originals["original0"]]].add(ELEMENTWISE)
+                owned["original1"] = name, originals["original1"]
+            elif "original" in originals:
+                owned["original"] = name, originals["original"]
+        for name, weight in owned.values():
+            is_weight = name.removesuffix("_orig").removesuffix("_v") == "weight"  # of pruning, and of weight norm
+            is_matrix = "bias" not in name if isinstance(module, _SEVERAL) else is_weight
+            for kinds, use in _OWNERS.items():
+                if isinstance(module, kinds) and (is_matrix or use == ELEMENTWISE):
+                    uses[names[weight]].add(use)
+    return uses
+
+
+def _parametrizations(module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
+    is_parametrized = parametrize.is_parametrized(module)
+    return module.get_submodule("parametrizations").named_children() if is_parametrized else ()
+
+
+class _Value(NamedTuple):
+    """Result of a node of the graph."""
+
+    has_data: bool
+    weights: frozenset[str] = frozenset()
+    """Parameters from which it is computed, if it is from them alone."""
+    last: frozenset[int] = frozenset()
+    """Products by weights that end in it, with no other one after them."""
+    before: frozenset[int] = frozenset()
+    """All products by weights on which it depends."""
+
+
+def trace_uses(model: nn.Module, batch: Any = None) -> tuple[Uses, set[str]]:
+    """Trace the graph of a forward pass of a model; see `find_roles`.
+
+    Output layers are the last products by weights before the outputs. A product that is added to what it was computed
+    from, as at the end of an encoder without head, is not an output layer.
+
+    Returns:
+        Uses by name of the parameter, and the names of the weights of output layers.
+    """
+    devices = {parameter.device for parameter in model.parameters()}
+    with torch.random.fork_rng(devices=[d for d in devices if d.type == "cuda"]), exact(devices), quiet():
+        torch.manual_seed(0)
+        trial = make_trial(model)
+        batch = fitting_batch(trial, batch)
+        uses, outputs = _trace(trial, batch)
+        if unused := dict(trial.named_parameters()).keys() - uses.keys():  # by layers that training skips at random
+            more, last = _trace(trial.eval(), batch)
+            uses |= {name: more[name] for name in unused & more.keys()}
+            outputs |= last & unused
+    return uses, outputs
+
+
+def _run(trial: nn.Module, batch: Any) -> tuple[list[Node], dict[Node, set[str]], set[str]]:
+    """Return the nodes of outputs, those of parametrized weights with their parameters, and weights of called parts."""
+    names = {weight: name for name, weight in trial.named_parameters()}
+    called: set[str] = set()
+    made: dict[Node, set[str]] = {}
+    with torch.enable_grad(), parametrize.cached():
+        for weight in names:
+            weight.requires_grad_(weight.is_floating_point())
+        for module in trial.modules():
+            own = {names[weight] for weight in module._parameters.values() if weight is not None}
+            module.register_forward_pre_hook(lambda *_, own=own: called.update(own))
+            for name, parts in _parametrizations(module):
+                node = get_gradient_edge(getattr(module, name)).node
+                made[node] = {names[weight] for weight in parts.parameters(recurse=False)}
+        try:
+            copies = tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.is_floating_point()).clone(), batch)
+            output = call(trial, copies)
+        except RuntimeError:  # the model sets requires_grad of its input
+            output = call(trial, batch)
+    return [get_gradient_edge(leaf).node for leaf in differentiable(output)], made, called
+
+
+def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str]]:
+    tensors, owned = dict(trial.named_parameters()), uses_by_owner(trial)
+    names = {weight: name for name, weight in tensors.items()}
+    matrices = {name for name, uses in owned.items() if uses & {PRODUCT, KERNEL}}
+    ends, made, called = _run(trial, batch)
+    uses: Uses = defaultdict(set)
+    products: list[_Value] = []  # weights, and the products before
+    inner: set[int] = set()
+    values: dict[Node | None, _Value] = {}
+    for node in _sort(ends):
+        if hasattr(node, "variable"):
+            name = names.get(node.variable, "")
+            values[node] = _Value(not name, frozenset({name} - {""}))
+            continue
+        kind = node.name().rpartition("::")[2].partition("Backward")[0]
+        is_custom = isinstance(node, BackwardCFunction) or "CppNode" in node.name()
+        use = CUSTOM if is_custom else _USES.get(kind, ELEMENTWISE)
+        is_product = use in (PRODUCT, KERNEL)
+        sources = [values.get(source) for source, _ in node.next_functions]
+        present = [value for value in sources if value]
+        weights = frozenset[str]().union(*(value.weights for value in present))
+        last = frozenset[int]().union(*(value.last for value in present))
+        before = frozenset[int]().union(*(value.before for value in present))
+        # Factors of lower rank than the highest one are learned tokens, not weights of a layer.
+        ranks = {value: _rank(value, matrices, uses) for value in present if value.weights}
+        highest = max(ranks.values(), default=0)
+        has_data = use == EMBEDDED or any(value.has_data for value in present)
+        if is_product and not has_data:  # a token or a constant by a layer, unless it is one weight by another
+            is_constant = None in sources and kind not in ("Mv", "Dot")  # those of spectral norms
+            has_data = min(ranks.values()) < highest or (is_constant and highest == _MATRIX)
+        applied: set[str] = set()
+        if has_data:
+            summand = sources[0] if is_product and kind.startswith(("Add", "Badd")) else None
+            for value, rank in ranks.items():
+                is_factor = use != ELEMENTWISE and not (is_product and (rank < highest or value is summand))
+                for name in value.weights:
+                    uses[name].add(use if is_factor else ELEMENTWISE)
+                applied |= {name for name in value.weights if is_factor and tensors[name].ndim > 1}
+        elif is_product or use == INDEXED:
+            for name in weights:
+                if is_product or tensors[name].ndim == 2:  # of more than two axes, matrices are selected
+                    uses[name].add(use)
+        elif len(ranks) > 1 and (gains := {n for n in weights - owned.keys() if _is_vector(tensors[n])}) < weights:
+            for name in gains:  # of weights
+                uses[name].add(ELEMENTWISE)
+            weights -= gains
+        if applied:
+            inner |= before
+            last = frozenset({len(products)})
+            before |= last
+            products.append(_Value(True, frozenset(applied), before=before))
+        elif kind in _SUMS and _is_residual(node, sources, products):
+            last = frozenset({_RESIDUAL})
+        values[node] = _Value(has_data, frozenset() if has_data else weights, last, before)
+        if node in made:
+            values[node] = _Value(False, values[node].weights | made[node])
+    if any(isinstance(node, BackwardCFunction) for node in values):  # a reentrant checkpoint hides what it calls
+        uses.update({name: uses[name] for name in called})
+    final = {number for node in ends for number in values[node].last} - inner - {_RESIDUAL}
+    return uses, {name for number in final for name in products[number].weights}
+
+
+_RESIDUAL = -1
+_TABLE, _OTHER, _MATRIX = range(3)
+
+
+def _rank(value: _Value, matrices: set[str], uses: Uses) -> int:
+    """Return whether a value computed from weights alone is a table, from the matrix of a layer, or something else."""
+    if value.weights & matrices:
+        return _MATRIX
+    return _TABLE if any(INDEXED in uses[name] for name in value.weights) else _OTHER
+
+
+def _is_vector(weight: Tensor) -> bool:
+    return sum(size > 1 for size in weight.shape) < 2
+
+
+def _is_residual(node: Node, sources: list[_Value | None], products: list[_Value]) -> bool:
+    """Return whether two summands of one shape end in products of which one depends on the other."""
+    shapes = [source and source._input_metadata[place].shape for source, place in node.next_functions]
+    for (a, shape), (b, other) in itertools.combinations(zip(sources, shapes, strict=True), 2):
+        if a and b and a.last and b.last and shape and (shape == other or "Cat" in node.name()):
+            pairs = [(i, y) for x, y in ((a, b), (b, a)) for i in x.last]
+            if any(i == _RESIDUAL or products[i].before & y.last for i, y in pairs):
+                return True
+    return False
+
+
+def _sort(ends: list[Node]) -> Iterable[Node]:
+    """Return the nodes that lead to the ends of a graph, each after those that it depends on."""
+    graph: dict[Node, list[Node]] = {}
+    found = [*ends]
+    while found:
+        node = found.pop()
+        if node not in graph:
+            graph[node] = [source for source, _ in node.next_functions if source is not None]
+            found += graph[node]
+    return TopologicalSorter(graph).static_order()

@@ -1,0 +1,111 @@
+"""Words that a tokenizer does not know make choices tie, and a tie counts as guessing does."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from hf_sphere.analogies import (
+    LanguageModel,
+    ScoreCache,
+    chance_level,
+    load_questions,
+    make_questions,
+    measure_questions,
+    score_questions,
+    scoring_names,
+    search_configurations,
+)
+from hf_sphere.analogies.evaluation import AnalogyEvaluation, report_accuracy, select_configuration
+from hf_sphere.analogies.scoring.base import Engine
+
+STEMS = [("犬", "鮪"), ("鯨", "麒")]
+CHOICES = [[("麟", "鱗"), ("鶴", "龍")], [("鶴", "鼈"), ("鷹", "麟"), ("鮪", "鱗")]]
+QUESTIONS = make_questions(STEMS, CHOICES, answers=[0, 0])
+KNOWN = make_questions(
+    [("word", "language"), ("cat", "dog")], [[("note", "music"), ("paint", "tale")], [("in", "out"), ("sun", "day")]]
+)
+
+ignored = pytest.mark.filterwarnings("ignore:the tokenizer of .* does not know the words:UserWarning")
+
+
+@pytest.fixture
+def tiny(golden_folder):
+    """A model that has not named any words yet."""
+    folder = golden_folder / "tiny-bert"
+    return LanguageModel(AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+
+
+@ignored
+@pytest.mark.parametrize("scoring", scoring_names())
+@pytest.mark.parametrize("batch_size", [1, None])
+def test_unknown_words_are_guessed(tiny, scoring, batch_size):
+    for answers in ((0, 0), (1, 2)):
+        questions = [replace(one, answer=answer) for one, answer in zip(QUESTIONS, answers, strict=True)]
+        scores = score_questions(questions, tiny, scoring, batch_size=batch_size)
+        assert scores.accuracy(questions) == pytest.approx(chance_level(questions)) == pytest.approx(5 / 12)
+        assert all(len(set(costs)) == 1 for costs in scores.by_question())  # exactly equal
+
+
+@ignored
+@pytest.mark.parametrize("scoring", scoring_names())
+def test_every_configuration_of_a_search_guesses_unknown_words(tiny, scoring):
+    accuracy = search_configurations(measure_questions(QUESTIONS, tiny, scoring), QUESTIONS).accuracy
+    assert accuracy.tolist() == pytest.approx([5 / 12] * len(accuracy))
+
+
+@ignored
+@pytest.mark.parametrize("grid", ["none", "full"])
+def test_a_report_counts_ties_on_validation_and_test_questions(tiny, grid):
+    evaluation = AnalogyEvaluation(Engine(tiny), grid=grid)
+    search = evaluation.search(QUESTIONS, "perplexity", [None])
+    answers = evaluation.answer(QUESTIONS, select_configuration(search).configuration)
+    report = report_accuracy(search, QUESTIONS, answers, answers, num_shuffles=5)
+    names = ("eval_accuracy", "untuned_accuracy", "validation_accuracy", "validation_noise", "chance_level")
+    assert [report[name] for name in names] == pytest.approx([5 / 12] * 5)
+    assert report["eval_accuracy_low"] <= 5 / 12 <= report["eval_accuracy_high"]
+
+
+@ignored
+def test_scores_of_a_cache_and_new_ones_tie(tiny, tmp_path):
+    cache = ScoreCache(tmp_path / "scores.jsonl")
+    scores = [score_questions(questions, tiny, cache=cache) for questions in (QUESTIONS[:1], [*KNOWN, *QUESTIONS])]
+    assert scores[1].correct([replace(one, answer=0) for one in [*KNOWN, *QUESTIONS]])[2:].tolist() == pytest.approx(
+        [1 / 2, 1 / 3]
+    )
+
+
+@pytest.mark.parametrize("scoring", ["perplexity", "embedding_similarity"])
+def test_unknown_words_are_named_once(tiny, scoring):
+    with pytest.warns(UserWarning, match=r"does not know the words 犬, 鮪, .*龍\. Choices .* counts 1/k") as caught:
+        score_questions([*KNOWN, *QUESTIONS], tiny, scoring)
+    assert len(caught) == 1
+    assert "music" not in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        score_questions(QUESTIONS, tiny, "pmi")
+        score_questions(KNOWN, tiny, "pmi")
+    with pytest.warns(UserWarning, match=r"does not know the words 猫\."):
+        score_questions(make_questions([("猫", "犬")], [[("a", "b")]]), tiny, scoring)
+
+
+def test_only_some_of_many_unknown_words_are_named(tiny):
+    words = [chr(0x4E00 + number) for number in range(40)]
+    with pytest.warns(UserWarning, match=r"does not know the words (., ){19}. and 20 more\."):
+        score_questions(make_questions(list(zip(words[::2], words[1::2], strict=True)), [[("a", "b")]] * 20), tiny)
+
+
+@pytest.mark.parametrize("scoring", scoring_names())
+def test_a_repeated_choice_of_a_benchmark_ties(tiny, real_data, scoring):
+    folder = str(real_data("relbert/analogy_questions"))
+    questions = [one for split in ("validation", "test") for one in load_questions(folder, "bats", split)]
+    repeated = [one for one in questions if len(set(one.choices)) < len(one.choices)]
+    assert len(repeated) == 8
+    for asked, options in ((repeated, {}), (repeated[:1], {"negative_aggregation": "mean", "negative_weight": 0.4})):
+        scores = score_questions(asked, tiny, scoring, **options)
+        shares = [scores.correct([replace(one, answer=answer) for one in asked]).tolist() for answer in range(4)]
+        for question, costs, share in zip(asked, scores.by_question(), zip(*shares, strict=True), strict=True):
+            best = question.choices[costs.index(min(costs))]
+            count = question.choices.count(best)
+            assert share == pytest.approx([(choice == best) / count for choice in question.choices])
