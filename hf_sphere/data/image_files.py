@@ -14,7 +14,6 @@ from PIL import Image as PILImage, ImageFile
 from tqdm.auto import tqdm
 
 from hf_sphere.utils.arguments import error_text
-from hf_sphere.utils.pixels import turn_upright
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +39,8 @@ def holds_images(feature: Any) -> bool:
 
 def encode_image(image: PILImage.Image) -> dict[str, Any]:
     """Encode an image without loss, upright; `datasets` would compress one from a JPEG file again."""
+    from hf_sphere.utils.pixels import turn_upright  # imports torchvision, which texts do not need
+
     try:
         upright = turn_upright(image)
     except Exception as error:  # of PIL and its plugins, of many classes

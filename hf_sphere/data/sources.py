@@ -1,6 +1,7 @@
 """Sources of image data sets, their columns, and parts of them by name."""
 
 import difflib
+import glob
 import itertools
 import logging
 import os
@@ -29,7 +30,6 @@ from PIL import Image as PILImage
 from torch import Tensor
 
 from hf_sphere.data.folders import SUFFIXES, TABLES, UNREADABLE, check_links, has_metadata, has_tables, list_files
-from hf_sphere.data.image_files import encode_image, file_names, holds_images
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.data.targets import OPEN_SETS, read_class_names, read_labels
 from hf_sphere.utils.loading import load_dataset
@@ -53,6 +53,8 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
         return DatasetDict(BUNDLED[name]())
     if Path(name).is_file():
         raise ValueError(f"{name} is a file; give the folder that contains it.")
+    if Path(name).is_dir() and glob.has_magic(name):
+        raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
     files = list_files(Path(name), SUFFIXES | UNREADABLE)
     tables = list_files(Path(name), TABLES)
     of_tables = not files or has_metadata(Path(name)) or has_tables(Path(name))
@@ -96,22 +98,26 @@ def find_column(
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"no {what} column {given!r}; the data has the columns {dataset.column_names}.{hint}")
     found = given or next((name for name in candidates if name in dataset.column_names), None)
+    if found is not None:
+        return found
+    from hf_sphere.data.image_files import holds_images  # texts do not need it
+
     images = [name for name, feature in dataset.features.items() if holds_images(feature)]
-    if what == "image" and found is None and len(images) == 1:
+    if what == "image" and len(images) == 1:
         return images[0]
-    if found is None:
-        if what == "label" and images:
-            instead += ", or put the images into folders at one depth, one per class"
-            instead += _at_other_depths(dataset, images[0])
-        raise ValueError(
-            f"found no {what} column: none of {list(candidates)} is in {dataset.column_names}. "
-            f"Name it with {option}{instead}."
-        )
-    return found
+    if what == "label" and images:
+        instead += ", or put the images into folders at one depth, one per class"
+        instead += _at_other_depths(dataset, images[0])
+    raise ValueError(
+        f"found no {what} column: none of {list(candidates)} is in {dataset.column_names}. "
+        f"Name it with {option}{instead}."
+    )
 
 
 def _at_other_depths(dataset: Dataset, column: str) -> str:
     """Return a text that names the files whose depth is not that of most files, if there are any."""
+    from hf_sphere.data.image_files import file_names
+
     names = file_names(dataset, column)
     depths = Counter(name.count(os.sep) for name in names)
     other = [name for name in names if name.count(os.sep) != depths.most_common(1)[0][0]]
@@ -300,6 +306,8 @@ def _stored(part: Any, max_rows: int | None) -> Dataset:
 
 def _encoded_rows(part: IterableDataset, images: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a stream, with the bytes of the files of its image columns, and other images encoded."""
+    from hf_sphere.data.image_files import encode_image
+
     for row in part:
         files = {name: pa.array([row[name]], Image.pa_type) for name in images}
         row |= {name: Image().embed_storage(file)[0].as_py() for name, file in files.items()}

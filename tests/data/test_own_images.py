@@ -129,6 +129,12 @@ class TestFolders:
         (tmp_path / "link").symlink_to(path)
         assert len(list_files(path, {".png"})) == len(load_splits(str(tmp_path / "link"))["train"]) == 4
 
+    def test_a_name_that_datasets_reads_as_a_pattern_is_refused(self, folder):
+        path = folder(cats=2, dogs=2)
+        path = path.rename(path.with_name("photos [2023]"))
+        with pytest.raises(ValueError, match=r"as a pattern; rename the folder"):
+            load_splits(str(path))
+
     def test_a_name_that_is_not_utf_8_is_named(self, folder):
         path = folder(cats=2, dogs=2)
         os.rename(path / "cats" / "0.png", os.fsencode(path / "cats") + b"/\xe9t\xe9.png")

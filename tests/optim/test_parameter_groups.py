@@ -60,7 +60,7 @@ def test_the_error_for_options_of_an_unknown_parameter_names_it():
 
 
 def test_options_of_a_part_of_the_model_are_used():
-    model = nn.Sequential(nn.Linear(4, 8), ArcFaceLoss(8, 3))
+    model = nn.Sequential(nn.Linear(4, 8), ArcFaceLoss(8, 3, scale="learned"))
     groups = {name: group for group in parameter_groups(model) for name in names_in(group)}
     assert groups["1.head.weight"]["weight_decay"] == 0.0
     assert groups["1.head.log_temperature"]["momentum"] == 0.0
@@ -75,7 +75,11 @@ def test_options_of_a_part_of_the_model_are_used():
 def test_an_image_model_with_adapters_is_trained_in_a_trainer(trainer, optim, saved, tmp_path):
     peft = pytest.importorskip("peft")
     config = SphereVisionConfig(
-        backbone="test_vit", head="arcface", head_kwargs={"temperature_lr": 0.1}, image_size=160, num_labels=3
+        backbone="test_vit",
+        head="arcface",
+        head_kwargs={"log_temperature": -2.773, "temperature_lr": 0.1},
+        image_size=160,
+        num_labels=3,
     )
     adapters = peft.LoraConfig(target_modules="all-linear", modules_to_save=saved)
     model = peft.get_peft_model(SphereVisionForImageClassification(config), adapters)

@@ -14,6 +14,7 @@ QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", 
 QUICK += ["--num_train_epochs", "2", "--disable_tqdm", "--validation_fraction", "0.5", "--head", "cosine"]
 QUICK += ["--head_kwargs", "{scale: 64.0}"]
 JOINT = ["--embedding_dim", "9", "--computed_value", "slant", "--out_of_range", "clip"]
+HELD_OUT = ["--num_train_epochs", "0", "--eval_split", "test[:40%]", "--validation_split", "test[40%:]"]
 SCORES = ["nll", "brier", "calibration_error_equal_mass_l2", "calibration_error_equal_width_l1"]
 
 
@@ -83,8 +84,7 @@ def test_joint_prediction_is_calibrated(load_recipe, run_main, cache, tmp_path, 
 
 
 def test_a_saved_model_is_calibrated_without_training(train_saved, calibrated):
-    words = ["--eval_split", "test[:50%]", "--validation_split", "test[50%:]", "--calibrate", "vector"]
-    folder = train_saved("--num_train_epochs", "0", *words)
+    folder = train_saved(*HELD_OUT, "--calibrate", "vector")
     assert isinstance(SphereVisionConfig.from_pretrained(folder).calibration["temperature"], list)
 
 
@@ -139,7 +139,7 @@ def test_few_validation_images_are_reported(train):
 def test_a_calibration_that_makes_the_held_out_loss_worse_is_not_kept(train_saved, results_of, monkeypatch, caplog):
     fit = calibration.fit_calibration
     monkeypatch.setattr(calibration, "fit_calibration", lambda *given: fit(*given) and {"temperature": 50.0})
-    folder = train_saved("--num_train_epochs", "0", "--validation_fraction", "0.5", "--calibrate", "temperature")
+    folder = train_saved(*HELD_OUT, "--calibrate", "temperature")
     results = results_of(folder)
     assert "The calibration is not kept" in caplog.text
     assert SphereVisionConfig.from_pretrained(folder).calibration is None
@@ -149,6 +149,6 @@ def test_a_calibration_that_makes_the_held_out_loss_worse_is_not_kept(train_save
 def test_a_calibration_that_makes_the_evaluation_loss_worse_is_reported(train_saved, monkeypatch, caplog):
     answers = iter([False, False, True])  # while fitting, of the validation images, of the evaluation split
     monkeypatch.setattr(calibration, "is_harmful", lambda *_: next(answers))
-    folder = train_saved("--num_train_epochs", "0", "--validation_fraction", "0.5", "--calibrate", "temperature")
+    folder = train_saved(*HELD_OUT, "--calibrate", "temperature")
     assert "increases eval_nll; to drop it, remove `calibration` from config.json" in caplog.text
     assert SphereVisionConfig.from_pretrained(folder).calibration is not None

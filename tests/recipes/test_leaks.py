@@ -15,6 +15,7 @@ QUICK = ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}", "
 QUICK += ["--learning_rate", "0.01", "--disable_tqdm", "--eval_seed", "3"]
 
 Extract = Callable[..., Path]
+pytestmark = pytest.mark.filterwarnings("ignore:the calibration rests on")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -160,6 +160,7 @@ def test_per_parameter_options_of_the_model_are_used(kind):
 
 
 def with_head(head: str, **options) -> SphereVisionForImageClassification:
+    options |= {"log_temperature": -2.773} if head == "arcface" else {}  # a learned one
     config = SphereVisionConfig(
         backbone="lenet5_bn", num_channels=1, image_size=8, embedding_dim=3, num_labels=4, head=head,
         head_kwargs=options,

@@ -35,7 +35,10 @@ from hf_sphere.training import SphereCallback, TrainingLoop, create_optimizer, i
 from hf_sphere.training.measures import loss_is_sum
 
 BATCH = 131  # eleven equal batches of the 1,442 training digits; a single one that is left over is dropped
-OPTIONS = {"arcface": {"margin_warmup_epochs": 1, "temperature_lr": 0.1}, "vmf": {"temperature_lr": 0.1}}
+OPTIONS = {
+    "arcface": {"margin_warmup_epochs": 1, "log_temperature": -2.773, "temperature_lr": 0.1},
+    "vmf": {"temperature_lr": 0.1},
+}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -145,6 +145,22 @@ def test_a_16_bit_array_with_alpha_is_drawn_on_white():
     torch.testing.assert_close(pixels, torch.ones_like(pixels))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "largest", "options"),
+    [
+        ("uint8", 255, {"rescale_factor": 2 / 255}),
+        ("uint16", 65535, {"rescale_factor": 1 / 65535}),
+        ("uint16", 65535, {"do_rescale": False}),
+        ("int32", 65535, {"rescale_factor": 1 / 65535}),
+        ("int64", 255, {"do_rescale": False}),
+    ],
+)
+def test_an_opaque_array_keeps_its_values_whatever_their_scale(dtype, largest, options):
+    opaque = np.full((8, 8, 4), [10, 20, 30, largest], dtype)
+    pixels, expected = (processor(3)(given, return_tensors="pt", **options) for given in (opaque, opaque[..., :3]))
+    torch.testing.assert_close(pixels["pixel_values"], expected["pixel_values"])
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 0.1), (-1.0, 1.0), (-2.0, 2.5), (0.0, 60000.0)])
 def test_values_that_may_be_scaled_already_cause_a_warning(low, high, dtype):

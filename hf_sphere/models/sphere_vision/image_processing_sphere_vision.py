@@ -102,8 +102,9 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         if kwargs.get("do_rescale") and kwargs["rescale_factor"] == type(self).rescale_factor:  # for 8-bit values
             tensor = convert_array(tensor)
         if len(tensor) in (2, 4):
-            scale = 1 / kwargs["rescale_factor"] if kwargs.get("do_rescale") else 1.0
-            tensor = _draw_on(background, tensor, scale if tensor.is_floating_point() else 255)
+            unscaled = 1.0 if tensor.is_floating_point() else 255
+            scale = 1 / kwargs["rescale_factor"] if kwargs.get("do_rescale") else unscaled
+            tensor = _draw_on(background, tensor, {torch.uint8: 255, torch.uint16: 65535}.get(tensor.dtype, scale))
         if channels == 3:
             return tvF.grayscale_to_rgb(tensor)
         gray = tvF.rgb_to_grayscale(tensor.float())
