@@ -4,7 +4,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 
-.PHONY: demo test test-transformers soak bad-input lint format bench docs notebooks package
+.PHONY: demo test test-transformers test-peers soak bad-input lint format bench docs notebooks package
 
 demo: $(READY)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
 	$(RUN) examples/demo.py
@@ -13,9 +13,14 @@ test: $(READY)  ## run the test suite, without network, on all cores
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal
 
 test-transformers: $(READY)  ## run the common tests of transformers on our models; downloads them once
-	tests=$$($(VENV)/bin/python tests/transformers_common/fetch.py) && PYTHONPATH=$$tests $(RUN) -m pytest \
+	tests=$$($(VENV)/bin/python tests/peers/fetch.py transformers) && PYTHONPATH=$$tests $(RUN) -m pytest \
 		-o addopts=-ra -W ignore::pytest.PytestUnknownMarkWarning tests/transformers_common/encoders.py \
 		tests/transformers_common/vision.py
+
+test-peers: $(READY)  ## run the tests of scipy, torch, transformers and others on our code; downloads some once
+	tests=$$($(VENV)/bin/python tests/peers/fetch.py timm transformers) && \
+		PYTHONPATH=$$tests OMP_NUM_THREADS=1 $(RUN) -m pytest -o addopts=-ra -W ignore::pytest.PytestUnknownMarkWarning \
+		$(filter-out %/conftest.py %/fetch.py,$(wildcard tests/peers/*.py))
 
 soak: $(READY)  ## disturb training runs for MINUTES: kills, full disks, damaged files, second runs; prints the counts
 	$(RUN) tests/recipes/soak.py --minutes $(or $(MINUTES),10)

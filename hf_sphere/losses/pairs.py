@@ -74,7 +74,8 @@ class PairLoss(nn.Module):
 
     def scale(self, points: Tensor) -> Tensor:
         """Divide unit vectors by the temperature."""
-        return points * read_scalar(self, "log_temperature", self.initial_log_temperature).neg().exp()
+        log_temperature = read_scalar(self, "log_temperature", self.initial_log_temperature, points.dtype)
+        return points * log_temperature.neg().exp()
 
 
 class SupConLoss(PairLoss):
@@ -121,7 +122,7 @@ class SupConLoss(PairLoss):
         places = torch.arange(own.start, own.stop, device=points.device)
         log_sum = sum_over_other_classes(queries, others, ignored, places)[0]
         losses = torch.where(positives > 0, log_sum - attraction, 0.0)
-        return losses.sum() * (count_processes() / total.clamp_min(1))
+        return losses.sum() * (count_processes() / total.clamp_min(1).to(losses.dtype))  # float32 without the dtype
 
 
 class InfoNCELoss(PairLoss):

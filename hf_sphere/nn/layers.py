@@ -246,8 +246,8 @@ class Spherization(nn.Module):
             raise ValueError(
                 f"expected {self.in_features} features along axis {self.dim}; got an input of shape {tuple(x.shape)}."
             )
-        scaling = read_scalar(self, "scaling", self.initial_scaling)
-        radius = read_scalar(self, "radius", self.initial_radius)
+        scaling = read_scalar(self, "scaling", self.initial_scaling, x.dtype)
+        radius = read_scalar(self, "radius", self.initial_radius, x.dtype)
         return spherize(x.movedim(self.dim, -1), scaling, radius, self.delta).movedim(-1, self.dim)
 
     def extra_repr(self) -> str:
@@ -260,14 +260,15 @@ class Spherization(nn.Module):
         return f"{text}, delta={self.delta:g}{f', dim={self.dim}' if self.dim != -1 else ''}"
 
 
-def read_scalar(module: nn.Module, name: str, initial: float) -> Tensor:
-    """Return a scalar parameter or buffer in float32 or better.
+def read_scalar(module: nn.Module, name: str, initial: float, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a scalar parameter or buffer in float32 or better, for values of a dtype.
 
-    A buffer with the initial value is exact, although it is rounded in half precision, and in float64 after conversion.
+    A buffer with the initial value is exact, although it is rounded in half precision, and in float64 after conversion
+    or for values in float64.
     """
     stored = getattr(module, name)
-    wide = stored.to(torch.promote_types(stored.dtype, torch.float32))
-    if name in module._parameters or stored.dtype == torch.float32:
+    wide = stored.to(torch.promote_types(torch.promote_types(stored.dtype, dtype), torch.float32))
+    if name in module._parameters or stored.dtype == wide.dtype == torch.float32:
         return wide
     exact = torch.full_like(wide, initial)
     rounded = exact.to(torch.float32 if stored.dtype == torch.float64 else stored.dtype)

@@ -60,8 +60,16 @@ def test_gradients_pass_gradcheck(loss):
 @pytest.mark.parametrize("make", [SupConLoss, InfoNCELoss])
 def test_a_fixed_temperature_is_exact_in_float64(make):
     x = torch.randn(6, 4, dtype=torch.float64)
-    loss = make(0.07, learn_temperature=False).double()
-    torch.testing.assert_close(loss.scale(x), x / 0.07, rtol=1e-14, atol=0)
+    loss = make(0.07, learn_temperature=False)
+    for _ in range(2):  # without parameters, it need not be converted
+        torch.testing.assert_close(loss.scale(x), x / 0.07, rtol=1e-14, atol=0)
+        loss = loss.double()
+
+
+def test_supcon_in_float64_keeps_its_digits():
+    x, labels = torch.randn(5, 4, dtype=torch.float64), [0, 0, 1, 1, 1]
+    value = SupConLoss(0.07)(x, torch.tensor(labels))
+    torch.testing.assert_close(value, plain_supcon(x, labels, 0.07), rtol=1e-13, atol=0)
 
 
 def plain_infonce(x: Tensor, first: list[int], second: list[int], temperature: float) -> Tensor:

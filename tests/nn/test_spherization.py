@@ -70,9 +70,11 @@ def test_fixed_values_are_saved_with_the_module():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_fixed_values_are_exact_after_a_conversion(dtype):
-    layer, x = Spherization(5, scaling=0.3, radius=1.1, learn_scaling=False).to(dtype), torch.randn(4, 5, dtype=dtype)
-    torch.testing.assert_close(layer(x), spherize(x, 0.3, 1.1), rtol=1e-14, atol=0)
+def test_fixed_values_are_exact_in_every_dtype(dtype):
+    layer, x = Spherization(5, scaling=0.3, radius=1.1, learn_scaling=False), torch.randn(4, 5, dtype=dtype)
+    for _ in range(2):  # without parameters, it need not be converted
+        torch.testing.assert_close(layer(x), spherize(x, 0.3, 1.1), rtol=1e-14, atol=0)
+        layer = layer.to(dtype)
 
 
 def test_learned_values_receive_gradients():

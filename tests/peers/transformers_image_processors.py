@@ -13,7 +13,7 @@ NOT_APPLICABLE = {
 }
 
 
-class Tester(ImageProcessingTester):
+class ProcessorTester(ImageProcessingTester):
     """Images of several sizes for a processor with options that are not its defaults."""
 
     def __init__(self, parent: Any) -> None:
@@ -25,5 +25,5 @@ class Tester(ImageProcessingTester):
 
 
 class SphereVisionImageProcessingTest(ImageProcessingTestMixin, unittest.TestCase):
-    image_processor_tester_class = Tester
+    image_processor_tester_class = ProcessorTester
     test_cast_dtype = torch.float16

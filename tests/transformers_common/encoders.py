@@ -1,11 +1,14 @@
 """transformers' common tests of configurations and models, run on every spherized encoder.
 
-`make test-transformers` fetches those tests (see `fetch.py`) and runs this file; it is not named test_* because the
-default suite does without network.
+`make test-transformers` fetches those tests (see `tests/peers/fetch.py`) and runs this file; it is not named test_*
+because the default suite does without network.
 """
 
+import contextlib
+import functools
 import unittest
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 from transformers_tests.test_configuration_common import ConfigTester
@@ -67,6 +70,16 @@ class EncoderTests(ModelTesterMixin):
 
     def test_config(self) -> None:
         self.config_tester.run_common_tests()
+
+    def test_reverse_loading_mapping(self) -> None:
+        originals = {
+            kind: functools.partialmethod(kind.save_pretrained, save_original_format=True)
+            for kind in self.all_model_classes
+        }  # by default, parameters keep their names in files
+        with contextlib.ExitStack() as stack:
+            for kind, save in originals.items():
+                stack.enter_context(mock.patch.object(kind, "save_pretrained", save))
+            super().test_reverse_loading_mapping()
 
     def test_model_get_set_embeddings(self) -> None:
         if self.encoder.tasks != IMAGE_TASKS:
