@@ -60,7 +60,7 @@ def test_the_error_for_options_of_an_unknown_parameter_names_it():
 
 
 def test_options_of_a_part_of_the_model_are_used():
-    model = nn.Sequential(nn.Linear(4, 8), ArcFaceLoss(8, 3))
+    model = nn.Sequential(nn.Linear(4, 8), ArcFaceLoss(8, 3, scale="learned"))
     groups = {name: group for group in parameter_groups(model) for name in names_in(group)}
     assert groups["1.head.weight"]["weight_decay"] == 0.0
     assert groups["1.head.log_temperature"]["momentum"] == 0.0
