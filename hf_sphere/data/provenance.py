@@ -67,11 +67,11 @@ class DataRecord:
 
     @classmethod
     def of(cls, splits: DatasetDict, parts: Mapping[str, Any], label_column: str | None) -> "DataRecord":
-        """Make the record of parts, and warn if differently named ones have images in common."""
+        """Make the record of parts, and warn if two have images in common."""
         data, names = fingerprint(splits), {key: part.name for key, part in parts.items()}
         ids = {key: identify_rows(splits, part.name, label_column, data)[part.rows] for key, part in parts.items()}
         for one, other in itertools.combinations(parts, 2):
-            if names[one] != names[other] and (shared := int(torch.isin(ids[one], ids[other]).sum())):
+            if shared := int(torch.isin(ids[one], ids[other]).sum()):
                 message = "The splits %s and %s have %d images in common."
                 logger.warning(message, names[one], names[other], shared)
         return cls(names, ids, label_column)

@@ -69,7 +69,6 @@ class SphereOptimizer(NamedOptimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            self.check_options(group)
             names = self._names(group)
             for name, parameter in zip(names, group["params"], strict=True):
                 self._check_parameter(name, parameter, group)
@@ -83,11 +82,7 @@ class SphereOptimizer(NamedOptimizer):
 
     def check_options(self, options: Group) -> None:
         """Raise a `ValueError` if an option of the optimizer or a parameter group is out of range or not supported."""
-        for name in {"lr", "weight_decay", "eps", "momentum", "dampening"} & options.keys():
-            allowed = (int, float, Tensor) if name in ("lr", "weight_decay") else (int, float)
-            value = options[name]
-            if not isinstance(value, allowed) or (isinstance(value, Tensor) and value.numel() != 1) or not value >= 0.0:
-                raise ValueError(f"{name} must be a nonnegative number; got {options[name]!r}.")
+        super().check_options(options)
         betas = options.get("betas", (0.0, 0.0))
         numbers = isinstance(betas, (tuple, list)) and [isinstance(b, (int, float)) and 0 <= b < 1 for b in betas]
         if numbers != [True, True]:

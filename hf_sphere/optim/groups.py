@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from hf_sphere.optim.invariance import Loss, find_radial_weights, unwrap
@@ -240,7 +240,7 @@ class NamedOptimizer(Optimizer):
         """Add a group of parameters; see `torch.optim.Optimizer.add_param_group`.
 
         Raises:
-            ValueError: If an option is not supported, or if only some parameters have names.
+            ValueError: If an option is out of range or not supported, or if only some parameters have names.
         """
         # torch's __init__ creates `defaults` and then calls this method for the first group.
         self.defaults.update(self.__dict__.pop("_own", {}))
@@ -258,6 +258,19 @@ class NamedOptimizer(Optimizer):
             if self.param_groups[-1].get(name):
                 self.param_groups.pop()
                 raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")
+        try:
+            self.check_options(self.param_groups[-1])
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    def check_options(self, options: dict[str, Any]) -> None:
+        """Raise a `ValueError` if an option of the optimizer or a parameter group is out of range or not supported."""
+        for name in {"lr", "weight_decay", "eps", "momentum", "dampening"} & options.keys():
+            allowed = (int, float, Tensor) if name in ("lr", "weight_decay") else (int, float)
+            value = options[name]
+            if not isinstance(value, allowed) or (isinstance(value, Tensor) and value.numel() != 1) or not value >= 0.0:
+                raise ValueError(f"{name} must be a nonnegative number; got {options[name]!r}.")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state.

@@ -170,8 +170,9 @@ def test_evaluation_images_that_the_saved_model_was_trained_on_are_logged(folder
 
 
 @pytest.mark.parametrize(
-    ("train_split", "eval_split", "shared"), [("train", "held_out(train, 0.2, seed=0)", 8), ("train[:30]", "train", 30)]
+    ("train_split", "eval_split", "shared"),
+    [("train", "held_out(train, 0.2, seed=0)", 8), ("train[:30]", "train", 30), ("train", "train", 40)],
 )
-def test_held_out_parts_in_the_training_split_cause_a_warning(folder, caplog, train_split, eval_split, shared):
+def test_evaluation_images_in_the_training_split_cause_a_warning(folder, caplog, train_split, eval_split, shared):
     train(folder, train_split=train_split, eval_split=eval_split)
     assert f"The splits {train_split} and {eval_split} have {shared} images in common." in caplog.text

@@ -277,3 +277,12 @@ def test_a_group_with_names_is_refused_by_an_optimizer_without():
     optimizer = optimizer_class("muon")([weight(3, 4)])
     with pytest.raises(ValueError, match="pass params without names, like those this Muon was built with"):
         optimizer.add_param_group({"params": [("new", weight(3, 4))]})
+
+
+@pytest.mark.parametrize("name", optimizer_names())
+@pytest.mark.parametrize("option", [{"lr": torch.tensor([1e-3, 1e-3])}, {"lr": -1.0}, {"weight_decay": -1.0}])
+def test_an_option_of_a_group_is_checked_in_every_optimizer(name, option):
+    optimizer = optimizer_class(name)([weight(3, 4)], lr=1e-3)
+    with pytest.raises(ValueError, match="must be a nonnegative number"):
+        optimizer.add_param_group({"params": [weight(3, 4)], **option})
+    assert len(optimizer.param_groups) == 1
