@@ -75,7 +75,11 @@ def test_options_of_a_part_of_the_model_are_used():
 def test_an_image_model_with_adapters_is_trained_in_a_trainer(trainer, optim, saved, tmp_path):
     peft = pytest.importorskip("peft")
     config = SphereVisionConfig(
-        backbone="test_vit", head="arcface", head_kwargs={"temperature_lr": 0.1}, image_size=160, num_labels=3
+        backbone="test_vit",
+        head="arcface",
+        head_kwargs={"scale": "learned", "temperature_lr": 0.1},
+        image_size=160,
+        num_labels=3,
     )
     adapters = peft.LoraConfig(target_modules="all-linear", modules_to_save=saved)
     model = peft.get_peft_model(SphereVisionForImageClassification(config), adapters)
