@@ -77,7 +77,7 @@ def test_an_image_model_with_adapters_is_trained_in_a_trainer(trainer, optim, sa
     config = SphereVisionConfig(
         backbone="test_vit",
         head="arcface",
-        head_kwargs={"log_temperature": -2.773, "temperature_lr": 0.1},
+        head_kwargs={"scale": "learned", "temperature_lr": 0.1},
         image_size=160,
         num_labels=3,
     )

@@ -63,6 +63,7 @@ class SphereVisionConfig(PreTrainedConfig):
     """
 
     model_type = "sphere_vision"
+    tie_word_embeddings = False  # without it, PEFT looks for token embeddings where a backbone shares tensors
     keys_to_ignore_at_inference = ["embeddings", "concentration", "prototypes"]
 
     backbone: str = "resnet18_cifar"

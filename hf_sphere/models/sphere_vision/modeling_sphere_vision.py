@@ -76,14 +76,14 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     def post_init(self) -> None:
         """Finish the construction, and let quantizers skip spherical and angular layers."""
         self._keep_in_fp32_modules = names_kept_in_float32(self)
-        self._tied_weights_keys = shared_tensors(self) or None  # timm's CoaT shares modules among its blocks
+        self._tied_weights_keys = shared_tensors(self)  # timm's CoaT shares modules among its blocks
         self.supports_gradient_checkpointing = hasattr(self.base_model.backbone, "set_grad_checkpointing")
         super().post_init()
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Return the names of shared parameters; the base class does so only for models with tied embeddings."""
         parameters = dict(self.named_parameters(remove_duplicate=False))
-        return {name: first for name, first in (self._tied_weights_keys or {}).items() if name in parameters}
+        return {name: first for name, first in self._tied_weights_keys.items() if name in parameters}
 
     def initialize_weights(self) -> None:
         """Initialize tensors that neither the constructor nor a checkpoint has set."""
