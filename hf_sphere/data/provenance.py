@@ -136,10 +136,12 @@ def resolve_split(
         split = "evaluation" if record.names["eval"] == record.names["train"] else record.names["eval"]
     if split not in RECORDED or (split in splits and split != "training"):
         return split, None
-    if record is None or RECORDED[split] not in record.ids:
+    if record is None:
         reason = f"the model has no record of its {split} images ({RECORD_FILE}), which the training recipes write"
     elif record.data != data:
         reason = "the model was trained on other data, or they have changed: their splits, sizes or images differ"
+    elif RECORDED[split] not in record.ids:
+        reason = f"the model was trained without {split} images"
     else:
         ids = record.ids[RECORDED[split]]
         return "+".join(key for key in splits if torch.isin(identify_rows(splits, key, None, data), ids).any()), ids
