@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hf_sphere.utils.arguments import SEED, Arguments, argument
+from hf_sphere.utils.arguments import SEED, Arguments, argument, check_color
 
 DataTask = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
 """Kind of `labels`: classes, real values, classes with real values in addition, or (the last two) classes that are
@@ -92,8 +92,8 @@ class ImageSourceOptions(Arguments):
             raise ValueError(f"num_channels must be 1 or 3; got {self.num_channels}.")
         if self.image_size is not None and len(self.image_size) not in (1, 2):
             raise ValueError(f"image_size must be a side in pixels or (height, width); got {self.image_size}.")
-        if self.background_color is not None and len(self.background_color) != 3:
-            raise ValueError(f"background_color must be red, green and blue; got {list(self.background_color)}.")
+        if self.background_color is not None:
+            check_color(self.background_color)
 
     def fill(self, preprocessing: Mapping[str, Any]) -> None:
         """Set the options of a model's preprocessing that are None."""

@@ -90,7 +90,7 @@ class NeighborSearch:
         self.distance: Distance = distance
         self.curvature = curvature
         count, is_double = len(self.references), self.references.dtype == torch.float64
-        # FAISS compares in float32, which may not tell the nearest references apart.
+        # FAISS compares in float32, which may not distinguish the nearest references.
         self.kind = kind or ("torch" if is_double and count <= LARGEST_EXACT else choose_kind(count, distance))
         self.recall = 1.0 if file is None else torch.nan
         if self.kind not in get_args(SearchKind):

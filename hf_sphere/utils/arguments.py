@@ -291,3 +291,9 @@ def check_extra(extra: str, purpose: str, *packages: str) -> None:
     """Raise an `ImportError` that names the extra to install, if one of its packages is missing."""
     if any(importlib.util.find_spec(package) is None for package in packages):
         raise ImportError(f"{purpose} requires {' and '.join(packages)}: pip install 'hf_sphere[{extra}]'.")
+
+
+def check_color(color: Sequence[int]) -> None:
+    """Raise a ValueError unless a color is three integers from 0 to 255."""
+    if len(color) != 3 or not all(value in range(256) for value in color):
+        raise ValueError(f"background_color must be red, green and blue, integers from 0 to 255; got {color!r}.")

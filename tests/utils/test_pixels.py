@@ -161,6 +161,12 @@ def test_an_opaque_array_keeps_its_values_whatever_their_scale(dtype, largest, o
     torch.testing.assert_close(pixels["pixel_values"], expected["pixel_values"])
 
 
+@pytest.mark.parametrize("color", [[0, 0, 300], [0, 0, -1], [0, 0], []])  # transformers checks the types
+def test_a_background_that_is_no_color_is_refused(color):
+    with pytest.raises(ValueError, match="background_color must be red, green and blue, integers from 0 to 255"):
+        processor(3)(np.zeros((8, 8, 4), np.uint8), background_color=color, return_tensors="pt")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 0.1), (-1.0, 1.0), (-2.0, 2.5), (0.0, 60000.0)])
 def test_values_that_may_be_scaled_already_cause_a_warning(low, high, dtype):

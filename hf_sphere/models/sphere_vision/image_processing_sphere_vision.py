@@ -10,7 +10,7 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import PILImageResampling, pil_torch_interpolation_mapping
 from transformers.processing_utils import ImagesKwargs, Unpack
 
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.arguments import check_color, error_text
 from hf_sphere.utils.pixels import WHITE, convert_array, convert_image, resize_image
 
 
@@ -86,7 +86,9 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         self, image: Any, num_channels: int | None = None, background_color: Any = None, **kwargs: Any
     ) -> torch.Tensor:
         """Convert one image to a uint8 or float tensor (num_channels, height, width)."""
-        channels, background = num_channels or self.num_channels, background_color or self.background_color
+        channels = num_channels or self.num_channels
+        background = self.background_color if background_color is None else background_color
+        check_color(background)
         if isinstance(image, Image.Image):
             try:
                 image = convert_image(image, channels, background)
