@@ -72,8 +72,8 @@ class DataRecord:
         ids = {key: identify_rows(splits, part.name, label_column, data)[part.rows] for key, part in parts.items()}
         for one, other in itertools.combinations(parts, 2):
             if shared := int(torch.isin(ids[one], ids[other]).sum()):
-                message = "The splits %s and %s have %d images in common."
-                logger.warning(message, names[one], names[other], shared)
+                both = (f"{name} images ({names[part]})" for name, part in RECORDED.items() if part in (one, other))
+                logger.warning("The %s have %d images in common.", " and ".join(both), shared)
         return cls(names, ids, label_column)
 
     @property

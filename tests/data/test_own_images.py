@@ -307,13 +307,15 @@ class TestSplitExpressions:
     )
     def test_overlapping_parts_cause_a_warning(self, train, evaluation, shared, folder, load_named, caplog):
         load_named(str(folder(cats=10, dogs=10)), train_split=train, eval_split=evaluation)
-        warning = f"The splits {train} and {evaluation} have {shared} images in common."
+        both = f"training images ({train}) and evaluation images ({evaluation})"
+        warning = f"The {both} have {shared} images in common."
         assert (warning in caplog.text) == (shared > 0)
 
     def test_training_images_among_the_validation_images_cause_a_warning(self, folder, load_named, caplog):
         parts = {"train_split": "train[:80%]", "validation_split": "train[70%:80%]", "eval_split": "train[80%:]"}
         load_named(str(folder(cats=10, dogs=10)), **parts)
-        assert "The splits train[:80%] and train[70%:80%] have 2 images in common." in caplog.text
+        both = "training images (train[:80%]) and validation images (train[70%:80%])"
+        assert f"The {both} have 2 images in common." in caplog.text
 
     @pytest.mark.parametrize("name", ["train[:200%]", "test[:5]", "train[", "held_out(train, 7, seed=0)"])
     def test_an_invalid_expression_is_an_error_that_names_it_and_the_splits(self, name, folder, load_named):

@@ -175,4 +175,5 @@ def test_evaluation_images_that_the_saved_model_was_trained_on_are_logged(folder
 )
 def test_evaluation_images_in_the_training_split_cause_a_warning(folder, caplog, train_split, eval_split, shared):
     train(folder, train_split=train_split, eval_split=eval_split)
-    assert f"The splits {train_split} and {eval_split} have {shared} images in common." in caplog.text
+    both = f"training images ({train_split}) and evaluation images ({eval_split})"
+    assert f"The {both} have {shared} images in common." in caplog.text
