@@ -81,7 +81,7 @@ def predict(
     """Return a row per image; those of finished batches are kept in the unfinished file."""
     import hashlib
 
-    from hf_sphere.utils.files import JsonLines
+    from hf_sphere.utils.json_lines import JsonLines
 
     digest = hashlib.sha256("\0".join(source.names).encode()).hexdigest()
     settings = {"weights": encoder.weights, "source": source.name, "split": source.split, "names": digest}

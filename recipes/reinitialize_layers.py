@@ -128,7 +128,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
     from hf_sphere.analysis import model_sources, reinitialization_robustness
     from hf_sphere.training.output_dir import can_resume_results, check_results_dir, prepare_results_dir, write_settings
     from hf_sphere.training.run import start_accelerator
-    from hf_sphere.utils.files import JsonLines
+    from hf_sphere.utils.json_lines import JsonLines
     from hf_sphere.utils.modules import check_input_shape, digest_weights
     from hf_sphere.utils.snapshots import list_snapshots
 

@@ -1,30 +1,16 @@
 """Output directories: the files that runs and results consist of, and which may be replaced."""
 
 import json
-import logging
-import os
 import shutil
-import socket
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
-
-from hf_sphere.utils.files import (
-    MANIFEST_FILE,
-    RECORD_FILE,
-    UNFINISHED,
-    hide_private,
-    hide_tokens,
-    read_json,
-    remove_folder,
-    write_json,
-)
+from hf_sphere.utils.files import MANIFEST_FILE, RECORD_FILE, UNFINISHED, read_json, remove_folder, write_json
+from hf_sphere.utils.locks import locked_file
+from hf_sphere.utils.privacy import hide_private, hide_tokens
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
-
-logger = logging.getLogger(__name__)
 
 CHECKPOINT_PREFIX = "checkpoint-"
 LOCK_FILE = ".run.lock"
@@ -49,38 +35,17 @@ def checkpoint_folders(output_dir: Path) -> list[Path]:
 
 @contextmanager
 def locked(output_dir: Path) -> Iterator[None]:
-    """Lock a directory against the runs of other processes.
-
-    The operating system holds the lock, so it ends with its process, even if that is killed. The lock file has the
-    process id and the host of the owner.
+    """Lock a directory against the runs of other processes; see `hf_sphere.utils.locks`.
 
     Raises:
         FileExistsError: If a run of another process has locked it.
     """
-    path = output_dir.resolve() / LOCK_FILE
-    lock: BaseFileLock = FileLock(path, thread_local=False, is_singleton=True)
-    is_first = not lock.is_locked  # a process can lock a directory again
-    owner = "another process"
-    try:
-        lock.acquire(timeout=0)
-        if is_first and not isinstance(lock, SoftFileLock):  # which has its own format
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
-    except OSError as error:
-        # The lock file of another user may not be writable.
-        if isinstance(error, Timeout) or (isinstance(error, PermissionError) and path.exists()):
-            with suppress(OSError):
-                owner = " ".join(path.read_text(encoding="utf-8", errors="replace").split()) or owner
-            raise FileExistsError(
-                f"{output_dir} is in use by the run of {owner}. Wait for its end, or choose another --output_dir."
-            ) from error
-        logger.warning("%s cannot be locked (%s); do not start another run in it.", output_dir, error)
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked_file(output_dir.resolve() / LOCK_FILE, output_dir, wait=False))
+        except FileExistsError as error:
+            raise FileExistsError(f"{error} Wait for its end, or choose another --output_dir.") from error
         yield
-    finally:
-        if is_first and lock.is_locked and not isinstance(lock, SoftFileLock):
-            with suppress(OSError):
-                path.unlink()
-        lock.release()
 
 
 def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe: str | None = None) -> None:

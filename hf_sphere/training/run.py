@@ -27,7 +27,8 @@ from hf_sphere.training.output_dir import (
     read_settings,
     write_settings,
 )
-from hf_sphere.utils.files import hide_private, write_json
+from hf_sphere.utils.files import write_json
+from hf_sphere.utils.privacy import hide_private
 
 logger = logging.getLogger(__name__)
 
