@@ -90,14 +90,21 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
 
 
 @contextmanager
-def lock_folder(folder: str | os.PathLike) -> Iterator[bool]:
-    """Wait until no other process or thread writes a folder, and lock it; yields whether locks are supported.
+def lock_folder(folder: str | os.PathLike, *, wait: bool = True) -> Iterator[bool]:
+    """Lock a folder, or a file, against writers in other processes and threads; yields whether locks are supported.
 
     `atomic_folder` locks it for its block. Lock it around the reading and the writing of what depends on its contents.
+
+    Args:
+        folder: The folder; it need not exist.
+        wait: Whether to wait for the end of another writer.
+
+    Raises:
+        FileExistsError: If there is another writer and `wait` is False.
     """
     folder = resolve_output(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked_file(folder.with_name(f".{folder.name}.lock{UNFINISHED}"), folder, wait=True) as held:
+    with locked_file(folder.with_name(f".{folder.name}.lock{UNFINISHED}"), folder, wait=wait) as held:
         yield held
 
 
@@ -109,6 +116,7 @@ def atomic_folder(folder: str | os.PathLike) -> Iterator[Path]:
     process is killed between the two renames. The folder is locked for the block; leftovers of killed processes are
     removed.
     """
+    check_writable(folder)
     folder = resolve_output(folder)
     with lock_folder(folder) as held:
         restore_folder(folder)
@@ -196,7 +204,7 @@ def _restore_to_read(folder: Path) -> None:
     if folder.exists() or not replaced.exists():
         return
     try:
-        with locked_file(folder.with_name(f".{folder.name}.lock{UNFINISHED}"), folder, wait=False):
+        with lock_folder(folder, wait=False):
             if not folder.exists():
                 replaced.rename(folder)
     except FileExistsError:
