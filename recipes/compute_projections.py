@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from tqdm.auto import tqdm
 
     from hf_sphere.analysis.model_sources import file_name, find_weights
-    from hf_sphere.training.output_dir import check_results_dir, prepare_results_dir
+    from hf_sphere.training.output_dir import check_results_dir, results_dir
     from hf_sphere.utils.files import write_json
 
     transformers.utils.logging.disable_progress_bar()  # only the bar of the snapshots is shown
@@ -92,17 +92,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     training = {"metadata": metadata, "epochs": entries}
     stages = with_stages(args, statistics).by_stage(distances) if args.by_stage else None
 
-    prepare_results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir)
-    print(statistics)
-    if distances is not None:
-        print(f"\nDistance from initialization\n{distances}")
-    statistics.save(output_dir / "projections.json")
-    if len(entries) > 1:
-        write_json(output_dir / "training.json", training)
-    if stages is not None:
-        write_json(output_dir / "stages.json", {"metadata": {"model": name, **metadata}, **stages})
-    plot(args, statistics.to_dict(), training, output_dir)
-    write_json(output_dir / "all_results.json", {"model": name, **metadata, **statistics.summary()})
+    with results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir):
+        print(statistics)
+        if distances is not None:
+            print(f"\nDistance from initialization\n{distances}")
+        statistics.save(output_dir / "projections.json")
+        if len(entries) > 1:
+            write_json(output_dir / "training.json", training)
+        if stages is not None:
+            write_json(output_dir / "stages.json", {"metadata": {"model": name, **metadata}, **stages})
+        plot(args, statistics.to_dict(), training, output_dir)
+        write_json(output_dir / "all_results.json", {"model": name, **metadata, **statistics.summary()})
     print(f"\nResults in {output_dir}")
 
 

@@ -105,7 +105,7 @@ def evaluate(args: AnalogyArguments) -> None:
     from hf_sphere.analogies.questions import check_questions, sample_questions
     from hf_sphere.analogies.scoring.base import Engine
     from hf_sphere.training import prepare_output_dir
-    from hf_sphere.training.output_dir import RESULTS_FILE, can_resume_results, write_settings
+    from hf_sphere.training.output_dir import RESULTS_FILE, can_resume_results, locked, write_settings
     from hf_sphere.visualization import plot_analogy_accuracies
 
     def load(name: str, split: str) -> list[Question]:
@@ -121,19 +121,22 @@ def evaluate(args: AnalogyArguments) -> None:
         # A wrong name fails before the first model runs.
         transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     benchmarks = {name: (load(name, args.validation_split), load(name, args.test_split)) for name in args.benchmarks}
-    prepare_output_dir(output, overwrite=args.overwrite_output_dir, resume=resume)
-    if args.overwrite_output_dir:
-        shutil.rmtree(finished, ignore_errors=True)
-    write_settings(output, asdict(args))
-    cache = ScoreCache(Path(args.cache_dir or output) / "sentence_scores.jsonl")
-    templates = {scoring: args.templates_of(scoring) for scoring in args.scorings}
-    results = []
-    for name in args.model_name_or_path:
-        model = LanguageModel.load(name, dtype=getattr(torch, args.dtype) if args.dtype else None)
-        evaluation = AnalogyEvaluation(Engine(model, args.batch_size, cache), args.grid)
-        run = BenchmarkRun(evaluation, benchmarks, templates, finished, args.num_shuffles, args.seed, args.disable_tqdm)
-        results += run.print_results()
-    write_results(output / RESULTS_FILE, results, benchmarks)
+    with locked(output):
+        prepare_output_dir(output, overwrite=args.overwrite_output_dir, resume=resume)
+        if args.overwrite_output_dir:
+            shutil.rmtree(finished, ignore_errors=True)
+        write_settings(output, asdict(args))
+        cache = ScoreCache(Path(args.cache_dir or output) / "sentence_scores.jsonl")
+        templates = {scoring: args.templates_of(scoring) for scoring in args.scorings}
+        results = []
+        for name in args.model_name_or_path:
+            model = LanguageModel.load(name, dtype=getattr(torch, args.dtype) if args.dtype else None)
+            evaluation = AnalogyEvaluation(Engine(model, args.batch_size, cache), args.grid)
+            run = BenchmarkRun(
+                evaluation, benchmarks, templates, finished, args.num_shuffles, args.seed, args.disable_tqdm
+            )
+            results += run.print_results()
+        write_results(output / RESULTS_FILE, results, benchmarks)
     print(f"{LEGEND}\nsaved {output / RESULTS_FILE}, results.csv and predictions.json")
     try:
         names = short_names(args.model_name_or_path)

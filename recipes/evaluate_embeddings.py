@@ -56,7 +56,7 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
         RESULTS_FILE,
         RUN_FILE,
         check_results_dir,
-        prepare_results_dir,
+        results_dir,
         write_settings,
     )
     from hf_sphere.utils.files import write_json
@@ -91,12 +91,12 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
             print(f"Note: {other.name} has no split {args.split!r}; its only split, {other.split!r}, was read instead.")
     for note in evaluation.notes:
         print(f"Note: {note}")
-    prepare_results_dir(output, (*PLOTS, RUN_FILE, RESULTS_FILE), overwrite=args.overwrite_output_dir)
-    write_settings(output, {**asdict(args), **asdict(options)})
-    write_json(output / RESULTS_FILE, evaluation.results)
-    print(f"saved {output / RESULTS_FILE}")
-    if evaluation.reliability is not None:
-        plot(evaluation, Path(data.name).resolve().name, output)
+    with results_dir(output, (*PLOTS, RUN_FILE, RESULTS_FILE), overwrite=args.overwrite_output_dir):
+        write_settings(output, {**asdict(args), **asdict(options)})
+        write_json(output / RESULTS_FILE, evaluation.results)
+        print(f"saved {output / RESULTS_FILE}")
+        if evaluation.reliability is not None:
+            plot(evaluation, Path(data.name).resolve().name, output)
 
 
 def plot(evaluation: "Evaluation", title: str, folder: Path) -> None:

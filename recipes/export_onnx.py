@@ -9,9 +9,9 @@ The batch size is variable. The metadata contains `preprocessing`, the options o
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.output_dir import check_output_file
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 
 
@@ -27,8 +27,7 @@ class ExportArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and export."""
     (args,) = parse_arguments((ExportArguments,), argv, "Export a saved model to ONNX.")
-    if Path(args.output).exists() and not args.overwrite_output:
-        raise FileExistsError(f"{args.output} exists. Choose another --output, or replace it with --overwrite_output.")
+    check_output_file(args.output, overwrite=args.overwrite_output)
     import transformers
     from transformers import AutoConfig, AutoImageProcessor
     from transformers.utils import logging

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         RESULTS_FILE,
         RUN_FILE,
         check_results_dir,
-        prepare_results_dir,
+        results_dir,
         write_settings,
     )
 
@@ -96,12 +96,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     print(placement)
     files = ("prototypes.safetensors", RUN_FILE, RESULTS_FILE)
-    prepare_results_dir(folder, files, overwrite=args.overwrite_output_dir)
-    placement.save(folder / files[0])
-    write_settings(folder, asdict(args))
-    reached = {name: getattr(placement, name) for name in ("separation", "bound", "optimal", "method", "seconds")}
-    order = asdict(placement.order) if placement.order else {}
-    write_json(folder / RESULTS_FILE, {**reached, "interrupted": placement.interrupted, **order})
+    with results_dir(folder, files, overwrite=args.overwrite_output_dir):
+        placement.save(folder / files[0])
+        write_settings(folder, asdict(args))
+        reached = {name: getattr(placement, name) for name in ("separation", "bound", "optimal", "method", "seconds")}
+        order = asdict(placement.order) if placement.order else {}
+        write_json(folder / RESULTS_FILE, {**reached, "interrupted": placement.interrupted, **order})
     print(f"saved {folder / files[0]}")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.output_dir import check_output_file
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 
 if TYPE_CHECKING:
@@ -48,12 +49,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and predict."""
     (args,) = parse_arguments((PredictionArguments,), argv, "Classify images, and write a CSV or parquet file.")
     output = Path(args.output)
-    if output.exists() and not args.overwrite_output:
-        raise FileExistsError(f"{output} exists. Choose another --output, or replace it with --overwrite_output.")
+    check_output_file(args.output, overwrite=args.overwrite_output)
 
     from transformers.utils import logging
 
     from hf_sphere.embeddings import ImageEncoder, ImageSource
+    from hf_sphere.utils.files import lock_folder
 
     logging.disable_progress_bar()  # only the bar of the images is shown
     source = ImageSource.of(args.images, args.split)
@@ -61,13 +62,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not encoder.class_names:
         raise ValueError(f"{args.model_name_or_path} has no classes to predict; give a model with a head.")
     unfinished = output.with_name(f".{output.name}.unfinished.jsonl")
-    try:
-        rows = predict(args, encoder, source, unfinished)
-    except KeyboardInterrupt:
-        print("\nStopped; repeat the command to continue.", file=sys.stderr)
-        sys.exit(130)
-    write_table(rows, output)
-    unfinished.unlink()
+    with lock_folder(output, wait=False):
+        try:
+            rows = predict(args, encoder, source, unfinished)
+        except KeyboardInterrupt:
+            print("\nStopped; repeat the command to continue.", file=sys.stderr)
+            sys.exit(130)
+        write_table(rows, output)
+        unfinished.unlink()
     print(f"wrote     {output}: {len(rows):,} of {len(source):,} images")
     known = [row for row in rows if row.get("label") in encoder.class_names]
     if known:
@@ -81,7 +83,7 @@ def predict(
     """Return a row per image; those of finished batches are kept in the unfinished file."""
     import hashlib
 
-    from hf_sphere.utils.files import JsonLines
+    from hf_sphere.utils.json_lines import JsonLines
 
     digest = hashlib.sha256("\0".join(source.names).encode()).hexdigest()
     settings = {"weights": encoder.weights, "source": source.name, "split": source.split, "names": digest}

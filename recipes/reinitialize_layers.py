@@ -19,7 +19,7 @@ import logging
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -126,9 +126,9 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
     import transformers
 
     from hf_sphere.analysis import model_sources, reinitialization_robustness
-    from hf_sphere.training.output_dir import can_resume_results, check_results_dir, prepare_results_dir, write_settings
+    from hf_sphere.training.output_dir import can_resume_results, check_results_dir, results_dir, write_settings
     from hf_sphere.training.run import start_accelerator
-    from hf_sphere.utils.files import JsonLines
+    from hf_sphere.utils.json_lines import JsonLines
     from hf_sphere.utils.modules import check_input_shape, digest_weights
     from hf_sphere.utils.snapshots import list_snapshots
 
@@ -168,24 +168,27 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
     images = f"{num_images:,} images of {data_args.dataset_name}, {args.split}"
     print(f"measuring on {images}")
 
+    locking = ExitStack()
+
     def prepare() -> None:
-        prepare_results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir, resume=resume)
+        locking.enter_context(results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir, resume=resume))
         write_settings(output_dir, settings)
 
-    result = reinitialization_robustness(
-        classifier.model.to(accelerator.device),
-        snapshots,
-        lambda model: accuracy(model, batches, num_images, args.top_k),
-        layers=args.layers,
-        include_1x1=args.include_1x1,
-        include_batch_norm=args.include_batch_norm,
-        num_random=args.num_random,
-        seed=args.seed,
-        fresh=classifier.fresh,
-        finished=JsonLines(output_dir / CELLS_FILE, read=resume, prepare=prepare),
-        progress=not args.disable_tqdm,
-    )
-    report(result, args, images, output_dir)
+    with locking:
+        result = reinitialization_robustness(
+            classifier.model.to(accelerator.device),
+            snapshots,
+            lambda model: accuracy(model, batches, num_images, args.top_k),
+            layers=args.layers,
+            include_1x1=args.include_1x1,
+            include_batch_norm=args.include_batch_norm,
+            num_random=args.num_random,
+            seed=args.seed,
+            fresh=classifier.fresh,
+            finished=JsonLines(output_dir / CELLS_FILE, read=resume, prepare=prepare),
+            progress=not args.disable_tqdm,
+        )
+        report(result, args, images, output_dir)
 
 
 def find_run(model: str) -> Path | None:

@@ -84,7 +84,7 @@ def visualize(args: VisualizationArguments) -> None:
         RESULTS_FILE,
         RUN_FILE,
         check_results_dir,
-        prepare_results_dir,
+        results_dir,
         write_settings,
     )
     from hf_sphere.utils.files import write_json
@@ -102,22 +102,22 @@ def visualize(args: VisualizationArguments) -> None:
     print(own.data.name)
     for name, value in results.items():
         print(f"{name.replace('_', ' '):<22}{value:>9,.6g}")
-    prepare_results_dir(output, [*FILES, RESULTS_FILE, RUN_FILE], overwrite=args.overwrite_output_dir)
-    write_settings(output, asdict(args))
-    write_json(output / RESULTS_FILE, results)
-    print(f"saved {output / RESULTS_FILE}")
-    loading = {"cache_dir": args.cache_dir, "progress": not args.disable_tqdm}
-    draw = {
-        "sphere": ("circle.png" if own.dim == 2 else "sphere.png", own.plot),
-        "angles": ("angles.png", own.plot_angles),
-        "interactive": ("sphere.html", partial(own.write_page, thumbnails=not args.no_thumbnails, **loading)),
-        "gallery": ("gallery.png", partial(own.plot_gallery, others=others, title=args.title or "")),
-    }
-    for picture in chosen:
-        name, plot = draw[picture]
-        plot(output / name)
-        if (output / name).exists():
-            print(f"drew  {output / name}")
+    with results_dir(output, [*FILES, RESULTS_FILE, RUN_FILE], overwrite=args.overwrite_output_dir):
+        write_settings(output, asdict(args))
+        write_json(output / RESULTS_FILE, results)
+        print(f"saved {output / RESULTS_FILE}")
+        loading = {"cache_dir": args.cache_dir, "progress": not args.disable_tqdm}
+        draw = {
+            "sphere": ("circle.png" if own.dim == 2 else "sphere.png", own.plot),
+            "angles": ("angles.png", own.plot_angles),
+            "interactive": ("sphere.html", partial(own.write_page, thumbnails=not args.no_thumbnails, **loading)),
+            "gallery": ("gallery.png", partial(own.plot_gallery, others=others, title=args.title or "")),
+        }
+        for picture in chosen:
+            name, plot = draw[picture]
+            plot(output / name)
+            if (output / name).exists():
+                print(f"drew  {output / name}")
     for each in (own, *others):
         for note in each.notes:
             print(f"Note: {note if each is own else f'{each.data.name}: {note}'}")

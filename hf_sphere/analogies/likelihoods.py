@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hf_sphere.analogies.encoding import Encoding, encode, equal_length_batches, warn_unknown_words
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence
-from hf_sphere.utils.files import JsonLines
+from hf_sphere.utils.json_lines import JsonLines
 
 BATCHES_IN_CHUNK = 8  # approximate number of batches between writes of finished scores: seconds of work
 CPU_LOGITS = 2**26

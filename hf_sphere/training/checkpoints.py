@@ -29,7 +29,6 @@ from hf_sphere.utils.arguments import error_text
 from hf_sphere.utils.files import (
     MANIFEST_FILE,
     REPLACED,
-    UNFINISHED,
     atomic_files,
     atomic_folder,
     find_damage,
@@ -101,10 +100,9 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
     final = output_dir / f"{CHECKPOINT_PREFIX}{state.step}"
     is_main = accelerator.is_main_process
     try:
-        # The other processes write their random states to the folder that the main process creates and renames.
-        shared = nullcontext(final.with_name(f".{final.name}{UNFINISHED}"))
-        with atomic_folder(final) if is_main else shared as unfinished:
-            accelerator.wait_for_everyone()
+        with atomic_folder(final) if is_main else nullcontext() as unfinished:
+            # The other processes write their random states to the folder that the main process creates and renames.
+            (unfinished,) = broadcast_object_list([unfinished])
             accelerator.save_state(str(unfinished))
             accelerator.wait_for_everyone()
             if is_main:

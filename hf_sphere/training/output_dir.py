@@ -1,30 +1,24 @@
 """Output directories: the files that runs and results consist of, and which may be replaced."""
 
 import json
-import logging
-import os
 import shutil
-import socket
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from hf_sphere.utils.files import (
     MANIFEST_FILE,
     RECORD_FILE,
     UNFINISHED,
-    hide_private,
-    hide_tokens,
+    check_writable,
     read_json,
     remove_folder,
     write_json,
 )
+from hf_sphere.utils.locks import locked_file
+from hf_sphere.utils.privacy import hide_private, hide_tokens
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
-
-logger = logging.getLogger(__name__)
 
 CHECKPOINT_PREFIX = "checkpoint-"
 LOCK_FILE = ".run.lock"
@@ -49,38 +43,18 @@ def checkpoint_folders(output_dir: Path) -> list[Path]:
 
 @contextmanager
 def locked(output_dir: Path) -> Iterator[None]:
-    """Lock a directory against the runs of other processes.
-
-    The operating system holds the lock, so it ends with its process, even if that is killed. The lock file has the
-    process id and the host of the owner.
+    """Create a directory, and lock it against the runs of other processes; see `hf_sphere.utils.locks`.
 
     Raises:
         FileExistsError: If a run of another process has locked it.
     """
-    path = output_dir.resolve() / LOCK_FILE
-    lock: BaseFileLock = FileLock(path, thread_local=False, is_singleton=True)
-    is_first = not lock.is_locked  # a process can lock a directory again
-    owner = "another process"
-    try:
-        lock.acquire(timeout=0)
-        if is_first and not isinstance(lock, SoftFileLock):  # which has its own format
-            path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
-    except OSError as error:
-        # The lock file of another user may not be writable.
-        if isinstance(error, Timeout) or (isinstance(error, PermissionError) and path.exists()):
-            with suppress(OSError):
-                owner = " ".join(path.read_text(encoding="utf-8", errors="replace").split()) or owner
-            raise FileExistsError(
-                f"{output_dir} is in use by the run of {owner}. Wait for its end, or choose another --output_dir."
-            ) from error
-        logger.warning("%s cannot be locked (%s); do not start another run in it.", output_dir, error)
-    try:
+    output_dir.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked_file(output_dir.resolve() / LOCK_FILE, output_dir, wait=False))
+        except FileExistsError as error:
+            raise FileExistsError(f"{error} Wait for its end, or choose another --output_dir.") from error
         yield
-    finally:
-        if is_first and lock.is_locked and not isinstance(lock, SoftFileLock):
-            with suppress(OSError):
-                path.unlink()
-        lock.release()
 
 
 def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe: str | None = None) -> None:
@@ -88,7 +62,7 @@ def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe:
 
     Hidden files are ignored. Arguments and errors are those of `prepare_output_dir`.
     """
-    _check_is_directory(output_dir)
+    _check_directory(output_dir)
     if overwrite or not output_dir.is_dir():
         return
     traces = _traces_of_a_run(output_dir)
@@ -166,7 +140,7 @@ def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False
     Raises:
         FileExistsError: If it contains a model, a training run, or results that must not be replaced.
     """
-    _check_is_directory(output_dir)
+    _check_directory(output_dir)
     own = (RUN_FILE, RESULTS_FILE)
     held = [path.name for path in _traces_of_a_run(output_dir) if path.name not in own]
     held += [name for name in MODEL_FILES if (output_dir / name).exists()]
@@ -176,16 +150,30 @@ def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False
         raise FileExistsError(f"{output_dir} already contains results. Choose another, or pass --overwrite_output_dir.")
 
 
-def prepare_results_dir(output_dir: Path, names: Collection[str], *, overwrite: bool, resume: bool = False) -> None:
-    """Create a directory for results that are computed from models; see `check_results_dir`.
+@contextmanager
+def results_dir(output_dir: Path, names: Collection[str], *, overwrite: bool, resume: bool = False) -> Iterator[None]:
+    """Create a directory for results that are computed from models, and lock it; see `check_results_dir`.
 
     Earlier files with one of the names, all that the recipe may write, are removed if they are to be replaced.
     """
-    check_results_dir(output_dir, overwrite=overwrite, resume=resume)
-    output_dir.mkdir(parents=True, exist_ok=True)
-    if overwrite and not resume:
-        for name in names:
-            (output_dir / name).unlink(missing_ok=True)
+    with locked(output_dir):
+        check_results_dir(output_dir, overwrite=overwrite, resume=resume)
+        if overwrite and not resume:
+            for name in names:
+                (output_dir / name).unlink(missing_ok=True)
+        yield
+
+
+def check_output_file(path: str, *, overwrite: bool) -> None:
+    """Check that a file can be written to a path of `--output`.
+
+    Raises:
+        FileExistsError: If it exists and must not be replaced.
+        OSError: If it cannot be written.
+    """
+    if Path(path).exists() and not overwrite:
+        raise FileExistsError(f"{path} exists. Choose another --output, or replace it with --overwrite_output.")
+    check_writable(path, is_folder=False)
 
 
 def can_resume_results(
@@ -211,9 +199,10 @@ def can_resume_results(
     return True
 
 
-def _check_is_directory(output_dir: Path) -> None:
+def _check_directory(output_dir: Path) -> None:
     if output_dir.exists() and not output_dir.is_dir():
         raise FileExistsError(f"{output_dir} is a file, not a directory; choose another --output_dir.")
+    check_writable(output_dir / RUN_FILE, is_folder=False)
 
 
 def _traces_of_a_run(output_dir: Path) -> list[Path]:

@@ -27,7 +27,8 @@ from hf_sphere.training.output_dir import (
     read_settings,
     write_settings,
 )
-from hf_sphere.utils.files import hide_private, write_json
+from hf_sphere.utils.files import write_json
+from hf_sphere.utils.privacy import hide_private
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,6 @@ class Run:
         """
         resume, overwrite = self.args.resume_from_checkpoint is not None, self.args.overwrite_output_dir
         if self.accelerator.is_main_process:
-            self.output_dir.mkdir(parents=True, exist_ok=True)
             self._lock.enter_context(locked(self.output_dir))
             prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
             if resume and not overwrite:

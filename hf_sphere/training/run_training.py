@@ -21,8 +21,9 @@ from hf_sphere.training.output_dir import BEST_FOLDER, LOCAL_PATHS_FILE, LOCK_FI
 from hf_sphere.training.run import Run, start_run
 from hf_sphere.training.tasks.base import Prepared, Task
 from hf_sphere.utils.arguments import error_text
-from hf_sphere.utils.files import UNFINISHED, find_damage, hide_private, write_manifest
+from hf_sphere.utils.files import UNFINISHED, find_damage, write_manifest
 from hf_sphere.utils.loading import load_model
+from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 _NOT_UPLOADED = [

@@ -1,4 +1,4 @@
-"""Files: atomic writes, manifests with checksums, and removal of private texts from what is written.
+"""Files and folders: atomic writes, reading while others write, and manifests with checksums.
 
 A file or folder that is written atomically appears under its name only when it is complete.
 """
@@ -10,16 +10,60 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from uuid import uuid4
 
 from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.locks import locked_file
+
+Result = TypeVar("Result")
 
 UNFINISHED = ".unfinished"
 REPLACED = ".replaced"
+READING_ATTEMPTS = 100
+
+
+def resolve_output(path: str | os.PathLike) -> Path:
+    """Return the path that is really written to: a link is kept, and its target is replaced.
+
+    Raises:
+        OSError: If the target is neither a folder nor a regular file, such as a device, or the links form a circle.
+    """
+    try:
+        target = Path(path).resolve()
+    except RuntimeError as error:  # Python 3.11 and 3.12
+        raise OSError(errno.ELOOP, "its links form a circle", str(path)) from error
+    if target.exists() and not (target.is_dir() or target.is_file()):
+        raise OSError(errno.EINVAL, "it is neither a regular file nor a folder, so it is not replaced", str(path))
+    return target
+
+
+def check_writable(path: str | os.PathLike, *, is_folder: bool = True) -> None:
+    """Check that a file or folder can be written, by writing beside it; before the work whose result it will hold.
+
+    Raises:
+        OSError: If it cannot; the message says why.
+    """
+    target = resolve_output(path)
+    if target.exists() and target.is_dir() != is_folder:
+        kind = errno.ENOTDIR if is_folder else errno.EISDIR
+        raise OSError(kind, "it is a file, not a folder" if is_folder else "it is a folder, not a file", str(path))
+    if is_folder and (target.is_mount() or target == Path.cwd()):
+        which = "a mount point" if target.is_mount() else "the working directory"
+        raise OSError(errno.EBUSY, f"{which} cannot be replaced by a new folder; name a folder in it", str(path))
+    base = next(parent for parent in target.parents if parent.exists())
+    try:
+        for name in target.relative_to(base).parts:  # each can be too long
+            probe = _unfinished(base / name)
+            probe.touch()
+            probe.unlink()
+    except OSError as error:
+        raise OSError(error.errno, f"it cannot be written: {error.strerror}", str(path)) from error
 
 
 @contextmanager
@@ -27,15 +71,15 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a temporary path beside `path` to write to; it replaces `path` when the block ends without an error.
 
     The file is flushed to disk before it is renamed. One that only its owner may read gets the default mode, because
-    some libraries always create theirs that way. The temporary name contains the process id, so that several processes
-    can write the same file; the last one wins.
+    some libraries always create theirs that way. Several processes and threads can write the same file; the last one
+    wins.
 
     Args:
         path: The file; its folder is created if necessary.
     """
-    path = Path(path)
+    path = resolve_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
+    unfinished = _unfinished(path)
     try:
         yield unfinished
         _finalize(unfinished)
@@ -46,28 +90,52 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
 
 
 @contextmanager
+def lock_folder(folder: str | os.PathLike, *, wait: bool = True) -> Iterator[bool]:
+    """Lock a folder, or a file, against writers in other processes and threads; yields whether locks are supported.
+
+    `atomic_folder` locks it for its block. Lock it around the reading and the writing of what depends on its contents.
+
+    Args:
+        folder: The folder; it need not exist.
+        wait: Whether to wait for the end of another writer.
+
+    Raises:
+        FileExistsError: If there is another writer and `wait` is False.
+    """
+    folder = resolve_output(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked_file(folder.with_name(f".{folder.name}.lock{UNFINISHED}"), folder, wait=wait) as held:
+        yield held
+
+
+@contextmanager
 def atomic_folder(folder: str | os.PathLike) -> Iterator[Path]:
     """Yield an empty temporary folder beside `folder`; it replaces `folder` when the block ends without an error.
 
     A folder cannot be replaced in one step. The old one is renamed first, and `restore_folder` restores it if the
-    process is killed between the two renames.
+    process is killed between the two renames. The folder is locked for the block; leftovers of killed processes are
+    removed.
     """
-    folder = Path(folder)
-    unfinished, replaced = _siblings(folder)
-    restore_folder(folder)
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
-        yield unfinished
-        _finalize(unfinished)
-        if folder.exists():
-            folder.rename(replaced)
-        unfinished.rename(folder)
-        _flush_folder(folder.parent)
-        if replaced.exists():
-            remove_folder(replaced)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    check_writable(folder)
+    folder = resolve_output(folder)
+    with lock_folder(folder) as held:
+        restore_folder(folder)
+        leftover = re.compile(re.escape(f".{folder.name}.") + "[0-9a-f]{8}" + re.escape(UNFINISHED))
+        for path in folder.parent.iterdir() if held else ():
+            if leftover.fullmatch(path.name):
+                _remove(path)
+        unfinished, replaced = _unfinished(folder), _replaced(folder)
+        unfinished.mkdir()
+        try:
+            yield unfinished
+            _finalize(unfinished)
+            if folder.exists():
+                folder.rename(replaced)
+            unfinished.rename(folder)
+            _flush_folder(folder.parent)
+        finally:
+            restore_folder(folder)
+            _remove(unfinished)
 
 
 @contextmanager
@@ -77,35 +145,94 @@ def atomic_files(folder: str | os.PathLike) -> Iterator[Path]:
     No file is replaced before all have been written and flushed. Each replacement is atomic; the sequence is not.
     Several processes can write to the same folder.
     """
-    folder = Path(folder)
+    folder = resolve_output(folder)
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".", suffix=UNFINISHED, dir=folder))
     try:
         yield unfinished
         _finalize(unfinished)
         for file in unfinished.iterdir():
-            file.replace(folder / file.name)
+            if (folder / file.name).is_symlink():  # its target may be on another disk
+                with atomic_file(folder / file.name) as copy:
+                    shutil.copyfile(file, copy)
+            else:
+                file.replace(folder / file.name)
         _flush_folder(folder)
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        _remove(unfinished)
 
 
 def restore_folder(folder: str | os.PathLike) -> None:
-    """Undo a replacement by `atomic_folder` that was interrupted between its two renames."""
-    folder = Path(folder)
-    _, replaced = _siblings(folder)
+    """Undo a replacement by `atomic_folder` that was interrupted between its two renames; lock the folder before."""
+    folder = resolve_output(folder)
+    replaced = _replaced(folder)
     if replaced.exists() and not folder.exists():
         replaced.rename(folder)
     elif replaced.exists():
-        remove_folder(replaced)
+        _discard(replaced, _unfinished(folder))
+
+
+def read_whole(folder: str | os.PathLike, read: Callable[[Path], Result]) -> Result:
+    """Read several files of a folder that `atomic_folder` may replace meanwhile: all of one version of it.
+
+    Args:
+        folder: The folder; an interrupted replacement is undone.
+        read: Reads the files; called again if the folder was replaced before it returned.
+
+    Raises:
+        OSError: If the replacement cannot be undone, or the folder is replaced again and again.
+    """
+    folder = resolve_output(folder)
+    for attempt in range(READING_ATTEMPTS):
+        _restore_to_read(folder)
+        before = _version(folder)
+        try:
+            result = read(folder)
+        except (OSError, ValueError):
+            if before == _version(folder) and (before is not None or not _replaced(folder).exists()):
+                raise
+        else:
+            if before == _version(folder):
+                return result
+        time.sleep(0.01 * min(attempt, 10))
+    raise OSError(errno.EBUSY, "it is replaced again and again while it is read; try again later", str(folder))
+
+
+def _restore_to_read(folder: Path) -> None:
+    """Undo an interrupted replacement, unless its process is still at work."""
+    replaced = _replaced(folder)
+    if folder.exists() or not replaced.exists():
+        return
+    try:
+        with lock_folder(folder, wait=False):
+            if not folder.exists():
+                replaced.rename(folder)
+    except FileExistsError:
+        return
+    except OSError as error:
+        if replaced.exists() and not folder.exists():
+            text = f"the replacement of {folder} was interrupted; rename {replaced}, its last version, to {folder.name}"
+            raise OSError(error.errno, f"{text} ({error.strerror})") from error
+
+
+def _version(folder: Path) -> tuple[int, ...] | None:
+    with suppress(OSError):
+        status = folder.stat()
+        return status.st_dev, status.st_ino, status.st_ctime_ns
+    return None
 
 
 def remove_folder(folder: Path) -> None:
     """Remove a folder; it is renamed first, so that an interrupted removal leaves no part of it under its name."""
-    removed = folder.with_name(f".{folder.name.lstrip('.')}.removed{UNFINISHED}")
-    shutil.rmtree(removed, ignore_errors=True)
-    folder.rename(removed)
-    shutil.rmtree(removed, ignore_errors=True)
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    _discard(folder, _unfinished(folder))
+
+
+def _discard(folder: Path, renamed: Path) -> None:
+    folder.rename(renamed)
+    _remove(renamed)
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
@@ -125,6 +252,12 @@ def write_json(path: str | os.PathLike, values: Mapping[str, Any], *, strict: bo
     write_text(path, json.dumps(values, indent=2, default=None if strict else str) + "\n")
 
 
+def check_regular(path: str | os.PathLike) -> None:
+    """Raise a `ValueError` for what is no regular file: a device or pipe would be read without an end."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path} is not a regular file.")
+
+
 def read_json(path: str | os.PathLike) -> dict[str, Any]:
     """Read a JSON file that contains a mapping.
 
@@ -132,6 +265,7 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
         OSError: If it cannot be opened.
         ValueError: If it is damaged; the message names the file.
     """
+    check_regular(path)
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -141,63 +275,16 @@ def read_json(path: str | os.PathLike) -> dict[str, Any]:
     return values
 
 
-class JsonLines(dict[Any, Any]):
-    """Values by key, each appended to a file as a line of JSON, so that an interrupted run can continue.
-
-    Lists in keys and values are read as tuples. Several processes can append to a file; each has read the lines that it
-    had in the beginning.
-
-    Args:
-        path: The file.
-        read: Whether to read it. An incomplete last line is ignored; after a kill, the next value replaces it.
-        prepare: Called once, before the first line is written.
-
-    Raises:
-        ValueError: If the file is damaged.
-    """
-
-    def __init__(
-        self, path: str | os.PathLike, *, read: bool = True, prepare: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__()
-        self.path = Path(path)
-        self._prepare: Callable[[], None] | None = prepare
-        content = self.path.read_bytes() if read and self.path.exists() else b""
-        end = content.rfind(b"\n") + 1
-        try:
-            if content[end:] and not content[end:].startswith(b"["):
-                raise ValueError("it does not consist of lines of JSON")
-            for line in content[:end].splitlines():
-                key, value = map(_as_tuples, json.loads(line))
-                super().__setitem__(key, value)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged: {error_text(error)}. Remove it, or choose another file.") from error
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.add({key: value})
-
-    def add(self, values: Mapping[Any, Any]) -> None:
-        """Add values, and append them to the file in one call."""
-        if self._prepare is not None:
-            self._prepare()
-            self._prepare = None
-        self.update(values)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a+b") as file:
-            file.seek(max(file.tell() - 1, 0))
-            if file.read()[-1:] not in (b"", b"\n"):
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
-            # One call, so that the lines of other processes are complete.
-            file.write("".join(json.dumps([key, value]) + "\n" for key, value in values.items()).encode())
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid4().hex[:8]}{UNFINISHED}")
 
 
-def _as_tuples(value: Any) -> Any:
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+def _replaced(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}{REPLACED}")
 
 
-def _siblings(folder: Path) -> tuple[Path, Path]:
-    return folder.with_name(f".{folder.name}{UNFINISHED}"), folder.with_name(f".{folder.name}{REPLACED}")
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _finalize(path: Path) -> None:
@@ -272,8 +359,12 @@ def find_damage(folder: Path) -> str | None:
     """
     name = MANIFEST_FILE
     try:
-        files = json.loads((folder / name).read_text(encoding="utf-8"))["files"]
+        files = read_json(folder / name)["files"]
         for name, values in files.items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                return f"{MANIFEST_FILE} is damaged: {name} is not below the folder"
+            if (folder / name).exists() and not (folder / name).is_file():
+                return f"{name} is not a regular file"
             size = (folder / name).stat().st_size
             if size != values["size"]:
                 return f"{name} is damaged: it has {size:,} bytes instead of {values['size']:,}"
@@ -294,34 +385,3 @@ def _checksum(path: Path) -> str:
         while block := file.read(1 << 20):
             value = zlib.crc32(block, value)
     return f"{value:08x}"
-
-
-_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
-_FOLDERS = re.compile(r"(?<![\w./:~])(?:/[^/\s'\",{}]+)+/(?=[^/\s])")  # not in URLs and relative paths
-
-
-def hide_tokens(value: Any) -> Any:
-    """Replace access tokens of the Hub in a text, or in all texts of a mapping or list."""
-    return _map_texts(value, lambda text: _TOKEN.sub("<token>", text))
-
-
-def hide_private(value: Any) -> Any:
-    """Replace access tokens, and also absolute paths.
-
-    A path becomes relative to the working directory if it is below it; otherwise only its last part is kept.
-    """
-    return _map_texts(hide_tokens(value), _hide_folders)
-
-
-def _hide_folders(text: str) -> str:
-    if here := str(Path.cwd()).rstrip("/"):
-        text = re.sub(rf"(?<![\w.~]){re.escape(here)}/", "", text)
-    return Path(text).name or text if Path(text).is_absolute() else _FOLDERS.sub("", text)
-
-
-def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _map_texts(part, change) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_map_texts(part, change) for part in value]
-    return change(value) if isinstance(value, str) else value

@@ -166,7 +166,7 @@ def lock(folder: Path) -> None:
 
 
 def test_a_folder_in_use_is_refused_with_the_process_and_host(other_run, tmp_path):
-    with pytest.raises(FileExistsError, match=f"{tmp_path} is in use by the run of process 7 on a-host[.]"):
+    with pytest.raises(FileExistsError, match=f"{tmp_path} is in use by process 7 on a-host[.]"):
         lock(tmp_path)
 
 

@@ -3,6 +3,8 @@ import os
 import stat
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +13,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_sphere.utils.files import atomic_file, atomic_files, atomic_folder, restore_folder, write_json, write_text
+from hf_sphere.utils.files import (
+    atomic_file,
+    atomic_files,
+    atomic_folder,
+    check_writable,
+    lock_folder,
+    read_json,
+    read_whole,
+    restore_folder,
+    write_json,
+    write_text,
+)
 
 Write = Callable[[Path], None]
 
@@ -209,7 +222,7 @@ def test_the_next_replacement_removes_leftovers_of_a_killed_one(interrupted, tmp
 
 
 def test_leftovers_next_to_a_complete_folder_are_removed(folder, tmp_path):
-    for name in (".folder.unfinished", ".folder.replaced"):
+    for name in (".folder.0123abcd.unfinished", ".folder.replaced"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "older").touch()
     with atomic_folder(folder) as unfinished:
@@ -221,3 +234,250 @@ def test_restoring_keeps_a_complete_folder(folder, tmp_path):
     (tmp_path / ".folder.replaced").mkdir()
     restore_folder(folder)
     assert names(tmp_path) == ["folder", "folder/old"]
+
+
+def test_leftovers_of_another_folder_are_kept(folder, tmp_path):
+    (tmp_path / ".folder.b.0123abcd.unfinished").mkdir()
+    with atomic_folder(folder):
+        pass
+    assert names(tmp_path) == [".folder.b.0123abcd.unfinished", "folder"]
+
+
+# Several writers
+
+WRITE = """
+import sys
+from hf_sphere.utils.files import atomic_folder, lock_folder
+
+folder, kind, number = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+if kind == "replace":
+    with atomic_folder(folder) as unfinished:
+        for name in "ab":
+            (unfinished / name).write_text(number)
+else:
+    from pathlib import Path
+    with lock_folder(folder):
+        path = Path(folder, "numbers")
+        numbers = path.read_text() if path.exists() else ""
+        with atomic_folder(folder) as unfinished:
+            (unfinished / "numbers").write_text(f"{numbers}{number} ")
+"""
+
+
+def run_at_once(folder: Path, kind: str, count: int) -> None:
+    """Let several processes write a folder at the same time."""
+    words = [sys.executable, "-c", WRITE, str(folder), kind]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    writers = [subprocess.Popen([*words, str(number)], **pipes) for number in range(count)]
+    for writer in writers:
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate()
+        assert writer.returncode == 0
+
+
+def test_replacements_at_the_same_time_leave_one_complete_folder(folder, tmp_path):
+    run_at_once(folder, "replace", 5)
+    assert names(tmp_path) == ["folder", "folder/a", "folder/b"]
+    assert (folder / "a").read_text() == (folder / "b").read_text()
+
+
+def test_nothing_is_lost_by_changes_under_a_lock(tmp_path):
+    run_at_once(tmp_path / "folder", "add", 5)
+    assert sorted((tmp_path / "folder" / "numbers").read_text().split()) == [str(number) for number in range(5)]
+    assert names(tmp_path) == ["folder", "folder/numbers"]
+
+
+def test_threads_replace_a_folder_one_after_the_other(folder, tmp_path):
+    def replace(number: int) -> None:
+        for _ in range(5):
+            with atomic_folder(folder) as unfinished:
+                for name in "ab":
+                    (unfinished / name).write_text(str(number))
+
+    threads = [threading.Thread(target=replace, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert names(tmp_path) == ["folder", "folder/a", "folder/b"]
+    assert (folder / "a").read_text() == (folder / "b").read_text()
+
+
+def test_a_reader_gets_one_version_of_a_folder_that_is_replaced_meanwhile(folder):
+    stop = threading.Event()
+
+    def replace() -> None:
+        number = 0
+        while not stop.is_set():
+            with atomic_folder(folder) as unfinished:
+                for name in "ab":
+                    (unfinished / name).write_text(str(number))
+            number += 1
+            time.sleep(0.02)
+
+    def read(current: Path) -> tuple[str, str]:
+        first = (current / "a").read_text()
+        time.sleep(0.01)
+        return first, (current / "b").read_text()
+
+    with atomic_folder(folder) as unfinished:
+        for name in "ab":
+            (unfinished / name).write_text("old")
+    writer = threading.Thread(target=replace)
+    writer.start()
+    try:
+        pairs = [read_whole(folder, read) for _ in range(20)]
+    finally:
+        stop.set()
+        writer.join()
+    assert all(first == second for first, second in pairs)
+    assert len(set(pairs)) > 1
+
+
+def test_a_reader_restores_a_replacement_that_was_killed(interrupted, tmp_path):
+    assert read_whole(interrupted, names) == ["old"]
+    assert not (tmp_path / ".folder.replaced").exists()
+
+
+def test_a_reader_that_may_not_restore_names_the_last_version(interrupted, monkeypatch):
+    def fail(self, target):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match=r"rename .*/\.folder\.replaced, its last version, to folder"):
+        read_whole(interrupted, names)
+
+
+@pytest.mark.parametrize("error", [ValueError("damaged"), FileNotFoundError("no file")])
+def test_an_error_of_a_reader_is_raised_if_nothing_was_replaced(error, folder):
+    def read(current: Path) -> None:
+        raise error
+
+    with pytest.raises(type(error), match=str(error)):
+        read_whole(folder, read)
+
+
+def test_a_reader_of_a_missing_folder_gets_its_own_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_whole(tmp_path / "none", lambda current: (current / "file").read_text())
+
+
+def test_a_writer_that_waits_says_for_whom(folder, caplog, monkeypatch):
+    monkeypatch.setattr("hf_sphere.utils.locks.SECONDS_TO_MESSAGE", 0.1)
+
+    def write() -> None:
+        with atomic_folder(folder):
+            pass
+
+    with lock_folder(folder):
+        waiting = threading.Thread(target=write)
+        waiting.start()
+        while not caplog.text:
+            time.sleep(0.01)
+    waiting.join()
+    assert f"Waiting for process {os.getpid()} on " in caplog.text
+    assert f"which writes {folder}" in caplog.text
+
+
+# Links, mounts and devices
+
+
+@pytest.fixture
+def link(folder: Path, tmp_path: Path) -> Path:
+    """A link to the folder."""
+    (tmp_path / "link").symlink_to(folder, target_is_directory=True)
+    return tmp_path / "link"
+
+
+def test_a_linked_folder_is_replaced_behind_its_link_every_time(link, folder, tmp_path):
+    for number in range(4):
+        with atomic_folder(link) as unfinished:
+            (unfinished / str(number)).touch()
+        assert names(folder) == [str(number)]
+    assert link.is_symlink()
+    assert names(tmp_path) == ["folder", "folder/3", "link"]
+
+
+@pytest.mark.parametrize("write", [lambda path: write_text(path, "new"), lambda path: write_among(path)])
+def test_a_linked_file_keeps_its_link(write, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_text("old")
+    (tmp_path / "link").symlink_to("elsewhere/file")
+    write(tmp_path / "link")
+    assert (tmp_path / "elsewhere" / "file").read_text() == "new"
+    assert names(tmp_path) == ["elsewhere", "elsewhere/file", "link"]
+
+
+def write_among(path: Path) -> None:
+    with atomic_files(path.parent) as unfinished:
+        (unfinished / path.name).write_text("new")
+
+
+def test_a_linked_folder_is_removed_by_its_link_only(link, folder):
+    from hf_sphere.utils.files import remove_folder
+
+    remove_folder(link)
+    assert not link.is_symlink()
+    assert names(folder) == ["old"]
+
+
+def test_a_device_is_not_replaced_by_a_file():
+    with pytest.raises(OSError, match="neither a regular file nor a folder"), atomic_file("/dev/null"):
+        pass
+
+
+def test_links_in_a_circle_are_an_error(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match=r"links form a circle|symbolic links"), atomic_file(tmp_path / "a"):
+        pass
+
+
+@pytest.mark.parametrize("name", ["new", "a/b/new", "link"])
+def test_a_probe_writes_nothing(name, link, tmp_path):
+    before = names(tmp_path)
+    check_writable(tmp_path / name)
+    assert names(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "y" * 300 + "/index"])
+def test_a_name_that_is_too_long_is_found_by_the_probe(name, tmp_path):
+    with pytest.raises(OSError, match="File name too long"):
+        check_writable(tmp_path / name)
+    assert names(tmp_path) == []
+
+
+def test_the_working_directory_is_not_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match=r"the working directory cannot be replaced .* name a folder in it"):
+        check_writable(".")
+
+
+def test_a_mount_point_is_not_replaced():
+    with pytest.raises(OSError, match="a mount point cannot be replaced"):
+        check_writable("/proc")
+
+
+def test_a_read_only_disk_is_found_by_the_probe():
+    with pytest.raises(OSError, match="it cannot be written"):
+        check_writable("/proc/index")
+
+
+def test_a_file_where_a_folder_is_needed_is_found_by_the_probe(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="it is a file, not a folder"):
+        check_writable(tmp_path / "file")
+    with pytest.raises(IsADirectoryError, match="it is a folder, not a file"):
+        check_writable(tmp_path, is_folder=False)
+
+
+def test_a_device_is_not_read_as_json(tmp_path):
+    (tmp_path / "about.json").symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match=r"about\.json is not a regular file"):
+        read_json(tmp_path / "about.json")

@@ -5,7 +5,7 @@ import signal
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hf_sphere.utils.files import JsonLines
+from hf_sphere.utils.json_lines import JsonLines
 
 keys = st.recursive(st.text(max_size=20) | st.integers(), lambda part: st.tuples(part, part), max_leaves=4)
 

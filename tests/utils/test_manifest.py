@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,18 @@ def test_a_missing_manifest_is_found(tmp_path):
 def test_a_damaged_manifest_is_found(folder, text):
     (folder / MANIFEST_FILE).write_text(text)
     assert find_damage(folder) == "manifest.json is damaged"
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("../b", "manifest.json is damaged: ../b is not below the folder"),
+        ("/dev/zero", "manifest.json is damaged: /dev/zero is not below the folder"),
+        ("pipe", "pipe is not a regular file"),
+        ("inner", "inner is not a regular file"),
+    ],
+)
+def test_a_manifest_that_names_no_file_of_the_folder_is_refused(name, damage, folder):
+    os.mkfifo(folder / "pipe")
+    (folder / MANIFEST_FILE).write_text(json.dumps({"files": {name: {"size": 0, "crc32": "00000000"}}}))
+    assert find_damage(folder) == damage

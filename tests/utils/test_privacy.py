@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_sphere.utils.files import hide_private, hide_tokens
+from hf_sphere.utils.privacy import hide_private, hide_tokens
 
 TOKEN = "hf_" + "Ab1" * 11
 
