@@ -133,7 +133,8 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self._references: dict[tuple[str, int], Path] = {}
         self._cpu_seconds: dict[tuple[str, int], float] = {}
-        self._folders: FolderTrials | None = None
+        if set(tasks) & set(RESULTS):
+            self._folders = FolderTrials(self._reference(Scenario("classification", 1)), kinds, self.counts)
 
     def trial(self, seed: int, most: int = 5) -> None:
         """Run a trial with at most this many disturbances.
@@ -145,9 +146,6 @@ class Soak:
         random.seed(seed)
         task = draw.choice(self.tasks)
         if task in RESULTS:
-            self._folders = self._folders or FolderTrials(
-                self._reference(Scenario("classification", 1)), self.kinds, self.counts
-            )
             self._folders.trial(task, seed, most, draw)
             return
         scenario = Scenario(task, draw.choice(self.processes))

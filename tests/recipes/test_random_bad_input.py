@@ -9,7 +9,8 @@ from pathlib import Path
 import bad_input
 import pytest
 import torch
-from bad_input import RECIPES, Call, attack, declared_arguments, run, valid
+from bad_calls import RECIPES, Call, declared_arguments, valid
+from bad_input import attack, run
 from safetensors.torch import save_file
 
 from hf_sphere.training.command_line import run_recipe
