@@ -13,8 +13,10 @@ the seed of a call. The recipes are called in this process, since importing torc
 import argparse
 import contextlib
 import csv
+import functools
 import io
 import itertools
+import multiprocessing
 import os
 import random
 import re
@@ -24,7 +26,6 @@ import signal
 import stat
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import warnings
@@ -122,8 +123,6 @@ def prepare(folder: Path) -> None:
         for call in calls:
             code, printed = run(Call(call.recipe, [*call.argv, "--disable_tqdm"]))
             assert code == 0, printed
-    sys.addaudithook(lambda event, values: OPENED.append(str(values[0])) if event == "open" else None)
-    torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: OPENED.append("forward"))
     shutil.copytree(folder / "model", folder / "no_weights", ignore=lambda *_: ["snapshots", "best", "checkpoint-3"])
     (folder / "no_weights" / "model.safetensors").unlink()
 
@@ -163,10 +162,6 @@ def run(call: Call) -> tuple[int, str]:
     before = {number: signal.signal(number, stop) for number in signals}
     for timer in signals.values():
         signal.setitimer(timer, SECONDS * (1 + 2 * (timer == signal.ITIMER_REAL)))
-    # A function of C++ that waits for a FIFO cannot be interrupted.
-    watchdog = threading.Timer(SECONDS * 4, lambda: os._exit(print(f"{call} does not end", file=sys.__stderr__) or 1))
-    watchdog.daemon = True
-    watchdog.start()
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -177,7 +172,6 @@ def run(call: Call) -> tuple[int, str]:
         code = -1
         traceback.print_exc(file=errors)
     finally:
-        watchdog.cancel()
         for number, timer in signals.items():
             signal.setitimer(timer, 0)
             signal.signal(number, before[number])
@@ -241,19 +235,30 @@ def output_problem(code: int, output: Path, folder: Path) -> str | None:
     return None
 
 
-def attack(kind: str, seed: int, folder: Path) -> tuple[int, str | None]:
-    """Make one call in the prepared folder; return its exit code and what is wrong with it."""
-    draw, what, must_fail, output = random.Random(f"{kind} {seed}"), "", False, None
+def draw_call(kind: str, seed: int, folder: Path) -> tuple[Call, str, bool, Path | None]:
+    """Return a call in the prepared folder, what it is about, whether it must be refused, and its output if odd."""
+    draw = random.Random(f"{kind} {seed}")
     with contextlib.chdir(folder):
         if kind == "folder":
-            call, what, must_fail = crafted_folder(draw, folder)
-        elif kind == "input":
-            call, what = special_input(draw, folder)
-        elif kind == "output":
+            return *crafted_folder(draw, folder), None
+        if kind == "input":
+            return *special_input(draw, folder), False, None
+        if kind == "output":
             call, output = special_output(draw, folder)
-            what = str(output)
-        else:
-            call = {"line": random_line, "config": random_config, "file": random_damage}[kind](draw, folder)
+            return call, str(output), False, output
+        return (
+            {"line": random_line, "config": random_config, "file": random_damage}[kind](draw, folder),
+            "",
+            False,
+            None,
+        )
+
+
+def attack(kind: str, seed: int, folder: Path) -> tuple[int, str | None]:
+    """Make one call in the prepared folder; return its exit code and what is wrong with it."""
+    call, what, must_fail, output = draw_call(kind, seed, folder)
+    watch()
+    with contextlib.chdir(folder):
         before = list_tree(folder)
         code, printed = run(call)
         wrong = problem(code, printed) or tables_problem(Path("out"))
@@ -269,6 +274,56 @@ def attack(kind: str, seed: int, folder: Path) -> tuple[int, str | None]:
     return code, None if wrong is None else f"{kind} {seed}: {call.recipe} {call.argv}: {what!r}: {wrong}"
 
 
+@functools.cache
+def watch() -> None:
+    """Record opened files and computations of models in `OPENED` from now on."""
+    sys.addaudithook(lambda event, values: OPENED.append(str(values[0])) if event == "open" else None)
+    torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: OPENED.append("forward"))
+
+
+class Worker:
+    """A process that prepares the folder if it is new, and makes calls; it is replaced if one ends it.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._start()
+
+    def attack(self, kind: str, seed: int) -> tuple[int, str | None]:
+        """See `attack`."""
+        self._connection.send((kind, seed))
+        with contextlib.suppress(EOFError, ConnectionError):
+            if self._connection.poll(4 * SECONDS):
+                return self._connection.recv()
+        self._process.kill()
+        self._process.join()
+        self._start()
+        call, what, *_ = draw_call(kind, seed, self.folder)
+        return -1, f"{kind} {seed}: {call.recipe} {call.argv}: {what!r}: the process ended, or could not be interrupted"
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.kill()
+
+    def _start(self) -> None:
+        self._connection, other = multiprocessing.Pipe()
+        # Forked, so that it need not import anything again; this process computes nothing, and so has no threads.
+        self._process = multiprocessing.get_context("fork").Process(target=self._work, args=(other,), daemon=True)
+        self._process.start()
+        other.close()
+
+    def _work(self, connection: Any) -> None:
+        self._connection.close()
+        if not self.folder.exists():
+            prepare(self.folder)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        while True:
+            connection.send(attack(*connection.recv(), self.folder))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Make the calls and print the counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -280,8 +335,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = Path(tempfile.mkdtemp(prefix="bad-input-")) / "inputs"
     os.environ["HF_HOME"] = str(folder / "hf")
     os.environ["GRADIO_TEMP_DIR"] = str(folder / "out")
-    prepare(folder)
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    worker = Worker(folder)
     calls: Iterable[tuple[str, int]]
     calls = [(kind, args.seed + number) for kind in KINDS for number in range(getattr(args, f"{kind}s"))]
     if args.minutes is not None:
@@ -291,13 +345,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     for kind, seed in calls:
         if args.minutes is not None and time.monotonic() > end:
             break
-        code, wrong = attack(kind, seed, folder)
+        code, wrong = worker.attack(kind, seed)
         ended[kind]["failed" if wrong else ENDS[code]] += 1
         if wrong:
             print(wrong, flush=True)
     for kind, counts in ended.items():
         numbers = ", ".join(f"{counts[name]} {name}" for name in (*ENDS.values(), "failed"))
         print(f"{counts.total()} x {kind}: {numbers}")
+    worker.stop()
     shutil.rmtree(folder.parent)
     sys.exit(any(counts["failed"] for counts in ended.values()))
 
