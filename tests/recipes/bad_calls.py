@@ -73,7 +73,7 @@ OUTPUTS = [
     "null/x",
     "bytes.bin/x",
 ]
-OUTPUTS += ["fifo", "null", "zero", "full", "loop", "photos", "scratch/kept", "scratch/kept/x.txt", "scratch/locked/x"]
+OUTPUTS += ["fifo", "null", "zero", "full", "loop", "scratch/kept", "scratch/kept/x.txt", "scratch/locked/x"]
 OUTPUTS += ["scratch/linked", "scratch/dangling", "scratch/new", "scratch/a/b", "scratch/a\nb", f"scratch/{ESCAPE}"]
 """Outputs; those in `scratch` may work."""
 
@@ -209,7 +209,9 @@ def crafted_folder(draw: random.Random, folder: Path) -> tuple[Call, str, bool]:
     kind, table = draw.choice(tables)
     name = draw.choice(sorted(table[kind]))
     table[kind][name](copy_of(kind, folder))
-    return reading(kind, draw), f"{kind} with {name}", table is INVALID
+    call = reading(kind, draw)
+    builds = call.recipe != "compute_projections"  # it only reads the weights of a model
+    return call, f"{kind} with {name}", table is INVALID and builds
 
 
 def special_input(draw: random.Random, folder: Path) -> tuple[Call, str]:
@@ -246,7 +248,8 @@ def special_output(draw: random.Random, folder: Path) -> tuple[Call, Path]:
     ]
     place = draw.choice(options) + 1
     suffix = Path(argv[place]).suffix
-    output = draw.choice(OUTPUTS)
+    results = recipe not in REPLACING  # which are written beside other files
+    output = draw.choice([word for word in OUTPUTS if not (results and word in (".", ".."))])
     if suffix and draw.random() < 0.8:
         output += suffix
         for name in ("linked", "dangling"):

@@ -217,15 +217,15 @@ def list_tree(folder: Path) -> dict[str, Any]:
     return found
 
 
-def output_problem(code: int, output: Path, folder: Path) -> str | None:
+def output_problem(code: int, output: Path, is_new: bool, folder: Path) -> str | None:
     """Return what is wrong with how an output was saved or refused, or None."""
     scratch = folder / "scratch"
     if code == 0:
         kept = output.stat().st_size > 0 if output.is_file() else output.is_dir() and any(output.iterdir())
         if not kept:
             return "the output is not saved"
-        if "scratch" not in output.parts[:1] and output.exists():
-            shutil.rmtree(output) if output.is_dir() and not output.is_symlink() else output.unlink()
+        if is_new:
+            shutil.rmtree(output) if output.is_dir() else output.unlink()
     elif "forward" in OPENED:
         return "the output is refused after it has been computed"
     links = [path for path in scratch.glob("linked*") if not path.is_symlink()]
@@ -259,6 +259,7 @@ def attack(kind: str, seed: int, folder: Path) -> tuple[int, str | None]:
     call, what, must_fail, output = draw_call(kind, seed, folder)
     watch()
     with contextlib.chdir(folder):
+        is_new = output is not None and not os.path.lexists(str(output)[:200])
         before = list_tree(folder)
         code, printed = run(call)
         wrong = problem(code, printed) or tables_problem(Path("out"))
@@ -267,7 +268,7 @@ def attack(kind: str, seed: int, folder: Path) -> tuple[int, str | None]:
         if secret := [path for path in OPENED if "secret" in Path(path).parts]:
             wrong = wrong or f"{secret[0]} was opened"
         if output is not None:
-            wrong = wrong or output_problem(code, output, folder)
+            wrong = wrong or output_problem(code, output, is_new, folder)
         after = list_tree(folder)
         if kind not in ("line", "config") and before != after:
             wrong = wrong or f"files around were changed: {sorted({*before.items()} ^ {*after.items()})[:5]}"

@@ -179,7 +179,9 @@ ODD: dict[str, dict[str, Change]] = {
         "double embeddings": by_stranger(tensor(EMBEDDINGS, "embeddings", lambda old: old.double())),
         "half embeddings": by_stranger(tensor(EMBEDDINGS, "embeddings", lambda old: old.half())),
         "zero embeddings": by_stranger(tensor(EMBEDDINGS, "embeddings", torch.zeros_like)),
-        "a second tensor": by_stranger(tensor(EMBEDDINGS, "embeddings", lambda old: {"embeddings": old, "x": old})),
+        "a second tensor": by_stranger(
+            tensor(EMBEDDINGS, "embeddings", lambda old: {"embeddings": old, "x": old.clone()})
+        ),
         "missing photos": by_stranger(edit(ABOUT, sources=[["/nowhere", None]])),
         "a hub data set": by_stranger(edit(ABOUT, sources=[["nobody/nothing", "train"]])),
     },
