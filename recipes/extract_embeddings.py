@@ -167,7 +167,9 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
 def check_output_dir(output: Path, *, overwrite: bool) -> None:
     """Raise an error if the folder contains anything but embeddings and their results, or must not be overwritten."""
     from hf_sphere.embeddings.store import ABOUT_FILE, DATA_FOLDER
+    from hf_sphere.utils.files import check_writable
 
+    check_writable(output)
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     own = {ABOUT_FILE, DATA_FOLDER, *RESULTS_FOLDERS}

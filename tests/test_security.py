@@ -2,31 +2,41 @@
 
 import ast
 import builtins
+import dataclasses
 import functools
+import inspect
 import json
 import re
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
-from transformers import AutoConfig
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModel, ViTConfig, ViTModel
 
-from hf_sphere import SphereVisionConfig, SphereVisionModel
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
 from hf_sphere.analogies import LanguageModel
 from hf_sphere.analysis.model_sources import load_classifier
 from hf_sphere.embeddings.extract import load_embedding_model
+from hf_sphere.models.backbones import create_backbone
 from hf_sphere.prototypes import embed_class_names
+from hf_sphere.training.checkpoints import RunState, load_checkpoint, save_checkpoint
+from hf_sphere.training.optimization import start_average
 from hf_sphere.training.tasks.masked_lm import TextModelArguments, build_language_model, load_tokenizer
 from hf_sphere.utils.arguments import Options
+from hf_sphere.utils.loading import _LOADS_FILES, load_model
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [
     path
-    for folder in ("hf_sphere", "recipes", "analogy", "evaluate_modules")
+    for folder in ("hf_sphere", "recipes", "analogy", "evaluate_modules", "benchmarks", "examples")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 TINY_BERT = ROOT / "tests" / "golden" / "analogy" / "tiny-bert"
@@ -50,10 +60,9 @@ def test_no_source_evaluates_text_or_unpickles():
 
 
 def test_torch_files_are_read_with_weights_only():
-    found = [
-        where for where, name, call in calls() if name == "torch.load" and "weights_only=True" not in ast.unparse(call)
-    ]
-    assert found == []
+    reads = [(where, ast.unparse(call)) for where, name, call in calls() if name in ("torch.load", "load_state_dict")]
+    assert reads
+    assert [where for where, call in reads if "weights_only=True" not in call] == []
 
 
 def test_yaml_is_read_with_a_safe_loader():
@@ -81,6 +90,181 @@ def test_a_pickled_checkpoint_of_a_model_is_not_executed(tmp_path):
     with pytest.raises(Exception, match=r"[Ww]eights.only|pickle"):
         SphereVisionModel.from_pretrained(tmp_path)
     assert not (tmp_path / "executed").exists()
+
+
+# Everything that a process reads
+
+
+@dataclasses.dataclass
+class Reads:
+    """What was read since the start of a test."""
+
+    weights_only: list[Any] = dataclasses.field(default_factory=list)  # of every `torch.load`
+    unpickled: list[str] = dataclasses.field(default_factory=list)  # every global of Python's own unpickler
+    opened: list[Path] = dataclasses.field(default_factory=list)
+
+
+RECORDS: list[Reads] = []
+
+
+def hook(event: str, args: tuple) -> None:
+    for reads in RECORDS:
+        if event == "pickle.find_class":
+            reads.unpickled.append(".".join(args))
+        elif event == "open" and isinstance(args[0], str | Path):
+            reads.opened.append(Path(args[0]))
+
+
+@pytest.fixture(scope="session")
+def _hooked():
+    sys.addaudithook(hook)  # for the rest of the process
+
+
+@pytest.fixture
+def reads(_hooked, monkeypatch) -> Iterator[Reads]:
+    record, load = Reads(), torch.load
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        record.weights_only.append(options.get("weights_only"))
+        return load(*args, **options)
+
+    monkeypatch.setattr(torch, "load", recorded)
+    RECORDS.append(record)
+    yield record
+    RECORDS.remove(record)
+
+
+LINEAR = {"backbone": "linear_embedding", "num_channels": 1, "image_size": 6}
+SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "image_size": 32}
+
+
+def save_pickled(model: Any, folder: Path) -> str:
+    """Save a model with weights of `torch.save`; return the folder."""
+    model.config.save_pretrained(folder)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    return str(folder)
+
+
+def read_classifier(folder: Path) -> None:
+    model = SphereVisionForImageClassification(SphereVisionConfig(**LINEAR, head="softmax"))
+    load_embedding_model(save_pickled(model, folder))
+
+
+def read_encoder(folder: Path) -> None:
+    load_embedding_model(save_pickled(ViTModel(ViTConfig(**SMALL)), folder))
+
+
+def read_weights_of_an_encoder(folder: Path) -> None:
+    name = save_pickled(ViTModel(ViTConfig(**SMALL)), folder)
+    SphereVisionModel(SphereVisionConfig(backbone=name), pretrained=f"{name}/pytorch_model.bin")
+
+
+def read_weights_of_a_backbone(folder: Path) -> None:
+    folder.mkdir()
+    torch.save(create_backbone("lenet5", num_channels=1, image_size=28).state_dict(), folder / "lenet.pth")
+    create_backbone("lenet5", num_channels=1, image_size=28, pretrained=f"{folder}/lenet.pth")
+
+
+def read_model_of_timm(folder: Path) -> None:
+    timm.models.save_for_hf(timm.create_model("test_resnet"), folder, safe_serialization=False)
+    load_embedding_model(str(folder))
+
+
+def read_language_model(folder: Path) -> None:
+    shutil.copytree(TINY_BERT, folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    LanguageModel.load(str(folder))
+
+
+def read_checkpoint(folder: Path) -> None:
+    accelerator, model = Accelerator(cpu=True), torch.nn.Linear(2, 2)
+    start_average(model, 0.9, accelerator)
+    accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    load_checkpoint(accelerator, save_checkpoint(accelerator, folder, RunState(), keep=1))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        read_classifier,
+        read_encoder,
+        read_weights_of_an_encoder,
+        read_weights_of_a_backbone,
+        read_model_of_timm,
+        read_language_model,
+        read_checkpoint,
+    ],
+)
+def test_every_torch_file_of_a_process_is_read_with_weights_only(read, reads, tmp_path):
+    read(tmp_path / "folder")
+    assert reads.weights_only
+    assert set(reads.weights_only) == {True}
+    assert reads.unpickled == []
+
+
+def settings_that_load(other: Path) -> dict[str, dict[str, Any]]:
+    """Configurations of which each would load `other`, a folder, a file in it, or code."""
+    file, timm_wrapper = str(other / "weights.pth"), {"model_type": "timm_wrapper", "architecture": "test_resnet"}
+    options: dict[str, Any] = {name: file for name in ("checkpoint_path", "pretrained", "cache_dir")}
+    options |= {name: {"file": file} for name in ("pretrained_cfg", "pretrained_cfg_overlay")}
+    kernel, sphere = {"attn_implementation": "kernels-community/any"}, {"model_type": "sphere_vision"}
+    detector = {"model_type": "timm_backbone", "backbone": f"local-dir:{other}", "backbone_config": {"a": 1}}
+    return {
+        **{name: sphere | {"backbone": "test_resnet", "backbone_kwargs": {name: options[name]}} for name in options},
+        **{f"wrapped {name}": timm_wrapper | {"model_args": {name: options[name]}} for name in options},
+        "nested options": sphere | {"backbone_kwargs": {"block": [{"checkpoint_path": file}]}},
+        "nested configuration": sphere | {"backbone_config": timm_wrapper | {"model_args": {"checkpoint_path": file}}},
+        "nested folder": sphere | {"backbone_config": timm_wrapper | {"architecture": f"local-dir:{other}"}},
+        "nested kernel": sphere | {"backbone_config": {"model_type": "vit", **SMALL, **kernel}},
+        "folder": sphere | {"backbone": str(other)},
+        "folder of timm": timm_wrapper | {"architecture": f"local-dir:{other}"},
+        "folder of a detector": {"model_type": "dpt", "backbone_config": detector},
+        "kernel": {"model_type": "vit", **SMALL, **kernel},
+        "kernel of the experts": {"model_type": "vit", **SMALL, "_experts_implementation": {"": "owner/any"}},
+    }
+
+
+@pytest.mark.parametrize("case", settings_that_load(Path()))
+def test_a_configuration_that_would_load_something_else_is_refused_before_a_file_is_opened(case, reads, tmp_path):
+    other, folder = tmp_path / "other", tmp_path / "model"
+    for path in (other, folder):
+        path.mkdir()
+    ViTConfig(**SMALL).save_pretrained(other)
+    torch.save({"weight": Marker(tmp_path / "executed")}, other / "weights.pth")
+    settings = settings_that_load(other)[case]
+    (folder / "config.json").write_text(json.dumps(settings))
+    torch.save({"weight": Marker(tmp_path / "executed")}, folder / "pytorch_model.bin")
+    reads.opened.clear()
+    uses = [load_embedding_model]
+    uses += [SphereVisionModel.from_pretrained, AutoModel.from_pretrained] * (settings["model_type"] == "sphere_vision")
+    for use in uses:
+        with pytest.raises(Exception, match=r"reads files|would load another model|names the kernel"):
+            use(str(folder))
+    assert not [
+        path for path in reads.opened if other in path.parents or (path.parent == folder and path.suffix == ".bin")
+    ]
+    assert not (tmp_path / "executed").exists()
+
+
+def test_every_option_of_timm_that_loads_is_known():
+    harmless = {"model_name", "scriptable", "exportable", "no_jit", "kwargs"}
+    assert {*inspect.signature(timm.create_model).parameters} - harmless == {*_LOADS_FILES}
+
+
+@pytest.mark.parametrize("with_model", [True, False])
+def test_an_adapter_beside_a_model_is_refused(with_model, reads, tmp_path):
+    folder = tmp_path / "adapter"
+    shutil.copytree(TINY_BERT, folder)
+    for file in () if with_model else ("config.json", "model.safetensors"):
+        (folder / file).unlink()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(TINY_BERT)}))
+    reads.opened.clear()
+    with pytest.raises(ValueError, match="has an adapter; merge it"):
+        load_model(AutoModel, str(folder))
+    assert not [path for path in reads.opened if TINY_BERT in path.parents]
 
 
 # Models with custom code
@@ -128,7 +312,9 @@ def test_custom_code_of_a_model_is_not_run(use, with_code, tmp_path):
 
 def test_every_automatic_class_is_told_not_to_run_custom_code():
     loads = [
-        (where, ast.unparse(call)) for where, name, call in calls() if re.search(r"Auto\w*\.from_pretrained$", name)
+        (where, ast.unparse(call))
+        for where, name, call in calls()
+        if re.search(r"Auto\w*\.from_pretrained$", name) and not where.startswith(("benchmarks", "examples"))
     ]
     assert loads
     assert [where for where, call in loads if "trust_remote_code=False" not in call] == []

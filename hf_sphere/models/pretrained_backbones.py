@@ -172,9 +172,9 @@ def pretrained_preprocessing(name: str) -> dict[str, Any]:
 def _load_encoder(config: Any, file: str) -> Any:
     """Build an encoder of transformers with the weights of a file."""
     try:
-        kind = MODEL_MAPPING[type(config)]
+        kind, state = MODEL_MAPPING[type(config)], load_state_dict(file, weights_only=True)
         encoder, report = kind.from_pretrained(
-            None, config=config, state_dict=load_state_dict(file), output_loading_info=True, dtype="float32"
+            None, config=config, state_dict=state, output_loading_info=True, dtype="float32"
         )
     except Exception as error:  # of safetensors, pickle, torch or transformers
         raise ValueError(f"{file} cannot be read as weights of {type(config).__name__}: {error_text(error)}") from error
@@ -198,7 +198,7 @@ def load_backbone_weights(backbone: nn.Module, name: str, file: str) -> None:
     if not Path(file).is_file():
         raise FileNotFoundError(f"backbone_weights {file} is not a file.")
     try:
-        state = load_state_dict(file)
+        state = load_state_dict(file, weights_only=True)
         if convert := getattr(sys.modules[type(backbone).__module__], "checkpoint_filter_fn", None):
             state = convert(state, backbone)
         own, traits = backbone.state_dict(), getattr(backbone, "pretrained_cfg", {})

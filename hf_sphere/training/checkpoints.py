@@ -13,7 +13,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
@@ -152,8 +151,6 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
         broadcast_object_list(damage)
         if damage[0]:
             raise ValueError(damage[0])
-        for path in checkpoint.glob("custom_checkpoint_*.pkl"):  # Accelerate would also unpickle code
-            torch.load(path, map_location="cpu", weights_only=True)
         state = RunState(**json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8")))
         accelerator.load_state(str(checkpoint))
         for model in accelerator._models:

@@ -105,9 +105,7 @@ class TrainingLoop:
             # A few examples for finding the radially invariant weights, the same on every process.
             few = broadcast({name: value[:16] for name, value in next(iter(batches.epoch())).items()})
         optimizer = optimizer_from_arguments(model, args, few)
-        self.average = None if args.ema_decay is None else start_average(model, args.ema_decay)
-        if self.average is not None:
-            accelerator.register_for_checkpointing(self.average)
+        self.average = None if args.ema_decay is None else start_average(model, args.ema_decay, accelerator)
         self._radial = radial_channel_dims(model, optimizer, few) if args.radial_logging_steps else {}
         # Not prepared by Accelerate: the schedule counts optimizer steps, whatever the number of processes.
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)

@@ -3,9 +3,11 @@
 import bisect
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
@@ -15,6 +17,8 @@ from hf_sphere.optim import build_optimizer
 from hf_sphere.optim.base import SphereOptimizer
 from hf_sphere.optim.build import option_defaults
 from hf_sphere.training.arguments import TrainingArguments
+
+AVERAGE_FILE = "average.pt"
 
 
 def optimizer_from_arguments(
@@ -81,9 +85,19 @@ def build_scheduler(
     return LambdaLR(optimizer, factor)
 
 
-def start_average(model: nn.Module, decay: float) -> AveragedModel:
-    """Copy a model, as the start of an exponential moving average of its parameters and buffers."""
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+def start_average(model: nn.Module, decay: float, accelerator: Accelerator) -> AveragedModel:
+    """Copy a model, as the start of an exponential moving average of all its tensors, which checkpoints contain."""
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+
+    def load(models: list[nn.Module], folder: str) -> None:
+        average.load_state_dict(torch.load(Path(folder, AVERAGE_FILE), map_location="cpu", weights_only=True))
+
+    # Not registered with Accelerate, which would read it with `weights_only=False`.
+    accelerator.register_load_state_pre_hook(load)
+    accelerator.register_save_state_pre_hook(
+        lambda models, weights, folder: accelerator.save(average.state_dict(), Path(folder, AVERAGE_FILE))
+    )
+    return average
 
 
 def learning_rate_factor(args: TrainingArguments, epoch: float) -> float:

@@ -186,6 +186,7 @@ def can_resume_results(
     Raises:
         FileExistsError: If it contains results with other settings that must not be replaced.
     """
+    _check_directory(output_dir)
     if overwrite or not any((output_dir / name).exists() for name in (RUN_FILE, RESULTS_FILE)):
         return False
     before = read_settings(output_dir) or {}

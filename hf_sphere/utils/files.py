@@ -94,6 +94,7 @@ def lock_folder(folder: str | os.PathLike, *, wait: bool = True) -> Iterator[boo
     """Lock a folder, or a file, against writers in other processes and threads; yields whether locks are supported.
 
     `atomic_folder` locks it for its block. Lock it around the reading and the writing of what depends on its contents.
+    What killed writers left beside it is removed.
 
     Args:
         folder: The folder; it need not exist.
@@ -105,6 +106,10 @@ def lock_folder(folder: str | os.PathLike, *, wait: bool = True) -> Iterator[boo
     folder = resolve_output(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked_file(folder.with_name(f".{folder.name}.lock{UNFINISHED}"), folder, wait=wait) as held:
+        leftover = re.compile(re.escape(f".{folder.name}.") + "[0-9a-f]{8}" + re.escape(UNFINISHED))
+        for path in folder.parent.iterdir() if held else ():
+            if leftover.fullmatch(path.name):  # of a killed process
+                _remove(path)
         yield held
 
 
@@ -113,17 +118,12 @@ def atomic_folder(folder: str | os.PathLike) -> Iterator[Path]:
     """Yield an empty temporary folder beside `folder`; it replaces `folder` when the block ends without an error.
 
     A folder cannot be replaced in one step. The old one is renamed first, and `restore_folder` restores it if the
-    process is killed between the two renames. The folder is locked for the block; leftovers of killed processes are
-    removed.
+    process is killed between the two renames. The folder is locked for the block.
     """
     check_writable(folder)
     folder = resolve_output(folder)
-    with lock_folder(folder) as held:
+    with lock_folder(folder):
         restore_folder(folder)
-        leftover = re.compile(re.escape(f".{folder.name}.") + "[0-9a-f]{8}" + re.escape(UNFINISHED))
-        for path in folder.parent.iterdir() if held else ():
-            if leftover.fullmatch(path.name):
-                _remove(path)
         unfinished, replaced = _unfinished(folder), _replaced(folder)
         unfinished.mkdir()
         try:
@@ -283,8 +283,11 @@ def _replaced(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}{REPLACED}")
 
 
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _finalize(path: Path) -> None:

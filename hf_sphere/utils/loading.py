@@ -1,10 +1,39 @@
 """Loading of saved models and data sets: whatever a damaged file causes is one error that names the model or data."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hf_sphere.utils.arguments import error_text
+
+_OPTIONS_OF_TIMM = ("backbone_kwargs", "model_args")
+_LOADS_FILES = ("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
+"""Options of `timm.create_model` that read or download files."""
+
+
+def check_settings(settings: Any, field: str = "") -> None:
+    """Refuse settings of a configuration with which building the model would load other files, or code.
+
+    Args:
+        settings: The configuration or a part of it, such as a nested configuration.
+        field: Name of the part.
+
+    Raises:
+        ValueError: If there is one; the message names it.
+    """
+    if isinstance(settings, str) and "_implementation" in field and "/" in settings:
+        raise ValueError(f"{field} names the kernel {settings}, which is code; remove it from the configuration.")
+    for value in settings if isinstance(settings, list | tuple) else ():
+        check_settings(value, field)
+    for key, value in settings.items() if isinstance(settings, Mapping) else ():
+        if field in _OPTIONS_OF_TIMM and key in _LOADS_FILES:
+            raise ValueError(f"{field} has {key}, which reads files; remove it, and pass weights to the model.")
+        # timm loads names such as local-dir:folder; a path or Hub id beside its configuration is only a label.
+        source = value if key in ("architecture", "backbone") and isinstance(value, str) else ""
+        if ":" in source or ({"/", "\\"} & {*source} and not settings.get("backbone_config")):
+            raise ValueError(f"{key} {value} would load another model; use a name of timm, or its backbone_config.")
+        check_settings(value, field if field in _OPTIONS_OF_TIMM or "_implementation" in field else str(key))
 
 
 def _not_found(name: str | os.PathLike, error: OSError) -> OSError:
@@ -14,18 +43,25 @@ def _not_found(name: str | os.PathLike, error: OSError) -> OSError:
 
 
 def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
-    """Call `from_pretrained` of a class of transformers; custom code of a model is never run.
+    """Call `from_pretrained` of a class of transformers; neither custom code nor other files are loaded.
 
     Raises:
         OSError: If there is no such model, or a file is missing.
         ValueError: If a file is damaged or does not fit.
     """
+    import transformers
+
     if kind.__name__.startswith("Auto"):
         options["trust_remote_code"] = False  # otherwise transformers offers to run code of the model
     path = Path(name)
     if path.name.startswith("checkpoint-") and path.is_dir() and not (path / "config.json").exists():
         raise ValueError(f"{name} is the state of a training run; its model is saved in {path.parent} at the end.")
     try:
+        if not kind.__name__.endswith(("Processor", "Tokenizer")):
+            if "config" not in options:  # which has been checked
+                check_settings(transformers.PreTrainedConfig.get_config_dict(str(name))[0])
+            if transformers.utils.find_adapter_config_file(str(name)):  # PEFT would load the model that it names
+                raise ValueError("it has an adapter; merge it with PEFT's merge_and_unload, and save the merged model.")
         return kind.from_pretrained(name, **options)
     except ImportError:
         raise

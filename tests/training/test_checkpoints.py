@@ -16,7 +16,7 @@ from hf_sphere.training.checkpoints import (
     save_checkpoint,
     write_model_files,
 )
-from hf_sphere.training.optimization import start_average
+from hf_sphere.training.optimization import AVERAGE_FILE, start_average
 from hf_sphere.training.output_dir import list_checkpoints
 from hf_sphere.utils.files import write_manifest
 
@@ -285,10 +285,9 @@ def test_checkpoint_with_nan_weights_is_rejected(accelerator, save):
 
 
 def test_averaged_weights_are_not_unpickled_as_code(accelerator, make_model, tmp_path):
-    average = start_average(make_model(), 0.9)
-    accelerator.register_for_checkpointing(average)
+    start_average(make_model(), 0.9, accelerator)
     checkpoint = save_checkpoint(accelerator, tmp_path, RunState(), keep=1)
-    torch.save(Exploit(tmp_path / "executed"), checkpoint / "custom_checkpoint_0.pkl")
+    torch.save(Exploit(tmp_path / "executed"), checkpoint / AVERAGE_FILE)
     write_manifest(checkpoint)
     with pytest.raises(CheckpointError, match="cannot resume from"):
         load_checkpoint(accelerator, checkpoint)

@@ -236,6 +236,12 @@ def test_restoring_keeps_a_complete_folder(folder, tmp_path):
     assert names(tmp_path) == ["folder", "folder/old"]
 
 
+def test_leftovers_of_a_file_are_removed_when_it_is_locked(tmp_path):
+    (tmp_path / ".file.0123abcd.unfinished").touch()
+    with lock_folder(tmp_path / "file"):
+        assert names(tmp_path) == [".file.lock.unfinished"]
+
+
 def test_leftovers_of_another_folder_are_kept(folder, tmp_path):
     (tmp_path / ".folder.b.0123abcd.unfinished").mkdir()
     with atomic_folder(folder):

@@ -16,6 +16,7 @@ from hf_sphere.models import REQUIRES
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.layers import Spherization
 from hf_sphere.nn.prototypical import PrototypicalClassifier
+from hf_sphere.utils.loading import check_settings
 
 _OTHER_NAMES = {"num_classes": "num_labels", "pretrained": "pretrained of the model", "metric": "few_shot_kwargs"}
 _OTHER_NAMES |= dict.fromkeys(("margin", "scale", "temperature", "class_weights", "label_smoothing"), "head_kwargs")
@@ -32,7 +33,7 @@ class SphereVisionConfig(PreTrainedConfig):
     Args:
         backbone: Name of a timm model; `import hf_sphere` adds `lenet5`, `vgg11_cifar`, `resnet18_cifar` and others.
             Or an image encoder of transformers, by Hub id or folder, whose configuration is then copied.
-        backbone_kwargs: Options of the backbone, as in `timm.create_model`.
+        backbone_kwargs: Options of the backbone, as in `timm.create_model`, but none that reads files.
         backbone_config: Configuration of an encoder of transformers; None to load it by the name in `backbone`.
         num_channels: Channels of the images, 1 or 3.
         image_size: Side of the images in pixels, or [height, width].
@@ -86,6 +87,7 @@ class SphereVisionConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Copy the configuration of an encoder of transformers, so that the model does not depend on its source."""
+        check_settings({"backbone_kwargs": self.backbone_kwargs, "backbone_config": self.backbone_config})
         if self.backbone_config is None and ("/" in self.backbone or Path(self.backbone).is_dir()):
             from hf_sphere.models.pretrained_backbones import is_transformers_name, transformers_settings
 
@@ -101,6 +103,12 @@ class SphereVisionConfig(PreTrainedConfig):
         if self.head_kwargs is not None:  # JSON has neither tensors nor arrays
             self.head_kwargs = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in self.head_kwargs.items()}
         super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return the configuration with the values of a file, which must not make the model load other files."""
+        check_settings(config_dict)
+        return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, and a note on the package to install."""

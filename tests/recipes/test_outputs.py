@@ -1,0 +1,81 @@
+"""Outputs that cannot be written are found before the work, and two writers of one output do not mix."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from hf_sphere.training.output_dir import check_output_file, results_dir
+from hf_sphere.utils.files import lock_folder
+
+LATE = {
+    "build_index": ["--images", "none", "--output_dir"],
+    "compute_projections": ["--output_dir"],
+    "evaluate_analogies": ["--output_dir"],
+    "export_onnx": ["--output"],
+    "extract_embeddings": ["--dataset_name", "none", "--output_dir"],
+    "predict_images": ["--images", "none", "--output"],
+    "reinitialize_layers": ["--output_dir"],
+    "train_image_classification": ["--output_dir"],
+}
+"""Options before the output of recipes that take a model; neither it nor the data exist."""
+
+
+@pytest.mark.parametrize("folder", ["x" * 300, "/proc/none"], ids=["long", "read-only"])
+@pytest.mark.parametrize("recipe", LATE)
+def test_an_output_that_cannot_be_written_is_found_before_anything_is_loaded(recipe, folder, load_recipe, run_main):
+    output = f"{folder}/a.csv" if recipe == "predict_images" else folder
+    words = [] if recipe.startswith("train") else ["--model_name_or_path", "none"]
+    with pytest.raises(OSError, match=r"File name too long|it cannot be written"):
+        run_main(load_recipe(recipe), [*words, *LATE[recipe], output])
+
+
+@pytest.mark.parametrize("recipe", ["build_index", "extract_embeddings"])
+def test_a_folder_that_would_be_replaced_is_not_the_working_directory(
+    recipe, load_recipe, run_main, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match="the working directory cannot be replaced"):
+        run_main(load_recipe(recipe), ["--model_name_or_path", "none", *LATE[recipe], "."])
+
+
+def test_results_of_two_runs_in_one_folder_do_not_mix(tmp_path):
+    def write() -> None:
+        try:
+            with results_dir(tmp_path, ["all_results.json"], overwrite=True):
+                pass
+        except FileExistsError as error:
+            refused.append(str(error))
+
+    refused: list[str] = []
+    with results_dir(tmp_path, ["all_results.json"], overwrite=False):
+        second = threading.Thread(target=write)
+        second.start()
+        second.join()
+    assert refused == [
+        f"{tmp_path} is in use by process {os.getpid()} on {os.uname().nodename}. Wait for its end, or choose another "
+        "--output_dir."
+    ]
+
+
+def test_two_predictions_into_one_file_do_not_mix(tmp_path):
+    def write() -> None:
+        try:
+            with lock_folder(tmp_path / "a.csv", wait=False):
+                pass
+        except FileExistsError as error:
+            refused.append(str(error))
+
+    refused: list[str] = []
+    with lock_folder(tmp_path / "a.csv", wait=False):
+        second = threading.Thread(target=write)
+        second.start()
+        second.join()
+    assert refused == [f"{tmp_path / 'a.csv'} is in use by process {os.getpid()} on {os.uname().nodename}."]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_file_is_not_a_folder(tmp_path: Path):
+    with pytest.raises(IsADirectoryError, match="it is a folder, not a file"):
+        check_output_file(str(tmp_path), overwrite=True)
