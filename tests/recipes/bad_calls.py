@@ -60,6 +60,9 @@ SPECIAL_INPUTS = ["zero", "null", "fifo", "loop", "dangling", "empty.json", "byt
 SPECIAL_INPUTS += ["null/x", "x" * 300, "/".join("x" * 2000), "", " ", "~", "file:///etc", "a\0b", "\udcff"]
 """What is no input: devices, a FIFO, broken links, and odd texts."""
 
+REPLACING = {"build_index", "extract_embeddings", "search_images", "predict_images", "export_onnx"}
+"""Recipes whose output is a folder that they replace, or a file."""
+
 OUTPUTS = [
     "/proc/out",
     "/sys/out",

@@ -259,7 +259,7 @@ def attack(kind: str, seed: int, folder: Path) -> tuple[int, str | None]:
     call, what, must_fail, output = draw_call(kind, seed, folder)
     watch()
     with contextlib.chdir(folder):
-        is_new = output is not None and not os.path.lexists(str(output)[:200])
+        is_new = output is not None and not os.path.lexists(output)
         before = list_tree(folder)
         code, printed = run(call)
         wrong = problem(code, printed) or tables_problem(Path("out"))
