@@ -242,8 +242,8 @@ ODD: dict[str, dict[str, Change]] = {
         "deep metadata": put("metadata.jsonl", f'{{"file_name": "a/0.png", "x": {DEEP}}}\n'),
     },
 }
-ALIASES = ["a: &a [x, x, x, x, x, x, x, x, x]"]
-ALIASES += [f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in itertools.pairwise("abcdefghij")]
+ALIASES = ["seed:", "  a: &a [x, x, x, x, x, x, x, x, x]"]
+ALIASES += [f"  {new}: &{new} [{', '.join([f'*{old}'] * 9)}]" for old, new in itertools.pairwise("abcdefghij")]
 CONFIGURATIONS = {
     "a bomb of aliases": "\n".join(ALIASES),
     "a deep list": "seed: " + "[" * 3000 + "]" * 3000,
