@@ -301,6 +301,8 @@ class Worker:
                 return self._connection.recv()
         self._process.kill()
         self._process.join()
+        for path in self.folder.glob(".*.unfinished"):
+            path.unlink()
         self._start()
         call, what, *_ = draw_call(kind, seed, self.folder)
         return -1, f"{kind} {seed}: {call.recipe} {call.argv}: {what!r}: the process ended, or could not be interrupted"
