@@ -167,7 +167,8 @@ def random_config(draw: random.Random, folder: Path) -> Call:
             data[draw.randrange(len(data))] = draw.randrange(256)
         path.write_bytes(data)
     else:
-        names = draw.sample([name for name in hints if name not in KEPT], draw.randint(1, 4))
+        names = [name for name in hints if name not in KEPT]
+        names = draw.sample(names, min(len(names), draw.randint(1, 4)))
         path.write_text(yaml.safe_dump({name: random_value(draw) for name in names}))
     # The other way round, the command line would override the file.
     given = valid(recipe)

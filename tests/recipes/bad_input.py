@@ -314,7 +314,7 @@ class Worker:
     def _start(self) -> None:
         self._connection, other = multiprocessing.Pipe()
         # Forked, so that it need not import anything again; this process computes nothing, and so has no threads.
-        self._process = multiprocessing.get_context("fork").Process(target=self._work, args=(other,), daemon=True)
+        self._process = multiprocessing.get_context("fork").Process(target=self._work, args=(other,))
         self._process.start()
         other.close()
 
@@ -323,8 +323,9 @@ class Worker:
         if not self.folder.exists():
             prepare(self.folder)
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-        while True:
-            connection.send(attack(*connection.recv(), self.folder))
+        with contextlib.suppress(EOFError):  # of a parent that has ended
+            while True:
+                connection.send(attack(*connection.recv(), self.folder))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -345,17 +346,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         calls = ((kind, seed) for seed in itertools.count(args.seed) for kind in KINDS)
     end = time.monotonic() + 60 * (args.minutes or 0)
     ended: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
-    for kind, seed in calls:
-        if args.minutes is not None and time.monotonic() > end:
-            break
-        code, wrong = worker.attack(kind, seed)
-        ended[kind]["failed" if wrong else ENDS[code]] += 1
-        if wrong:
-            print(wrong, flush=True)
+    try:
+        for kind, seed in calls:
+            if args.minutes is not None and time.monotonic() > end:
+                break
+            code, wrong = worker.attack(kind, seed)
+            ended[kind]["failed" if wrong else ENDS[code]] += 1
+            if wrong:
+                print(wrong, flush=True)
+    finally:
+        worker.stop()
     for kind, counts in ended.items():
         numbers = ", ".join(f"{counts[name]} {name}" for name in (*ENDS.values(), "failed"))
         print(f"{counts.total()} x {kind}: {numbers}")
-    worker.stop()
     shutil.rmtree(folder.parent)
     sys.exit(any(counts["failed"] for counts in ended.values()))
 
