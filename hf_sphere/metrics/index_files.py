@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -41,7 +42,7 @@ def write_index(path: Path, index: Any, references: str) -> None:
         for number in range(index.nlist):
             if size := stored.list_size(number):
                 lists[torch.from_numpy(faiss.rev_swig_ptr(stored.get_ids(number), size))] = number
-        centroids = torch.from_numpy(index.quantizer.reconstruct_n(0, index.nlist))
+        centroids = torch.as_tensor(index.quantizer.reconstruct_n(0, index.nlist))  # a tensor with contrib.torch_utils
         parts = {"centroids": centroids, "lists": lists, "effort": index.nprobe}
     with atomic_file(path) as unfinished:
         tensors = {name: torch.as_tensor(part) for name, part in parts.items()}
@@ -61,62 +62,60 @@ def read_index(path: Path, kind: str, vectors: Tensor, metric: int, references: 
         with safe_open(path, framework="pt") as file:
             owner = (file.metadata() or {}).get("references")
             parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if {name: part.dtype for name, part in parts.items()} != DTYPES[kind]:
-            raise ValueError(f"it does not have the tensors of the kind {kind}")
         if owner != references:
             raise ValueError("it was built for other embeddings, or for another distance")
-        return (_read_lists if kind == "ivf" else _read_graph)(parts, vectors, metric)
+        if {name: part.dtype for name, part in parts.items()} != DTYPES.get(kind):
+            raise ValueError(f"it does not have the tensors of the kind {kind}")
+        index = (_read_lists if kind == "ivf" else _read_graph)(vectors, metric, **parts)
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be used: {error_text(error)}. Build the index again.") from error
+    if index is None:
+        raise ValueError(f"{path} cannot be used: its {kind} index is not one of {len(vectors):,} references.")
+    return index
 
 
-def _read_lists(parts: dict[str, Tensor], vectors: Tensor, metric: int) -> Any:
+def _read_lists(vectors: Tensor, metric: int, centroids: Tensor, lists: Tensor, effort: Tensor) -> Any:
     import faiss
 
-    centroids, lists, (count, dim) = parts["centroids"], parts["lists"].numpy(), vectors.shape
-    if centroids.ndim != 2 or centroids.shape[1] != dim or not centroids.isfinite().all():
-        raise ValueError(f"its centroids are no finite vectors of {dim} dimensions")
-    if lists.shape != (count,) or lists.min() < 0 or lists.max() >= len(centroids):
-        raise ValueError(f"it has no list for each of {count:,} references")
+    count, dim = vectors.shape
+    fits = centroids.shape[1:] == (dim,) and centroids.isfinite().all() and lists.shape == (count,)
+    if not (fits and lists.min() >= 0 and lists.max() < len(centroids) and _within(effort, 1, len(centroids))):
+        return None
     quantizer = faiss.IndexFlat(dim, metric)
     quantizer.add(centroids.numpy())
     index = faiss.IndexIVFFlat(quantizer, dim, len(centroids), metric)
-    index.is_trained, index.nprobe = True, _effort(parts, len(centroids))
-    rows = vectors.contiguous().numpy()
-    index.add_core(count, faiss.swig_ptr(rows), None, faiss.swig_ptr(lists))
+    index.is_trained, index.nprobe = True, int(effort)
+    rows, numbers = vectors.contiguous().numpy(), lists.numpy()  # referenced during the call, which receives pointers
+    index.add_core(count, faiss.swig_ptr(rows), None, faiss.swig_ptr(numbers))
     return index
 
 
-def _read_graph(parts: dict[str, Tensor], vectors: Tensor, metric: int) -> Any:
+def _read_graph(vectors: Tensor, metric: int, links: Tensor, levels: Tensor, entry: Tensor, effort: Tensor) -> Any:
     import faiss
 
-    links, levels, (count, dim) = parts["links"], parts["levels"], vectors.shape
+    count, dim = vectors.shape
     index = faiss.IndexHNSWFlat(dim, LINKS, metric)
-    graph = index.hnsw
+    graph: Any = index.hnsw
     ends = torch.from_numpy(faiss.vector_to_array(graph.cum_nneighbor_per_level)).long()  # of the links of each level
     if levels.shape != (count,) or levels.min() < 1 or levels.max() >= len(ends):
-        raise ValueError(f"it has no valid level for each of {count:,} references")
-    offsets = torch.nn.functional.pad(ends[levels.long()].cumsum(0), (1, 0))
+        return None
+    offsets = F.pad(ends[levels.long()].cumsum(0), (1, 0))
     if links.shape != (offsets[-1],) or links.min() < -1 or links.max() >= count:
-        raise ValueError(f"its links are not between {count:,} references")
-    for level in range(1, int(levels.max())):
+        return None
+    for level in range(1, int(levels.max())):  # links of a level lead to references that have this level
         linked = links[offsets[:-1][levels > level, None] + torch.arange(int(ends[level]), int(ends[level + 1]))].long()
         if (levels[linked[linked >= 0]] <= level).any():
-            raise ValueError(f"some links lead to references that are not at the level {level}")
-    entry = int(parts["entry"])
-    if not 0 <= entry < count or levels[entry] != levels.max():
-        raise ValueError("the search does not begin at the highest level")
+            return None
+    if not (_within(entry, 0, count - 1) and levels[entry] == levels.max() and _within(effort, 1, LARGEST_EFFORT)):
+        return None
     faiss.downcast_index(index.storage).add(vectors.numpy())
-    index.ntotal, index.is_trained = count, True
-    for part, name in ((links, "neighbors"), (levels, "levels"), (offsets, "offsets")):
-        array = part.numpy()
-        faiss.copy_array_to_vector(array.astype("uint64") if name == "offsets" else array, getattr(graph, name))
-    graph.entry_point, graph.max_level = entry, int(levels.max()) - 1
-    graph.efSearch = _effort(parts, LARGEST_EFFORT)
+    index.ntotal = count
+    faiss.copy_array_to_vector(links.numpy(), graph.neighbors)
+    faiss.copy_array_to_vector(levels.numpy(), graph.levels)
+    faiss.copy_array_to_vector(offsets.numpy().astype("uint64"), graph.offsets)
+    graph.entry_point, graph.max_level, graph.efSearch = int(entry), int(levels.max()) - 1, int(effort)
     return index
 
 
-def _effort(parts: dict[str, Tensor], limit: int) -> int:
-    if parts["effort"].ndim or not 1 <= int(parts["effort"]) <= limit:
-        raise ValueError(f"the effort of a search must be from 1 to {limit:,}")
-    return int(parts["effort"])
+def _within(number: Tensor, low: int, high: int) -> bool:
+    return number.ndim == 0 and low <= int(number) <= high

@@ -59,8 +59,9 @@ class NeighborSearch:
     recall@10 of `TARGET_RECALL` for the mirror images of references' tenth neighbors, reflected at the references; the
     references themselves would be found more easily than new queries.
 
-    Neighbors at equal distances are in the order of the references, the first ones if there are more than k. An
-    approximate search guarantees this among the vectors that it finds; of equal vectors it finds all or none.
+    Neighbors at equal distances are in the order of the references, the first ones if there are more than k: of equal
+    references always, of others among those that an approximate search finds. An exact search compares candidates in
+    the dtype of the references, or float32 with FAISS, and may miss some that are farther by less than its rounding.
 
     Args:
         references: (N, d), finite, of any real dtype; a tensor, an array or lists, as the queries.
