@@ -61,7 +61,7 @@ class NeighborSearch:
 
     Neighbors at equal distances are in the order of the references, the first ones if there are more than k: of equal
     references always, of others among those that an approximate search finds. An exact search compares candidates in
-    the dtype of the references, or float32 with FAISS, and may miss some that are farther by less than its rounding.
+    the dtype of the references, or float32 with FAISS, and may confuse distances that differ by less than its rounding.
 
     Args:
         references: (N, d), finite, of any real dtype; a tensor, an array or lists, as the queries.

@@ -107,6 +107,14 @@ def test_top_k_accuracy_matches_ranks_of_the_logits(measure, trained, tmp_path):
     assert json.loads((tmp_path / "out" / "all_results.json").read_text())["metric"] == "top-3 accuracy"
 
 
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_of_equal_logits_those_of_the_first_classes_are_the_largest(recipe, top_k):
+    labels = torch.arange(50)
+    batches = SimpleNamespace(epoch=lambda augment: [{"pixel_values": labels, "labels": labels}])
+    logits = torch.zeros(50, 50)
+    assert recipe.accuracy(lambda pixels: logits[: len(pixels)], batches, 50, top_k) == top_k / 50
+
+
 def test_top_k_of_all_classes_is_refused(measure, trained, tmp_path):
     with pytest.raises(ValueError, match="--top_k 10 must be below the number of classes, 10"):
         measure(trained, tmp_path / "out", "--top_k", "10")
