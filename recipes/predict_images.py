@@ -102,9 +102,10 @@ def predict(
     options |= {"skip_unreadable": args.skip_unreadable_images, "progress": not args.disable_tqdm}
     for indices, columns in encoder.encode(source, range(start, len(source)), **options):
         probabilities = columns["logits"].softmax(-1)
-        best = probabilities.topk(min(args.top_k, probabilities.shape[1]))
+        ranked = probabilities.sort(descending=True, stable=True)  # of equal ones, the first class is the prediction
         concentrations = columns["concentration"].tolist() if "concentration" in columns else [None] * len(indices)
-        cells = zip(indices.tolist(), best.indices.tolist(), best.values.tolist(), concentrations, strict=True)
+        best = [part[:, : args.top_k].tolist() for part in (ranked.indices, ranked.values)]
+        cells = zip(indices.tolist(), *best, concentrations, strict=True)
         rows = {}
         for index, classes, confidences, concentration in cells:
             row: dict[str, Any] = {"file": source.names[index]}

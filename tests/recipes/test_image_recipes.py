@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pandas as pd
@@ -84,6 +86,17 @@ def test_predictions_match_the_pipeline(predict, model, photos):
 
 def _files(photos: Path) -> list[str]:
     return [str(photos / name) for name in ImageSource.of(photos).names]
+
+
+def test_of_equally_probable_classes_the_first_are_predicted(load_recipe, tmp_path):
+    batches = [(torch.arange(2), {"logits": torch.zeros(2, 50)})]
+    encoder = SimpleNamespace(weights="", class_names=list(map(str, range(50))), encode=lambda *_, **__: batches)
+    source = MagicMock(names=["a", "b"], split=None, labels=None)
+    source.name, source.__len__.return_value = "", 2
+    recipe = load_recipe("predict_images")
+    args = recipe.PredictionArguments(model_name_or_path="", images="", output="table.csv", top_k=3)
+    rows = recipe.predict(args, encoder, source, tmp_path / "unfinished")
+    assert [[row[name] for name in ("prediction", "prediction_2", "prediction_3")] for row in rows] == [list("012")] * 2
 
 
 def test_parquet_has_the_same_rows_as_csv(predict):
