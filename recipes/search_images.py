@@ -7,7 +7,6 @@ python recipes/search_images.py --index outputs/clip-index --text "a red bird"
 `recipes/build_index.py` builds the index.
 """
 
-import csv
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.texts import write_csv
 
 if TYPE_CHECKING:
     from hf_sphere.embeddings import ImageIndex, ImageSource, Neighbors
@@ -132,9 +132,7 @@ def write_table(rows: list[dict[str, Any]], file: Any) -> None:
     """Write the table as CSV."""
     if not rows:
         raise ValueError("no image is left to find; leave out --leave_out_query.")
-    writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    write_csv(rows, file)
 
 
 def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequence[Any]) -> Any:

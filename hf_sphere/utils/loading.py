@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.arguments import check_regular, error_text
 
 
 def _not_found(name: str | os.PathLike, error: OSError) -> OSError:
@@ -77,6 +77,8 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
 
     if not name.strip():
         raise ValueError("the name of the data set must not be empty.")
+    for path in (Path(source or name), Path(name, "README.md"), Path(name, ".huggingface.yaml")):
+        check_regular(path)
     try:
         return datasets.load_dataset(name, *args, **options)
     except ImportError:
