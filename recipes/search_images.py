@@ -76,11 +76,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.leave_out_query:
             found = leave_out_queries(index, found, source, args.top_k)
     rows = make_table(index, found)
+    if not rows:
+        raise ValueError("no image is left to find; leave out --leave_out_query.")
     if args.table is None:
-        write_table(rows, sys.stdout)
+        write_csv(rows, sys.stdout)
     else:
         with atomic_file(args.table) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
-            write_table(rows, file)
+            write_csv(rows, file)
         print(f"wrote     {args.table}: {len(rows):,} rows")
     if args.contact_sheet is not None:
         queries = [source.open(row) if source else None for row in found.queries.get("row", [0])[:MOST_QUERIES]]
@@ -126,13 +128,6 @@ def make_table(index: "ImageIndex", found: "Neighbors") -> list[dict[str, Any]]:
                     cells |= {f"query_{name}": f"{found.queries[name][query]:.4g}", name: f"{certainty:.4g}"}
             rows.append(cells)
     return rows
-
-
-def write_table(rows: list[dict[str, Any]], file: Any) -> None:
-    """Write the table as CSV."""
-    if not rows:
-        raise ValueError("no image is left to find; leave out --leave_out_query.")
-    write_csv(rows, file)
 
 
 def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequence[Any]) -> Any:

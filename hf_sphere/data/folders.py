@@ -52,20 +52,15 @@ def check_names(files: Iterable[Path]) -> None:
 
 
 def check_found(folder: Path, files: Sequence[Path]) -> None:
-    """Raise an error if `datasets` would leave out files, or their classes, without a word.
-
-    It does not read files in linked folders, with a line end or `::` in their path or in a folder that begins with
-    `__`, and takes a backslash for a separator.
-    """
+    """Raise an error if `datasets` would leave out files or their classes without a word, for their path."""
     root = folder.resolve()
     for file in files:
-        inside = file.relative_to(folder).as_posix()
-        if found := re.search(r"\n|::", str(file)) or re.search(r"(?:^|/)(__)[^/]*/|\\(?=.*/)", inside):
-            part = found[found.lastindex or 0]
-            raise ValueError(
-                f"{str(file)!r} has {part!r} in its path, with which `datasets` loses images or their classes; rename "
-                "the file or folder."
-            )
+        lost = re.search(r"\n|::", str(file)) or re.search(
+            r"\\(?=.*/)|(?<![^/])__(?=.*/)", str(file.relative_to(folder))
+        )
+        if lost:
+            reason = f"`datasets` loses images, or their classes, with {lost[0]!r} in their path; rename it"
+            raise ValueError(f"{str(file)!r} cannot be read: {reason}.")
     linked = [parent for parent in {file.parent for file in files} if not parent.resolve().is_relative_to(root)]
     if linked:
         link = next(path for path in (linked[0], *linked[0].parents) if path.is_symlink())

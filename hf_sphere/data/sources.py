@@ -65,7 +65,7 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
         logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
     lost = len(files) - len(skipped) - sum(map(len, splits.values()))
     if lost > 0 and not tables and not list_files(Path(name), {".md"}):
-        message = "%d of %d images in %s are in no split: links to nothing, or with train or test in their names, which are splits."
+        message = "%d of %d images in %s are in no split: `datasets` takes names with train or test for splits."
         logger.warning(message, lost, len(files), name)
     return splits
 

@@ -55,25 +55,21 @@ def run_recipe(main: Callable[[Sequence[str] | None], None], **environment: str)
     for name, value in ({"THP_MEM_ALLOC_ENABLE": "1", "NO_COLOR": "1"} | environment).items():
         os.environ.setdefault(name, value)
     with redirect_stdout(PrintableStream(sys.stdout, False)), redirect_stderr(PrintableStream(sys.stderr, True)):
-        _run(main)
+        try:
+            main(None)
+        except TrainingInterruptedError as stop:
+            from accelerate import PartialState
 
-
-def _run(main: Callable[[Sequence[str] | None], None]) -> None:
-    try:
-        main(None)
-    except TrainingInterruptedError as stop:
-        from accelerate import PartialState
-
-        if PartialState().is_main_process:
-            print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        print("\nStopped; files and checkpoints that were finished are complete.", file=sys.stderr)
-        sys.exit(130)
-    except Exception as error:
-        text = shortage(error)
-        if os.environ.get("HF_SPHERE_TRACEBACK") or not (text or isinstance(error, USER_ERRORS)):
-            raise
-        hint = "(Set HF_SPHERE_TRACEBACK=1 for the traceback.)"
-        print(f"\nError: {text or error_text(error)}\n{hint}", file=sys.stderr)
-        sys.exit(1)
+            if PartialState().is_main_process:
+                print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
+            sys.exit(130)
+        except KeyboardInterrupt:
+            print("\nStopped; files and checkpoints that were finished are complete.", file=sys.stderr)
+            sys.exit(130)
+        except Exception as error:
+            text = shortage(error)
+            if os.environ.get("HF_SPHERE_TRACEBACK") or not (text or isinstance(error, USER_ERRORS)):
+                raise
+            hint = "(Set HF_SPHERE_TRACEBACK=1 for the traceback.)"
+            print(f"\nError: {text or error_text(error)}\n{hint}", file=sys.stderr)
+            sys.exit(1)

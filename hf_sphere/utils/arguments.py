@@ -21,9 +21,6 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 
 import yaml
 
-LONGEST = 100_000
-"""Number of characters that a YAML file may have; PyYAML needs seconds for them."""
-
 
 class _YamlLoader(yaml.SafeLoader):
     """YAML loader that parses 1e-3 as a number, as YAML 1.2 and JSON do; PyYAML requires 1.0e-3.
@@ -43,8 +40,7 @@ class _YamlLoader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node, names = super().compose_mapping_node(anchor), set[str]()
         for key, _ in node.value:
-            is_merge = self.has_aliases and key.tag == "tag:yaml.org,2002:merge"
-            is_text = is_merge or key.tag == "tag:yaml.org,2002:str"
+            is_text = key.tag.endswith((":str", ":merge") if self.has_aliases else ":str")
             if not is_text or key.value in names:
                 problem = f"the key {key.value!r} occurs twice" if is_text else "a key is not a text; quote it"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
@@ -102,7 +98,7 @@ class Options(dict[str, Any]):
             if not isinstance(parsed, dict):
                 # The only exception whose message argparse shows.
                 raise argparse.ArgumentTypeError(
-                    f"expected a mapping such as '{{scaling: 5.0}}'; got {value!r}{problem}."
+                    f"expected a mapping such as '{{scaling: 5.0}}', got {value!r}{problem}."
                 )
             value = parsed.items()
         super().__init__(value)
@@ -179,10 +175,9 @@ def read_config(path: str | Path, *, has_aliases: bool = False) -> Any:
     """
     try:
         check_regular(path)  # pipes cannot be read twice
-        with open(path, encoding="utf-8") as file:
-            text = file.read(LONGEST + 1)
-        if len(text) > LONGEST:
-            raise ValueError(f"it has more than {LONGEST:,} characters")
+        text = Path(path).read_text(encoding="utf-8")
+        if len(text) > 100_000:  # PyYAML needs seconds for them
+            raise ValueError("it has more than 100,000 characters")
         return yaml.load(text, Loader=_AliasLoader if has_aliases else _YamlLoader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"cannot read the configuration {path}: {error_text(error)}") from error
