@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.output_dir import check_output_file
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.texts import write_csv
 
 if TYPE_CHECKING:
     from hf_sphere.embeddings import ImageEncoder, ImageSource
@@ -129,13 +130,10 @@ def write_table(table: list[dict[str, Any]], output: Path) -> None:
         raise ValueError("none of the images can be read, so there is nothing to write.")
     with atomic_file(output) as unfinished:
         if output.suffix == ".csv":
-            import csv
-
             with unfinished.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, table[0])
-                writer.writeheader()
-                for row in table:  # six digits are all that float32 has
-                    writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()})
+                # Six digits are all that float32 has.
+                rows = [{key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()} for row in table]
+                write_csv(rows, file)
         else:
             import pyarrow as pa
             import pyarrow.parquet as pq

@@ -106,6 +106,15 @@ def test_parquet_has_the_same_rows_as_csv(predict):
     assert "prediction_4" not in by_suffix[0]  # there are three classes
 
 
+def test_names_that_look_like_formulas_are_texts_in_the_table(predict, photos, tmp_path):
+    shutil.copytree(photos / "a", tmp_path / "images" / "=1+1")
+    tables = {name: predict(name, "--images", str(tmp_path / "images")) for name in ("table.csv", "table.parquet")}
+    table, exact = pd.read_csv(tables["table.csv"]), pd.read_parquet(tables["table.parquet"])
+    for column in ("file", "label"):
+        assert table[column].tolist() == [f"'{name}" for name in exact[column]]
+    assert exact["label"].tolist() == ["=1+1"] * 4
+
+
 def test_an_interrupted_run_continues(predict, monkeypatch, capsys, tmp_path):
     expected = predict("whole.csv", "--batch_size", "2").read_text()
     original, embedded = ImageEncoder._embed, []
