@@ -1,5 +1,7 @@
 """Images of any source, and their embeddings and predictions by a saved model."""
 
+import hashlib
+import json
 import logging
 import operator
 import os
@@ -60,11 +62,7 @@ class ImageSource:
         Raises:
             ValueError: If it cannot be opened, or is animated; the message has its name.
         """
-        try:
-            with open_image(self.encoded[index]["image"]) as image:
-                return convert_image(image, channels, background)
-        except Exception as error:  # of PIL and its plugins, of many classes
-            raise ValueError(f"{self.names[index]} cannot be read as an image: {error_text(error)}.") from error
+        return open_converted(self.encoded[index]["image"], self.names[index], channels, background)
 
     @classmethod
     def of(cls, images: Any, split: str | None = None) -> "ImageSource":
@@ -140,6 +138,17 @@ class ImageSource:
         return cls(name, split if name else None, names, labels, encoded)
 
 
+def open_converted(
+    record: dict[str, Any] | None, name: str, channels: int = 3, background: Sequence[int] = WHITE
+) -> PILImage.Image:
+    """Open an encoded image of `datasets` with a name for errors; see `ImageSource.open`."""
+    try:
+        with open_image(record) as image:
+            return convert_image(image, channels, background)
+    except Exception as error:  # of PIL and its plugins, of many classes
+        raise ValueError(f"{name} cannot be read as an image: {error_text(error)}.") from error
+
+
 def _encode(images: Sequence[Any]) -> Dataset:
     """Return a column of files and images, each encoded."""
     folders.check_names(Path(image) for image in images if not isinstance(image, PILImage.Image))
@@ -196,6 +205,13 @@ class ImageEncoder:
         self.embeds_texts = self._texts is not None
         self.metric: dict[str, Any] = model.head.metric() if hasattr(model, "head") else {"distance": "cosine"}
         self.weights = digest_weights(model)
+
+    @property
+    def settings(self) -> str:
+        """Digests of the preprocessing and of the class names, which the weights do not identify."""
+        known = {name: value for name, value in self.processor.to_dict().items() if value is not None}
+        texts = (json.dumps(part, sort_keys=True, default=str) for part in (known, self.class_names))
+        return "-".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
 
     def encode(
         self,
