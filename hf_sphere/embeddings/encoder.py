@@ -62,7 +62,11 @@ class ImageSource:
         Raises:
             ValueError: If it cannot be opened, or is animated; the message has its name.
         """
-        return open_converted(self.encoded[index]["image"], self.names[index], channels, background)
+        try:
+            with open_image(self.encoded[index]["image"]) as image:
+                return convert_image(image, channels, background)
+        except Exception as error:  # of PIL and its plugins, of many classes
+            raise ValueError(f"{self.names[index]} cannot be read as an image: {error_text(error)}.") from error
 
     @classmethod
     def of(cls, images: Any, split: str | None = None) -> "ImageSource":
@@ -136,17 +140,6 @@ class ImageSource:
         encoded = encoded_images(rows, column).rename_columns({column: "image"} if column != "image" else {})
         name = str(Path(name).resolve()) if name and Path(name).is_dir() else name
         return cls(name, split if name else None, names, labels, encoded)
-
-
-def open_converted(
-    record: dict[str, Any] | None, name: str, channels: int = 3, background: Sequence[int] = WHITE
-) -> PILImage.Image:
-    """Open an encoded image of `datasets` with a name for errors; see `ImageSource.open`."""
-    try:
-        with open_image(record) as image:
-            return convert_image(image, channels, background)
-    except Exception as error:  # of PIL and its plugins, of many classes
-        raise ValueError(f"{name} cannot be read as an image: {error_text(error)}.") from error
 
 
 def _encode(images: Sequence[Any]) -> Dataset:

@@ -105,7 +105,7 @@ class ImageIndex(IndexedImages):
         known = {place: row for row in range(len(self)) if (place := self.place(row)) is not None}
         current = {place for place, row in known.items() if self.images["settings"][row] == settings}
         unsure = [n for n, place in enumerate(places) if place not in current or not self.is_as_indexed(known[place])]
-        states = identify(source, unsure)
+        states = identify(source, unsure, progress=options.get("progress", True))
         rows = self.match(number, places, known, states)
         wanted = {n: (states[n].digest, settings) for n in rows}
         same = {n for n, row in rows.items() if (self.images["digest"][row], self.images["settings"][row]) == wanted[n]}
@@ -116,7 +116,7 @@ class ImageIndex(IndexedImages):
         for n in same:
             here = {"file": source.names[n], "row": n, "source": number, **states[n]._asdict()}
             for name, value in (here | ({"label": source.labels[n]} if source.labels else {})).items():
-                self.images[name][rows[n]] = value
+                self.images.setdefault(name, [None] * len(self))[rows[n]] = value
         again = {rows[n] for n in added["row"] if n in rows}
         replaced = {known[places[n]] for n in (*rows, *added["row"]) if places[n] in known} - {*rows.values()}
         fresh = itertools.count(self.next_id)
@@ -251,9 +251,8 @@ class ImageIndex(IndexedImages):
             ValueError: If a file is damaged, or the index is of another model.
         """
         folder = Path(folder)
-        about, images, embeddings, search, version = read_whole(
-            folder, read_index
-        )  # before the model: it takes seconds
+        # All before the model, which takes seconds to load.
+        about, images, embeddings, search, version = read_whole(folder, read_index)
         beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
         known = beside if about.model_folder and Path(beside).is_dir() else about.model
         try:
@@ -265,14 +264,12 @@ class ImageIndex(IndexedImages):
             which = f"is of another model than {encoder.name}, or that one was trained further: the weights differ"
             raise ValueError(f"the index {folder} {which}. Load its model ({about.model}), or build it again.")
         index = cls(encoder, images, embeddings, about.sources, about.kind, about.next_id or 0)
-        index._search, index._tables, index._loaded = search, about.tables, (folder.resolve(), version)
+        index._search, index._tables, index._loaded = search, about.tables or [], (folder.resolve(), version)
         if importlib.util.find_spec("faiss") is None:
             index.kind = None  # with a message, exact
         if texts := index.changes():
             hint = "Add the images of each source again, which embeds what has changed; remove those that are gone"
-            logger.warning(
-                "The index %s is not up to date: %s. %s (recipes/build_index.py).", folder, "; ".join(texts), hint
-            )
+            logger.warning("The index %s is not up to date: %s. %s.", folder, "; ".join(texts), hint)
         return index
 
     def _embed(

@@ -3,7 +3,7 @@
 import hashlib
 import importlib.util
 import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -40,18 +40,12 @@ RECORDED = ("id", "size", "time", "digest", "settings")
 @strict
 @dataclass
 class About:
-    """Contents of `index.json`; those of older versions lack `tables` and `next_id`.
+    """Contents of `index.json`.
 
     Attributes:
-        model: Name of the model.
-        weights: Digest of its weights.
-        distance: Distance of the embeddings, with the `curvature` of a hyperbolic one.
-        sources: Folder or data set and split of the images.
-        kind: Kind of search that was asked for.
-        search: Kind of search, with its `recall`.
         model_folder: Folder of the model, relative to that of the index.
-        tables: Size and time of each table of a source that is a folder with a data set.
-        next_id: The `id` of the next new image.
+        tables: Size and time of each table, by source; only data sets in folders have some. None in older versions.
+        next_id: The `id` of the next new image; None in older versions.
     """
 
     model: str
@@ -63,7 +57,7 @@ class About:
     recall: float
     curvature: float | None = None
     model_folder: str | None = None
-    tables: list[dict[str, list[int]]] = field(default_factory=list)
+    tables: list[dict[str, list[int]]] | None = None
     next_id: int | None = None
 
     @property
@@ -126,7 +120,8 @@ def _read_about(folder: Path) -> About:
     values["sources"] = [tuple(source) for source in values["sources"]]
     known = {each.name for each in fields(About)}
     about = About(**{name: value for name, value in values.items() if name in known})
-    about.tables = about.tables or [{} for _ in about.sources]
+    if about.tables is None:
+        about.tables = [{} for _ in about.sources]
     tables = [(name, len(state)) for tables in about.tables for name, state in tables.items()]
     wrong = {
         "recall": not 0 <= about.recall <= 1,

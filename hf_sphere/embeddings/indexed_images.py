@@ -5,6 +5,7 @@ import os
 import stat
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +14,13 @@ from datasets import config
 from datasets.utils.file_utils import xopen
 from huggingface_hub.constants import HF_HUB_CACHE
 from PIL.Image import Image as PILImage
+from tqdm.auto import tqdm
 
 from hf_sphere.data.folders import TABLES, list_files
-from hf_sphere.embeddings.encoder import ImageEncoder, ImageSource, open_converted
+from hf_sphere.data.image_files import open_image
+from hf_sphere.embeddings.encoder import ImageEncoder, ImageSource
 from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.pixels import convert_image
 
 
 class ImageState(NamedTuple):
@@ -48,56 +52,57 @@ def place_of(name: str, split: str | None, file: str) -> Hashable:
     return (path, split) if split is not None else path if os.path.isabs(path) else None
 
 
-def read_image(record: dict[str, Any] | None, size: int | None = None) -> bytes:
-    """Return the content of an encoded image of `datasets`; that of a file only if it is a regular one of that size.
-
-    Raises:
-        ValueError: If it is missing or another one.
-        OSError: If it cannot be read.
-    """
-    if record is None or (record["bytes"] is None and record["path"] is None):
-        raise ValueError("it is missing")
-    if record["bytes"] is not None:
-        return record["bytes"]
-    if not os.path.isabs(record["path"]) and "://" in record["path"]:  # in a zip file, or remote
-        with xopen(record["path"], "rb") as file:
-            return file.read()
-    state = file_state(record["path"])
-    if state is None or size not in (None, state[0]):
-        raise ValueError("there is no such file" if state is None else "it has another size")
-    return Path(record["path"]).read_bytes()
-
-
-def identify(source: ImageSource, rows: Sequence[int]) -> dict[int, ImageState]:
+def identify(source: ImageSource, rows: Sequence[int], *, progress: bool = True) -> dict[int, ImageState]:
     """Return the states of images of a source, by row, read in parallel threads.
 
     Raises:
         ValueError: If a data set names a file of this machine that is not its own.
     """
-
-    def states(rows: Sequence[int]) -> list[ImageState]:
-        return [_identify(source, *pair) for pair in zip(rows, source.encoded[rows]["image"], strict=True)]
-
-    parts = [rows[at : at + 100] for at in range(0, len(rows), 100)]
-    with ThreadPool(min(16, max(len(parts), 1))) as pool:
-        return dict(zip(rows, (state for part in pool.imap(states, parts) for state in part), strict=True))
+    with ThreadPool(min(16, len(rows) // 100 + 1)) as pool:
+        states = pool.imap(partial(_identify, source), rows, chunksize=100)
+        bar = tqdm(states, "Reading files", len(rows), unit="image", disable=not progress, leave=False)
+        return dict(zip(rows, bar, strict=True))
 
 
-def _identify(source: ImageSource, row: int, record: dict[str, Any] | None) -> ImageState:
+def _identify(source: ImageSource, row: int) -> ImageState:
+    record, name = source.encoded[row]["image"], os.path.join(source.name, source.names[row])
     path = record["path"] if record and record["bytes"] is None else None
-    name = os.path.join(source.name, source.names[row])
-    if path is not None and source.split is not None and (os.path.isabs(path) or "://" not in path):
+    if path and source.split is not None and not _is_remote(path):
         path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
-        roots = (source.name, HF_HUB_CACHE, config.HF_DATASETS_CACHE)
-        if not path.startswith(tuple(os.path.join(os.path.realpath(root), "") for root in roots)):
+        roots = (os.path.realpath(root) for root in (source.name, HF_HUB_CACHE, config.HF_DATASETS_CACHE))
+        if not path.startswith(tuple(os.path.join(root, "") for root in roots)):
             raise ValueError(f"row {row} of {source.name} names the file {path}, which is not in it; copy it there.")
     state = file_state(path) if path else None  # before it is read, so that a later change is noticed
     try:
-        content = read_image(record)
+        content = _read(record)
     except (OSError, ValueError):  # it is named when it is embedded
         return ImageState(None, None, None)
     is_named = os.path.isabs(name) and (source.split is None or path == name)
     return ImageState(len(content), state[1] if state and is_named else None, _digest(content))
+
+
+def _read(record: dict[str, Any] | None, size: int | None = None) -> bytes:
+    """Return the content of an encoded image; that of a file only if it is a regular one, of a size if that is given.
+
+    Raises:
+        ValueError: If it is missing or another one.
+        OSError: If it cannot be read.
+    """
+    if record and record["bytes"] is not None:
+        return record["bytes"]
+    path = record and record["path"]
+    if path and _is_remote(path):
+        with xopen(path, "rb") as file:
+            return file.read()
+    state = file_state(path) if path else None
+    if not path or state is None or size not in (None, state[0]):
+        raise ValueError("it has another size" if state else "it is missing")
+    return Path(path).read_bytes()
+
+
+def _is_remote(path: str) -> bool:
+    """Whether `datasets` opens a path in a zip file, or from a server."""
+    return not os.path.isabs(path) and "://" in path
 
 
 def _digest(content: bytes) -> str:
@@ -124,8 +129,7 @@ class IndexedImages:
         So an index from someone else opens only images that its author had, whatever files it names.
 
         Raises:
-            ValueError: If it was in memory, cannot be read, or has another content.
-            OSError: If there is no such source any more.
+            ValueError: If it was in memory, is missing, cannot be read, or has another content.
         """
         number, path, digest = self.images["source"][row], self.path(row), self.images["digest"][row]
         try:
@@ -140,12 +144,13 @@ class IndexedImages:
                 if number not in self._opened:
                     self._opened[number] = ImageSource.of(*self.sources[number])
                 record = self._opened[number].encoded[self.images["row"][row]]["image"]
-            content = read_image(record, self.images["size"][row])
+            content = _read(record, self.images["size"][row])
             if _digest(content) != digest:
                 raise ValueError("it is not the image that was indexed; add it again")
-        except (ValueError, IndexError) as error:
+            with open_image({"bytes": content, "path": None}) as image:
+                return convert_image(image, 3)
+        except Exception as error:  # of PIL and its plugins, of many classes
             raise ValueError(f"{path} cannot be opened: {error_text(error).rstrip('.')}.") from error
-        return open_converted({"bytes": content, "path": None}, path)
 
     def changes(self) -> list[str]:
         """Return what has changed since the images were embedded, one text each.
@@ -153,17 +158,18 @@ class IndexedImages:
         Sizes and times of files are compared, also those of the tables of data sets in folders; data sets of the Hub
         are not loaded. `open_image` and `add` compare contents.
         """
-        texts, current, settings = [], self.encoder.settings.split("-"), self.images["settings"]
+        texts, current = [], self.encoder.settings.split("-")
         for part, name in enumerate(("preprocessing", "class names")):
-            if count := sum(text is not None and text.split("-")[part] != current[part] for text in settings):
+            if count := sum(
+                text is not None and text.split("-")[part] != current[part] for text in self.images["settings"]
+            ):
                 texts.append(f"the {name} of the model changed after {count:,} images were embedded")
-        moved = [n for n, time in enumerate(self.images["time"]) if time is not None and not self.is_as_indexed(n)]
-        missing = {row for row in moved if not os.path.isfile(self.path(row))}
-        for rows, what in (([*missing], "are missing or were moved"), (moved, "have another size or time")):
-            if rows := [row for row in rows if (row in missing) == ("missing" in what)]:
-                texts.append(f"{len(rows):,} images {what}, such as {self.path(rows[0])}")
-        numbers = range(len(self.sources))
-        texts += [f"the data set {self.sources[number][0]} changed" for number in numbers if self.has_changed(number)]
+        other = [n for n, time in enumerate(self.images["time"]) if time is not None and not self.is_as_indexed(n)]
+        missing = [row for row in other if not os.path.isfile(self.path(row))]
+        changed = sorted({*other} - {*missing})
+        for rows, what in ((changed, "have another size or time"), (missing, "are missing or were moved")):
+            texts += [f"{len(rows):,} images {what}, such as {self.path(row)}" for row in rows[:1]]
+        texts += [f"the data set {name} changed" for n, (name, _) in enumerate(self.sources) if self.has_changed(n)]
         if unknown := self.images["digest"].count(None):
             texts.append(f"changes of {unknown:,} images are unknown, because an older version indexed them")
         return texts
@@ -180,9 +186,9 @@ class IndexedImages:
     def has_changed(self, number: int) -> bool:
         """Whether the tables of a data set in a folder are not those that were recorded."""
         (name, split), tables = self.sources[number], self._tables[number]
-        if split is None or not os.path.isabs(name):
-            return False
-        return not tables or any(file_state(os.path.join(name, file)) != tuple(tables[file]) for file in tables)
+        is_folder = split is not None and os.path.isabs(name)
+        states = {file: file_state(os.path.join(name, file)) for file in tables}
+        return is_folder and (not tables or any(states[file] != tuple(tables[file]) for file in tables))
 
     def match(
         self, number: int, places: Sequence[Hashable], known: Mapping[Hashable, int], states: Mapping[int, ImageState]
@@ -203,23 +209,21 @@ class IndexedImages:
 
         def has_left(row: int) -> bool:
             (name, split), place = self.sources[self.images["source"][row]], self.place(row)
-            if (n := positions.get(place)) is not None:
-                return n in states and states[n].digest != digests[row]
-            if split is not None and self.images["source"][row] == number:
-                return True
+            if place is None:
+                return False
+            if place in positions:
+                state = states.get(positions[place])
+                return state is not None and state.digest != digests[row]
             path = self.path(row) if split is None else name
-            return place is not None and os.path.isabs(path) and not os.path.exists(path)
+            is_of_source = split is not None and self.images["source"][row] == number
+            return is_of_source or (os.path.isabs(path) and not os.path.exists(path))
 
         wanted = {state.digest for state in states.values()} - {None}
         left = defaultdict(list)
         for row in (row for row, digest in enumerate(digests) if digest in wanted and has_left(row)):
             left[digests[row]].append(row)
-        rows = {}
-        for n, state in states.items():
-            if (row := known.get(places[n], -1)) >= 0 and digests[row] == state.digest is not None:
-                rows[n] = row
-            elif left[state.digest]:
-                rows[n] = left[state.digest].pop(0)
+        here = {n: known[places[n]] for n in states if places[n] in known}
+        rows = {n: row for n, row in here.items() if digests[row] == states[n].digest is not None}
+        rows |= {n: left[state.digest].pop(0) for n, state in states.items() if n not in rows and left[state.digest]}
         taken = {*rows.values()}
-        rest = {n: known[places[n]] for n in states if n not in rows and places[n] in known}
-        return rows | {n: row for n, row in rest.items() if row not in taken}
+        return {n: row for n, row in here.items() if row not in taken} | rows

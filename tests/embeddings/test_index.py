@@ -108,6 +108,7 @@ def test_only_new_images_are_added(index, photos, digits, tmp_path):
 def test_images_in_memory_are_added_though_their_names_are_equal(encoder, digits):
     index = ImageIndex.build(encoder, digits[:2], **QUIET)
     assert index.add(digits[2], **QUIET) == 1
+    assert index.add([digits[1], digits[3]], **QUIET) == 2
     assert index.search(digits[2], 1, **QUIET).rows.tolist() == [[2]]
 
 
