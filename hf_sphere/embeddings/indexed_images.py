@@ -158,11 +158,10 @@ class IndexedImages:
         Sizes and times of files are compared, also those of the tables of data sets in folders; data sets of the Hub
         are not loaded. `open_image` and `add` compare contents.
         """
-        texts, current = [], self.encoder.settings.split("-")
-        for part, name in enumerate(("preprocessing", "class names")):
-            if count := sum(
-                text is not None and text.split("-")[part] != current[part] for text in self.images["settings"]
-            ):
+        texts, current = [], self.encoder.settings
+        for part, name in ((0, "preprocessing"), (-1, "class names")):
+            known = (text for text in self.images["settings"] if text is not None)
+            if count := sum(text.split("-")[part] != current.split("-")[part] for text in known):
                 texts.append(f"the {name} of the model changed after {count:,} images were embedded")
         other = [n for n, time in enumerate(self.images["time"]) if time is not None and not self.is_as_indexed(n)]
         missing = [row for row in other if not os.path.isfile(self.path(row))]
