@@ -304,7 +304,7 @@ def test_a_device_or_pipe_for_a_file_is_an_error(name, encoder, photos, tmp_path
 def test_the_search_of_other_embeddings_is_an_error(encoder, tmp_path):
     ImageIndex.build(encoder, "digits", kind="ivf", **QUIET).save(tmp_path)
     search.NeighborSearch(torch.randn(354, 6), kind="ivf").save(tmp_path / "search.safetensors")
-    with pytest.raises(ValueError, match="the index .* is damaged: .*search.safetensors"):
+    with pytest.raises(ValueError, match=r"the index .* is damaged: .*search.safetensors"):
         ImageIndex.load(rewrite(tmp_path), encoder)
 
 
