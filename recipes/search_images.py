@@ -110,7 +110,7 @@ def leave_out_queries(index: "ImageIndex", found: "Neighbors", source: "ImageSou
 
 
 def make_table(index: "ImageIndex", found: "Neighbors") -> list[dict[str, Any]]:
-    """Return one row per neighbor: query, rank, file, class, distance, and the certainty of query and neighbor.
+    """Return one row per neighbor: query, rank, id, file, class, distance, and the certainty of query and neighbor.
 
     Paths below the working directory are relative to it. A class with a question mark is a prediction.
     """
@@ -120,12 +120,13 @@ def make_table(index: "ImageIndex", found: "Neighbors") -> list[dict[str, Any]]:
             if row < 0:
                 continue
             cells = {"query": found.queries["file"][query].removeprefix(here), "rank": rank}
-            cells |= {"file": index.path(row).removeprefix(here), "class": classes[row]}
+            cells |= {"id": index.images["id"][row], "file": index.path(row).removeprefix(here), "class": classes[row]}
             cells["distance"] = f"{round(distance, 6):.6g}"
             for name in ("confidence", "concentration"):
                 if name in found.queries:
-                    certainty = index.images[name][row]
-                    cells |= {f"query_{name}": f"{found.queries[name][query]:.4g}", name: f"{certainty:.4g}"}
+                    certainty = index.images.get(name, {row: None})[row]
+                    cells[f"query_{name}"] = f"{found.queries[name][query]:.4g}"
+                    cells[name] = "" if certainty is None else f"{certainty:.4g}"
             rows.append(cells)
     return rows
 
@@ -161,7 +162,7 @@ def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequenc
                 neighbor = index.open_image(row)
                 note = classes[row].removesuffix("?")[:22] + "?" * classes[row].endswith("?")
             except (ValueError, OSError):
-                neighbor, note = None, "(file is missing)"
+                neighbor, note = None, "(missing or changed)"
             place(column, line, neighbor, f"{round(float(found.distances[line, column - 1]), 4):.4g}\n{note}")
     return sheet
 

@@ -107,9 +107,10 @@ def list_neighbors(index: "ImageIndex", found: "Neighbors") -> list[Any]:
         try:
             image = index.open_image(row)
         except (ValueError, OSError):
-            image = Image.new("RGB", (64, 64), "lightgray")  # the file was removed
+            image = Image.new("RGB", (64, 64), "lightgray")  # it was removed or changed
         title = f"{index.images['file'][row]} {names[row]}".strip()
-        items.append((image, f"{title}, distance {distance:.4g}, {describe(index.images, row, 'certainty')}"))
+        title += f", distance {distance:.4g}, id {index.images['id'][row]}"
+        items.append((image, f"{title}, {describe(index.images, row, 'certainty')}"))
     return items
 
 

@@ -1,5 +1,7 @@
 """Images of any source, and their embeddings and predictions by a saved model."""
 
+import hashlib
+import json
 import logging
 import operator
 import os
@@ -196,6 +198,13 @@ class ImageEncoder:
         self.embeds_texts = self._texts is not None
         self.metric: dict[str, Any] = model.head.metric() if hasattr(model, "head") else {"distance": "cosine"}
         self.weights = digest_weights(model)
+
+    @property
+    def settings(self) -> str:
+        """Digests of the preprocessing and of the class names, which the weights do not identify."""
+        known = {name: value for name, value in self.processor.to_dict().items() if value is not None}
+        texts = (json.dumps(part, sort_keys=True, default=str) for part in (known, self.class_names))
+        return "-".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
 
     def encode(
         self,
