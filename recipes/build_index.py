@@ -1,7 +1,8 @@
-"""Embed the images of a folder or data set for search, or add images to an index.
+"""Embed the images of a folder or data set for search, or add images to an index or remove them from it.
 
 python recipes/build_index.py --model_name_or_path outputs/birds --images photos --output_dir outputs/index
 python recipes/build_index.py --images more-photos --add_to outputs/index
+python recipes/build_index.py --images photos/blurred --remove_from outputs/index
 
 The index is a folder: embeddings (safetensors), names, classes and predictions (parquet), the index of an approximate
 search for many images (FAISS), and a manifest. `recipes/search_images.py` and `recipes/search_page.py` search in it.
@@ -14,19 +15,23 @@ from typing import Literal
 
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.files import check_writable, lock_folder, restore_folder
 
 
 @dataclass
 class IndexArguments(Arguments):
     """Model, images and index."""
 
-    images: str = argument(help="Folder of images (at any depth), image file, or name of a data set.")
+    images: str = argument(
+        help="Folder of images (at any depth), image file, or name of a data set; to remove, also that of an image."
+    )
     model_name_or_path: str | None = argument(
         None, "Model of this library, or image encoder of transformers: folder or Hub id. Required for a new index."
     )
     output_dir: str | None = argument(None, "Folder of a new index.")
     overwrite_output_dir: bool = argument(False, "Replace the index in output_dir.")
     add_to: str | None = argument(None, "Instead, folder of an index to which the images are added.")
+    remove_from: str | None = argument(None, "Instead, folder of an index from which the images are removed.")
     split: str | None = argument(None, "Split of a data set; the evaluation split if not set.")
     kind: Literal["torch", "flat", "ivf", "hnsw"] | None = argument(
         None,
@@ -40,22 +45,31 @@ class IndexArguments(Arguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.output_dir is None) == (self.add_to is None):
-            raise ValueError("give either --output_dir for a new index, or --add_to.")
+        if sum(folder is not None for folder in (self.output_dir, self.add_to, self.remove_from)) != 1:
+            raise ValueError("give one of --output_dir for a new index, --add_to and --remove_from.")
         if self.output_dir is not None and self.model_name_or_path is None:
             raise ValueError("a new index needs --model_name_or_path.")
-        if self.add_to is not None and self.kind is not None:
-            raise ValueError(f"--kind {self.kind} is for a new index; that of --add_to has its own. Leave it out.")
-        if self.add_to is not None and self.overwrite_output_dir:
-            raise ValueError("--overwrite_output_dir is for --output_dir; --add_to keeps the index and adds to it.")
+        if self.output_dir is None and self.kind is not None:
+            raise ValueError(f"--kind {self.kind} is for a new index; another one has its own. Leave it out.")
+        if self.output_dir is None and self.overwrite_output_dir:
+            raise ValueError("--overwrite_output_dir is for --output_dir; other indices are changed. Leave it out.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and build the index."""
     (args,) = parse_arguments((IndexArguments,), argv, "Embed images for search.")
-    if args.output_dir is not None and any(Path(args.output_dir).glob("*")) and not args.overwrite_output_dir:
+    folder = args.output_dir or args.add_to or args.remove_from
+    check_writable(folder)
+    with lock_folder(folder):  # so that nothing is lost that others add
+        restore_folder(folder)
+        update(args, folder)
+
+
+def update(args: IndexArguments, folder: str) -> None:
+    """Build or change an index, and describe it."""
+    if args.output_dir is not None and any(Path(folder).glob("*")) and not args.overwrite_output_dir:
         raise FileExistsError(
-            f"{args.output_dir} is not empty. Choose another --output_dir, replace the index with "
+            f"{folder} is not empty. Choose another --output_dir, replace the index with "
             "--overwrite_output_dir, or add images to it with --add_to."
         )
     from transformers.utils import logging
@@ -64,21 +78,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     from hf_sphere.metrics.search import APPROXIMATE
 
     logging.disable_progress_bar()  # only the bar of the images is shown
-    source = ImageSource.of(args.images, args.split)
     options = {"batch_size": args.batch_size, "num_workers": args.num_workers, "progress": not args.disable_tqdm}
     options["skip_unreadable"] = args.skip_unreadable_images
-    if args.add_to is None:
-        index = ImageIndex.build(args.model_name_or_path, source, kind=args.kind, **options)
-        added = len(index)
+    if args.remove_from is not None:
+        index = ImageIndex.load(folder, args.model_name_or_path)
+        done = f"removed   {index.remove(args.images):,} images of {args.images}"
     else:
-        index = ImageIndex.load(args.add_to, args.model_name_or_path)
-        added = index.add(source, **options)
-    folder = args.output_dir or args.add_to
+        source = ImageSource.of(args.images, args.split)
+        if args.add_to is None:
+            index = ImageIndex.build(args.model_name_or_path, source, kind=args.kind, **options)
+            added = len(index)
+        else:
+            index = ImageIndex.load(folder, args.model_name_or_path)
+            added = index.add(source, **options)
+        done = f"added     {added:,} of {len(source):,} images of {args.images}"
     index.save(folder)
     search = index.neighbor_search
     recall = f", recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else ", exact"
     print(
-        f"added     {added:,} of {len(source):,} images of {args.images}\n"
+        f"{done}\n"
         f"wrote     {folder}: {len(index):,} images, {search.references.shape[1]}-dimensional embeddings\n"
         f"search    {search.kind}{recall}, {search.distance} distance\n"
         f"next step python recipes/search_images.py --index {folder} --query <image>"

@@ -7,7 +7,6 @@ python recipes/search_images.py --index outputs/clip-index --text "a red bird"
 `recipes/build_index.py` builds the index.
 """
 
-import csv
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.texts import write_csv
 
 if TYPE_CHECKING:
     from hf_sphere.embeddings import ImageIndex, ImageSource, Neighbors
@@ -76,11 +76,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.leave_out_query:
             found = leave_out_queries(index, found, source, args.top_k)
     rows = make_table(index, found)
+    if not rows:
+        raise ValueError("no image is left to find; leave out --leave_out_query.")
     if args.table is None:
-        write_table(rows, sys.stdout)
+        write_csv(rows, sys.stdout)
     else:
         with atomic_file(args.table) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
-            write_table(rows, file)
+            write_csv(rows, file)
         print(f"wrote     {args.table}: {len(rows):,} rows")
     if args.contact_sheet is not None:
         queries = [source.open(row) if source else None for row in found.queries.get("row", [0])[:MOST_QUERIES]]
@@ -108,7 +110,7 @@ def leave_out_queries(index: "ImageIndex", found: "Neighbors", source: "ImageSou
 
 
 def make_table(index: "ImageIndex", found: "Neighbors") -> list[dict[str, Any]]:
-    """Return one row per neighbor: query, rank, file, class, distance, and the certainty of query and neighbor.
+    """Return one row per neighbor: query, rank, id, file, class, distance, and the certainty of query and neighbor.
 
     Paths below the working directory are relative to it. A class with a question mark is a prediction.
     """
@@ -118,23 +120,15 @@ def make_table(index: "ImageIndex", found: "Neighbors") -> list[dict[str, Any]]:
             if row < 0:
                 continue
             cells = {"query": found.queries["file"][query].removeprefix(here), "rank": rank}
-            cells |= {"file": index.path(row).removeprefix(here), "class": classes[row]}
+            cells |= {"id": index.images["id"][row], "file": index.path(row).removeprefix(here), "class": classes[row]}
             cells["distance"] = f"{round(distance, 6):.6g}"
             for name in ("confidence", "concentration"):
                 if name in found.queries:
-                    certainty = index.images[name][row]
-                    cells |= {f"query_{name}": f"{found.queries[name][query]:.4g}", name: f"{certainty:.4g}"}
+                    certainty = index.images.get(name, {row: None})[row]
+                    cells[f"query_{name}"] = f"{found.queries[name][query]:.4g}"
+                    cells[name] = "" if certainty is None else f"{certainty:.4g}"
             rows.append(cells)
     return rows
-
-
-def write_table(rows: list[dict[str, Any]], file: Any) -> None:
-    """Write the table as CSV."""
-    if not rows:
-        raise ValueError("no image is left to find; leave out --leave_out_query.")
-    writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
 
 
 def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequence[Any]) -> Any:
@@ -168,7 +162,7 @@ def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequenc
                 neighbor = index.open_image(row)
                 note = classes[row].removesuffix("?")[:22] + "?" * classes[row].endswith("?")
             except (ValueError, OSError):
-                neighbor, note = None, "(file is missing)"
+                neighbor, note = None, "(missing or changed)"
             place(column, line, neighbor, f"{round(float(found.distances[line, column - 1]), 4):.4g}\n{note}")
     return sheet
 

@@ -1,31 +1,26 @@
 """Search for similar images: an index of embeddings in a folder of safetensors, parquet and JSON files."""
 
 import importlib.util
+import itertools
+import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-from PIL.Image import Image as PILImage
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_sphere.embeddings.encoder import ImageEncoder, ImageSource
-from hf_sphere.metrics.search import APPROXIMATE, NeighborSearch, SearchKind
+from hf_sphere.embeddings.index_files import FILES, About, read_index, read_version, write_index
+from hf_sphere.embeddings.indexed_images import ImageState, IndexedImages, identify, place_of, table_states
+from hf_sphere.metrics.search import NeighborSearch, SearchKind
 from hf_sphere.utils.arguments import error_text
-from hf_sphere.utils.files import MANIFEST_FILE, atomic_folder, find_damage, read_json, write_json, write_manifest
+from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
-ABOUT_FILE = "index.json"
-"""Model, distance, sources and kind of search."""
-
-EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE = "embeddings.safetensors", "images.parquet", "search.faiss"
-"""Embeddings; name, class, prediction and certainty of each image; and the index of an approximate search."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,16 +39,19 @@ class Neighbors:
 
 
 @dataclass(repr=False)
-class ImageIndex:
+class ImageIndex(IndexedImages):
     """Embeddings of images, searchable by image and, for a model such as CLIP, by text.
 
     Attributes:
         encoder: The model.
-        images: Columns of the indexed images: `file`, `source` (a number), `row` of the source, and as far as known
-            `label`, `prediction`, `confidence` and `concentration`.
+        images: Columns of the indexed images: `id`, `file`, `source` (a number), `row` of the source, and as far as
+            known `label`, `prediction`, `confidence` and `concentration`; and what tells whether an image changed:
+            `size`, `time`, `digest` and the `settings` of the model. An image keeps its `id` when others are added or
+            removed, and when it is moved or overwritten.
         embeddings: (N, d), float32.
         sources: Folder or data set and split of the images, by number.
         kind: Kind of the search; if None, chosen by the number of images.
+        next_id: The `id` of the next new image.
 
     Example:
         >>> index = ImageIndex.build("outputs/birds", "photos")
@@ -66,7 +64,11 @@ class ImageIndex:
     embeddings: Tensor
     sources: list[tuple[str, str | None]]
     kind: SearchKind | None = None
+    next_id: int = 0
     _search: NeighborSearch | None = None
+    _tables: list[dict[str, list[int]]] = field(default_factory=list)
+    _opened: dict[int, ImageSource] = field(default_factory=dict)
+    _loaded: tuple[Path, str | None] | None = None
 
     @classmethod
     def build(
@@ -89,28 +91,69 @@ class ImageIndex:
         return index
 
     def add(self, images: Any, **options: Any) -> int:
-        """Embed and add images that the index does not have yet, by source and file; return their number.
+        """Embed and add images that the index does not have yet; return their number.
 
-        An approximate search is built again. The arguments are those of `build`.
+        Images whose content, preprocessing or class names have changed are embedded again, and keep their `id`. Those
+        that were moved are found by their content, and get their new source and file. An approximate search is built
+        again. The arguments are those of `build`.
         """
         source = ImageSource.of(images)
-        key = (source.name, source.split)
+        key, settings = (source.name, source.split), self.encoder.settings
         number = self.sources.index(key) if key in self.sources else len(self.sources)
-        known = zip(self.images.get("source", []), self.images.get("file", []), strict=True)
-        # Images in memory have no name that identifies them.
-        present = {file for of, file in known if of == number and (source.name or Path(file).is_absolute())}
-        new = [row for row, name in enumerate(source.names) if name not in present]
-        if not new:
-            return 0
-        added, embeddings = self._embed(source, new, options)
-        before, count = len(self), len(embeddings)
-        added["source"] = [number] * count
-        for name in {**self.images, **added}:
-            self.images[name] = self.images.get(name, [None] * before) + added.get(name, [None] * count)
-        self.embeddings = torch.cat([self.embeddings, embeddings]) if before else embeddings
-        self.sources += [key] * (number == len(self.sources))
-        self._search = None
-        return count
+        tables = table_states(*key)
+        places = [place_of(*key, name) for name in source.names]
+        known = {place: row for row in range(len(self)) if (place := self.place(row)) is not None}
+        current = {place for place, row in known.items() if self.images["settings"][row] == settings}
+        unsure = [n for n, place in enumerate(places) if place not in current or not self.is_as_indexed(known[place])]
+        states = identify(source, unsure, progress=options.get("progress", True))
+        rows = self.match(number, places, known, states)
+        wanted = {n: (states[n].digest, settings) for n in rows}
+        same = {n for n, row in rows.items() if (self.images["digest"][row], self.images["settings"][row]) == wanted[n]}
+        moved = sum(self.place(rows[n]) != places[n] for n in rows)
+        outdated = [n for n in unsure if n not in same]
+        # Nothing is changed before all is embedded.
+        added, embeddings = self._embed(source, outdated, options) if outdated else ({"row": []}, self.embeddings[:0])
+        for n in same:
+            here = {"file": source.names[n], "row": n, "source": number, **states[n]._asdict()}
+            for name, value in (here | ({"label": source.labels[n]} if source.labels else {})).items():
+                self.images.setdefault(name, [None] * len(self))[rows[n]] = value
+        again = {rows[n] for n in added["row"] if n in rows}
+        replaced = {known[places[n]] for n in (*rows, *added["row"]) if places[n] in known} - {*rows.values()}
+        fresh = itertools.count(self.next_id)
+        added["id"] = [self.images["id"][rows[n]] if n in rows else next(fresh) for n in added["row"]]
+        added |= {"source": [number] * len(embeddings), "settings": [settings] * len(embeddings)}
+        added |= {name: [getattr(states[n], name) for n in added["row"]] for name in ImageState._fields}
+        self.next_id = next(fresh)
+        self.sources, self._tables = [*self.sources, key], [*self._tables, {}]
+        self._tables[number] = tables
+        self._replace(again | replaced, added, embeddings)
+        if again or moved or replaced:
+            logger.warning("%d images of the index were embedded again, and %d have moved.", len(again), moved)
+        return len(embeddings) - len(again)
+
+    def remove(self, images: str | PathLike) -> int:
+        """Remove an image by its path or name, or all images of a folder or data set; return their number.
+
+        Args:
+            images: Path of a file or folder, which need not exist any more; name of a data set; or that of an image, as
+                in the column `file`.
+
+        Raises:
+            ValueError: If there are no such images, images of several sources have the name, or no others remain.
+        """
+        above = {str(images), os.path.abspath(images), os.path.realpath(images)}
+        paths = [self.path(row) for row in range(len(self))]
+        below = tuple(os.path.join(path, "") for path in above)
+        removed = {row for row, path in enumerate(paths) if path in above or path.startswith(below)}
+        if not removed:
+            removed = {row for row, name in enumerate(self.images["file"]) if name == str(images)}
+            if len(removed) != 1:
+                found = ", ".join(paths[row] for row in removed) or "no such image, folder or data set"
+                raise ValueError(f"{images} does not name images of the index: there is {found}.")
+        if len(removed) == len(self):
+            raise ValueError(f"{images} names all images of the index; remove its folder instead.")
+        self._replace(removed, {}, self.embeddings[:0])
+        return len(removed)
 
     def __len__(self) -> int:
         return len(self.embeddings)
@@ -157,51 +200,47 @@ class ImageIndex:
         guesses = [prediction and prediction + mark for prediction in predicted]
         return [label or guess or "" for label, guess in zip(known, guesses, strict=True)]
 
-    def path(self, row: int) -> str:
-        """Return the absolute path of an indexed image; of one of a data set, the name of that and its own."""
-        return str(Path(self.sources[self.images["source"][row]][0], self.images["file"][row]))
-
-    def open_image(self, row: int) -> PILImage:
-        """Open an indexed image from its source.
-
-        Raises:
-            ValueError: If it was in memory, or cannot be read any more.
-            OSError: If there is no such source any more.
-        """
-        name, split = self.sources[self.images["source"][row]]
-        if split is None:
-            return ImageSource.of([Path(name, self.images["file"][row])]).open(0)
-        return _data_set(name, split).open(self.images["row"][row])
-
     def save(self, folder: str | PathLike) -> None:
         """Write the index to a folder; an index that is there is replaced.
 
+        To change an index that others may change too, hold `hf_sphere.utils.files.lock_folder` from `load` to `save`.
+
         Raises:
-            FileExistsError: If the folder contains other files.
+            FileExistsError: If the folder contains other files, or has changed since the index was loaded from it.
         """
         folder = Path(folder)
-        own = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE}
-        other = [path for path in folder.iterdir() if path.name not in own] if folder.exists() else []
-        if other:
-            raise FileExistsError(f"{folder} is not replaced: {other[0]} is not part of an index.")
-        search = self.neighbor_search
-        about = {"model": self.encoder.name, "weights": self.encoder.weights, **self.encoder.metric}
-        if Path(self.encoder.name).is_dir():  # found from every working directory, and not absolute, which is private
-            about["model_folder"] = os.path.relpath(self.encoder.name, folder)
-        about |= {"sources": self.sources, "kind": self.kind, "search": search.kind, "recall": search.recall}
-        with atomic_folder(folder) as unfinished:
-            save_file({"embeddings": self.embeddings.contiguous()}, unfinished / EMBEDDINGS_FILE)
-            pq.write_table(pa.table(self.images), unfinished / IMAGES_FILE)
-            if search.kind in APPROXIMATE:
-                search.save(unfinished / SEARCH_FILE)
-            write_json(unfinished / ABOUT_FILE, about, strict=True)
-            write_manifest(unfinished)
+        search, place = self.neighbor_search, folder.resolve()
+        about = About(
+            model=self.encoder.name,
+            weights=self.encoder.weights,
+            # Found from every working directory, and not absolute, which is private.
+            model_folder=os.path.relpath(self.encoder.name, place) if Path(self.encoder.name).is_dir() else None,
+            sources=self.sources,
+            tables=self._tables,
+            kind=self.kind,
+            search=search.kind,
+            recall=search.recall,
+            next_id=self.next_id,
+            **self.encoder.metric,
+        )
+        with lock_folder(folder):
+            other = [path for path in folder.iterdir() if path.name not in FILES] if folder.exists() else []
+            if other:
+                raise FileExistsError(f"{folder} is not replaced: {other[0]} is not part of an index.")
+            version = read_version(folder)
+            if self._loaded is not None and self._loaded[0] == place and version not in (None, self._loaded[1]):
+                hint = "Load it again, repeat the changes, and save it"
+                raise FileExistsError(f"{folder} is not replaced: it has changed since it was loaded. {hint}.")
+            with atomic_folder(folder) as unfinished:
+                write_index(unfinished, about, self.images, self.embeddings, search)
+            self._loaded = place, read_version(folder)
 
     @classmethod
     def load(cls, folder: str | PathLike, model: str | ImageEncoder | None = None) -> "ImageIndex":
         """Read an index that `save` wrote; embeddings and an approximate search stay on disk, mapped into memory.
 
-        Without FAISS the search is exact.
+        Without FAISS the search is exact. A warning says what has changed, see `changes`. Later changes of the folder
+        do not affect the index.
 
         Args:
             folder: The folder.
@@ -212,30 +251,25 @@ class ImageIndex:
             ValueError: If a file is damaged, or the index is of another model.
         """
         folder = Path(folder)
-        if not (folder / ABOUT_FILE).is_file():
-            raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; build an index with recipes/build_index.py.")
-        if damage := find_damage(folder):
-            raise ValueError(f"the index {folder} is damaged: {damage}. Build it again.")
-        about = read_json(folder / ABOUT_FILE)
-        beside = os.path.normpath(folder / about.get("model_folder", ""))
-        known = beside if "model_folder" in about and Path(beside).is_dir() else about["model"]
+        # All before the model, which takes seconds to load.
+        about, images, embeddings, search, version = read_whole(folder, read_index)
+        beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
+        known = beside if about.model_folder and Path(beside).is_dir() else about.model
         try:
             encoder = model if isinstance(model, ImageEncoder) else ImageEncoder(model or known)
         except FileNotFoundError as error:
             hint = "" if model else f" If the model of {folder} was moved, name its folder (--model_name_or_path)."
             raise FileNotFoundError(f"{error_text(error).rstrip('.')}.{hint}") from error
-        if encoder.weights != about["weights"]:
+        if encoder.weights != about.weights or encoder.metric != about.metric:
             which = f"is of another model than {encoder.name}, or that one was trained further: the weights differ"
-            raise ValueError(f"the index {folder} {which}. Load its model ({about['model']}), or build it again.")
-        embeddings = load_file(folder / EMBEDDINGS_FILE)["embeddings"]
-        images = pq.read_table(folder / IMAGES_FILE).to_pydict()
-        index = cls(encoder, images, embeddings, [(name, split) for name, split in about["sources"]], about["kind"])
+            raise ValueError(f"the index {folder} {which}. Load its model ({about.model}), or build it again.")
+        index = cls(encoder, images, embeddings, about.sources, about.kind, about.next_id or 0)
+        index._search, index._tables, index._loaded = search, about.tables or [], (folder.resolve(), version)
         if importlib.util.find_spec("faiss") is None:
             index.kind = None  # with a message, exact
-        elif about["search"] in APPROXIMATE:
-            options = {"kind": about["search"], "file": folder / SEARCH_FILE, **encoder.metric}
-            index._search = NeighborSearch(embeddings, **options)
-            index._search.recall = about["recall"]
+        if texts := index.changes():
+            hint = "Add the images of each source again, which embeds what has changed; remove those that are gone"
+            logger.warning("The index %s is not up to date: %s. %s.", folder, "; ".join(texts), hint)
         return index
 
     def _embed(
@@ -258,6 +292,20 @@ class ImageIndex:
             raise ValueError(f"none of the {len(rows)} images can be read.")
         return cells, torch.cat([self.embeddings[:0], *embeddings] if len(self) else embeddings)
 
+    def _replace(self, removed: set[int], added: Mapping[str, list[Any]], embeddings: Tensor) -> None:
+        """Remove some rows, append others, and remove sources without images."""
+        kept = [row for row in range(len(self)) if row not in removed]
+        columns = {name: self.images.get(name, [None] * len(self)) for name in {**self.images, **added}}
+        empty = [None] * len(embeddings)
+        self.images = {name: [column[row] for row in kept] + added.get(name, empty) for name, column in columns.items()}
+        used = sorted({*self.images["source"]})
+        self.images["source"] = [used.index(number) for number in self.images["source"]]
+        self.sources, self._tables = [self.sources[n] for n in used], [self._tables[n] for n in used]
+        self._opened = {}
+        if removed or len(embeddings):
+            old = [self.embeddings[kept] if removed else self.embeddings] if kept else []
+            self.embeddings, self._search = torch.cat([*old, embeddings]), None
+
     def _find(self, queries: dict[str, Any], embeddings: Tensor, k: int, classes: Sequence[str] | None) -> Neighbors:
         if classes is None:
             return Neighbors(queries, *reversed(self.neighbor_search.search(embeddings, k)))
@@ -268,8 +316,3 @@ class ImageIndex:
         exact = NeighborSearch(self.embeddings[chosen], kind="torch", **self.encoder.metric)
         distances, rows = exact.search(embeddings, k)
         return Neighbors(queries, chosen[rows], distances)
-
-
-@lru_cache(maxsize=4)
-def _data_set(name: str, split: str) -> ImageSource:
-    return ImageSource.of(name, split)

@@ -1,9 +1,17 @@
 import json
+import os
+import re
 import shutil
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from datasets import Dataset, Image as ImageFeature
 from PIL import Image
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoImageProcessor,
@@ -21,10 +29,12 @@ from transformers import (
 )
 
 from hf_sphere import SphereViTConfig, SphereViTForImageClassification
-from hf_sphere.embeddings import ImageEncoder, ImageIndex
+from hf_sphere.embeddings import ImageEncoder, ImageIndex, encoder as encoder_module, index_files
 from hf_sphere.metrics import search
+from hf_sphere.utils.files import write_manifest
 
 QUIET = {"progress": False}
+STATE = {"size", "time", "digest", "settings"}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +66,10 @@ def test_neighbors_are_the_nearest_by_cosine(index, model, digits):
 
 def test_an_index_knows_files_classes_and_certainties(index):
     assert index.images["file"][:2] == ["even/test_0.png", "even/test_1.png"]
-    assert set(index.images) == {"file", "row", "source", "label", "prediction", "confidence", "concentration"}
+    assert (
+        set(index.images)
+        == {"id", "file", "row", "source", "label", "prediction", "confidence", "concentration"} | STATE
+    )
     assert index.classes()[:6] == ["even"] * 3 + ["odd"] * 3
     assert index.classes()[6] == index.images["prediction"][6]  # it has no class folder
 
@@ -95,6 +108,7 @@ def test_only_new_images_are_added(index, photos, digits, tmp_path):
 def test_images_in_memory_are_added_though_their_names_are_equal(encoder, digits):
     index = ImageIndex.build(encoder, digits[:2], **QUIET)
     assert index.add(digits[2], **QUIET) == 1
+    assert index.add([digits[1], digits[3]], **QUIET) == 2
     assert index.search(digits[2], 1, **QUIET).rows.tolist() == [[2]]
 
 
@@ -216,6 +230,352 @@ def test_other_folders_damaged_files_and_other_models_are_named(index, model, sa
         (copy / name).write_bytes(content)
         with pytest.raises(ValueError, match=f"the index .* is damaged: {name}"):
             ImageIndex.load(copy)
+
+
+def rewrite(folder: Path, about: dict | None = None, columns: dict | None = None, embeddings: Any = None) -> Path:
+    """Change the files of an index, with a manifest that fits; a column or value of None is left out."""
+    if about is not None:
+        values = json.loads((folder / "index.json").read_text()) | about
+        known = {name: value for name, value in values.items() if about.get(name, value) is not None or name == "kind"}
+        (folder / "index.json").write_text(json.dumps(known))
+    if columns is not None:
+        table = pq.read_table(folder / "images.parquet").to_pydict() | columns
+        pq.write_table(pa.table({name: v for name, v in table.items() if v is not None}), folder / "images.parquet")
+    if embeddings is not None:
+        save_file({"embeddings": embeddings}, folder / "embeddings.safetensors")
+    write_manifest(folder)
+    return folder
+
+
+CRAFTED = {
+    "names of other rows": {"columns": None, "embeddings": torch.zeros(3, 6)},
+    "no files": {"columns": {"file": None}},
+    "missing names": {"columns": {"file": ["a.png"] * 6 + [None]}},
+    "numbers for names": {"columns": {"file": [[1]] * 7}},
+    "a name above the source": {"columns": {"file": ["a.png"] * 6 + ["../secret.png"]}},
+    "a name that leaves the source": {"columns": {"file": ["even/../../secret.png"] * 7}},
+    "an absolute name": {"columns": {"file": ["/etc/secret.png"] * 7}},
+    "an empty name": {"columns": {"file": [""] * 7}},
+    "an unknown source": {"columns": {"source": [0] * 6 + [1]}},
+    "a negative source": {"columns": {"source": [-1] * 7}},
+    "a negative row": {"columns": {"row": [-1] * 7}},
+    "equal ids": {"columns": {"id": [0] * 7}},
+    "ids to come": {"columns": {"id": list(range(1, 8))}},
+    "texts for certainties": {"columns": {"confidence": ["high"] * 7}},
+    "certainties that are not finite": {"columns": {"confidence": [float("nan")] * 7}},
+    "embeddings that are not finite": {"embeddings": torch.full((7, 6), torch.nan)},
+    "integers for embeddings": {"embeddings": torch.zeros(7, 6, dtype=torch.int64)},
+    "a vector for embeddings": {"embeddings": torch.zeros(7)},
+    "a distance of its own": {"about": {"distance": "manhattan"}},
+    "a number for the model": {"about": {"model": 3}},
+    "no weights": {"about": {"weights": None}},
+    "a text for the sources": {"about": {"sources": "photos"}},
+    "a source without a split": {"about": {"sources": [["photos"]]}},
+    "a relative source": {"about": {"sources": [["photos", None]]}},
+    "an unknown kind": {"about": {"search": "exact"}},
+    "a recall above 1": {"about": {"recall": 2.0}},
+    "a curvature of 0": {"about": {"curvature": 0.0}},
+    "an absolute model_folder": {"about": {"model_folder": "/"}},
+    "tables elsewhere": {"about": {"tables": [{"../x.csv": [1, 1]}]}},
+    "tables of more sources": {"about": {"tables": [{}, {}]}},
+}
+
+
+@pytest.mark.parametrize("crafted", CRAFTED.values(), ids=CRAFTED)
+def test_a_crafted_index_is_one_error_that_names_it(crafted, index, tmp_path):
+    index.save(tmp_path / "index")
+    rewrite(tmp_path / "index", **crafted)
+    with pytest.raises(ValueError, match=r"^the index .*index is damaged: [^\n]+\. Build it again\.$"):
+        ImageIndex.load(tmp_path / "index", index.encoder)
+
+
+@pytest.mark.parametrize("name", ["images.parquet", "embeddings.safetensors", "index.json", "search.safetensors"])
+def test_a_device_or_pipe_for_a_file_is_an_error(name, encoder, photos, tmp_path):
+    ImageIndex.build(encoder, photos, kind="ivf", **QUIET).save(tmp_path / "index")
+    (tmp_path / "index" / name).unlink()
+    os.mkfifo(tmp_path / "index" / name)
+    with pytest.raises(ValueError, match=r"is damaged: .*not a regular file"):
+        ImageIndex.load(tmp_path / "index", encoder)
+    (tmp_path / "index" / "manifest.json").write_text('{"files": {}}')
+    with pytest.raises(ValueError, match=r"is damaged: .*not a regular file"):
+        ImageIndex.load(tmp_path / "index", encoder)
+
+
+def test_the_search_of_other_embeddings_is_an_error(encoder, tmp_path):
+    ImageIndex.build(encoder, "digits", kind="ivf", **QUIET).save(tmp_path)
+    search.NeighborSearch(torch.randn(354, 6), kind="ivf").save(tmp_path / "search.safetensors")
+    with pytest.raises(ValueError, match=r"the index .* is damaged: .*search.safetensors"):
+        ImageIndex.load(rewrite(tmp_path), encoder)
+
+
+@pytest.mark.parametrize("source", ["folder", "files", "link", "data set"])
+def test_an_index_opens_no_other_picture_than_the_one_that_was_indexed(source, index, photos, digits, tmp_path):
+    secret = tmp_path / "private" / "secret.png"
+    secret.parent.mkdir()
+    digits[9].save(secret)
+    index.save(tmp_path / "index")
+    name, file, split = str(secret.parent), "secret.png", None
+    if source == "files":
+        name, file = "", str(secret)
+    elif source == "link":
+        (photos / "secret.png").symlink_to(secret)
+        name = str(photos)
+    elif source == "data set":
+        name, split = str(tmp_path / "tables"), "train"
+        Path(name).mkdir()
+        pq.write_table(pa.table({"image": [{"bytes": None, "path": str(secret)}] * 9}), Path(name, "train.parquet"))
+    for digest in (index.images["digest"], None):
+        rewrite(tmp_path / "index", {"sources": [[name, split]]}, {"file": [file] * 7, "digest": digest})
+        with pytest.raises((ValueError, OSError), match=r"secret.png cannot be opened: .*add it again|another size"):
+            ImageIndex.load(tmp_path / "index", index.encoder).open_image(0)
+
+
+def test_a_data_set_that_names_files_elsewhere_is_not_indexed(encoder, photos, tmp_path):
+    (tmp_path / "data").mkdir()
+    images = [{"bytes": None, "path": str(photos / "test_6.png")}]
+    dataset = Dataset.from_dict({"image": images}).cast_column("image", ImageFeature(decode=False))
+    pq.write_table(
+        dataset.with_format("arrow")[:].replace_schema_metadata(dataset.features.arrow_schema.metadata),
+        tmp_path / "data" / "train.parquet",
+    )
+    with pytest.raises(ValueError, match=r"row 0 of .*data names the file .*test_6.png, which is not in it"):
+        ImageIndex.build(encoder, tmp_path / "data", **QUIET)
+
+
+# Changes
+
+
+def change_preprocessing(photos: Path, model: Path) -> None:
+    file = model / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [0.3]}))
+
+
+def change_classes(photos: Path, model: Path) -> None:
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"id2label": {"0": "straight", "1": "crooked"}}))
+
+
+def overwrite(photos: Path, model: Path) -> None:
+    Image.effect_noise((8, 8), 90).save(photos / "even" / "test_0.png")
+
+
+def move(photos: Path, model: Path) -> None:
+    (photos / "even").rename(photos / "straight")
+
+
+def remove(photos: Path, model: Path) -> None:
+    (photos / "even" / "test_0.png").unlink()
+
+
+CHANGES = [
+    (change_preprocessing, "the preprocessing of the model changed after 7 images were embedded", 7),
+    (change_classes, "the class names of the model changed after 7 images were embedded", 7),
+    (overwrite, "1 images have another size or time, such as .*test_0.png", 1),
+    (move, "3 images are missing or were moved, such as .*test_0.png", 0),
+    (remove, "1 images are missing or were moved, such as .*test_0.png", 0),
+]
+
+
+@pytest.mark.parametrize(("change", "message", "embedded"), CHANGES, ids=[change.__name__ for change, _, _ in CHANGES])
+def test_changes_are_told_once_and_what_they_concern_is_embedded_again(
+    change, message, embedded, save_model, photos, tmp_path, caplog, monkeypatch
+):
+    model = save_model(tmp_path / "model")
+    ImageIndex.build(model, photos, **QUIET).save(tmp_path / "index")
+    assert ImageIndex.load(tmp_path / "index").changes() == []
+    caplog.clear()
+    change(photos, tmp_path / "model")
+    index = ImageIndex.load(tmp_path / "index")
+    (text,) = caplog.messages
+    assert re.search(f"^The index .*index is not up to date: {message}", text)
+    rows: list[int] = []
+    embed = index.encoder._embed
+    monkeypatch.setattr(index.encoder, "_embed", lambda names, **inputs: rows.extend(names) or embed(names, **inputs))
+    assert index.add(photos, **QUIET) == 0
+    assert len(rows) == embedded
+    assert sorted(index.images["id"]) == list(range(7))
+    if change is not remove:
+        assert index.changes() == []
+        fresh = ImageIndex.build(model, photos, **QUIET)
+        order = sorted(range(7), key=index.images["file"].__getitem__)
+        assert [index.images["file"][row] for row in order] == fresh.images["file"]
+        torch.testing.assert_close(index.embeddings[order], fresh.embeddings)
+        for name in ("label", "prediction", "digest", "settings", "size", "time"):
+            assert [index.images[name][row] for row in order] == fresh.images[name]
+
+
+def test_a_touched_image_is_not_embedded_again(index, photos, monkeypatch):
+    os.utime(photos / "test_6.png", (1, 1))
+    assert len(index.changes()) == 1
+    monkeypatch.setattr(index.encoder, "encode", lambda *_, **__: pytest.fail("embedded"))
+    assert index.add(photos, **QUIET) == 0
+    assert index.changes() == []
+
+
+def test_exchanged_images_keep_their_identities(index, photos, digits):
+    names = ["even/test_0.png", "odd/test_3.png"]
+    for name, digit in zip(names, (digits[3], digits[0]), strict=True):
+        digit.save(photos / name)
+    assert index.add(photos, **QUIET) == 0
+    ids = dict(zip(index.images["file"], index.images["id"], strict=True))
+    assert [ids[name] for name in names] == [3, 0]
+    assert index.classes()[0] == "odd"
+
+
+def test_an_image_that_replaces_another_one_is_the_only_one_of_its_name(index, photos):
+    (photos / "even" / "test_1.png").replace(photos / "even" / "test_0.png")
+    assert index.add(photos, **QUIET) == 0
+    assert index.images["file"].count("even/test_0.png") == 1
+    assert sorted(index.images["id"]) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("way", ["folder", "subfolder", "copy"])
+def test_moved_images_are_not_duplicated_and_copies_are_kept(way, index, photos, tmp_path):
+    if way == "folder":
+        photos = photos.rename(tmp_path / "pictures")
+        assert index.add(photos, **QUIET) == 0
+        assert index.sources == [(str(photos), None)]
+    elif way == "subfolder":
+        assert index.add(photos / "odd", **QUIET) == index.add(photos / "odd" / "test_3.png", **QUIET) == 0
+    else:
+        shutil.copytree(photos, tmp_path / "copy")
+        assert index.add(tmp_path / "copy", **QUIET) == 7
+    assert len(index) == (14 if way == "copy" else 7)
+    assert index.changes() == []
+    assert index.open_image(3).size == (8, 8)
+
+
+def test_a_reordered_data_set_is_told_and_its_images_keep_their_identities(encoder, digits, tmp_path, caplog):
+    folder = tmp_path / "data"
+    folder.mkdir()
+
+    def write(order: list[int]) -> None:
+        rows = Dataset.from_dict({"image": [digits[n] for n in order]}).cast_column("image", ImageFeature())
+        rows.to_parquet(folder / "train.parquet")
+
+    write([0, 1, 2, 3])
+    ImageIndex.build(encoder, folder, **QUIET).save(tmp_path / "index")
+    assert ImageIndex.load(tmp_path / "index", encoder).open_image(1).convert("L").tobytes() == digits[1].tobytes()
+    assert caplog.messages == []
+    write([3, 1, 0, 2])
+    index = ImageIndex.load(tmp_path / "index", encoder)
+    assert f"the data set {folder} changed" in caplog.text
+    with pytest.raises(ValueError, match=r"train/0 cannot be opened: its data set has changed; add it again"):
+        index.open_image(0)
+    assert index.add(folder, **QUIET) == 0
+    assert dict(zip(index.images["file"], index.images["id"], strict=True)) == {
+        f"train/{n}": number for n, number in enumerate([3, 1, 0, 2])
+    }
+    for row, number in enumerate(index.images["id"]):
+        assert index.open_image(row).convert("L").tobytes() == digits[number].tobytes()
+        assert index.search(digits[number], 1, **QUIET).rows.tolist() == [[row]]
+
+
+def test_an_index_of_an_older_version_is_loaded_and_completed(index, photos, digits, tmp_path, caplog):
+    index.save(tmp_path / "index")
+    (tmp_path / "index" / "search.faiss").write_bytes(b"of FAISS")
+    rewrite(tmp_path / "index", {"tables": None, "next_id": None, "search": "ivf"}, dict.fromkeys((*STATE, "id")))
+    old = ImageIndex.load(tmp_path / "index", index.encoder)
+    assert caplog.text.count("changes of 7 images are unknown, because an older version indexed them") == 1
+    assert old.images["id"] == list(range(7))
+    assert torch.equal(old.search(digits[9], 3, **QUIET).rows, index.search(digits[9], 3, **QUIET).rows)
+    with pytest.raises(ValueError, match="an older version indexed it, without a digest of its content; add it again"):
+        old.open_image(0)
+    assert old.add(photos, **QUIET) == 0
+    assert old.images == index.images
+    assert old.changes() == []
+
+
+# Identities and removal
+
+
+@pytest.mark.parametrize("what", ["test_6.png", "photos/test_6.png", "photos/odd", "absolute", "deleted"])
+def test_images_are_removed_by_name_folder_and_source(what, index, photos, digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    index.add("digits", **QUIET)
+    row = index.images["file"].index("test/7")
+    number = index.images["id"][row]
+    given = {"absolute": str(photos), "deleted": "photos"}.get(what, what)
+    if what == "deleted":
+        shutil.rmtree(photos)
+    removed = index.remove(given)
+    assert removed == {"photos/odd": 3, "absolute": 7, "deleted": 7}.get(what, 1)
+    row = index.images["id"].index(number)
+    assert index.search(digits[7], 1, **QUIET).rows.tolist() == [[row]]
+    assert index.open_image(row).convert("L").tobytes() == digits[7].tobytes()
+    assert len(index.sources) == (1 if removed == 7 else 2)
+
+
+def test_identities_are_not_given_twice(index, photos, tmp_path):
+    index.remove("test_6.png")
+    index.save(tmp_path / "index")
+    index = ImageIndex.load(tmp_path / "index", index.encoder)
+    assert index.add(photos, **QUIET) == 1
+    assert index.images["id"] == [0, 1, 2, 3, 4, 5, 7]
+
+
+def test_removals_that_name_nothing_or_everything_are_errors(index, photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "copy")
+    index.add(tmp_path / "copy", **QUIET)
+    for what, message in {
+        "cat.png": "there is no such image, folder or data set",
+        "test_6.png": r"(photos|copy)/test_6.png, .*(copy|photos)/test_6.png",
+        str(tmp_path): "names all images of the index; remove its folder instead",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            index.remove(what)
+    assert len(index) == 14
+
+
+# Several processes
+
+
+def test_a_change_by_someone_else_is_not_overwritten(index, photos, digits, tmp_path):
+    index.save(tmp_path / "index")
+    first, second = (ImageIndex.load(tmp_path / "index", index.encoder) for _ in range(2))
+    first.add(digits[8], **QUIET)
+    first.save(tmp_path / "index")
+    first.save(tmp_path / "index")
+    second.add(digits[9], **QUIET)
+    with pytest.raises(FileExistsError, match=r"index is not replaced: it has changed since it was loaded\. Load it"):
+        second.save(tmp_path / "index")
+    assert len(ImageIndex.load(tmp_path / "index", index.encoder)) == 8
+
+
+@pytest.mark.parametrize("moment", ["while it is read", "while the model is loaded"])
+def test_a_reader_gets_one_version_of_an_index_that_is_extended(moment, index, photos, tmp_path, monkeypatch):
+    index.save(tmp_path / "index")
+    longer = ImageIndex.build(index.encoder, "digits", **QUIET)
+    owner, name = {
+        "while it is read": (index_files, "load_file"),
+        "while the model is loaded": (encoder_module, "load_embedding_model"),
+    }[moment]
+    original = getattr(owner, name)
+
+    def replace(*args: Any) -> Any:
+        monkeypatch.setattr(owner, name, original)
+        longer.save(tmp_path / "index")
+        return original(*args)
+
+    monkeypatch.setattr(owner, name, replace)
+    loaded = ImageIndex.load(tmp_path / "index")
+    expected = longer if moment == "while it is read" else index
+    assert loaded.images == expected.images
+    assert torch.equal(loaded.embeddings, expected.embeddings)
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+def test_a_reader_keeps_its_version_while_the_index_is_extended(kind, encoder, photos, digits, tmp_path):
+    ImageIndex.build(encoder, photos, kind=kind, **QUIET).save(tmp_path / "index")
+    reader, writer = (ImageIndex.load(tmp_path / "index", encoder) for _ in range(2))
+    before = reader.search(digits[9], 7, **QUIET)
+    writer.add("digits", **QUIET)
+    writer.remove(photos / "odd")
+    writer.save(tmp_path / "index")
+    after = reader.search(digits[9], 7, **QUIET)
+    assert torch.equal(after.rows, before.rows)
+    assert torch.equal(after.distances, before.distances)
+    assert reader.open_image(3).convert("L").tobytes() == digits[3].tobytes()
 
 
 def test_a_missing_image_is_named(index, photos):

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pandas as pd
@@ -86,11 +88,31 @@ def _files(photos: Path) -> list[str]:
     return [str(photos / name) for name in ImageSource.of(photos).names]
 
 
+def test_of_equally_probable_classes_the_first_are_predicted(load_recipe, tmp_path):
+    batches = [(torch.arange(2), {"logits": torch.zeros(2, 50)})]
+    encoder = SimpleNamespace(weights="", class_names=list(map(str, range(50))), encode=lambda *_, **__: batches)
+    source = MagicMock(names=["a", "b"], split=None, labels=None)
+    source.name, source.__len__.return_value = "", 2
+    recipe = load_recipe("predict_images")
+    args = recipe.PredictionArguments(model_name_or_path="", images="", output="table.csv", top_k=3)
+    rows = recipe.predict(args, encoder, source, tmp_path / "unfinished")
+    assert [[row[name] for name in ("prediction", "prediction_2", "prediction_3")] for row in rows] == [list("012")] * 2
+
+
 def test_parquet_has_the_same_rows_as_csv(predict):
     by_suffix = [pd.read_csv(predict("table.csv")), pd.read_parquet(predict("table.parquet"))]
     pd.testing.assert_frame_equal(*by_suffix, check_dtype=False)
     assert "prediction_3" in by_suffix[0]
     assert "prediction_4" not in by_suffix[0]  # there are three classes
+
+
+def test_names_that_look_like_formulas_are_texts_in_the_table(predict, photos, tmp_path):
+    shutil.copytree(photos / "a", tmp_path / "images" / "=1+1")
+    tables = {name: predict(name, "--images", str(tmp_path / "images")) for name in ("table.csv", "table.parquet")}
+    table, exact = pd.read_csv(tables["table.csv"]), pd.read_parquet(tables["table.parquet"])
+    for column in ("file", "label"):
+        assert table[column].tolist() == [f"'{name}" for name in exact[column]]
+    assert exact["label"].tolist() == ["=1+1"] * 4
 
 
 def test_an_interrupted_run_continues(predict, monkeypatch, capsys, tmp_path):
@@ -174,8 +196,8 @@ def test_a_query_is_left_out_of_its_neighbors_if_asked(load_recipe, run_main, fo
 
 
 def test_predicted_classes_have_a_question_mark(load_recipe, run_main, folder, photos, tmp_path, capsys):
-    copy = shutil.copytree(folder, tmp_path / "index")
-    run_main(load_recipe("build_index"), ["--images", str(photos / "b"), "--add_to", str(copy), "--disable_tqdm"])
+    copy, flat = shutil.copytree(folder, tmp_path / "index"), shutil.copytree(photos / "b", tmp_path / "flat")
+    run_main(load_recipe("build_index"), ["--images", str(flat), "--add_to", str(copy), "--disable_tqdm"])
     capsys.readouterr()
     run_main(
         load_recipe("search_images"), ["--index", str(copy), "--query", str(photos / "b" / "4.png"), "--top_k", "2"]
@@ -194,6 +216,79 @@ def test_images_are_added_to_an_index(load_recipe, run_main, folder, tmp_path, c
     run_main(load_recipe("build_index"), ["--images", "digits", "--add_to", str(copy), "--disable_tqdm"])
     assert "added     355 of 355 images" in capsys.readouterr().out
     assert len(ImageIndex.load(copy)) == 364
+
+
+def test_images_are_removed_from_an_index_and_the_others_keep_their_ids(
+    load_recipe, run_main, folder, photos, tmp_path, capsys
+):
+    copy = shutil.copytree(folder, tmp_path / "index")
+    run_main(load_recipe("build_index"), ["--images", str(photos / "a"), "--remove_from", str(copy)])
+    assert "removed   4 images of" in capsys.readouterr().out
+    words = ["--index", str(copy), "--query", str(photos / "b" / "4.png"), "--top_k", "1"]
+    run_main(load_recipe("search_images"), words)
+    (row,) = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert (row["id"], row["file"]) == ("4", str(photos / "b" / "4.png"))
+
+
+def test_simultaneous_additions_lose_nothing(root, start, folder, photos, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "index")
+    others = [shutil.copytree(photos, tmp_path / name) for name in ("first", "second", "third")]
+    words = ["--add_to", copy, "--disable_tqdm"]
+    processes = [start(root / "recipes" / "build_index.py", "--images", images, *words) for images in others]
+    for process in processes:
+        assert process.wait() == 0, process.stdout.read()
+    index = ImageIndex.load(copy)
+    assert len(index) == 36
+    for row in range(len(index)):  # each name has the embedding of its image
+        assert index.open_image(row).size == (8, 8)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("words", [["--output_dir", "new"], ["--add_to", "index"], ["--output_dir", "."]])
+def test_an_index_that_cannot_be_written_is_an_error_before_the_work(
+    words, load_recipe, run_main, model, folder, photos, tmp_path, monkeypatch
+):
+    shutil.copytree(folder, tmp_path / "index")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ImageEncoder, "encode", lambda *_, **__: pytest.fail("embedded"))
+    if "." not in words:
+        original = Path.touch
+        monkeypatch.setattr(
+            Path,
+            "touch",
+            lambda path, **_: (
+                (_ for _ in ()).throw(OSError(30, "Read-only file system"))
+                if path.parent == tmp_path
+                else original(path)
+            ),
+        )
+    given = ["--model_name_or_path", model, "--images", str(photos), *words]
+    with pytest.raises(OSError, match=r"Read-only file system|the working directory cannot be replaced"):
+        run_main(load_recipe("build_index"), given)
+
+
+def test_following_the_message_after_an_interrupted_replacement_loses_no_index(
+    load_recipe, run_main, model, folder, photos, tmp_path
+):
+    copy = shutil.copytree(folder, tmp_path / "index")
+    copy.rename(tmp_path / ".index.replaced")
+    words = ["--model_name_or_path", model, "--images", str(photos / "b"), "--output_dir", str(copy), "--disable_tqdm"]
+    with pytest.raises(FileExistsError, match="is not empty"):
+        run_main(load_recipe("build_index"), words)
+    assert len(ImageIndex.load(copy)) == 9
+
+
+def test_a_contact_sheet_shows_no_image_that_replaced_the_indexed_one(
+    load_recipe, run_main, model, folder, photos, tmp_path
+):
+    own = shutil.copytree(photos, tmp_path / "photos")
+    words = ["--model_name_or_path", model, "--images", str(own), "--output_dir", str(tmp_path / "index")]
+    run_main(load_recipe("build_index"), [*words, "--disable_tqdm"])
+    shutil.copy(own / "a" / "0.png", own / "b" / "4.png")
+    words = ["--index", str(tmp_path / "index"), "--query", str(photos / "b" / "4.png"), "--top_k", "1"]
+    run_main(load_recipe("search_images"), [*words, "--contact_sheet", str(tmp_path / "found.png")])
+    sheet = np.asarray(Image.open(tmp_path / "found.png"))
+    assert (sheet[3:125, 131:253] == 255).all()
 
 
 @pytest.mark.parametrize(("words", "count"), [([], 9), (["--classes", "b"], 5)])
