@@ -33,6 +33,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
 
@@ -77,6 +78,10 @@ ENDS = {0: "worked", 2: "refused by the parser", 1: "refused by the recipe"}
 
 OPENED: list[str] = []
 """Paths that were opened by the current call, or `forward` for a computation of a model."""
+
+
+RECORDING: set[bool] = set()
+"""Not empty while opened files are recorded."""
 
 
 class TooLongError(BaseException):
@@ -127,36 +132,55 @@ def prepare(folder: Path) -> None:
     (folder / "no_weights" / "model.safetensors").unlink()
 
 
-def run(call: Call) -> tuple[int, str]:
-    """Call a recipe; return its exit code (-1 for a traceback or one that took too long) and what it printed.
+@contextlib.contextmanager
+def searched_once() -> Iterator[None]:
+    """Let the search page be searched once and closed when it is launched."""
+    from gradio import Blocks
 
-    The page of `search_page` is searched once and closed.
-    """
+    page = load("search_page")
+    build, show = page.build_page, Blocks.launch
+
+    def search(index: Any) -> Any:
+        page.show(index, str(Path("photos", "a", "0.png").resolve()), "", [], 5)
+        return build(index)
+
+    def launch(blocks: Any, **options: Any) -> None:
+        show(blocks, **options, prevent_thread_lock=True, quiet=True)
+        blocks.close(verbose=False)
+
+    with mock.patch.object(page, "build_page", search), mock.patch.object(Blocks, "launch", launch):
+        yield
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Record opened files and computations of models in `OPENED`."""
+    OPENED.clear()
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: OPENED.append("forward"))
+    watch_files()
+    RECORDING.add(True)
+    try:
+        yield
+    finally:
+        RECORDING.clear()
+        hook.remove()
+
+
+@functools.cache
+def watch_files() -> None:
+    """Install the hook for opened files, which cannot be removed."""
+    sys.addaudithook(lambda event, values: OPENED.append(str(values[0])) if event == "open" and RECORDING else None)
+
+
+def run(call: Call) -> tuple[int, str]:
+    """Call a recipe; return its exit code (-1 for a traceback or one that took too long) and what it printed."""
 
     def stop(*_: object) -> None:
         raise TooLongError
 
-    def search(index: Any) -> Any:
-        page, build = load("search_page"), load("search_page").__dict__["_build_page"]
-        found = page.show(index, str(Path("photos", "a", "0.png").resolve()), "", [], 5)
-        print(found[0], [caption for _, caption in found[1]])
-        return build(index)
-
-    def launch(page: Any, **options: Any) -> None:
-        Blocks.shown(page, **options, prevent_thread_lock=True, quiet=True)
-        page.close(verbose=False)
-
-    if call.recipe == "search_page":
-        from gradio import Blocks
-
-        module = load("search_page")
-        if not hasattr(module, "_build_page"):
-            module._build_page, module.build_page = module.build_page, search
-            Blocks.shown, Blocks.launch = Blocks.launch, launch
     shutil.rmtree("out", ignore_errors=True)
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    OPENED.clear()
     printed, errors, code = io.StringIO(), io.StringIO(), 0
     signals = {signal.SIGPROF: signal.ITIMER_PROF, signal.SIGALRM: signal.ITIMER_REAL}
     before = {number: signal.signal(number, stop) for number in signals}
@@ -165,7 +189,8 @@ def run(call: Call) -> tuple[int, str]:
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            run_recipe(lambda _: load(call.recipe).main(call.argv))
+            with recording(), searched_once() if call.recipe == "search_page" else contextlib.nullcontext():
+                run_recipe(lambda _: load(call.recipe).main(call.argv))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (Exception, TooLongError):
@@ -176,13 +201,13 @@ def run(call: Call) -> tuple[int, str]:
             signal.setitimer(timer, 0)
             signal.signal(number, before[number])
         torch.set_flush_denormal(False)
-    if ESCAPE in printed.getvalue():
-        errors.write(f"printed on stdout: {ESCAPE}")
-    return code, errors.getvalue()
+    return code, errors.getvalue() + ESCAPE * (ESCAPE in printed.getvalue())
 
 
 def problem(code: int, printed: str) -> str | None:
     """Return what is wrong with how a call ended, or None."""
+    if ESCAPE in printed:
+        return f"control characters of a name are printed: {printed[-1000:]!r}"
     if code == 0:
         return None
     if code == -1 or "Traceback" in printed:
@@ -257,7 +282,6 @@ def draw_call(kind: str, seed: int, folder: Path) -> tuple[Call, str, bool, Path
 def attack(kind: str, seed: int, folder: Path) -> tuple[int, str | None]:
     """Make one call in the prepared folder; return its exit code and what is wrong with it."""
     call, what, must_fail, output = draw_call(kind, seed, folder)
-    watch()
     with contextlib.chdir(folder):
         is_new = output is not None and not os.path.lexists(output)
         before = list_tree(folder)
@@ -273,13 +297,6 @@ def attack(kind: str, seed: int, folder: Path) -> tuple[int, str | None]:
         if kind not in ("line", "config") and before != after:
             wrong = wrong or f"files around were changed: {sorted({*before.items()} ^ {*after.items()})[:5]}"
     return code, None if wrong is None else f"{kind} {seed}: {call.recipe} {call.argv}: {what!r}: {wrong}"
-
-
-@functools.cache
-def watch() -> None:
-    """Record opened files and computations of models in `OPENED` from now on."""
-    sys.addaudithook(lambda event, values: OPENED.append(str(values[0])) if event == "open" else None)
-    torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: OPENED.append("forward"))
 
 
 class Worker:
