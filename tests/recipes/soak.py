@@ -214,7 +214,7 @@ class Soak:
         ended = scenario.run(folder, "--overwrite_output_dir") if holds else None
         os.kill(first, signal.SIGCONT)
         code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
-        refused = ended is None or (ended.codes == [1] and f"in use by the run of process {first}" in ended.printed)
+        refused = ended is None or (ended.codes == [1] and f"is in use by process {first} " in ended.printed)
         if code or not refused:
             raise UnexpectedEndError(f"two runs ended with {code} and {ended}")
         self.counts[SECOND_RUN] += holds
