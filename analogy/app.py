@@ -1,8 +1,8 @@
 """Gradio app: answer a word analogy with a language model and show the cost of every choice.
 
-python analogy/app.py --model <id or folder>
+python analogy/app.py --model <id or folder> ...
 
-Also the app of a Space. Requires gradio. Downloads only the model, if it is a Hub id.
+Also the app of a Space. Requires gradio. Visitors choose among the given models; only those are loaded or downloaded.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import functools
 import html
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before the import of gradio, which sends telemetry
@@ -26,7 +27,7 @@ from hf_sphere.analogies.scoring import build_scoring, scoring_class
 from hf_sphere.analogies.scoring.base import Engine
 from hf_sphere.analogies.search import lowest_costs
 
-DEFAULT_MODEL = "bert-base-cased"
+MODELS = ("bert-base-cased", "roberta-base", "gpt2")
 DEFAULT_TEMPLATE = "default of the scoring"
 STEM = "word : language"
 CHOICES = "paint : portrait\nnote : music\ntale : story\nweek : year"
@@ -46,17 +47,18 @@ choice with the lowest cost is the answer**. A single question does not measure 
 def main() -> None:
     """Launch the app."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="Hub id or folder of the initial model")
+    parser.add_argument("--model", nargs="+", default=MODELS, help="Hub ids or folders of the models to choose from")
     parser.add_argument("--host", help="address to listen on; localhost by default")
     parser.add_argument("--port", type=int, help="port; the first free one by default")
     args = parser.parse_args()
     # The default theme downloads its fonts.
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
-    build_page(args.model).launch(server_name=args.host, server_port=args.port, theme=theme, ssr_mode=False)
+    address = {"server_name": args.host, "server_port": args.port}
+    build_page(args.model).launch(**address, theme=theme, ssr_mode=False, max_file_size="1mb")  # nothing is uploaded
 
 
-def build_page(model: str) -> gr.Blocks:
-    """Build the page."""
+def build_page(models: Sequence[str]) -> gr.Blocks:
+    """Build the page; gradio refuses models that are not among the choices."""
     with gr.Blocks(title="Word analogies", analytics_enabled=False) as page:
         gr.Markdown(INTRODUCTION)
         with gr.Row():
@@ -64,7 +66,7 @@ def build_page(model: str) -> gr.Blocks:
                 stem = gr.Textbox(STEM, label="Pair", info="Two words, separated by a colon or a comma.")
                 choices = gr.Textbox(CHOICES, label="Choices", lines=5, info="One pair per line.")
             with gr.Column():
-                name = gr.Textbox(model, label="Model", info="Hub id or folder of a masked, causal or embedding model.")
+                name = gr.Dropdown(list(models), value=models[0], label="Model")
                 scoring = gr.Dropdown(scoring_names(), value="perplexity", label="Scoring")
                 template = gr.Dropdown(
                     [DEFAULT_TEMPLATE, *TEMPLATES],
@@ -100,7 +102,7 @@ def answer(
     """
     try:
         question = read_question(stem, choices)
-        costs, by_order = score(question, load(model.strip()), scoring, template, weight)
+        costs, by_order = score(question, load(model), scoring, template, weight)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         nothing = gr.update(visible=False)
         return box(f"<b>Error</b>: {html.escape(str(error))}", "#ffd7d5"), nothing, nothing
@@ -132,8 +134,6 @@ def read_pair(text: str) -> tuple[str, str]:
 @functools.lru_cache(maxsize=1)  # one, since two may not fit in memory
 def load(model: str) -> LanguageModel:
     """Load a model; the last one is cached."""
-    if not model:
-        raise ValueError("no model is given; enter a Hub id or a folder.")
     return LanguageModel.load(model)
 
 

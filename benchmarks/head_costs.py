@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import yaml
 from common import ratio, report, row, synchronize, time_in_turn
 
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.training import initialize_from_data
+from hf_sphere.utils.arguments import read_config
 
 CONFIGS = Path(__file__).parent.parent / "recipes" / "configs" / "cifar10_fast"
 HEADS = ["softmax", "spherized", "cosine", "arcface", "hyperbolic", "vmf", "prototype", "angular"]
@@ -30,7 +30,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def training_step(head: str) -> Callable[[], None]:
     """Return a function that trains the network with a head for one step."""
     torch.manual_seed(0)
-    settings = yaml.safe_load((CONFIGS / f"cifar10-fast-{head}.yaml").read_text(encoding="utf-8"))
+    settings = read_config(CONFIGS / f"cifar10-fast-{head}.yaml")
     config = SphereVisionConfig(
         backbone=settings["backbone"], head=head, head_kwargs=settings.get("head_kwargs"), num_labels=10
     )

@@ -123,6 +123,8 @@ def read_class_vectors(args: PlacementArguments, names: list[str] | None) -> "Te
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    if not Path(args.class_vectors).is_file():
+        raise FileNotFoundError(f"there is no file {args.class_vectors} (--class_vectors).")
     try:
         tensors = load_file(args.class_vectors)
     except SafetensorError as error:

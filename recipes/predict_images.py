@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.output_dir import check_output_file
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.texts import write_csv
 
 if TYPE_CHECKING:
     from hf_sphere.embeddings import ImageEncoder, ImageSource
@@ -102,9 +103,10 @@ def predict(
     options |= {"skip_unreadable": args.skip_unreadable_images, "progress": not args.disable_tqdm}
     for indices, columns in encoder.encode(source, range(start, len(source)), **options):
         probabilities = columns["logits"].softmax(-1)
-        best = probabilities.topk(min(args.top_k, probabilities.shape[1]))
+        ranked = probabilities.sort(descending=True, stable=True)  # of equal ones, the first class is the prediction
         concentrations = columns["concentration"].tolist() if "concentration" in columns else [None] * len(indices)
-        cells = zip(indices.tolist(), best.indices.tolist(), best.values.tolist(), concentrations, strict=True)
+        best = [part[:, : args.top_k].tolist() for part in (ranked.indices, ranked.values)]
+        cells = zip(indices.tolist(), *best, concentrations, strict=True)
         rows = {}
         for index, classes, confidences, concentration in cells:
             row: dict[str, Any] = {"file": source.names[index]}
@@ -128,13 +130,10 @@ def write_table(table: list[dict[str, Any]], output: Path) -> None:
         raise ValueError("none of the images can be read, so there is nothing to write.")
     with atomic_file(output) as unfinished:
         if output.suffix == ".csv":
-            import csv
-
             with unfinished.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, table[0])
-                writer.writeheader()
-                for row in table:  # six digits are all that float32 has
-                    writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()})
+                # Six digits are all that float32 has.
+                rows = [{key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()} for row in table]
+                write_csv(rows, file)
         else:
             import pyarrow as pa
             import pyarrow.parquet as pq

@@ -7,7 +7,6 @@ python recipes/search_images.py --index outputs/clip-index --text "a red bird"
 `recipes/build_index.py` builds the index.
 """
 
-import csv
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.texts import write_csv
 
 if TYPE_CHECKING:
     from hf_sphere.embeddings import ImageIndex, ImageSource, Neighbors
@@ -76,11 +76,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.leave_out_query:
             found = leave_out_queries(index, found, source, args.top_k)
     rows = make_table(index, found)
+    if not rows:
+        raise ValueError("no image is left to find; leave out --leave_out_query.")
     if args.table is None:
-        write_table(rows, sys.stdout)
+        write_csv(rows, sys.stdout)
     else:
         with atomic_file(args.table) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
-            write_table(rows, file)
+            write_csv(rows, file)
         print(f"wrote     {args.table}: {len(rows):,} rows")
     if args.contact_sheet is not None:
         queries = [source.open(row) if source else None for row in found.queries.get("row", [0])[:MOST_QUERIES]]
@@ -127,15 +129,6 @@ def make_table(index: "ImageIndex", found: "Neighbors") -> list[dict[str, Any]]:
                     cells[name] = "" if certainty is None else f"{certainty:.4g}"
             rows.append(cells)
     return rows
-
-
-def write_table(rows: list[dict[str, Any]], file: Any) -> None:
-    """Write the table as CSV."""
-    if not rows:
-        raise ValueError("no image is left to find; leave out --leave_out_query.")
-    writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
 
 
 def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequence[Any]) -> Any:

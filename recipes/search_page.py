@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     page = build_page(ImageIndex.load(args.index, args.model_name_or_path))
     # The default theme downloads its fonts.
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
-    page.launch(server_name=args.host, server_port=args.port, theme=theme, ssr_mode=False)
+    address = {"server_name": args.host, "server_port": args.port}
+    page.launch(**address, theme=theme, ssr_mode=False, max_file_size="50mb")
 
 
 def build_page(index: "ImageIndex") -> Any:
@@ -51,7 +52,8 @@ def build_page(index: "ImageIndex") -> Any:
     shown = "All if none is chosen; of images without a label, predictions."
     classes = sorted(set(index.classes()) - {""})
     search = index.neighbor_search
-    with gr.Blocks(title="Image search", analytics_enabled=False) as page:
+    # Uploads and the pictures that were shown are removed after an hour.
+    with gr.Blocks(title="Image search", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gr.Markdown(
             f"# Image search\n{len(index):,} images, {search.distance} distance, search `{search.kind}`"
             + (f" with a recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else "")

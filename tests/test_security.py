@@ -68,7 +68,7 @@ def test_torch_files_are_read_with_weights_only():
 def test_yaml_is_read_with_a_safe_loader():
     found = [ast.unparse(call) for _, name, call in calls() if name.startswith("yaml.load")]
     assert found
-    assert all("Loader=_YamlLoader" in call for call in found)
+    assert all(call.endswith("_YamlLoader)") for call in found)
     with pytest.raises(Exception, match="expected a mapping"):
         Options("{a: !!python/object/apply:os.getcwd []}")
 

@@ -160,7 +160,7 @@ def read_queue(path: Path) -> list[Entry]:
     Raises:
         QueueError: If a configuration does not exist, an argument is unknown or invalid, or a name is not unique.
     """
-    rows = read_config(path)
+    rows = read_config(path, has_aliases=True)
     if not isinstance(rows, list):
         raise QueueError(f"{path} must be a list of entries.")
     entries = sorted((_to_entry(row, path) for row in rows), key=lambda entry: entry.priority)

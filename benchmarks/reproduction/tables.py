@@ -130,7 +130,7 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     Raises:
         ValueError: If a key is unknown or missing.
     """
-    rows = read_config(path)
+    rows = read_config(path, has_aliases=True)
     known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}  # type: ignore[arg-type]
     for number, row in enumerate(rows if isinstance(rows, list) else [rows]):
         if not isinstance(rows, list) or not isinstance(row, Mapping):

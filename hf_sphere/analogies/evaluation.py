@@ -1,6 +1,5 @@
 """Evaluation of a model: costs and predictions, accuracies of searched configurations, and results on benchmarks."""
 
-import csv
 import hashlib
 import itertools
 import json
@@ -33,6 +32,7 @@ from hf_sphere.analogies.search import (
     selection_noise,
 )
 from hf_sphere.utils.files import atomic_file, read_json, write_json
+from hf_sphere.utils.texts import write_csv
 
 HEADER = (
     f"\n{'benchmark':<11}{'scoring':<21}{'accuracy':>9}{'interval':>16}{'chance':>8}{'noise':>7}{'untuned':>9}"
@@ -354,9 +354,7 @@ def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: 
         atomic_file(path.with_name("results.csv")) as unfinished,
         open(unfinished, "w", newline="", encoding="utf-8") as file,
     ):
-        writer = csv.DictWriter(file, list(entries[0]))
-        writer.writeheader()
-        writer.writerows(entry | {"configuration": json.dumps(entry["configuration"])} for entry in entries)
+        write_csv([entry | {"configuration": json.dumps(entry["configuration"])} for entry in entries], file)
 
 
 def table_line(result: Mapping[str, Any]) -> str:

@@ -24,9 +24,9 @@ from torchvision.transforms.v2 import InterpolationMode
 from tqdm.auto import tqdm
 
 from hf_sphere.data.image_files import encoded_images, examine_files, file_names, log_transparent, open_image
-from hf_sphere.utils.arguments import error_text
 from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.pixels import WHITE, convert_image, read_orientation, resize_image
+from hf_sphere.utils.texts import damage
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class EncodedImages(torch.utils.data.Dataset):
             with open_image(record) as image:
                 pixels = np.array(convert_image(image, self.shape.channels, self.shape.background))
         except Exception as error:  # of PIL and its plugins, of many classes
-            return self._error(int(row), error_text(error))
+            return self._error(int(row), damage(error))
         tensor = torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
         mode = InterpolationMode(self.shape.interpolation)
         tensor = resize_image(tensor, (self.shape.height, self.shape.width), self.shape.crop_pct, mode)

@@ -1,12 +1,15 @@
 """Folders of image files, and of tables that contain or name images."""
 
 import os
+import re
 import shlex
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from datasets import load_dataset_builder
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+from hf_sphere.utils.arguments import check_regular
 
 UNREADABLE = {".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".raf"}
 """Suffixes of photos that `datasets` does not read."""
@@ -27,7 +30,7 @@ def list_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
     Links to folders outside it are followed.
 
     Raises:
-        ValueError: If the path of a file is not UTF-8 text.
+        ValueError: If the path of a file is not UTF-8 text, or it is not a regular file.
     """
     found, root = [], os.path.realpath(folder)
     for parent, folders, names in os.walk(folder, followlinks=True):
@@ -36,6 +39,8 @@ def list_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
         folders[:] = [n for n in folders if not n.startswith(".") and n not in inside]
         found += [Path(parent, n) for n in names if n[0] != "." and os.path.splitext(n)[1].lower() in suffixes]
     check_names(found)
+    for file in found:
+        check_regular(file)
     return sorted(found)
 
 
@@ -46,9 +51,16 @@ def check_names(files: Iterable[Path]) -> None:
             raise ValueError(f"the path {os.fsencode(file)!r} is not UTF-8 text; rename the file or its folder.")
 
 
-def check_links(folder: Path, files: Sequence[Path]) -> None:
-    """Raise an error if files are in linked folders, which `datasets` would leave out without a word."""
+def check_found(folder: Path, files: Sequence[Path]) -> None:
+    """Raise an error if `datasets` would leave out files or their classes without a word, for their path."""
     root = folder.resolve()
+    for file in files:
+        lost = re.search(r"\n|::", str(file)) or re.search(
+            r"\\(?=.*/)|(?<![^/])__(?=.*/)", str(file.relative_to(folder))
+        )
+        if lost:
+            reason = f"`datasets` loses images, or their classes, with {lost[0]!r} in their path; rename it"
+            raise ValueError(f"{str(file)!r} cannot be read: {reason}.")
     linked = [parent for parent in {file.parent for file in files} if not parent.resolve().is_relative_to(root)]
     if linked:
         link = next(path for path in (linked[0], *linked[0].parents) if path.is_symlink())

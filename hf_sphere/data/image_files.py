@@ -13,7 +13,8 @@ from datasets.utils.file_utils import xopen
 from PIL import Image as PILImage, ImageFile
 from tqdm.auto import tqdm
 
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.arguments import check_regular
+from hf_sphere.utils.texts import damage
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def encode_image(image: PILImage.Image) -> dict[str, Any]:
         upright = turn_upright(image)
     except Exception as error:  # of PIL and its plugins, of many classes
         name = getattr(image, "filename", "") or "an image"
-        raise ValueError(f"{name} cannot be read as an image: {error_text(error)}.") from error
+        raise ValueError(f"{name} cannot be read as an image: {damage(error)}.") from error
     # A palette's transparency would be lost.
     upright = upright.convert("RGBA") if "transparency" in upright.info else upright.copy()
     return Image().encode_example(upright)
@@ -59,6 +60,8 @@ def open_image(record: dict[str, Any] | None) -> ImageFile.ImageFile:
     if encoded is None and "://" in path:  # in a zip file, or remote
         with xopen(path, "rb") as file:
             encoded = file.read()
+    if encoded is None:
+        check_regular(path)
     image = PILImage.open(path if encoded is None else io.BytesIO(encoded))
     if getattr(image, "is_animated", False) and image.format != "MPO":  # MPO: a photo with its preview
         image.close()
@@ -129,7 +132,7 @@ def _examine(record: dict[str, Any] | None) -> bool | str:
                 image.load()
             return image.has_transparency_data
     except Exception as error:  # of PIL and its plugins, of many classes
-        return error_text(error)
+        return damage(error)
 
 
 def _ends_with(file: Any, end: bytes) -> bool:

@@ -21,6 +21,7 @@ from transformers.utils import cached_file
 
 from hf_sphere.data.sources import find_rows
 from hf_sphere.metrics.shared_rows import ROW_BITS
+from hf_sphere.utils.arguments import check_regular
 from hf_sphere.utils.files import RECORD_FILE, read_json, write_json
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ def fingerprint(splits: DatasetDict) -> int:
             some = part.select(range(0, len(part), max(1, math.ceil(len(part) / 256)))).select_columns([column])
             for cell in some.cast_column(column, Image(decode=False))[column]:
                 with contextlib.suppress(OSError, TypeError):  # a file or an image that is missing
+                    if cell["bytes"] is None:
+                        check_regular(cell["path"])
                     digest.update(Path(cell["path"]).read_bytes() if cell["bytes"] is None else cell["bytes"])
     return int.from_bytes(digest.digest()[:4]) >> 1
 

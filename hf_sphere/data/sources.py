@@ -29,7 +29,7 @@ from datasets import (
 from PIL import Image as PILImage
 from torch import Tensor
 
-from hf_sphere.data.folders import SUFFIXES, TABLES, UNREADABLE, check_links, has_metadata, has_tables, list_files
+from hf_sphere.data.folders import SUFFIXES, TABLES, UNREADABLE, check_found, has_metadata, has_tables, list_files
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.data.targets import OPEN_SETS, read_class_names, read_labels
 from hf_sphere.utils.loading import load_dataset
@@ -58,7 +58,7 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
     files = list_files(Path(name), SUFFIXES | UNREADABLE)
     tables = list_files(Path(name), TABLES)
     of_tables = not files or has_metadata(Path(name)) or has_tables(Path(name))
-    check_links(Path(name), tables if of_tables else files)
+    check_found(Path(name), tables if of_tables else files)
     splits = require_splits(load_dataset(name, config_name), name)
     if skipped := [file for file in files if file.suffix.lower() in UNREADABLE]:
         message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."

@@ -29,10 +29,10 @@ from hf_sphere.data.image_files import (
 )
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
 from hf_sphere.embeddings.extract import class_names, compute_embeddings, load_embedding_model, read_output
-from hf_sphere.utils.arguments import error_text
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import WHITE, convert_image
+from hf_sphere.utils.texts import damage
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ImageSource:
             with open_image(self.encoded[index]["image"]) as image:
                 return convert_image(image, channels, background)
         except Exception as error:  # of PIL and its plugins, of many classes
-            raise ValueError(f"{self.names[index]} cannot be read as an image: {error_text(error)}.") from error
+            raise ValueError(f"{self.names[index]} cannot be read as an image: {damage(error)}.") from error
 
     @classmethod
     def of(cls, images: Any, split: str | None = None) -> "ImageSource":

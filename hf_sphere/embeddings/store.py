@@ -15,22 +15,25 @@ row_id         identity of the image: the same in all splits and parts of a data
 """
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
 from torch import Tensor
 
+from hf_sphere.data.folders import TABLES, list_files
 from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.sources import find_split, load_splits
 from hf_sphere.data.targets import read_class_names, read_labels, read_values
+from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.utils.files import atomic_folder, read_json, write_json
 
 ABOUT_FILE = "embeddings.json"
@@ -187,6 +190,8 @@ def read_embeddings(
     Example:
         >>> data = read_embeddings("outputs/embeddings")  # doctest: +SKIP
     """
+    if special := [path for path in list_files(Path(name), TABLES) if not path.is_file()]:
+        raise ValueError(f"{special[0]} is not a regular file; remove it.")
     splits = load_splits(name)
     if len(splits) > 1 and split is None:
         raise ValueError(f"{name} has the splits {', '.join(splits)}; choose one with --split.")
@@ -200,7 +205,7 @@ def read_embeddings(
         raise ValueError(f"{name} has no column {' and no column '.join(missing)}; it has: {known}.")
     if max_samples is not None and max_samples < 1:
         raise ValueError(f"--max_samples must be at least 1; got {max_samples}.")
-    numbers = torch.arange(len(rows))
+    total, numbers = len(rows), torch.arange(len(rows))
     if max_samples is not None and max_samples < len(rows):
         numbers = draw_subset(len(rows), max_samples, seed)
         rows = rows.select(numbers.tolist())
@@ -222,25 +227,27 @@ def read_embeddings(
             first = int(invalid.nonzero()[0, 0])
             found = f"is {given[first].item()} in row {numbers[first]}; {RULES[column]}"
             raise ValueError(f"column {column} of {name}, split {chosen!r}, {found}.")
+    embeddings = _read_vectors(rows, name, "embedding", numbers)
+    sizes = {"embedding_dim": embeddings.shape[1]} | ({"num_images": total} if len(splits) == 1 else {})
     return Embeddings(
         name=name,
         split=chosen,
-        embeddings=_read_vectors(rows, name, "embedding"),
-        logits=_read_vectors(rows, name, "logits") if "logits" in columns else None,
+        embeddings=embeddings,
+        logits=_read_vectors(rows, name, "logits", numbers) if "logits" in columns else None,
         labels=labels,
         class_names=class_names,
         predictions=read_labels(rows, "prediction", predicted_names, chosen) if predicted else None,
         predicted_names=predicted_names,
         confidences=values.get("confidence"),
         concentrations=values.get("concentration"),
-        indices=torch.tensor(rows["index"][:]) if rows.features.get("index") in SIGNED else None,
-        row_ids=torch.tensor(rows["row_id"][:]) if rows.features.get("row_id") in SIGNED else None,
-        about=_read_about(Path(name)),
+        indices=_read_integers(rows, name, "index", numbers),
+        row_ids=_read_integers(rows, name, "row_id", numbers),
+        about=_read_about(Path(name), sizes),
     )
 
 
-def _read_about(folder: Path) -> dict[str, Any]:
-    """Read `embeddings.json`; empty if there is none."""
+def _read_about(folder: Path, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Read `embeddings.json`, which must agree with the sizes of the data; empty if there is none."""
     path = folder / ABOUT_FILE
     about = read_json(path) if path.is_file() else {}
     texts = ("model", "dataset", "split", "head", "distance", "dataset_config_name", "image_column_name", "train_split")
@@ -248,6 +255,16 @@ def _read_about(folder: Path) -> dict[str, Any]:
     wrong += [key for key in ("model", "dataset", "split", "distance") if key in about and about[key] is None]
     if wrong or ("dataset" in about and "split" not in about):
         raise ValueError(f"{path} is damaged: {wrong[0] if wrong else 'split'} must be a text.")
+    rules = {key: (about.get(key) == value, f"{value}, as in the data") for key, value in sizes.items()}
+    curvature: Any = about.get("curvature")
+    distances = get_args(Distance)
+    rules["curvature"] = (type(curvature) in (int, float) and 0 < curvature < math.inf, "a positive number")
+    rules["distance"] = (about.get("distance") in distances, f"one of {', '.join(distances)}")
+    for key in ("num_training_images", "num_calibration_images"):
+        rules[key] = (type(about.get(key)) is int and about[key] >= 0, "a number of images")
+    for key, (is_valid, rule) in rules.items():
+        if key in about and not is_valid:
+            raise ValueError(f"{path} is damaged: {key} must be {rule}; it is {about[key]!r}.")
     return about
 
 
@@ -259,8 +276,18 @@ def _feature(name: str, values: Tensor, names: Mapping[str, Sequence[str]]) -> A
     return number if values.ndim == 1 else List(number, length=values.shape[1])
 
 
-def _read_vectors(rows: Dataset, name: str, column: str) -> Tensor:
-    """Read a column of vectors of one length as float32 (N, d)."""
+def _read_integers(rows: Dataset, name: str, column: str, numbers: Tensor) -> Tensor | None:
+    """Read a column of integers, if there is one, (N,)."""
+    if rows.features.get(column) not in SIGNED:
+        return None
+    values = rows[column][:]
+    if None in values:
+        raise ValueError(f"column {column} of {name} has no value in row {numbers[values.index(None)]}; remove it.")
+    return torch.tensor(values)
+
+
+def _read_vectors(rows: Dataset, name: str, column: str, numbers: Tensor) -> Tensor:
+    """Read a column of vectors of one length as float32 (N, d); `numbers` are those of the rows in the split."""
     cells = rows.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
     kind = cells.type
     is_list = isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
@@ -268,9 +295,12 @@ def _read_vectors(rows: Dataset, name: str, column: str) -> Tensor:
         raise ValueError(f"column {column} of {name} contains {rows.features[column]}, not lists of numbers.")
     lengths = cells.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
     odd = (lengths != lengths[0]).nonzero()[0] if lengths[0] > 0 else [0]
-    numbers = cells.flatten()
-    if len(odd) or numbers.null_count:
-        reason = f"row {odd[0]} has no vector or another length" if len(odd) else "some numbers are missing"
+    values = cells.flatten()
+    if len(odd) or values.null_count:
+        reason = f"row {numbers[odd[0]]} has no vector or another length" if len(odd) else "some numbers are missing"
         raise ValueError(f"column {column} of {name} must have vectors of one length in all rows; {reason}.")
-    values = numbers.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
-    return torch.tensor(values).reshape(len(rows), -1)
+    vectors = torch.tensor(values.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)).reshape(len(rows), -1)
+    if len(wrong := (~vectors.isfinite().all(1)).nonzero()):
+        reason = f"{len(wrong)} row(s) are not, such as row {numbers[wrong[0, 0]]}"
+        raise ValueError(f"column {column} of {name} must be finite in float32; {reason}. Correct or remove them.")
+    return vectors

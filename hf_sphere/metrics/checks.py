@@ -53,18 +53,19 @@ def check_embeddings(embeddings: Tensor, min_count: int = 1, what: str = "embedd
     if embeddings.ndim != 2 or len(embeddings) < min_count or embeddings.shape[1] == 0:
         shape = f"(N, d) with N >= {min_count} and d >= 1"
         raise ValueError(f"{what} must have the shape {shape}; got {tuple(embeddings.shape)}.")
-    _check_rows(embeddings.isfinite().all(-1), f"{what} must be finite", "are not")
+    check_rows(embeddings.isfinite().all(-1), f"{what} must be finite", "are not")
     return embeddings
 
 
 def check_directions(embeddings: Tensor, min_count: int = 1, what: str = "embeddings") -> Tensor:
     """Return the directions of embeddings (N, d), unit vectors in float64 on the CPU."""
     embeddings = check_embeddings(embeddings, min_count, what).cpu().double()
-    _check_rows(embeddings.any(-1), "a zero vector has no direction", f"{what} are zero")
+    check_rows(embeddings.any(-1), "a zero vector has no direction", f"{what} are zero")
     return project_to_sphere(embeddings)
 
 
-def _check_rows(valid: Tensor, rule: str, found: str) -> None:
+def check_rows(valid: Tensor, rule: str, found: str) -> None:
+    """Raise a ValueError with the first row that is not valid, (N,)."""
     if count := int((~valid).sum()):
         first = int(valid.logical_not().nonzero()[0])
         raise ValueError(f"{rule}; {count} of {len(valid)} {found}, the first at index {first}. Remove them.")

@@ -57,7 +57,7 @@ class Gallery:
         elif distance == "euclidean":
             queries, references = _for_euclidean_distances(embeddings[order])
         else:
-            queries, references = for_hyperbolic_distances(embeddings[order], curvature)
+            queries, references = (points[order] for points in for_hyperbolic_distances(embeddings, curvature))
         _, sizes = key[order].unique_consecutive(return_counts=True)
         ends = sizes.cumsum(0).repeat_interleave(sizes)
         return cls(queries, padded(references), ends - sizes.repeat_interleave(sizes), ends, order)
@@ -124,7 +124,7 @@ def for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tens
     if not (squares < 1).all():
         row = int((squares >= 1).squeeze(-1).nonzero()[0])
         ball = f"the ball of curvature -{curvature:g}, of radius {curvature**-0.5:g}"
-        norm = f"one has the norm {float(squares[row].sqrt()) / curvature**0.5:g}"
+        norm = f"that at index {row} has the norm {float(squares[row].sqrt()) / curvature**0.5:g}"
         raise ValueError(f"embeddings must lie in {ball}; {norm}. Project them or use a smaller curvature.")
     weights = 1 / (1 - squares)
     ones = torch.ones_like(squares)

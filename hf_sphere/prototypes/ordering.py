@@ -96,7 +96,9 @@ class TripletRanking:
         num_neighbors = min(max(1, round(num_classes / 10)), num_classes - 2)
         self.weight = weight
         blocks = (cosines_to_others(self.directions, start, block) for start, block in row_blocks(self.directions))
-        self._neighbors = torch.cat([cosines.topk(num_neighbors, dim=1).indices for cosines in blocks])
+        self._neighbors = torch.cat(
+            [cosines.sort(dim=1, descending=True, stable=True).indices[:, :num_neighbors] for cosines in blocks]
+        )
         # For each class i the sorted classes that are not negatives, each minus its rank and plus i K. This is an
         # increasing sequence, in which binary search maps the index of a negative to its class.
         excluded = torch.cat([self._neighbors, torch.arange(num_classes)[:, None]], dim=1).sort(dim=1).values

@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes import separation, separation_bound
+from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.prototypes.methods import METHODS, Candidate, Method, Task
 from hf_sphere.prototypes.ordering import (
     OrderPreservation,
@@ -100,25 +101,36 @@ class Placement:
         try:
             with safe_open(path, framework="pt") as file:
                 text = (file.metadata() or {}).get("placement", "{}")
-                points = file.get_tensor("prototypes").double()
+                points = file.get_tensor("prototypes")
         except SafetensorError as error:
             raise ValueError(f"{path} is not a safetensors file with a tensor `prototypes`: {error}") from error
-        if points.ndim != 2 or len(points) < 2 or points.shape[1] < 2 or not points.isfinite().all():
+        if (
+            points.ndim != 2
+            or points.is_complex()
+            or len(points) < 2
+            or points.shape[1] < 2
+            or not points.isfinite().all()
+        ):
             raise ValueError(f"{path}: prototypes must be a finite (K, d) matrix with K and d at least 2.")
-        norms = torch.linalg.vector_norm(points, dim=1, keepdim=True)
-        if not norms.all():
+        points = points.double()
+        if not points.any(1).all():
             raise ValueError(f"{path}: all prototypes must be non-zero.")
-        if (norms - 1).abs().max() > 1e-12:  # saved prototypes are loaded unchanged
-            points = points / norms
+        if (torch.linalg.vector_norm(points, dim=1) - 1).abs().max() > 1e-12:  # saved prototypes are loaded unchanged
+            points = project_to_sphere(points)
         try:
             metadata = json.loads(text)
+            search = metadata.get("method", "unknown"), metadata.get("seconds", 0.0), metadata.get("interrupted", False)
             order = None if metadata.get("order") is None else OrderPreservation(**metadata["order"])
-        except (ValueError, TypeError, AttributeError) as error:
+            names, numbers = metadata.get("class_names"), (search[1], *(vars(order).values() if order else ()))
+            known = isinstance(search[0], str) and isinstance(search[2], bool) and isinstance(names, list | None)
+            if not (known and all(isinstance(number, float | int) for number in numbers)):
+                raise TypeError("a value has another type than in saved files")
+            if not all(isinstance(name, str) for name in names or ()):
+                raise TypeError("class names must be texts")
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path}: invalid metadata `placement`: {error}") from error
-        names = metadata.get("class_names")
         if names is not None and len(names) != len(points):
             raise ValueError(f"{path}: there are {len(names)} class names for {len(points)} prototypes.")
-        search = metadata.get("method", "unknown"), metadata.get("seconds", 0.0), metadata.get("interrupted", False)
         return cls(points, *_measure(points), *search, order, None if names is None else tuple(names))
 
 

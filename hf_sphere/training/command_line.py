@@ -3,15 +3,21 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import error_text, parse_arguments
+from hf_sphere.utils.texts import PrintableStream, shortage
 
-USER_ERRORS = (ValueError, OSError, ImportError, StrictDataclassError, TrainingDivergedError, CheckpointError)
+USER_ERRORS = (
+    *(ValueError, OSError, ImportError, SafetensorError, StrictDataclassError),
+    *(TrainingDivergedError, CheckpointError),
+)
 """Errors with a message for the user; others are defects of the library."""
 
 
@@ -38,38 +44,32 @@ def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
 def run_recipe(main: Callable[[Sequence[str] | None], None], **environment: str) -> None:
     """Call a recipe's `main`; print errors that the user can fix without a traceback, and exit with a status.
 
+    Control characters in what is printed or logged, for instance in names of files, do not reach the terminal.
+
     Args:
         main: The recipe.
         environment: Environment variables to set before torch is imported, unless they are set.
     """
     # Huge pages for large tensors, where Linux offers them; torch reads this at its first allocation. Training of
     # convolutions on CPUs spends up to a quarter of its time on page faults without them.
-    for name, value in ({"THP_MEM_ALLOC_ENABLE": "1"} | environment).items():
+    for name, value in ({"THP_MEM_ALLOC_ENABLE": "1", "NO_COLOR": "1"} | environment).items():
         os.environ.setdefault(name, value)
-    try:
-        main(None)
-    except TrainingInterruptedError as stop:
-        from accelerate import PartialState
+    with redirect_stdout(PrintableStream(sys.stdout, False)), redirect_stderr(PrintableStream(sys.stderr, True)):
+        try:
+            main(None)
+        except TrainingInterruptedError as stop:
+            from accelerate import PartialState
 
-        if PartialState().is_main_process:
-            print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        print("\nStopped; files and checkpoints that were finished are complete.", file=sys.stderr)
-        sys.exit(130)
-    except (*USER_ERRORS, MemoryError, RuntimeError) as error:
-        text = error_text(error)
-        if is_out_of_memory(error):
-            text = f"not enough memory: {text}. Smaller images, batches or networks need less."
-        elif not isinstance(error, USER_ERRORS):
-            raise
-        if os.environ.get("HF_SPHERE_TRACEBACK"):
-            raise
-        print(f"\nError: {text}\n(Set HF_SPHERE_TRACEBACK=1 for the traceback.)", file=sys.stderr)
-        sys.exit(1)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error of Python or torch means that memory could not be allocated."""
-    known = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, MemoryError) or any(text in str(error) for text in known)
+            if PartialState().is_main_process:
+                print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
+            sys.exit(130)
+        except KeyboardInterrupt:
+            print("\nStopped; files and checkpoints that were finished are complete.", file=sys.stderr)
+            sys.exit(130)
+        except Exception as error:
+            text = shortage(error)
+            if os.environ.get("HF_SPHERE_TRACEBACK") or not (text or isinstance(error, USER_ERRORS)):
+                raise
+            hint = "(Set HF_SPHERE_TRACEBACK=1 for the traceback.)"
+            print(f"\nError: {text or error_text(error)}\n{hint}", file=sys.stderr)
+            sys.exit(1)

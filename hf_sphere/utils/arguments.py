@@ -11,6 +11,7 @@ import inspect
 import json
 import math
 import operator
+import os
 import re
 import sys
 import types
@@ -22,7 +23,35 @@ import yaml
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """YAML loader that parses 1e-3 as a number, as YAML 1.2 and JSON do; PyYAML requires 1.0e-3."""
+    """YAML loader that parses 1e-3 as a number, as YAML 1.2 and JSON do; PyYAML requires 1.0e-3.
+
+    Aliases, with which a short text describes billions of values, are refused, and keys that are not unique texts.
+    """
+
+    has_aliases = False
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        if not self.has_aliases and getattr(event, "anchor", None):
+            problem = "anchors and aliases are not supported; repeat the value"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node, names = super().compose_mapping_node(anchor), set[str]()
+        for key, _ in node.value:
+            is_text = key.tag.endswith((":str", ":merge") if self.has_aliases else ":str")
+            if not is_text or key.value in names:
+                problem = f"the key {key.value!r} occurs twice" if is_text else "a key is not a text; quote it"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            names.add(key.value)
+        return node
+
+
+class _AliasLoader(_YamlLoader):
+    """Loader of files that are part of this repository."""
+
+    has_aliases = True
 
 
 _YamlLoader.add_implicit_resolver(
@@ -63,12 +92,14 @@ class Options(dict[str, Any]):
     def __init__(self, value: str | Iterable[tuple[str, Any]] = ()) -> None:
         if isinstance(value, str):
             try:
-                parsed = yaml.load(value, Loader=_YamlLoader)
-            except yaml.YAMLError:
-                parsed = None
+                parsed, problem = yaml.load(value, Loader=_YamlLoader), ""
+            except (yaml.YAMLError, ValueError, RecursionError) as error:
+                parsed, problem = None, f" ({getattr(error, 'problem', error)})"
             if not isinstance(parsed, dict):
                 # The only exception whose message argparse shows.
-                raise argparse.ArgumentTypeError(f"expected a mapping such as '{{scaling: 5.0}}'; got {value!r}.")
+                raise argparse.ArgumentTypeError(
+                    f"expected a mapping such as '{{scaling: 5.0}}', got {value!r}{problem}."
+                )
             value = parsed.items()
         super().__init__(value)
 
@@ -136,14 +167,18 @@ def given_arguments(argv: Sequence[str] | None = None) -> set[str]:
     return {name.removeprefix("no_") for name in names}
 
 
-def read_config(path: str | Path) -> Any:
-    """Return the contents of a YAML file.
+def read_config(path: str | Path, *, has_aliases: bool = False) -> Any:
+    """Return the contents of a YAML file, which may have aliases only if nobody else has written it.
 
     Raises:
         ValueError: If it cannot be read; the message includes the path.
     """
     try:
-        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader)
+        check_regular(path)  # pipes cannot be read twice
+        text = Path(path).read_text(encoding="utf-8")
+        if len(text) > 100_000:  # PyYAML needs seconds for them
+            raise ValueError("it has more than 100,000 characters")
+        return yaml.load(text, Loader=_AliasLoader if has_aliases else _YamlLoader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"cannot read the configuration {path}: {error_text(error)}") from error
 
@@ -167,10 +202,7 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
                     raise ValueError(f"the items of {key} must not begin with a dash; got {item!r}.")
             words += [f"--{key}", *items]
         else:
-            try:
-                words.append(f"--{key}={json.dumps(value, default=str) if isinstance(value, dict) else value}")
-            except TypeError as error:  # YAML has more kinds of keys
-                raise ValueError(f"the keys of {key} must be texts or numbers; got {value}.") from error
+            words.append(f"--{key}={json.dumps(value, default=str) if isinstance(value, dict) else value}")
     return words
 
 
@@ -291,6 +323,12 @@ def check_extra(extra: str, purpose: str, *packages: str) -> None:
     """Raise an `ImportError` that names the extra to install, if one of its packages is missing."""
     if any(importlib.util.find_spec(package) is None for package in packages):
         raise ImportError(f"{purpose} requires {' and '.join(packages)}: pip install 'hf_sphere[{extra}]'.")
+
+
+def check_regular(path: str | Path) -> None:
+    """Raise an error if there is a pipe, socket or device, of which reading might not end, instead of a file."""
+    if not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(f"{path} is not a regular file but a pipe, socket or device; remove it, or name a file.")
 
 
 def check_color(color: Sequence[int]) -> None:

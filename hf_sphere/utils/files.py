@@ -32,12 +32,12 @@ def resolve_output(path: str | os.PathLike) -> Path:
     """Return the path that is really written to: a link is kept, and its target is replaced.
 
     Raises:
-        OSError: If the target is neither a folder nor a regular file, such as a device, or the links form a circle.
+        OSError: If the target is neither a folder nor a regular file, such as a device, or a link leads nowhere.
     """
-    try:
-        target = Path(path).resolve()
-    except RuntimeError as error:  # Python 3.11 and 3.12
-        raise OSError(errno.ELOOP, "its links form a circle", str(path)) from error
+    for link in (Path(path), *Path(path).parents):
+        if link.is_symlink() and not link.exists():
+            raise FileNotFoundError(errno.ENOENT, f"{link} is a link to nothing; is its disk mounted?", str(path))
+    target = Path(path).resolve()
     if target.exists() and not (target.is_dir() or target.is_file()):
         raise OSError(errno.EINVAL, "it is neither a regular file nor a folder, so it is not replaced", str(path))
     return target

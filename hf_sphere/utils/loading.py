@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.arguments import check_regular, error_text
 
 _OPTIONS_OF_TIMM = ("backbone_kwargs", "model_args")
 _LOADS_FILES = ("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
@@ -113,6 +113,8 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
 
     if not name.strip():
         raise ValueError("the name of the data set must not be empty.")
+    for path in (Path(source or name), Path(name, "README.md"), Path(name, ".huggingface.yaml")):
+        check_regular(path)
     try:
         return datasets.load_dataset(name, *args, **options)
     except ImportError:

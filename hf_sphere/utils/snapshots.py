@@ -80,7 +80,7 @@ def read_snapshot(path: str | PathLike) -> Snapshot:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
     named = _NAME.fullmatch(path.name)
     epoch = str(metadata.get("epoch", named[1] if named else ""))
-    if not epoch.isdigit():
+    if not re.fullmatch(r"\d{1,9}", epoch):
         raise ValueError(
             f"the epoch of {path} is unknown; a snapshot has `epoch` in its metadata, or is named "
             "epoch-<number>.safetensors."

@@ -10,7 +10,9 @@ from published_images.layouts import PUBLISHED, READERS, Reader, Row, Splits
 from tqdm.auto import tqdm
 
 from hf_sphere.data.parquet import ParquetSplit
+from hf_sphere.utils.arguments import check_regular
 from hf_sphere.utils.files import atomic_folder
+from hf_sphere.utils.texts import damage
 
 
 def prepare_images(
@@ -116,12 +118,13 @@ def _write_split(
         tqdm(rows, split, unit="image", disable=not progress) as bar,
     ):
         for row in bar:
+            check_regular(row.path)
             encoded = row.path.read_bytes()
             try:
                 with PILImage.open(io.BytesIO(encoded)) as image:
                     found = image.size
             except Exception as error:  # of PIL and its plugins, of many classes
-                reader.leave_out(split, "have an unreadable image", [f"{row.path} ({error})"], len(rows))
+                reader.leave_out(split, "have an unreadable image", [f"{row.path} ({damage(error)})"], len(rows))
                 continue
             if size is not None and found != size:
                 odd += 1

@@ -108,7 +108,6 @@ def test_duplicate_choices_are_allowed(app, tiny):
         ({"stem": "word"}, "is not a pair"),
         ({"template": "nonsense"}, "is not a template. Use one of is-to-what"),
         ({"model": "/no/such/folder"}, "/no/such/folder"),
-        ({"model": " "}, "no model is given"),
     ],
 )
 def test_errors_are_shown_without_a_table(app, tiny, changed, message):
@@ -125,6 +124,14 @@ def test_user_input_is_escaped(app, tiny):
     for stem in ("<img src=x> : b", "<img src=x>"):
         verdict, _, _ = app.answer(stem, CHOICES, tiny, "perplexity", "")
         assert "<img" not in verdict
+
+
+def test_visitors_choose_among_the_models_of_the_page(app, tiny):
+    (models,) = (block for block in app.build_page([tiny]).blocks.values() if getattr(block, "label", "") == "Model")
+    assert models.preprocess(tiny) == tiny
+    for name in ("/etc", "bert-large-cased", "", ["x"]):
+        with pytest.raises(Exception, match="not in the list of choices"):
+            models.preprocess(name)
 
 
 def test_a_model_is_loaded_once(app, tiny):

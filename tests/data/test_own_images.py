@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import socket
 import subprocess
 import tarfile
 import zipfile
@@ -26,7 +27,9 @@ from hf_sphere.data import (
 )
 from hf_sphere.data.decoding import ImageShape, probe_shapes
 from hf_sphere.data.folders import list_files
+from hf_sphere.data.provenance import fingerprint
 from hf_sphere.data.sources import as_splits, load_splits
+from hf_sphere.embeddings import ImageSource
 
 
 @pytest.fixture
@@ -134,6 +137,42 @@ class TestFolders:
         path = path.rename(path.with_name("photos [2023]"))
         with pytest.raises(ValueError, match=r"as a pattern; rename the folder"):
             load_splits(str(path))
+
+    @pytest.mark.parametrize("name", ["black\ncats", "a::b", "back\\slash", "__cats"])
+    def test_a_class_that_datasets_loses_is_an_error_with_the_reason(self, folder, name):
+        path = folder(**{name: 2}, dogs=2)
+        with pytest.raises(ValueError, match=r"loses images, or their classes, with '.+' in their path") as caught:
+            load_splits(str(path))
+        assert repr(str(path / name / "0.png"))[:-1] in str(caught.value)
+
+    @pytest.mark.parametrize("name", ["cats ", " cats", "black\tcats", "a\u2028b", "=1+1", "a\x1b[2Jb"])
+    def test_an_odd_name_of_a_class_is_kept(self, folder, name):
+        assert set(load_splits(str(folder(**{name: 2}, dogs=2)))["train"].features["label"].names) == {name, "dogs"}
+
+    @pytest.mark.parametrize("name", ["cats/9.png", "metadata.csv", "README.md", ".huggingface.yaml", "train.tar"])
+    def test_a_pipe_is_an_error(self, folder, name):
+        path = folder(cats=2, dogs=2)
+        os.mkfifo(path / name)  # reading it would wait for a writer
+        with pytest.raises(ValueError, match=f"{name} is not a regular file"):
+            load_splits(str(path))
+
+    def test_devices_and_sockets_are_errors(self, folder, monkeypatch):
+        path = folder(cats=2, dogs=2)
+        (path / "cats" / "zero.png").symlink_to("/dev/zero")
+        with pytest.raises(ValueError, match=r"zero\.png is not a regular file"):
+            ImageSource.of(path)
+        (path / "cats" / "zero.png").unlink()
+        monkeypatch.chdir(path)  # the paths of sockets are short
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind("cats/a.jpg")
+            with pytest.raises(ValueError, match=r"a\.jpg is not a regular file"):
+                load_splits(str(path))
+
+    def test_a_device_that_a_table_names_is_an_error(self, tmp_path):
+        images = Features({"image": Image(decode=False)})
+        Dataset.from_dict({"image": [{"bytes": None, "path": "/dev/zero"}]}, images).to_parquet(tmp_path / "a.parquet")
+        with pytest.raises(ValueError, match="/dev/zero is not a regular file"):
+            fingerprint(load_splits(str(tmp_path)))
 
     def test_a_name_that_is_not_utf_8_is_named(self, folder):
         path = folder(cats=2, dogs=2)

@@ -1,5 +1,6 @@
 import copy
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -331,3 +332,9 @@ def test_a_tokenizer_without_a_mask_token_is_refused(tokenizer, load):
 def test_whole_word_masking_requires_a_fast_tokenizer(slow_tokenizer, load):
     with pytest.raises(ValueError, match="whole_word_masking needs a fast tokenizer"):
         load(tokenizer=slow_tokenizer, whole_word_masking=True)
+
+
+def test_a_pipe_is_not_read_as_text(tmp_path):
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(ValueError, match=r"a\.txt is not a regular file"):
+        text.load_text_splits(str(tmp_path / "a.txt"))

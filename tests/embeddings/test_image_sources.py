@@ -2,12 +2,15 @@ import io
 import os
 from pathlib import Path
 
+import PIL.ImageFile
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image as ImageFeature, IterableDataset
 from PIL import Image
 
+from hf_sphere.data.decoding import EncodedImages, ImageShape
+from hf_sphere.data.image_files import examine_files
 from hf_sphere.embeddings import ImageSource
 
 
@@ -198,3 +201,24 @@ def test_folders_without_images_and_unknown_splits_are_rejected(tmp_path, photos
 def _empty(folder: Path) -> Path:
     (folder / "empty").mkdir()
     return folder / "empty"
+
+
+def test_a_pipe_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "a.jpg")
+    source = ImageSource.of([tmp_path / "a.jpg"])
+    assert "is not a regular file" in examine_files(source.encoded, "image", [0])[0][0]
+    with pytest.raises(ValueError, match="is not a regular file"):
+        source.open(0)
+
+
+def test_exhausted_memory_is_not_a_damaged_image(tmp_path, monkeypatch, digits):
+    def exhaust(*_: object) -> None:
+        raise MemoryError
+
+    digits[0].save(tmp_path / "a.png")
+    source = ImageSource.of([tmp_path / "a.png"])
+    images = EncodedImages(source.encoded, "image", ImageShape(1, 8, 8))
+    monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", exhaust)
+    for use in (lambda: source.open(0), lambda: images[0]):
+        with pytest.raises(MemoryError):
+            use()

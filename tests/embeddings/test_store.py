@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from datasets import ClassLabel, Dataset, List, Value, load_dataset
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hf_sphere.data import parquet
+from hf_sphere.data.sampling import draw_subset
 from hf_sphere.embeddings.store import Columns, Embeddings, embeddings_writer, read_embeddings
 
 CLASSES = ["cat", "dog"]
@@ -256,6 +258,59 @@ class TestReading:
         first = int(drawn[drawn >= 7][0])
         with pytest.raises(ValueError, match=rf"is -1\.0 in row {first};"):
             read_embeddings(name, max_samples=5)
+
+    @pytest.mark.parametrize("column", ["embedding", "logits"])
+    @pytest.mark.parametrize("value", [1e300, 1e39, float("nan"), float("inf")])
+    def test_a_vector_that_is_not_finite_in_float32_is_named_by_its_row(self, save, column, value):
+        vectors = {"embedding": [[0.0, 1.0]] * 40} | {column: [[0.0, 1.0]] * 39 + [[value, 1.0]]}
+        name = save(**vectors)
+        with pytest.raises(ValueError, match=rf"column {column} .*must be finite in float32; 1 row.* such as row 39\."):
+            read_embeddings(name)
+        drawn = next(seed for seed in range(99) if 39 in draw_subset(40, 20, seed))
+        with pytest.raises(ValueError, match=r"such as row 39\."):
+            read_embeddings(name, max_samples=20, seed=drawn)
+
+    @pytest.mark.parametrize("column", ["index", "row_id"])
+    def test_a_row_without_a_number_is_named(self, save, column):
+        with pytest.raises(ValueError, match=f"column {column} of .* has no value in row 1; remove it"):
+            read_embeddings(save(embedding=[[1.0]] * 3, **{column: [4, None, 5]}))
+
+    @pytest.mark.parametrize(
+        ("about", "message"),
+        [
+            ({"embedding_dim": 7}, "embedding_dim must be 2, as in the data; it is 7"),
+            ({"embedding_dim": "2"}, "embedding_dim must be 2"),
+            ({"num_images": 800}, "num_images must be 3, as in the data; it is 800"),
+            ({"distance": "manhattan"}, "distance must be one of cosine, euclidean, hyperbolic"),
+            ({"curvature": 0}, "curvature must be a positive number; it is 0"),
+            ({"curvature": -1.0}, "curvature must be a positive number"),
+            ({"curvature": float("nan")}, "curvature must be a positive number"),
+            ({"curvature": "1"}, "curvature must be a positive number"),
+            ({"curvature": True}, "curvature must be a positive number"),
+            ({"num_training_images": "many"}, "num_training_images must be a number of images; it is 'many'"),
+            ({"num_calibration_images": -1}, "num_calibration_images must be a number of images"),
+        ],
+        ids=str,
+    )
+    def test_a_description_that_does_not_fit_the_data_is_rejected(self, save, folder, about, message):
+        name = save(embedding=[[1.0, 2.0]] * 3)
+        (folder / "embeddings.json").write_text(json.dumps(about))
+        with pytest.raises(ValueError, match=rf"embeddings\.json is damaged: {message}"):
+            read_embeddings(name)
+
+    def test_the_description_of_a_sample_fits(self, folder):
+        assert len(read_embeddings(str(write(folder, columns_of(9))), max_samples=2).embeddings) == 2
+
+    @pytest.mark.parametrize("inner", ["embeddings.json", "more.parquet", "metadata.jsonl"])
+    @pytest.mark.parametrize("kind", ["fifo", "device"])
+    def test_only_regular_files_are_read(self, save, folder, inner, kind):
+        name = save(embedding=[[1.0, 2.0]])
+        if kind == "fifo":
+            os.mkfifo(folder / inner)
+        else:
+            (folder / inner).symlink_to("/dev/zero")
+        with pytest.raises(ValueError, match=f"{inner} is not a regular file; remove it"):
+            read_embeddings(name)
 
     def test_max_samples_of_zero_is_rejected(self, save):
         with pytest.raises(ValueError, match="--max_samples must be at least 1; got 0"):

@@ -1,10 +1,14 @@
 import logging
 import math
+import os
+import time
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from hf_sphere.metrics import search
 from hf_sphere.metrics.search import NeighborSearch, choose_kind
@@ -156,11 +160,57 @@ def test_invalid_queries_are_rejected(queries, k, message):
 
 def test_a_file_of_another_index_is_rejected(tmp_path):
     NeighborSearch(points(50, 2), kind="ivf").save(tmp_path / "index")
-    with pytest.raises(ValueError, match=r"has 50 x 2 numbers, but the embeddings are \(3, 2\)"):
-        NeighborSearch(points(3, 2), kind="ivf", file=tmp_path / "index")
-    (tmp_path / "index").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="is damaged: FAISS cannot read it"):
-        NeighborSearch(points(50, 2), kind="ivf", file=tmp_path / "index")
+    others = [(points(3, 2), "cosine"), (points(50, 2, seed=1), "cosine"), (points(50, 2), "euclidean")]
+    for references, distance in others:
+        with pytest.raises(ValueError, match="index cannot be used: it was built for other embeddings"):
+            NeighborSearch(references, distance=distance, kind="ivf", file=tmp_path / "index")
+    with pytest.raises(ValueError, match="it does not have the tensors of the kind hnsw"):
+        NeighborSearch(points(50, 2), kind="hnsw", file=tmp_path / "index")
+    for content in (b"nothing", b"", (tmp_path / "index").read_bytes()[:-8]):
+        (tmp_path / "index").write_bytes(content)
+        with pytest.raises(ValueError, match=r"index cannot be used: .*Build the index again"):
+            NeighborSearch(points(50, 2), kind="ivf", file=tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("ivf", "lists", lambda lists: lists + 10**9),
+        ("ivf", "lists", lambda lists: lists - 10**9),
+        ("ivf", "lists", lambda lists: lists[:-1]),
+        ("ivf", "lists", lambda lists: lists.double()),
+        ("ivf", "centroids", lambda centroids: centroids[:, :1]),
+        ("ivf", "centroids", lambda centroids: centroids * torch.nan),
+        ("ivf", "effort", lambda effort: effort * 0),
+        ("ivf", "effort", lambda effort: effort + 10**12),
+        ("ivf", "more", lambda _: torch.ones(1)),
+        ("hnsw", "links", lambda links: links + 1000),
+        ("hnsw", "links", lambda links: links - 1000),
+        ("hnsw", "links", lambda links: links[1:]),
+        ("hnsw", "links", lambda links: torch.full_like(links, 7)),
+        ("hnsw", "levels", lambda levels: levels * 0),
+        ("hnsw", "levels", lambda levels: levels + 100),
+        ("hnsw", "levels", lambda levels: levels.flip(0)),
+        ("hnsw", "entry", lambda entry: entry - 10**6),
+        ("hnsw", "entry", lambda _: torch.ones(2).long()),
+        ("hnsw", "effort", lambda effort: effort + 10**12),
+    ],
+)
+def test_a_crafted_file_is_rejected(kind, name, value, tmp_path):
+    references, file = points(900, 4), tmp_path / "index"
+    NeighborSearch(references, kind=kind).save(file)
+    with safe_open(file, "pt") as stored:
+        about, parts = stored.metadata(), {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+    save_file({**parts, name: value(parts.get(name)).contiguous()}, file, about)
+    with pytest.raises(ValueError, match="index cannot be used: "):
+        NeighborSearch(references, kind=kind, file=file)
+
+
+@pytest.mark.parametrize("path", ["fifo", "/dev/zero", ".", "missing"])
+def test_only_a_regular_file_is_read(path, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        NeighborSearch(points(50, 2), kind="ivf", file=tmp_path / path)
 
 
 @pytest.mark.parametrize("count", [100, 20_000])
@@ -175,3 +225,82 @@ def test_float64_embeddings_are_compared_in_float64(distance):
     if distance == "euclidean":
         near = [[16777217.0 + 0.01 * number] for number in range(30)]
     assert NeighborSearch(near, distance=distance).search(near[25:26], 2)[1][0, 0] == 25
+
+
+KINDS = [*EXACT, *((kind, distance) for kind in ("ivf", "hnsw") for distance in ("cosine", "euclidean"))]
+
+
+@pytest.mark.parametrize(("kind", "distance"), KINDS)
+@pytest.mark.parametrize("k", [3, 30])
+def test_of_many_copies_of_a_vector_the_first_are_found(kind, distance, k):
+    vectors, generator = points(40, 4), torch.Generator().manual_seed(0)
+    numbers = torch.randint(40, (4000,), generator=generator)  # about 100 copies of each, in any order
+    distances, rows = NeighborSearch(vectors[numbers], distance=distance, kind=kind).search(vectors, k)
+    assert rows.tolist() == [(numbers == number).nonzero()[:k, 0].tolist() for number in range(40)]
+    assert (distances == distances[:, :1]).all()
+
+
+@pytest.mark.parametrize("kind", ["torch", "flat"])
+@pytest.mark.parametrize(("distance", "k"), [("euclidean", 3), ("euclidean", 200), ("cosine", 3)])
+def test_different_vectors_at_equal_distances_are_in_the_order_of_the_references(kind, distance, k):
+    grid = torch.cartesian_prod(
+        *[torch.arange(5.0) + (100 if distance == "euclidean" else -2)] * 4
+    )  # up to 40 of 625 are equally far from a point
+    grid = grid[torch.randperm(len(grid), generator=torch.Generator().manual_seed(0))[:601]]
+    if distance == "cosine":  # powers of two are exact
+        grid = torch.cat([grid * 2.0**power for power in range(20)])
+    search = NeighborSearch(grid, distance=distance, kind=kind)
+    queries = torch.cat([grid[:30], torch.zeros(2, 4)])
+    expected = search._distances(queries, torch.arange(len(grid)).expand(len(queries), -1)).sort(dim=1, stable=True)
+    distances, rows = search.search(queries, k)
+    assert torch.equal(distances, expected.values[:, :k])
+    assert torch.equal(rows, expected.indices[:, :k])
+
+
+@pytest.mark.parametrize("kind", ["torch", "flat", "ivf", "hnsw"])
+def test_a_zero_query_has_the_first_references_as_neighbors(kind):
+    rows = NeighborSearch(points(500, 3), kind=kind).search(torch.zeros(1, 3), 4)[1]
+    assert rows.tolist() == ([[0, 1, 2, 3]] if kind != "ivf" else rows.sort(dim=1).values.tolist())
+
+
+def test_collapsed_embeddings_are_searched_as_fast_as_others():
+    references = torch.ones(50_000, 64)
+    start = time.process_time()
+    assert NeighborSearch(references, kind="torch").search(references, 3)[1].unique(dim=0).tolist() == [[0, 1, 2]]
+    assert time.process_time() - start < 30
+
+
+@pytest.mark.parametrize("kind", ["torch", "flat"])
+@pytest.mark.parametrize("value", [1e300, 1e155, 1e20])
+def test_values_whose_squares_overflow_are_named_by_row(kind, value):
+    large = torch.full((3, 2), 1.0, dtype=torch.float64)
+    large[2, 1] = value
+    if kind == "torch" and value == 1e20:  # fits into float64
+        assert NeighborSearch(large, distance="euclidean", kind=kind).search(large[:1], 1)[1].tolist() == [[0]]
+        return
+    with pytest.raises(ValueError, match=r"references must be below .* to be compared .*the first at index 2"):
+        NeighborSearch(large, distance="euclidean", kind=kind)
+    with pytest.raises(ValueError, match=r"queries must be below .*the first at index 2"):
+        NeighborSearch(large[:2], distance="euclidean", kind=kind).search(large, 1)
+
+
+@pytest.mark.parametrize("kind", ["torch", "flat"])
+def test_a_query_that_float32_cannot_represent_has_a_direction(kind):
+    search = NeighborSearch(torch.eye(2), kind=kind)
+    distances, rows = search.search(torch.tensor([[1e300, 0], [0, 1e-300]], dtype=torch.float64), 1)
+    assert rows.tolist() == [[0], [1]]
+    assert distances.abs().max() == 0
+
+
+@pytest.mark.parametrize("kind", ["torch", "flat"])
+def test_one_large_reference_does_not_change_the_neighbors_of_others(kind):
+    references, queries = points(500, 3), points(30, 3, seed=1)
+    before = NeighborSearch(references, distance="euclidean", kind=kind).search(queries, 5)
+    references = torch.cat([references, torch.full((1, 3), 1e15)])
+    assert torch.equal(NeighborSearch(references, distance="euclidean", kind=kind).search(queries, 5)[1], before[1])
+
+
+@pytest.mark.parametrize("curvature", [0, -1, math.nan, math.inf])
+def test_a_curvature_that_is_not_positive_is_rejected(curvature):
+    with pytest.raises(ValueError, match="curvature must be finite and positive"):
+        NeighborSearch(points(3, 2), distance="hyperbolic", curvature=curvature)

@@ -299,7 +299,7 @@ class TestRefusals:
             ({"curvature": -1.0}, "curvature must be finite and positive; got -1.0"),
             (
                 {"distance": "hyperbolic", "curvature": 100.0},
-                r"ball of curvature -100, of radius 0.1; one has the norm 1",
+                r"ball of curvature -100, of radius 0.1; that at index 0 has the norm 1",
             ),
         ],
     )

@@ -179,7 +179,7 @@ def test_bfloat16_head_computes_in_float32():
     torch.testing.assert_close(output.logits.double(), plain_logits(x.detach(), head), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("curvature", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("curvature", [0.0, -1.0, math.nan, math.inf])
 def test_nonpositive_curvature_is_rejected(curvature):
-    with pytest.raises(ValueError, match=r"curvature must be positive .* got"):
+    with pytest.raises(ValueError, match=r"curvature must be positive and finite .* got"):
         make(curvature)

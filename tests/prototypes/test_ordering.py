@@ -39,6 +39,12 @@ def neighbors(vectors, count):
     return [set(row.argsort(descending=True)[:count].tolist()) for row in values]
 
 
+def test_of_equally_similar_classes_the_first_are_the_nearest():
+    triplets = TripletRanking(torch.eye(40)).triplets(torch.Generator())
+    near = {i: sorted({j for k, j, _ in triplets.tolist() if k == i}) for i in range(40)}
+    assert near == {i: [j for j in range(5) if j != i][:4] for i in range(40)}
+
+
 @settings(max_examples=40, deadline=None)
 @given(count=st.integers(3, 35), seed=st.integers(0, 1000))
 def test_few_triplets_are_enumerated_once(count, seed):

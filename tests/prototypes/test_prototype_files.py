@@ -71,8 +71,9 @@ def test_bare_tensor_of_any_dtype_is_normalized(file, dtype):
     torch.testing.assert_close(loaded.prototypes.norm(dim=1), torch.ones(4, dtype=torch.float64))
 
 
-def test_tiny_prototypes_are_normalized_too(file):
-    save_file({"prototypes": 1e-30 * torch.eye(3, dtype=torch.float64)}, file)
+@pytest.mark.parametrize("scale", [1e-300, 1e-30, 1e300])
+def test_tiny_and_huge_prototypes_are_normalized_too(file, scale):
+    save_file({"prototypes": scale * torch.eye(3, dtype=torch.float64)}, file)
     torch.testing.assert_close(Placement.load(file).prototypes, torch.eye(3, dtype=torch.float64))
 
 
@@ -108,6 +109,7 @@ def test_file_without_prototypes_is_rejected(file):
         torch.ones(3, 1),
         torch.full((3, 3), float("nan")),
         torch.full((3, 3), float("inf")),
+        torch.eye(3).to(torch.complex64),
     ],
     ids=lambda points: "x".join(map(str, points.shape)),
 )
@@ -123,10 +125,18 @@ def test_zero_prototype_is_rejected(file):
         Placement.load(file)
 
 
-@pytest.mark.parametrize("facts", ["no json", "[]", '{"order": {"else": 1}}'])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        *("no json", "[]", "[" * 100_000, '{"order": {"else": 1}}', '{"method": 1}', '{"seconds": "x"}'),
+        *('{"interrupted": "no"}', '{"class_names": "abc"}', '{"class_names": 5}', '{"class_names": [1, 2, 3]}'),
+        '{"order": {"triplet_accuracy": "x", "rank_correlation": 0}}',
+    ],
+    ids=lambda facts: facts[:30],
+)
 def test_invalid_metadata_error_names_the_file(file, facts):
     save_file({"prototypes": torch.eye(3)}, file, {"placement": facts})
-    with pytest.raises(ValueError, match=r"prototypes\.safetensors"):
+    with pytest.raises(ValueError, match=r"prototypes\.safetensors: invalid metadata"):
         Placement.load(file)
 
 

@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pandas as pd
@@ -87,11 +89,31 @@ def _files(photos: Path) -> list[str]:
     return [str(photos / name) for name in ImageSource.of(photos).names]
 
 
+def test_of_equally_probable_classes_the_first_are_predicted(load_recipe, tmp_path):
+    batches = [(torch.arange(2), {"logits": torch.zeros(2, 50)})]
+    encoder = SimpleNamespace(weights="", class_names=list(map(str, range(50))), encode=lambda *_, **__: batches)
+    source = MagicMock(names=["a", "b"], split=None, labels=None)
+    source.name, source.__len__.return_value = "", 2
+    recipe = load_recipe("predict_images")
+    args = recipe.PredictionArguments(model_name_or_path="", images="", output="table.csv", top_k=3)
+    rows = recipe.predict(args, encoder, source, tmp_path / "unfinished")
+    assert [[row[name] for name in ("prediction", "prediction_2", "prediction_3")] for row in rows] == [list("012")] * 2
+
+
 def test_parquet_has_the_same_rows_as_csv(predict):
     by_suffix = [pd.read_csv(predict("table.csv")), pd.read_parquet(predict("table.parquet"))]
     pd.testing.assert_frame_equal(*by_suffix, check_dtype=False)
     assert "prediction_3" in by_suffix[0]
     assert "prediction_4" not in by_suffix[0]  # there are three classes
+
+
+def test_names_that_look_like_formulas_are_texts_in_the_table(predict, photos, tmp_path):
+    shutil.copytree(photos / "a", tmp_path / "images" / "=1+1")
+    tables = {name: predict(name, "--images", str(tmp_path / "images")) for name in ("table.csv", "table.parquet")}
+    table, exact = pd.read_csv(tables["table.csv"]), pd.read_parquet(tables["table.parquet"])
+    for column in ("file", "label"):
+        assert table[column].tolist() == [f"'{name}" for name in exact[column]]
+    assert exact["label"].tolist() == ["=1+1"] * 4
 
 
 def test_an_interrupted_run_continues(predict, monkeypatch, capsys, tmp_path):

@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -134,9 +135,11 @@ def test_an_unsupported_file_type_is_refused(place, tmp_path):
         place("--num_classes", "10", "--dim", "4", "--class_vectors", str(tmp_path / "vectors.txt"))
 
 
-def test_a_missing_file_is_an_actionable_error(place, tmp_path):
-    with pytest.raises(OSError, match="nowhere"):
-        place("--num_classes", "10", "--dim", "4", "--class_vectors", str(tmp_path / "nowhere.safetensors"))
+@pytest.mark.parametrize("name", ["nowhere.safetensors", "fifo", "/dev/zero", "."])
+def test_a_missing_or_special_file_is_an_actionable_error(place, tmp_path, name):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(FileNotFoundError, match=f"there is no file .*{name}"):
+        place("--num_classes", "10", "--dim", "4", "--class_vectors", str(tmp_path / name))
 
 
 def test_vectors_for_a_different_number_of_classes_are_refused(place, vectors):

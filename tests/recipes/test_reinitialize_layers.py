@@ -107,6 +107,13 @@ def test_top_k_accuracy_matches_ranks_of_the_logits(measure, trained, tmp_path):
     assert json.loads((tmp_path / "out" / "all_results.json").read_text())["metric"] == "top-3 accuracy"
 
 
+@pytest.mark.parametrize("top_k", [1, 3])
+def test_of_equal_logits_those_of_the_first_classes_are_the_largest(recipe, top_k):
+    batch = {"pixel_values": torch.zeros(5, 50), "labels": torch.zeros(5, dtype=torch.long)}
+    batches = SimpleNamespace(epoch=lambda augment: [batch])
+    assert recipe.accuracy(lambda pixels: pixels, batches, 5, top_k) == 1
+
+
 def test_top_k_of_all_classes_is_refused(measure, trained, tmp_path):
     with pytest.raises(ValueError, match="--top_k 10 must be below the number of classes, 10"):
         measure(trained, tmp_path / "out", "--top_k", "10")

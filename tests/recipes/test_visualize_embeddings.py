@@ -69,6 +69,12 @@ def write(folder: Path, points: torch.Tensor, labels: torch.Tensor | None = None
     return folder
 
 
+def write_about(folder: Path, source: Path, **changes: str) -> None:
+    """Replace the description of embeddings by that of others, except for the sizes."""
+    about, own = (json.loads((path / "embeddings.json").read_text()) for path in (source, folder))
+    (folder / "embeddings.json").write_text(json.dumps(about | own | changes))
+
+
 def clusters(dim: int, count: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(count) % 3
@@ -184,7 +190,7 @@ def test_undefined_metrics_are_noted_and_the_rest_is_computed(labels, missing, d
     ("value", "message"),
     [
         (0.0, "1 of 90 embeddings of .*own are zero, the first at index 4. Remove them"),
-        (math.nan, "own must be finite; 1 of 90 are not, the first at index 4"),
+        (math.nan, r"own must be finite in float32; 1 row\(s\) are not, such as row 4"),
     ],
 )
 def test_zero_or_nan_embeddings_are_refused_by_row_before_anything_is_written(value, message, draw, tmp_path):
@@ -263,27 +269,24 @@ def test_a_missing_extra_is_noted_if_the_default_figures_are_drawn(draw, tmp_pat
 
 @needs_plotly
 def test_a_missing_data_set_omits_only_the_thumbnails(draw, embeddings, tmp_path, capsys):
-    about = json.loads((embeddings / "embeddings.json").read_text())
     moved = write(tmp_path / "own", *clusters(3))
-    (moved / "embeddings.json").write_text(json.dumps(about | {"dataset": str(tmp_path / "gone"), "model": "gone"}))
+    write_about(moved, embeddings, dataset=str(tmp_path / "gone"), model="gone")
     folder = draw(moved, "--pictures", "interactive")
     assert (folder / "sphere.html").is_file()
     assert "Note: no thumbnails" in capsys.readouterr().out
 
 
 def test_a_missing_model_omits_only_the_directions(draw, embeddings, tmp_path, capsys):
-    about = json.loads((embeddings / "embeddings.json").read_text())
     moved = write(tmp_path / "own", *clusters(3))
-    (moved / "embeddings.json").write_text(json.dumps(about | {"model": str(tmp_path / "gone")}))
+    write_about(moved, embeddings, model=str(tmp_path / "gone"))
     folder = draw(moved, "--pictures", "sphere")
     assert (folder / "sphere.png").is_file()
     assert "Note: no directions of the classes" in capsys.readouterr().out
 
 
 def test_directions_of_other_classes_are_omitted(draw, embeddings, run_of_digits, tmp_path, capsys):
-    about = json.loads((embeddings / "embeddings.json").read_text())
     other = write(tmp_path / "own", *clusters(3))
-    (other / "embeddings.json").write_text(json.dumps(about))
+    write_about(other, embeddings)
     draw(other, "--pictures", "sphere")
     assert "the classes of the data differ from those of the model" in capsys.readouterr().out
 

@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -148,6 +149,38 @@ def test_small_number_in_a_command_line_mapping_is_parsed_as_a_number(text):
 @pytest.mark.parametrize("word", ["abc", "[1, 2]", "{scaling: 5", ""])
 def test_invalid_mapping_error_shows_an_example(refusal, word):
     assert "expected a mapping such as '{scaling: 5.0}'" in refusal("--head_kwargs", word)
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60))
+UNCLEAR = {
+    BOMB: "anchors and aliases are not supported",
+    "head_kwargs: &a {scaling: 5.0}": "anchors and aliases are not supported",
+    "head_kwargs: {<<: {scaling: 5.0}}": "a key is not a text",
+    "seed: 1\nmomentum: 0.5\nseed: 2": "the key 'seed' occurs twice",
+    "head_kwargs: {scaling: 5.0, scaling: 6.0}": "the key 'scaling' occurs twice",
+    "head_kwargs: {no: 1}": "a key is not a text",
+    "head_kwargs: {? [1] : 1}": "a key is not a text",
+    "head_kwargs: " + "{a: " * 5000: "maximum recursion depth",
+    "seed: " + "1" * 5000: "limit (4300 digits)",
+    "seed: " + ":".join(["1"] * 60_000): "more than 100,000 characters",
+}
+
+
+@pytest.mark.parametrize("text", UNCLEAR, ids=list(UNCLEAR.values()))
+def test_a_configuration_that_is_unclear_or_endless_is_refused(config, refusal, text):
+    message = refusal("--config", config(text))
+    assert UNCLEAR[text] in message
+    assert len(message) < 1000
+
+
+@pytest.mark.parametrize("word", ["{a: &a 1, b: *a}", "{a: 1, a: 2}", "{1: 2}", "{a: " * 5000])
+def test_an_unclear_mapping_on_the_command_line_is_refused(refusal, word):
+    assert "expected a mapping such as" in refusal("--head_kwargs", word)
+
+
+def test_a_pipe_is_not_a_configuration(tmp_path, refusal):
+    os.mkfifo(tmp_path / "config.yaml")  # reading it would wait for a writer
+    assert "is not a regular file" in refusal("--config", str(tmp_path / "config.yaml"))
 
 
 def test_unknown_yaml_key_error_names_the_file_and_a_similar_key(config, refusal):

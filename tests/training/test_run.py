@@ -1,6 +1,8 @@
+import errno
 import json
 import logging
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,8 @@ import pytest
 import torch
 from filelock import Timeout
 from huggingface_hub.errors import StrictDataclassClassValidationError
+from safetensors import SafetensorError
+from tqdm import tqdm
 
 from hf_sphere.training import (
     CheckpointError,
@@ -22,6 +26,7 @@ from hf_sphere.training.output_dir import LOCK_FILE
 from hf_sphere.training.run import Run
 from hf_sphere.training.tasks.classification import ImageDataArguments
 from hf_sphere.utils.files import write_json
+from hf_sphere.utils.texts import printable
 
 
 @pytest.fixture(autouse=True)
@@ -247,6 +252,7 @@ MENDABLE = [
     FileExistsError("contains another run"),
     FileNotFoundError("no such data"),
     OSError("no such model"),
+    SafetensorError("Error while deserializing header"),
     StrictDataclassClassValidationError("validate_images", ValueError("a bad size")),
 ]
 
@@ -259,6 +265,72 @@ def test_user_errors_print_one_line_and_exit_with_status_1(capsys, monkeypatch, 
     assert stop.value.code == 1
     text = " ".join(str(error).split())
     assert capsys.readouterr().err == f"\nError: {text}\n(Set HF_SPHERE_TRACEBACK=1 for the traceback.)\n"
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+IMPORT = "Could not import module 'AutoProcessor'. Are this object's requirements defined correctly?"
+OWN_CAUSE = RuntimeError("out of memory, its own cause")
+OWN_CAUSE.__cause__ = OWN_CAUSE
+SHORTAGES = {
+    "the disk or its quota is full: Error while serializing: I/O error: No space left on device (os error 28).": (
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    ),
+    "the disk or its quota is full: [enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534.": (
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")
+    ),
+    "the disk or its quota is full: [Errno 28] No space left on device: 'a.csv'.": (
+        OSError(errno.ENOSPC, "No space left on device", "a.csv")
+    ),
+    "the disk or its quota is full: x cannot be read as a data set.": (
+        caused(ValueError("x cannot be read as a data set."), OSError(errno.EDQUOT, "Disk quota exceeded"))
+    ),
+    "not enough memory: out of memory, its own cause.": OWN_CAUSE,
+    "not enough memory: [Errno 12] Cannot allocate memory.": OSError(errno.ENOMEM, "Cannot allocate memory"),
+    "not enough memory: MemoryError.": caused(ImportError(IMPORT), MemoryError()),
+    "not enough memory: libtorch_cpu.so: failed to map segment from shared object.": (
+        ImportError("libtorch_cpu.so: failed to map segment from shared object")
+    ),
+    "not enough memory: DataLoader worker (pid 1) is killed by signal: Killed.": (
+        RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed. ")
+    ),
+    "not enough memory: Caught MemoryError in DataLoader worker process 0.": (
+        MemoryError("Caught MemoryError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n")
+    ),
+    "not enough memory, or a broken installation: operator torchvision::nms does not exist.": (
+        caused(ModuleNotFoundError(IMPORT), RuntimeError("operator torchvision::nms does not exist"))
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", SHORTAGES)
+def test_exhausted_memory_and_disks_are_named(capsys, sentence):
+    with pytest.raises(SystemExit):
+        run_recipe(failing(SHORTAGES[sentence]))
+    assert f"Error: {sentence} " in capsys.readouterr().err
+
+
+def test_control_characters_do_not_reach_the_terminal(capsys):
+    name = "cat\x1b[2Jdog\r!\u202e\x9b"
+
+    def main(argv: object) -> None:
+        print(name)
+        logging.StreamHandler().handle(logging.makeLogRecord({"msg": f"read {name}"}))
+        for _ in tqdm([name], name, file=sys.stderr):
+            pass
+        raise ValueError(name)
+
+    with pytest.raises(SystemExit):
+        run_recipe(main)
+    out, err = capsys.readouterr()
+    assert out == "cat\\x1b[2Jdog\\r!\\u202e\\x9b\n"
+    assert not any(character in err for character in "\x1b\u202e\x9b")
+    assert f"read {printable(name)}\n" in err
+    assert f"\r{printable(name)}: " in err  # the progress bar
+    assert r"Error: cat\x1b[2Jdog !\u202e\x9b" in err  # on one line
 
 
 def test_internal_errors_keep_their_traceback():

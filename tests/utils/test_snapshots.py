@@ -54,6 +54,13 @@ def test_a_failed_write_keeps_the_old_snapshot(tmp_path, monkeypatch):
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("epoch", ["-1", "1.5", "²", "9" * 5000])
+def test_a_snapshot_without_a_valid_epoch_is_named(tmp_path, epoch):
+    save_file({"weight": torch.ones(1)}, tmp_path / "some.safetensors", {"epoch": epoch})
+    with pytest.raises(ValueError, match=r"the epoch of .*some\.safetensors is unknown"):
+        read_snapshot(tmp_path / "some.safetensors")
+
+
 def test_a_missing_snapshot_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"epoch-0003"):
         read_snapshot(tmp_path / "epoch-0003.safetensors")

@@ -10,8 +10,9 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import PILImageResampling, pil_torch_interpolation_mapping
 from transformers.processing_utils import ImagesKwargs, Unpack
 
-from hf_sphere.utils.arguments import check_color, error_text
+from hf_sphere.utils.arguments import check_color
 from hf_sphere.utils.pixels import WHITE, convert_array, convert_image, resize_image
+from hf_sphere.utils.texts import damage
 
 
 class SphereVisionImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
@@ -94,7 +95,7 @@ class SphereVisionImageProcessor(TorchvisionBackend):
                 image = convert_image(image, channels, background)
             except Exception as error:  # of PIL and its plugins, of many classes
                 name = getattr(image, "filename", "") or "an image"
-                raise ValueError(f"{name} cannot be read as an image: {error_text(error)}.") from error
+                raise ValueError(f"{name} cannot be read as an image: {damage(error)}.") from error
         elif kwargs.get("input_data_format") is None and {1, 3, 4}.isdisjoint((image.shape[0], image.shape[-1])):
             # Gray with alpha, which transformers does not recognize.
             kwargs["input_data_format"] = "channels_first" if image.shape[0] == 2 else "channels_last"

@@ -190,8 +190,10 @@ class HyperbolicHead(Head):
 
     def __init__(self, embedding_dim: int, num_classes: int, *, curvature: float = 1e-5, **options: Any) -> None:
         super().__init__(embedding_dim, num_classes, **options)
-        if not curvature > 0:
-            raise ValueError(f"curvature must be positive (the sectional curvature is its negative); got {curvature}.")
+        if not 0 < curvature < math.inf:
+            raise ValueError(
+                f"curvature must be positive and finite (the sectional curvature is its negative); got {curvature}."
+            )
         self.curvature = curvature
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         self.offsets = nn.Parameter(torch.empty(num_classes, embedding_dim))

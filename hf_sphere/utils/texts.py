@@ -1,0 +1,88 @@
+"""Texts for terminals and tables, whose parts may come from others, and sentences on exhausted memory or disks."""
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hf_sphere.utils.arguments import error_text
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters other than line ends and tabs, those that change the direction of a text, and surrogates."""
+
+_BAR = re.compile(r"\r|(\n|\x1b\[A)*$")
+"""What progress bars begin with, or write alone to move the cursor."""
+
+_FORMULA = re.compile(r"(?![-+]?(\d*\.?\d+(e[-+]?\d+)?|inf)$)\s*[-=+@\uff0b\uff0d\uff1d\uff20]|[\t\r\n]", re.IGNORECASE)
+"""Beginning of a cell that a spreadsheet takes for a formula; a number is none."""
+
+
+def printable(text: str) -> str:
+    r"""Replace control characters by their escape sequences, such as `\x1b`; a terminal would obey them."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class PrintableStream:
+    """A stream that writes texts as `printable` returns them, except for the cursor movements of progress bars."""
+
+    def __init__(self, stream: Any, has_colors: bool) -> None:
+        self._stream, self._has_colors = stream, has_colors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def isatty(self) -> bool:
+        """Whether libraries may color what they write."""
+        return self._has_colors and self._stream.isatty()
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        bar = _BAR.match(text)
+        end = bar.end() if bar else 0
+        return self._stream.write(text[:end] + printable(text[end:]))
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], file: Any) -> None:
+    """Write rows as CSV, with a `'` before texts that a spreadsheet would take for a formula, such as `=1+1`."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(rows[0])
+    for row in rows:
+        cells = ["" if row.get(name) is None else printable(str(row[name])) for name in rows[0]]
+        writer.writerow([f"'{cell}" if _FORMULA.match(cell) else cell for cell in cells])
+
+
+_MEMORY = re.compile(
+    r"out of memory|(can't|cannot|could not|failed to|unable to) allocate|not enough memory|bad_?alloc|alloc_failed"
+    r"|insufficient shared memory|failed to map segment|killed by signal: killed|can't start new thread",
+    re.IGNORECASE,
+)
+_DISK = re.compile(  # the last three are messages of torch
+    r"no space left|quota exceeded|file too large|not enough disk|file write failed|iostream error|unexpected pos \d",
+    re.IGNORECASE,
+)
+
+
+def shortage(error: BaseException) -> str | None:
+    """Return a sentence if memory or a disk is exhausted, also as the cause of another error; else None."""
+    cause: BaseException | None = error
+    errors = list[BaseException]()  # those that a traceback lists
+    while cause and cause not in errors:  # an error can be its own cause
+        errors.append(cause)
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    # The message of an import does not say why; that of another process continues with its traceback.
+    named = next((each for each in errors if not isinstance(each, ImportError)), errors[-1])
+    text = error_text(named).partition(" Original Traceback")[0].rstrip(".")
+    if any(isinstance(each, MemoryError) or _MEMORY.search(str(each)) for each in errors):
+        return f"not enough memory: {text}. Smaller batches, images or networks, and fewer workers, need less."
+    if any(_DISK.search(str(each)) for each in errors):
+        return f"the disk or its quota is full: {text}. Free some space, or write to another disk."
+    if isinstance(error, ImportError) and isinstance(named, RuntimeError):  # torchvision without its extension
+        return f"not enough memory, or a broken installation: {text}. Give it more memory, or install it again."
+    return None
+
+
+def damage(error: Exception) -> str:
+    """Return why an image cannot be read; exhausted memory, which is no fault of the image, is raised again."""
+    if shortage(error):
+        raise error
+    return error_text(error).rstrip(".")

@@ -1,0 +1,38 @@
+import csv
+import io
+
+import pytest
+
+from hf_sphere.utils.texts import printable, write_csv
+
+FORMULAS = ["=1+1", "+A1", "-A1", "@sum", "\t=1", "\n=1", " =1", "=cmd|' /C calc'!A0", "\uff1d1", "-", "--1"]
+OTHERS = ["cat", "a=b", "1-2", "", "photos/=1.jpg", -0.5, "-0.5", "+1", "-1e-05", "-inf", "nan", 3, "ä ö", "a\nb", 1e-7]
+
+
+def written(value: object) -> str:
+    file = io.StringIO()
+    write_csv([{"file": value, "n": 1}], file)
+    return next(csv.DictReader(file.getvalue().splitlines(keepends=True)))["file"]
+
+
+@pytest.mark.parametrize("cell", FORMULAS)
+def test_a_cell_that_begins_like_a_formula_is_a_text(cell):
+    assert written(cell) == "'" + printable(cell)
+
+
+@pytest.mark.parametrize("cell", OTHERS)
+def test_numbers_and_other_texts_are_unchanged(cell):
+    assert written(cell) == str(cell)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("a\x1b[31mb", r"a\x1b[31mb"), ("a\rb", r"a\rb"), ("\x9b", r"\x9b"), ("\u202e", r"\u202e"), ("\udc80", r"\udc80")],
+)
+def test_control_characters_are_shown_as_escape_sequences(text, shown):
+    assert printable(text) == written(text) == shown
+
+
+def test_letters_of_all_languages_are_printable():
+    text = "äß 中文 हिन्दी עברית \t\n 👩\u200d👩\u200d👧"
+    assert printable(text) == text
