@@ -237,7 +237,7 @@ class ImageIndex(IndexedImages):
 
     @classmethod
     def load(cls, folder: str | PathLike, model: str | ImageEncoder | None = None) -> "ImageIndex":
-        """Read an index that `save` wrote; embeddings and an approximate search stay on disk, mapped into memory.
+        """Read an index that `save` wrote; the embeddings stay on disk, mapped into memory.
 
         Without FAISS the search is exact. A warning says what has changed, see `changes`. Later changes of the folder
         do not affect the index.

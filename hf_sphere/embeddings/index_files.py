@@ -69,7 +69,7 @@ class About:
 def read_index(folder: Path) -> tuple[About, dict[str, list[Any]], Tensor, NeighborSearch | None, str | None]:
     """Read and validate all files of an index: description, images, embeddings, approximate search, and version.
 
-    Embeddings and search stay on disk, mapped into memory. Without FAISS there is no approximate search.
+    Without FAISS there is no approximate search.
 
     Raises:
         FileNotFoundError: If there is no index.

@@ -564,6 +564,12 @@ def test_a_reader_gets_one_version_of_an_index_that_is_extended(moment, index, p
     assert torch.equal(loaded.embeddings, expected.embeddings)
 
 
+def test_an_index_whose_replacement_was_interrupted_is_restored(index, tmp_path):
+    index.save(tmp_path / "index")
+    (tmp_path / "index").rename(tmp_path / ".index.replaced")
+    assert len(ImageIndex.load(tmp_path / "index", index.encoder)) == 7
+
+
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
 def test_a_reader_keeps_its_version_while_the_index_is_extended(kind, encoder, photos, digits, tmp_path):
     ImageIndex.build(encoder, photos, kind=kind, **QUIET).save(tmp_path / "index")
