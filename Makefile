@@ -30,11 +30,11 @@ test-peers: $(READY)  ## run the tests of scipy, torch, transformers and others 
 		PYTHONPATH=$$tests OMP_NUM_THREADS=1 $(RUN) -m pytest -o addopts=-ra -W ignore::pytest.PytestUnknownMarkWarning \
 		$(filter-out %/conftest.py %/fetch.py,$(wildcard tests/peers/*.py))
 
-soak: $(READY)  ## disturb training runs for MINUTES: kills, full disks, damaged files, second runs; prints the counts
+soak: $(READY)  ## disturb training runs, indices, embeddings and predictions for MINUTES; prints the counts
 	$(RUN) tests/recipes/soak.py --minutes $(or $(MINUTES),10)
 
-bad-input: $(READY)  ## call the recipes with random bad command lines, configurations and damaged files; prints the counts
-	$(RUN) tests/recipes/bad_input.py
+bad-input: $(READY)  ## call the recipes with bad command lines, files and folders, if given for MINUTES; prints the counts
+	$(RUN) tests/recipes/bad_input.py $(if $(MINUTES),--minutes $(MINUTES))
 
 lint: $(READY)  ## check style and types
 	$(VENV)/bin/ruff check .

@@ -1,133 +1,107 @@
-"""Call recipes with random bad command lines, configurations and damaged files.
+"""Call recipes with random bad command lines, configurations, damaged files, crafted folders, odd inputs and outputs.
 
-python tests/recipes/bad_input.py --lines 300 --configs 200 --files 100
+python tests/recipes/bad_input.py --lines 300 --configs 200 --files 100 --folders 300 --inputs 60 --outputs 100
+python tests/recipes/bad_input.py --minutes 30
 
 A call must work, or end with an exit code other than 0 and an error of one line; a traceback, an empty message or more
-than a minute of CPU time is a failure. Everything random follows from the seed of a call. The recipes are called in
-this process, since importing torch and transformers takes seconds.
+than a minute is a failure. Further failures: a crafted folder that must be refused is not; a file outside the folders
+of the command line is opened, created or changed; an output is refused after a model has computed it, or not saved; a
+name is printed with its control characters, or begins a cell of a table as a formula. Everything random follows from
+the seed of a call. The recipes are called in this process, since importing torch and transformers takes seconds.
 """
 
 import argparse
 import contextlib
-import dataclasses
+import csv
+import functools
 import io
+import itertools
+import multiprocessing
 import os
 import random
+import re
+import resource
 import shutil
 import signal
+import stat
 import sys
 import tempfile
+import time
 import traceback
-import types
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from importlib import import_module
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
+from unittest import mock
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
 
 import torch
-import yaml
 from accelerate.state import AcceleratorState, GradientState
+from bad_calls import (
+    OTHER_RECIPES,
+    Call,
+    crafted_folder,
+    load,
+    make_specials,
+    random_config,
+    random_damage,
+    random_line,
+    special_input,
+    special_output,
+    valid,
+)
 from datasets import Dataset
+from file_changes import ELSEWHERE, ESCAPE, SECRET
 from PIL import Image
-from training_runs import QUICK_RUNS, ROOT, TINY_BERT, make_sentences
+from training_runs import make_sentences
 
-from hf_sphere.training import find_task
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.utils.arguments import Arguments
 
 SECONDS = 60
+MEMORY = 6 << 30
+"""Most memory of a run, bytes."""
+
+KINDS = {
+    "line": (300, "command lines"),
+    "config": (200, "configurations"),
+    "file": (100, "damaged files"),
+    "folder": (300, "crafted folders"),
+    "input": (60, "odd inputs"),
+    "output": (100, "odd outputs"),
+}
+"""Kinds of calls: usual number, and what they are."""
+
 ENDS = {0: "worked", 2: "refused by the parser", 1: "refused by the recipe"}
 """How a call may end, by exit code."""
 
-TRAINING = {quick.recipe: task for task, quick in QUICK_RUNS.items()}
-OTHER_RECIPES = {
-    "extract_embeddings": "--model_name_or_path model --dataset_name digits --max_samples 20 --output_dir out",
-    "evaluate_embeddings": "--embeddings embeddings --output_dir out",
-    "visualize_embeddings": "--embeddings embeddings --pictures angles --output_dir out",
-    "reinitialize_layers": "--model_name_or_path model --max_samples 20 --output_dir out",
-    "compute_projections": "--model_name_or_path model --layers all --normalize false --output_dir out",
-    "place_prototypes": "--num_classes 4 --dim 3 --output_dir out",
-    "prepare_images": "class_split --source images --output out",
-    "evaluate_analogies": f"--model_name_or_path {TINY_BERT} --dataset_name questions --benchmarks tiny --templates "
-    "is-to-what --num_shuffles 3 --output_dir out",
-}
-RECIPES = sorted([*TRAINING, *OTHER_RECIPES])
-READERS = {
-    "model": ["extract_embeddings", "reinitialize_layers", "compute_projections", "train_image_classification"],
-    "embeddings": ["evaluate_embeddings", "visualize_embeddings"],
-}
-"""Recipes that read the files of a folder."""
+OPENED: list[str] = []
+"""Paths that were opened by the current call, or `forward` for a computation of a model."""
 
-KEPT = {"disable_tqdm", "full_determinism", "report_to", "push_to_hub"}
-"""Options that are not changed: they change the process, or use the network."""
 
-USUAL = {int: ["1", "2", "3", "5", "8"], float: ["0", "0.1", "0.5", "1", "3"]}
-NUMBERS = ["-1", "0", "-3", "nan", "inf", "-inf", "1e999", "1e-30", "0.5", "2", "7", "99999999999", "1" * 400, "", "x"]
-TEXTS = ["", " ", "nothing", "a\nb", "a/b/c", "ä ö", "x" * 300, "--seed", "null", "[]", "%s", ".", "image", "label"]
-PATHS = [
-    "empty.json",
-    "bytes.bin",
-    "list.json",
-    "/dev/null",
-    "/dev/null/x",
-    "texts",
-    "no_weights",
-    "model",
-    "embeddings",
-]
-NAMES = ["digits", "two_clusters", "train", "test", "softmax", "vmf", "resnet18_cifar", "conv4", "cosine", "auto"]
-MAPPINGS = ["{", "[1]", "{}", "{a: 1}", "{num_samples: null}", "{scale: x}", "{width: -1}", "{delta: .nan}", "{1: 2}"]
-MAPPINGS += ["{reduction: nothing}", "{scaling: [1]}", "{width: 0}", "{label_smoothing: 2}", "{drop_rate: -1}", "x"]
+RECORDING: set[bool] = set()
+"""Not empty while opened files are recorded."""
 
 
 class TooLongError(BaseException):
     """A call took too long; not an `Exception`, so that nobody catches it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """A command line.
-
-    Attributes:
-        recipe: Name of the script.
-        argv: Its arguments.
-    """
-
-    recipe: str
-    argv: list[str]
-
-
-def arguments_of(recipe: str) -> dict[str, Any]:
-    """Return the types of the arguments of a recipe by name."""
-    return {field.name: hint for _, field, hint in declared_arguments(recipe)}
-
-
-def declared_arguments(recipe: str) -> Iterator[tuple[type, dataclasses.Field, Any]]:
-    """Yield class, field and type, without None, of every argument of a recipe."""
-    classes: Any = find_task(TRAINING[recipe]).arguments if recipe in TRAINING else vars(load(recipe)).values()
-    for cls in classes:
-        if isinstance(cls, type) and issubclass(cls, Arguments) and cls is not Arguments:
-            hints = get_type_hints(cls)
-            for field in dataclasses.fields(cls):
-                parts = [part for part in get_args(hints[field.name]) if part is not type(None)]
-                is_union = isinstance(hints[field.name], types.UnionType)
-                yield cls, field, parts[0] if is_union else hints[field.name]
-
-
-def load(recipe: str) -> Any:
-    """Import a recipe."""
-    if str(ROOT / "recipes") not in sys.path:
-        sys.path.insert(0, str(ROOT / "recipes"))
-    return import_module(recipe)
-
-
 def prepare(folder: Path) -> None:
-    """Create the inputs of the recipes in a folder: a model, embeddings, texts, and files that are none of these."""
+    """Create the inputs of the recipes in a folder: a model, embeddings, texts, and files that are none of these.
+
+    Images that no recipe may open are in a folder beside it.
+    """
     folder.mkdir(exist_ok=True)
+    for number in range(16):
+        path = folder / ("photos" if number < 8 else "more") / "ab"[number % 2] / f"{number // 2}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((8, 8), 20 + number).save(path)
+    for path in (SECRET, ELSEWHERE):
+        (folder / path).parent.mkdir(exist_ok=True)
+        shutil.copy(folder / "photos" / "a" / "0.png", folder / path)
+    make_specials(folder)
     (folder / "texts").mkdir()
     for seed, split in enumerate(("train", "validation", "test")):
         (folder / "texts" / f"{split}.txt").write_text(make_sentences(60, seed))
@@ -147,131 +121,55 @@ def prepare(folder: Path) -> None:
     (folder / "bytes.bin").write_bytes(bytes(range(256)) * 4)
     with contextlib.chdir(folder):
         words = [*valid("train_image_classification"), "--snapshot_epochs", "1", "--output_dir", "model"]
-        for call in (Call("train_image_classification", words), Call("extract_embeddings", [])):
-            argv = call.argv or [*OTHER_RECIPES[call.recipe].split()[:-1], "embeddings", "--disable_tqdm"]
-            code, printed = run(Call(call.recipe, argv))
+        names = {"extract_embeddings": "embeddings", "place_prototypes": "prototypes", "build_index": "index"}
+        calls = [Call("train_image_classification", words)]
+        calls += [Call(recipe, [*OTHER_RECIPES[recipe].split()[:-1], name]) for recipe, name in names.items()]
+        calls += [Call("build_index", [*OTHER_RECIPES["build_index"].split()[:-1], "ivf", "--kind", "ivf"])]
+        for call in calls:
+            code, printed = run(Call(call.recipe, [*call.argv, "--disable_tqdm"]))
             assert code == 0, printed
     shutil.copytree(folder / "model", folder / "no_weights", ignore=lambda *_: ["snapshots", "best", "checkpoint-3"])
     (folder / "no_weights" / "model.safetensors").unlink()
 
 
-def valid(recipe: str) -> list[str]:
-    """Return a valid command line that takes little time, in the prepared folder."""
-    if recipe not in TRAINING:
-        words = OTHER_RECIPES[recipe].split()
-        return [*words, "--disable_tqdm"] if "disable_tqdm" in arguments_of(recipe) else words
-    quick = ["texts" if word == "TEXTS" else word for word in QUICK_RUNS[TRAINING[recipe]].argv]
-    quick += ["--max_train_samples", "120", "--num_train_epochs", "1", "--cache_dir", "cache", "--output_dir", "out"]
-    return [*quick, *(["--max_eval_samples", "40"] if recipe == "train_masked_lm" else [])]
+@contextlib.contextmanager
+def searched_once() -> Iterator[None]:
+    """Let the search page be searched once and closed when it is launched."""
+    from gradio import Blocks
+
+    page = load("search_page")
+    build, show = page.build_page, Blocks.launch
+
+    def search(index: Any) -> Any:
+        page.show(index, str(Path("photos", "a", "0.png").resolve()), "", [], 5)
+        return build(index)
+
+    def launch(blocks: Any, **options: Any) -> None:
+        show(blocks, **options, prevent_thread_lock=True, quiet=True)
+        blocks.close(verbose=False)
+
+    with mock.patch.object(page, "build_page", search), mock.patch.object(Blocks, "launch", launch):
+        yield
 
 
-def random_line(draw: random.Random) -> Call:
-    """Return a valid command line with one to three random options, and sometimes another disorder."""
-    recipe = draw.choice(RECIPES)
-    argv, hints = valid(recipe), arguments_of(recipe)
-    for name in draw.sample([name for name in hints if name not in KEPT], draw.randint(1, 3)):
-        argv += [f"--{name}", *random_words(hints[name], draw)]
-    disorder = draw.random()
-    if disorder < 0.05:
-        argv.pop(draw.randrange(len(argv)))
-    elif disorder < 0.1:
-        argv.insert(draw.randrange(len(argv)), draw.choice(["--nonsense", "stray", "--config", "--", "-x"]))
-    return Call(recipe, argv)
-
-
-def random_words(hint: Any, draw: random.Random) -> list[str]:
-    """Return random words for an option of a type; most of them are wrong."""
-    if get_origin(hint) is list:
-        return [word for _ in range(draw.randint(0, 3)) for word in random_words(get_args(hint)[0], draw)]
-    if draw.random() < 0.05:
-        return [draw.choice([*NUMBERS, *TEXTS, *MAPPINGS])]
-    if get_origin(hint) is Literal:
-        return [draw.choice([str(choice) for choice in get_args(hint)])]
-    if hint in (int, float):
-        return [draw.choice(USUAL[hint] if draw.random() < 0.7 else NUMBERS)]
-    if hint is bool:
-        return [draw.choice(["true", "false"])]
-    return [draw.choice(MAPPINGS if hint is not str else [*TEXTS, *PATHS, *NAMES])]
-
-
-def random_config(draw: random.Random, folder: Path) -> Call:
-    """Return a valid command line with a random YAML file; sometimes a shipped one with changed bytes."""
-    recipe, path = draw.choice(RECIPES), folder / "random.yaml"
-    hints = arguments_of(recipe)
-    if draw.random() < 0.3:
-        data = bytearray(draw.choice(sorted((ROOT / "recipes" / "configs").rglob("*.yaml"))).read_bytes())
-        for _ in range(draw.randint(1, 4)):
-            data[draw.randrange(len(data))] = draw.randrange(256)
-        path.write_bytes(data)
-    else:
-        names = draw.sample([name for name in hints if name not in KEPT], draw.randint(1, 4))
-        path.write_text(yaml.safe_dump({name: random_value(draw) for name in names}))
-    # The other way round, the command line would override the file.
-    given = valid(recipe)
-    bounded = ["--max_steps", "2"] if recipe in TRAINING else []
-    return Call(recipe, [*given, *bounded, "--config", str(path)])
-
-
-def random_value(draw: random.Random, depth: int = 2) -> Any:
-    """Return a random YAML value."""
-    kind = draw.randrange(7 if depth else 5)
-    if kind == 5:
-        return [random_value(draw, depth - 1) for _ in range(draw.randint(0, 3))]
-    if kind == 6:
-        return {draw.choice(TEXTS): random_value(draw, depth - 1) for _ in range(draw.randint(0, 2))}
-    if kind == 4:
-        return draw.choice([None, True, False, b"bytes"])
-    pool = draw.choice([TEXTS, NUMBERS, PATHS + NAMES, ["--overwrite_output_dir", "-1", "--seed=1"]])
-    word = draw.choice(pool)
+@contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Record opened files and computations of models in `OPENED`."""
+    OPENED.clear()
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: OPENED.append("forward"))
+    watch_files()
+    RECORDING.add(True)
     try:
-        return float(word) if draw.random() < 0.5 else int(word)
-    except ValueError:
-        return word
+        yield
+    finally:
+        RECORDING.clear()
+        hook.remove()
 
 
-def random_damage(draw: random.Random, folder: Path) -> Call:
-    """Damage a file of the model or the embeddings, and return a command line that reads it."""
-    kind = draw.choice(sorted(READERS))
-    copy = folder / "damaged"
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(folder / kind, copy, ignore=lambda *_: ["checkpoint-3", "best"])
-    path = draw.choice(sorted(path for path in copy.rglob("*") if path.is_file() and path.name != "README.md"))
-    damage(path, draw)
-    recipe = draw.choice(READERS[kind])
-    argv = ["damaged" if word == kind else word for word in valid(recipe)]
-    if recipe in TRAINING:
-        argv = [word for word in argv if word not in ("softmax", "--head")]
-        argv = [
-            *argv[: argv.index("--backbone")],
-            *argv[argv.index("--crop_padding") :],
-            "--model_name_or_path",
-            "damaged",
-        ]
-    return Call(recipe, argv)
-
-
-def damage(path: Path, draw: random.Random) -> None:
-    """Truncate or remove a file, replace its content, or change some of its bytes or JSON values."""
-    data = bytearray(path.read_bytes())
-    change = draw.choice(["truncate", "remove", "replace", "bytes", "value"])
-    if change == "remove":
-        path.unlink()
-        return
-    if change == "truncate":
-        data = data[: draw.randrange(len(data))]
-    elif change == "replace":
-        data = bytearray(draw.choice([b"", b"{}", b"[]", b"null", b"\xff\xfe", b"{" * 5000, b'{"a": NaN}']))
-    elif change == "value" and path.suffix == ".json":
-        lines = data.decode().splitlines()
-        place = draw.randrange(len(lines))
-        name, colon, _ = lines[place].partition(":")
-        lines[place] = f"{name}{colon} {draw.choice(['null', '-1', '[]', '{}', '1e400', 'true', chr(34) * 2])}"
-        lines[place] += "," if place < len(lines) - 2 else ""
-        data = bytearray("\n".join(lines).encode())
-    else:
-        for _ in range(draw.randint(1, 5)):
-            data[draw.randrange(min(len(data), 400))] = draw.randrange(256)
-    path.write_bytes(data)
+@functools.cache
+def watch_files() -> None:
+    """Install the hook for opened files, which cannot be removed."""
+    sys.addaudithook(lambda event, values: OPENED.append(str(values[0])) if event == "open" and RECORDING else None)
 
 
 def run(call: Call) -> tuple[int, str]:
@@ -284,26 +182,32 @@ def run(call: Call) -> tuple[int, str]:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     printed, errors, code = io.StringIO(), io.StringIO(), 0
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signals = {signal.SIGPROF: signal.ITIMER_PROF, signal.SIGALRM: signal.ITIMER_REAL}
+    before = {number: signal.signal(number, stop) for number in signals}
+    for timer in signals.values():
+        signal.setitimer(timer, SECONDS * (1 + 2 * (timer == signal.ITIMER_REAL)))
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            run_recipe(lambda _: load(call.recipe).main(call.argv))
+            with recording(), searched_once() if call.recipe == "search_page" else contextlib.nullcontext():
+                run_recipe(lambda _: load(call.recipe).main(call.argv))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (Exception, TooLongError):
         code = -1
         traceback.print_exc(file=errors)
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        for number, timer in signals.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
         torch.set_flush_denormal(False)
-    return code, errors.getvalue()
+    return code, errors.getvalue() + ESCAPE * (ESCAPE in printed.getvalue())
 
 
 def problem(code: int, printed: str) -> str | None:
     """Return what is wrong with how a call ended, or None."""
+    if ESCAPE in printed:
+        return f"control characters of a name are printed: {printed[-1000:]!r}"
     if code == 0:
         return None
     if code == -1 or "Traceback" in printed:
@@ -314,42 +218,166 @@ def problem(code: int, printed: str) -> str | None:
     return None
 
 
-def attack(kind: str, seed: int, folder: Path) -> tuple[int, str | None]:
-    """Make one call in the prepared folder; return its exit code and what is wrong with it."""
+def tables_problem(folder: Path) -> str | None:
+    """Return what is wrong with the tables of a call, or None."""
+    for path in folder.glob("*.csv"):
+        with path.open(newline="") as file:
+            for cell in (cell for row in csv.reader(file) for cell in row):
+                if ESCAPE in cell or (cell[:1] in ("=", "+", "-", "@") and not re.fullmatch(r"[-+][\d.e+-]+", cell)):
+                    return f"{path} has the cell {cell!r}"
+    return None
+
+
+def list_tree(folder: Path) -> dict[str, Any]:
+    """Return size and time of all files around and in a folder that no call may change."""
+    changed = {"hf", "out", "cache", "damaged", "random.yaml", "scratch", "outputs"}
+    found = {}
+    for parent, folders, names in os.walk(folder.parent):
+        if Path(parent) == folder:
+            folders[:] = [name for name in folders if name not in changed]
+            names = [name for name in names if name not in changed]
+        for name in (*folders, *names):
+            about = os.lstat(os.path.join(parent, name))
+            found[os.path.join(parent, name)] = (stat.S_IFMT(about.st_mode), about.st_size, about.st_ino)
+    return found
+
+
+def output_problem(code: int, output: Path, is_new: bool, folder: Path) -> str | None:
+    """Return what is wrong with how an output was saved or refused, or None."""
+    scratch = folder / "scratch"
+    if code == 0:
+        kept = output.stat().st_size > 0 if output.is_file() else output.is_dir() and any(output.iterdir())
+        if not kept:
+            return "the output is not saved"
+        if is_new:
+            shutil.rmtree(output) if output.is_dir() else output.unlink()
+    elif "forward" in OPENED:
+        return "the output is refused after it has been computed"
+    links = [path for path in scratch.glob("linked*") if not path.is_symlink()]
+    left = [path for path in scratch.rglob(".*") if path.name != ".nojekyll"]
+    if links or left or (scratch / "kept" / "x.txt").read_text() != "kept":
+        return f"a link is replaced, something is left over, or a file is gone: {links}, {left}"
+    return None
+
+
+def draw_call(kind: str, seed: int, folder: Path) -> tuple[Call, str, bool, Path | None]:
+    """Return a call in the prepared folder, what it is about, whether it must be refused, and its output if odd."""
     draw = random.Random(f"{kind} {seed}")
     with contextlib.chdir(folder):
-        if kind == "line":
-            call = random_line(draw)
-        else:
-            call = random_config(draw, folder) if kind == "config" else random_damage(draw, folder)
+        if kind == "folder":
+            return *crafted_folder(draw, folder), None
+        if kind == "input":
+            return *special_input(draw, folder), False, None
+        if kind == "output":
+            call, output = special_output(draw, folder)
+            return call, str(output), False, output
+        return (
+            {"line": random_line, "config": random_config, "file": random_damage}[kind](draw, folder),
+            "",
+            False,
+            None,
+        )
+
+
+def attack(kind: str, seed: int, folder: Path) -> tuple[int, str | None]:
+    """Make one call in the prepared folder; return its exit code and what is wrong with it."""
+    call, what, must_fail, output = draw_call(kind, seed, folder)
+    with contextlib.chdir(folder):
+        is_new = output is not None and not os.path.lexists(output)
+        before = list_tree(folder)
         code, printed = run(call)
-    wrong = problem(code, printed)
-    return code, None if wrong is None else f"{kind} {seed}: {call.recipe} {call.argv}: {wrong}"
+        wrong = problem(code, printed) or tables_problem(Path("out"))
+        if must_fail and code == 0:
+            wrong = wrong or "it is not refused"
+        if secret := [path for path in OPENED if "secret" in Path(path).parts]:
+            wrong = wrong or f"{secret[0]} was opened"
+        if output is not None:
+            wrong = wrong or output_problem(code, output, is_new, folder)
+        after = list_tree(folder)
+        if kind not in ("line", "config") and before != after:
+            wrong = wrong or f"files around were changed: {sorted({*before.items()} ^ {*after.items()})[:5]}"
+    return code, None if wrong is None else f"{kind} {seed}: {call.recipe} {call.argv}: {what!r}: {wrong}"
+
+
+class Worker:
+    """A process that prepares the folder if it is new, and makes calls; it is replaced if one ends it.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._start()
+
+    def attack(self, kind: str, seed: int) -> tuple[int, str | None]:
+        """See `attack`."""
+        self._connection.send((kind, seed))
+        with contextlib.suppress(EOFError, ConnectionError):
+            if self._connection.poll(4 * SECONDS):
+                return self._connection.recv()
+        self._process.kill()
+        self._process.join()
+        for path in self.folder.glob(".*.unfinished"):
+            path.unlink()
+        self._start()
+        call, what, *_ = draw_call(kind, seed, self.folder)
+        return -1, f"{kind} {seed}: {call.recipe} {call.argv}: {what!r}: the process ended, or could not be interrupted"
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.kill()
+
+    def _start(self) -> None:
+        self._connection, other = multiprocessing.Pipe()
+        # Forked, so that it need not import anything again; this process computes nothing, and so has no threads.
+        self._process = multiprocessing.get_context("fork").Process(target=self._work, args=(other,))
+        self._process.start()
+        other.close()
+
+    def _work(self, connection: Any) -> None:
+        self._connection.close()
+        if not self.folder.exists():
+            prepare(self.folder)
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        with contextlib.suppress(EOFError):  # of a parent that has ended
+            while True:
+                connection.send(attack(*connection.recv(), self.folder))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Make the calls and print the counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--lines", type=int, default=300, help="number of command lines")
-    parser.add_argument("--configs", type=int, default=200, help="number of configurations")
-    parser.add_argument("--files", type=int, default=100, help="number of damaged files")
+    for kind, (count, about) in KINDS.items():
+        parser.add_argument(f"--{kind}s", type=int, default=count, help=f"number of {about}")
+    parser.add_argument("--minutes", type=float, help="instead of these numbers, make no further call after this time")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first call of each kind")
     args = parser.parse_args(argv)
-    folder = Path(tempfile.mkdtemp(prefix="bad-input-"))
+    folder = Path(tempfile.mkdtemp(prefix="bad-input-")) / "inputs"
     os.environ["HF_HOME"] = str(folder / "hf")
-    prepare(folder)
-    failed = 0
-    for kind, count in {"line": args.lines, "config": args.configs, "file": args.files}.items():
-        ended: Counter[str] = Counter()
-        for seed in range(args.seed, args.seed + count):
-            code, wrong = attack(kind, seed, folder)
-            ended["failed" if wrong else ENDS[code]] += 1
+    os.environ["GRADIO_TEMP_DIR"] = str(folder / "out")
+    worker = Worker(folder)
+    calls: Iterable[tuple[str, int]]
+    calls = [(kind, args.seed + number) for kind in KINDS for number in range(getattr(args, f"{kind}s"))]
+    if args.minutes is not None:
+        calls = ((kind, seed) for seed in itertools.count(args.seed) for kind in KINDS)
+    end = time.monotonic() + 60 * (args.minutes or 0)
+    ended: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+    try:
+        for kind, seed in calls:
+            if args.minutes is not None and time.monotonic() > end:
+                break
+            code, wrong = worker.attack(kind, seed)
+            ended[kind]["failed" if wrong else ENDS[code]] += 1
             if wrong:
                 print(wrong, flush=True)
-        failed += ended["failed"]
-        print(f"{count} x {kind}: {', '.join(f'{ended[end]} {end}' for end in (*ENDS.values(), 'failed'))}")
-    shutil.rmtree(folder)
-    sys.exit(bool(failed))
+    finally:
+        worker.stop()
+    for kind, counts in ended.items():
+        numbers = ", ".join(f"{counts[name]} {name}" for name in (*ENDS.values(), "failed"))
+        print(f"{counts.total()} x {kind}: {numbers}")
+    shutil.rmtree(folder.parent)
+    sys.exit(any(counts["failed"] for counts in ended.values()))
 
 
 if __name__ == "__main__":

@@ -19,57 +19,46 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-HOME = Path(tempfile.mkdtemp(prefix="soak-"))
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(HOME / "hf"), "ACCELERATE_USE_CPU": "true"}
-os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # runs are forked from a process without threads
+from disturbances import (  # sets the environment of the imports below
+    CRASHED,
+    DAMAGE,
+    FULL_DISK,
+    HOME,
+    KILL,
+    READER,
+    SECOND_RUN,
+    SECOND_WRITER,
+    Ended,
+    UnexpectedEndError,
+    damage,
+    fill_disk,
+    fork,
+    kill_after,
+    signal_at_event,
+)
 
+# isort: split
 # Imported before the runs are forked, which then need not import them.
-import datasets  # noqa: E402, F401
-import sklearn.model_selection  # noqa: E402, F401
-import timm  # noqa: E402, F401
-from safetensors.torch import load_file  # noqa: E402
-from training_runs import QUICK_RUNS, ROOT, make_sentences, same  # noqa: E402
+import datasets  # noqa: F401
+import sklearn.model_selection  # noqa: F401
+import timm  # noqa: F401
+from safetensors.torch import load_file
+from soak_folders import RESULTS, FolderTrials
+from training_runs import QUICK_RUNS, ROOT, make_sentences, same
 
-import hf_sphere.training.run_training  # noqa: E402, F401
-from hf_sphere.training.command_line import run_recipe  # noqa: E402
-from hf_sphere.training.output_dir import LOCK_FILE, RUN_FILE, list_checkpoints  # noqa: E402
+import hf_sphere.training.run_training  # noqa: F401
+from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.output_dir import LOCK_FILE, RUN_FILE, list_checkpoints
 
-KILL, FULL_DISK, DAMAGE, SECOND_RUN = "kill", "full disk", "damage", "second run"
-CRASHED = 99
-"""Exit code of a process with a traceback."""
 SAVE_OFTEN = ["--save_steps", "3", "--snapshot_epochs", "1", "--load_best_model_at_end", "--ema_decay", "0.5"]
 EXPECTED_FILES = {"README.md", "all_results.json", "best", "config.json", "model.safetensors", "run.json", "snapshots"}
-
-
-class UnexpectedEndError(Exception):
-    """A disturbed run did not end as it should."""
-
-
-@dataclass
-class Ended:
-    """How a run ended.
-
-    Attributes:
-        codes: Exit codes of its processes; negative for signals.
-        printed: What they printed.
-    """
-
-    codes: list[int]
-    printed: str
-
-    @property
-    def succeeded(self) -> bool:
-        return not any(self.codes)
 
 
 @dataclass
@@ -130,68 +119,6 @@ class Scenario:
         run_recipe(lambda _: recipe.main(argv))
 
 
-def fork(main: Callable[[], None], output: int) -> int:
-    """Call a function in a new process that prints to a file descriptor; return its process id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        main()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-        code = CRASHED
-    finally:
-        with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
-
-
-def kill_at_event(folder: Path, number: int) -> None:
-    """Let the process kill itself when it opens, renames or removes a file in a folder for the n-th time."""
-    left = number
-
-    def count(event: str, values: tuple[Any, ...]) -> None:
-        nonlocal left
-        if event in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir") and str(folder) in str(values[:2]):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(count)
-
-
-def kill_after(seconds: float) -> None:
-    """Let the process end without notice after this much CPU time, at any instruction."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-
-
-def fill_disk(size: int) -> None:
-    """Let every write beyond this size of a file fail."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
-def damage(path: Path, draw: random.Random) -> None:
-    """Flip a bit of a file, truncate it, or remove it."""
-    data = bytearray(path.read_bytes())
-    kind = draw.choice(("flip", "truncate", "remove"))
-    if kind == "remove":
-        path.unlink()
-    elif kind == "truncate":
-        path.write_bytes(data[: draw.randrange(len(data))])
-    else:
-        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        path.write_bytes(data)
-
-
 class Soak:
     """Trials and their counts.
 
@@ -206,6 +133,8 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self._references: dict[tuple[str, int], Path] = {}
         self._cpu_seconds: dict[tuple[str, int], float] = {}
+        if set(tasks) & set(RESULTS):
+            self._folders = FolderTrials(self._reference(Scenario("classification", 1)), kinds, self.counts)
 
     def trial(self, seed: int, most: int = 5) -> None:
         """Run a trial with at most this many disturbances.
@@ -215,7 +144,11 @@ class Soak:
         """
         draw = random.Random(seed)
         random.seed(seed)
-        scenario = Scenario(draw.choice(self.tasks), draw.choice(self.processes))
+        task = draw.choice(self.tasks)
+        if task in RESULTS:
+            self._folders.trial(task, seed, most, draw)
+            return
+        scenario = Scenario(task, draw.choice(self.processes))
         reference = self._reference(scenario)
         folder = HOME / f"trial-{seed}"
         words: list[str] = []
@@ -233,7 +166,8 @@ class Soak:
 
     def _disturb(self, scenario: Scenario, folder: Path, words: list[str], draw: random.Random) -> bool:
         """Run with a disturbance; return whether the run ended without an error."""
-        possible = [kind for kind in self.kinds if kind != DAMAGE or list_checkpoints(folder)]
+        known = [kind for kind in self.kinds if kind in (KILL, FULL_DISK, DAMAGE, SECOND_RUN)]
+        possible = [kind for kind in known if kind != DAMAGE or list_checkpoints(folder)]
         kind = draw.choice([kind for kind in possible if kind != SECOND_RUN or scenario.processes == 1])
         if kind == DAMAGE:
             self._damage(scenario, folder, draw)
@@ -245,7 +179,7 @@ class Soak:
             ended = scenario.run(folder, *words, before=lambda: fill_disk(limit))
         elif draw.random() < 0.5:
             number = draw.randint(1, 150)
-            ended = scenario.run(folder, *words, before=lambda: kill_at_event(folder, number))
+            ended = scenario.run(folder, *words, before=lambda: signal_at_event(folder, number))
         else:
             seconds = draw.uniform(0.05, 1) * self._cpu_seconds[scenario.task, scenario.processes]
             ended = scenario.run(folder, *words, before=lambda: kill_after(seconds))
@@ -280,7 +214,7 @@ class Soak:
         ended = scenario.run(folder, "--overwrite_output_dir") if holds else None
         os.kill(first, signal.SIGCONT)
         code = os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
-        refused = ended is None or (ended.codes == [1] and f"in use by the run of process {first}" in ended.printed)
+        refused = ended is None or (ended.codes == [1] and f"is in use by process {first} " in ended.printed)
         if code or not refused:
             raise UnexpectedEndError(f"two runs ended with {code} and {ended}")
         self.counts[SECOND_RUN] += holds
@@ -331,8 +265,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="start no further trial after this time")
     parser.add_argument("--kills", type=int, help="start no further trial after this many kills")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first trial")
-    parser.add_argument("--tasks", nargs="+", default=sorted(QUICK_RUNS), choices=sorted(QUICK_RUNS))
-    parser.add_argument("--kinds", nargs="+", default=[KILL, KILL, FULL_DISK, DAMAGE, SECOND_RUN])
+    tasks = [*sorted(QUICK_RUNS), *sorted(RESULTS)]
+    kinds = [KILL, KILL, FULL_DISK, DAMAGE, SECOND_RUN, SECOND_WRITER, READER]
+    parser.add_argument("--tasks", nargs="+", default=tasks, choices=tasks)
+    parser.add_argument("--kinds", nargs="+", default=kinds, choices=kinds)
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 1, 2])
     args = parser.parse_args()
     (HOME / "texts").mkdir()

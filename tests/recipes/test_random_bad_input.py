@@ -2,6 +2,7 @@
 
 import json
 import logging
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import bad_input
 import pytest
 import torch
-from bad_input import RECIPES, Call, attack, declared_arguments, run, valid
+from bad_calls import RECIPES, Call, copy_of, declared_arguments, reading, valid
+from bad_input import attack, run
+from crafted_folders import INVALID
 from safetensors.torch import save_file
 
 from hf_sphere.training.command_line import run_recipe
@@ -79,6 +82,34 @@ def test_random_configuration_works_or_is_refused_on_one_line(folder, seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_random_damaged_file_works_or_is_refused_on_one_line(folder, seed):
     assert attack("file", seed, folder)[1] is None
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_crafted_folder_is_refused_on_one_line_or_read(folder, seed):
+    assert attack("folder", seed, folder)[1] is None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_device_pipe_or_odd_text_as_input_is_refused_on_one_line(folder, seed):
+    assert attack("input", seed, folder)[1] is None
+
+
+@pytest.mark.parametrize("seed", range(14))
+def test_impossible_output_is_refused_before_the_work(folder, seed):
+    assert attack("output", seed, folder)[1] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(INVALID))
+def test_every_invalid_folder_is_refused_on_one_line(folder, kind):
+    accepted = []
+    for number, name in enumerate(sorted(INVALID[kind])):
+        INVALID[kind][name](copy_of(kind, folder))
+        call = reading(kind, random.Random(number))
+        code, printed = run(call)
+        if bad_input.problem(code, printed) or (code == 0 and call.recipe != "compute_projections"):
+            accepted.append(f"{name}: {call.recipe} {code} {printed[-200:]}")
+    assert accepted == []
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
