@@ -290,6 +290,8 @@ class ImageIndex(IndexedImages):
                 cells.setdefault(name, []).extend(columns[name].tolist())
         if not embeddings and not len(self):
             raise ValueError(f"none of the {len(rows)} images can be read.")
+        if len(self) and embeddings and embeddings[0].shape[1] != (dim := self.embeddings.shape[1]):
+            raise ValueError(f"the embeddings of the index have {dim} dimensions, unlike its model's; build it again.")
         return cells, torch.cat([self.embeddings[:0], *embeddings] if len(self) else embeddings)
 
     def _replace(self, removed: set[int], added: Mapping[str, list[Any]], embeddings: Tensor) -> None:

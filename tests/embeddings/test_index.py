@@ -289,6 +289,14 @@ def test_a_crafted_index_is_one_error_that_names_it(crafted, index, tmp_path):
         ImageIndex.load(tmp_path / "index", index.encoder)
 
 
+def test_embeddings_of_another_dimension_than_those_of_the_model_are_an_error(index, photos, tmp_path):
+    index.save(tmp_path / "index")
+    rewrite(tmp_path / "index", embeddings=torch.zeros(7, 5))
+    crafted = ImageIndex.load(tmp_path / "index", index.encoder)
+    with pytest.raises(ValueError, match="the embeddings of the index have 5 dimensions, unlike its model's"):
+        crafted.search(photos, 1, **QUIET)
+
+
 @pytest.mark.parametrize("name", ["images.parquet", "embeddings.safetensors", "index.json", "search.safetensors"])
 def test_a_device_or_pipe_for_a_file_is_an_error(name, encoder, photos, tmp_path):
     ImageIndex.build(encoder, photos, kind="ivf", **QUIET).save(tmp_path / "index")
