@@ -1,16 +1,24 @@
 # Every target creates .venv if it is missing.
 PYTHON ?= python3
 VENV := .venv
+OLDEST := build/oldest
 READY := $(VENV)/.ready
 RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 
-.PHONY: demo test test-transformers test-peers soak bad-input lint format bench docs notebooks package
+.PHONY: demo test test-oldest test-transformers test-peers soak bad-input lint format bench docs notebooks package
 
 demo: $(READY)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
 	$(RUN) examples/demo.py
 
 test: $(READY)  ## run the test suite, without network, on all cores
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal
+
+test-oldest:  ## run the quick part of the tests with the oldest allowed versions of all dependencies, in build/oldest
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct -e ".[test,trackers]"
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n auto --dist worksteal -m "not slow" \
+		$(addprefix --ignore=tests/,benchmarks docs hub recipes)
 
 test-transformers: $(READY)  ## run the common tests of transformers on our models; downloads them once
 	tests=$$($(VENV)/bin/python tests/peers/fetch.py transformers) && PYTHONPATH=$$tests $(RUN) -m pytest \

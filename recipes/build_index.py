@@ -51,6 +51,8 @@ class IndexArguments(Arguments):
             raise ValueError("a new index needs --model_name_or_path.")
         if self.output_dir is None and self.kind is not None:
             raise ValueError(f"--kind {self.kind} is for a new index; another one has its own. Leave it out.")
+        if self.remove_from is not None and self.split is not None:
+            raise ValueError("--split is for images to add; --remove_from removes a data set as a whole. Leave it out.")
         if self.output_dir is None and self.overwrite_output_dir:
             raise ValueError("--overwrite_output_dir is for --output_dir; other indices are changed. Leave it out.")
 

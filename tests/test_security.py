@@ -31,7 +31,7 @@ from hf_sphere.training.checkpoints import RunState, load_checkpoint, save_check
 from hf_sphere.training.optimization import start_average
 from hf_sphere.training.tasks.masked_lm import TextModelArguments, build_language_model, load_tokenizer
 from hf_sphere.utils.arguments import Options
-from hf_sphere.utils.loading import _LOADS_FILES, load_model
+from hf_sphere.utils.loading import _TIMM_FILE_OPTIONS, load_model
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [
@@ -251,7 +251,7 @@ def test_a_configuration_that_would_load_something_else_is_refused_before_a_file
 
 def test_every_option_of_timm_that_loads_is_known():
     harmless = {"model_name", "scriptable", "exportable", "no_jit", "kwargs"}
-    assert {*inspect.signature(timm.create_model).parameters} - harmless == {*_LOADS_FILES}
+    assert {*inspect.signature(timm.create_model).parameters} - harmless == {*_TIMM_FILE_OPTIONS}
 
 
 @pytest.mark.parametrize("with_model", [True, False])

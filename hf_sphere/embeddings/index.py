@@ -237,7 +237,7 @@ class ImageIndex(IndexedImages):
 
     @classmethod
     def load(cls, folder: str | PathLike, model: str | ImageEncoder | None = None) -> "ImageIndex":
-        """Read an index that `save` wrote; embeddings and an approximate search stay on disk, mapped into memory.
+        """Read an index that `save` wrote; the embeddings stay on disk, mapped into memory.
 
         Without FAISS the search is exact. A warning says what has changed, see `changes`. Later changes of the folder
         do not affect the index.
@@ -290,6 +290,8 @@ class ImageIndex(IndexedImages):
                 cells.setdefault(name, []).extend(columns[name].tolist())
         if not embeddings and not len(self):
             raise ValueError(f"none of the {len(rows)} images can be read.")
+        if len(self) and embeddings and embeddings[0].shape[1] != (dim := self.embeddings.shape[1]):
+            raise ValueError(f"the embeddings of the index have {dim} dimensions, unlike its model's; build it again.")
         return cells, torch.cat([self.embeddings[:0], *embeddings] if len(self) else embeddings)
 
     def _replace(self, removed: set[int], added: Mapping[str, list[Any]], embeddings: Tensor) -> None:

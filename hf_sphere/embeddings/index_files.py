@@ -17,8 +17,8 @@ from torch import Tensor
 
 from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.metrics.search import APPROXIMATE, NeighborSearch, SearchKind
-from hf_sphere.utils.arguments import error_text
-from hf_sphere.utils.files import MANIFEST_FILE, check_regular, find_damage, read_json, write_json, write_manifest
+from hf_sphere.utils.arguments import check_regular, error_text
+from hf_sphere.utils.files import MANIFEST_FILE, find_damage, read_json, write_json, write_manifest
 
 ABOUT_FILE = "index.json"
 """Model, distance, sources and kind of search."""
@@ -69,7 +69,7 @@ class About:
 def read_index(folder: Path) -> tuple[About, dict[str, list[Any]], Tensor, NeighborSearch | None, str | None]:
     """Read and validate all files of an index: description, images, embeddings, approximate search, and version.
 
-    Embeddings and search stay on disk, mapped into memory. Without FAISS there is no approximate search.
+    Without FAISS there is no approximate search.
 
     Raises:
         FileNotFoundError: If there is no index.

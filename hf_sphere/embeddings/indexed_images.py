@@ -219,10 +219,11 @@ class IndexedImages:
 
         wanted = {state.digest for state in states.values()} - {None}
         left = defaultdict(list)
-        for row in (row for row, digest in enumerate(digests) if digest in wanted and has_left(row)):
-            left[digests[row]].append(row)
+        for row in reversed(range(len(digests))):
+            if digests[row] in wanted and has_left(row):
+                left[digests[row]].append(row)
         here = {n: known[places[n]] for n in states if places[n] in known}
         rows = {n: row for n, row in here.items() if digests[row] == states[n].digest is not None}
-        rows |= {n: left[state.digest].pop(0) for n, state in states.items() if n not in rows and left[state.digest]}
+        rows |= {n: left[state.digest].pop() for n, state in states.items() if n not in rows and left[state.digest]}
         taken = {*rows.values()}
         return {n: row for n, row in here.items() if row not in taken} | rows

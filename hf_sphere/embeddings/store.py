@@ -28,7 +28,6 @@ import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
 from torch import Tensor
 
-from hf_sphere.data.folders import TABLES, list_files
 from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.sources import find_split, load_splits
@@ -190,8 +189,6 @@ def read_embeddings(
     Example:
         >>> data = read_embeddings("outputs/embeddings")  # doctest: +SKIP
     """
-    if special := [path for path in list_files(Path(name), TABLES) if not path.is_file()]:
-        raise ValueError(f"{special[0]} is not a regular file; remove it.")
     splits = load_splits(name)
     if len(splits) > 1 and split is None:
         raise ValueError(f"{name} has the splits {', '.join(splits)}; choose one with --split.")

@@ -195,8 +195,8 @@ def trace_uses(model: nn.Module, batch: Any = None) -> tuple[Uses, set[str]]:
     return uses, outputs
 
 
-def _run(trial: nn.Module, batch: Any) -> tuple[list[Node], dict[Node, set[str]], set[str]]:
-    """Return the nodes of outputs, those of parametrized weights with their parameters, and weights of called parts."""
+def _run(trial: nn.Module, batch: Any) -> tuple[list[Tensor], dict[Node, set[str]], set[str]]:
+    """Return the outputs, the nodes of parametrized weights with their parameters, and weights of called parts."""
     names = {weight: name for name, weight in trial.named_parameters()}
     called: set[str] = set()
     made: dict[Node, set[str]] = {}
@@ -214,14 +214,15 @@ def _run(trial: nn.Module, batch: Any) -> tuple[list[Node], dict[Node, set[str]]
             output = call(trial, copies)
         except RuntimeError:  # the model sets requires_grad of its input
             output = call(trial, batch)
-    return [get_gradient_edge(leaf).node for leaf in differentiable(output)], made, called
+    return differentiable(output), made, called
 
 
 def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str]]:
     tensors, owned = dict(trial.named_parameters()), uses_by_owner(trial)
     names = {weight: name for name, weight in tensors.items()}
     matrices = {name for name, uses in owned.items() if uses & {PRODUCT, KERNEL}}
-    ends, made, called = _run(trial, batch)
+    outputs, made, called = _run(trial, batch)  # kept, since torch 2.11 frees nodes of custom functions with them
+    ends = [get_gradient_edge(leaf).node for leaf in outputs]
     uses: Uses = defaultdict(set)
     products: list[_Value] = []  # weights, and the products before
     inner: set[int] = set()

@@ -3,7 +3,6 @@
 import bisect
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -88,14 +87,14 @@ def build_scheduler(
 def start_average(model: nn.Module, decay: float, accelerator: Accelerator) -> AveragedModel:
     """Copy a model, as the start of an exponential moving average of all its tensors, which checkpoints contain."""
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
-
-    def load(models: list[nn.Module], folder: str) -> None:
-        average.load_state_dict(torch.load(Path(folder, AVERAGE_FILE), map_location="cpu", weights_only=True))
-
     # Not registered with Accelerate, which would read it with `weights_only=False`.
-    accelerator.register_load_state_pre_hook(load)
+    accelerator.register_load_state_pre_hook(
+        lambda models, folder: average.load_state_dict(
+            torch.load(f"{folder}/{AVERAGE_FILE}", map_location="cpu", weights_only=True)
+        )
+    )
     accelerator.register_save_state_pre_hook(
-        lambda models, weights, folder: accelerator.save(average.state_dict(), Path(folder, AVERAGE_FILE))
+        lambda models, weights, folder: accelerator.save(average.state_dict(), f"{folder}/{AVERAGE_FILE}")
     )
     return average
 

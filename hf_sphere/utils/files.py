@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.arguments import check_regular, error_text
 from hf_sphere.utils.locks import locked_file
 
 Result = TypeVar("Result")
@@ -250,12 +250,6 @@ def write_json(path: str | os.PathLike, values: Mapping[str, Any], *, strict: bo
         strict: Whether values that are not JSON-serializable raise a `TypeError`; by default they become strings.
     """
     write_text(path, json.dumps(values, indent=2, default=None if strict else str) + "\n")
-
-
-def check_regular(path: str | os.PathLike) -> None:
-    """Raise a `ValueError` for what is no regular file: a device or pipe would be read without an end."""
-    if Path(path).exists() and not Path(path).is_file():
-        raise ValueError(f"{path} is not a regular file.")
 
 
 def read_json(path: str | os.PathLike) -> dict[str, Any]:

@@ -7,17 +7,16 @@ from typing import Any
 
 from hf_sphere.utils.arguments import check_regular, error_text
 
-_OPTIONS_OF_TIMM = ("backbone_kwargs", "model_args")
-_LOADS_FILES = ("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
-"""Options of `timm.create_model` that read or download files."""
+_TIMM_OPTIONS = ("backbone_kwargs", "model_args")
+_TIMM_FILE_OPTIONS = ("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 
 
 def check_settings(settings: Any, field: str = "") -> None:
-    """Refuse settings of a configuration with which building the model would load other files, or code.
+    """Refuse settings of a configuration with which timm or transformers would load other files, or code.
 
     Args:
-        settings: The configuration or a part of it, such as a nested configuration.
-        field: Name of the part.
+        settings: The configuration, or the part of it with the name `field`.
+        field: See above; empty for a whole configuration.
 
     Raises:
         ValueError: If there is one; the message names it.
@@ -27,13 +26,13 @@ def check_settings(settings: Any, field: str = "") -> None:
     for value in settings if isinstance(settings, list | tuple) else ():
         check_settings(value, field)
     for key, value in settings.items() if isinstance(settings, Mapping) else ():
-        if field in _OPTIONS_OF_TIMM and key in _LOADS_FILES:
+        if field in _TIMM_OPTIONS and key in _TIMM_FILE_OPTIONS:
             raise ValueError(f"{field} has {key}, which reads files; remove it, and pass weights to the model.")
         # timm loads names such as local-dir:folder; a path or Hub id beside its configuration is only a label.
         source = value if key in ("architecture", "backbone") and isinstance(value, str) else ""
         if ":" in source or ({"/", "\\"} & {*source} and not settings.get("backbone_config")):
             raise ValueError(f"{key} {value} would load another model; use a name of timm, or its backbone_config.")
-        check_settings(value, field if field in _OPTIONS_OF_TIMM or "_implementation" in field else str(key))
+        check_settings(value, field if field in _TIMM_OPTIONS or "_implementation" in field else str(key))
 
 
 def _not_found(name: str | os.PathLike, error: OSError) -> OSError:

@@ -289,6 +289,14 @@ def test_a_crafted_index_is_one_error_that_names_it(crafted, index, tmp_path):
         ImageIndex.load(tmp_path / "index", index.encoder)
 
 
+def test_embeddings_of_another_dimension_than_those_of_the_model_are_an_error(index, photos, tmp_path):
+    index.save(tmp_path / "index")
+    rewrite(tmp_path / "index", embeddings=torch.zeros(7, 5))
+    crafted = ImageIndex.load(tmp_path / "index", index.encoder)
+    with pytest.raises(ValueError, match="the embeddings of the index have 5 dimensions, unlike its model's"):
+        crafted.search(photos, 1, **QUIET)
+
+
 @pytest.mark.parametrize("name", ["images.parquet", "embeddings.safetensors", "index.json", "search.safetensors"])
 def test_a_device_or_pipe_for_a_file_is_an_error(name, encoder, photos, tmp_path):
     ImageIndex.build(encoder, photos, kind="ivf", **QUIET).save(tmp_path / "index")
@@ -562,6 +570,12 @@ def test_a_reader_gets_one_version_of_an_index_that_is_extended(moment, index, p
     expected = longer if moment == "while it is read" else index
     assert loaded.images == expected.images
     assert torch.equal(loaded.embeddings, expected.embeddings)
+
+
+def test_an_index_whose_replacement_was_interrupted_is_restored(index, tmp_path):
+    index.save(tmp_path / "index")
+    (tmp_path / "index").rename(tmp_path / ".index.replaced")
+    assert len(ImageIndex.load(tmp_path / "index", index.encoder)) == 7
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])

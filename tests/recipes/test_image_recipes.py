@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -278,9 +279,7 @@ def test_following_the_message_after_an_interrupted_replacement_loses_no_index(
     assert len(ImageIndex.load(copy)) == 9
 
 
-def test_a_contact_sheet_shows_no_image_that_replaced_the_indexed_one(
-    load_recipe, run_main, model, folder, photos, tmp_path
-):
+def test_no_image_that_replaced_the_indexed_one_is_shown(load_recipe, run_main, model, folder, photos, tmp_path):
     own = shutil.copytree(photos, tmp_path / "photos")
     words = ["--model_name_or_path", model, "--images", str(own), "--output_dir", str(tmp_path / "index")]
     run_main(load_recipe("build_index"), [*words, "--disable_tqdm"])
@@ -289,6 +288,10 @@ def test_a_contact_sheet_shows_no_image_that_replaced_the_indexed_one(
     run_main(load_recipe("search_images"), [*words, "--contact_sheet", str(tmp_path / "found.png")])
     sheet = np.asarray(Image.open(tmp_path / "found.png"))
     assert (sheet[3:125, 131:253] == 255).all()
+    index = ImageIndex.load(tmp_path / "index")
+    ((image, caption),) = load_recipe("search_page").list_neighbors(index, index.search(photos / "b" / "4.png", 1))
+    assert image.getcolors() == [(64 * 64, (211, 211, 211))]
+    assert re.match(r"b/4.png b, distance (0|\d\S+e-1\d), id 4, certainty", caption)
 
 
 @pytest.mark.parametrize(("words", "count"), [([], 9), (["--classes", "b"], 5)])
@@ -322,6 +325,22 @@ def test_an_index_is_replaced_only_if_asked(load_recipe, run_main, model, folder
     assert len(ImageIndex.load(copy)) == 9
     run_main(load_recipe("build_index"), [*words, "--overwrite_output_dir"])
     assert len(ImageIndex.load(copy)) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--add_to", "index"], "give one of --output_dir for a new index, --add_to and --remove_from"),
+        (["--split", "test"], "--remove_from removes a data set as a whole"),
+        (["--kind", "ivf"], "--kind ivf is for a new index; another one has its own"),
+        (["--overwrite_output_dir"], "--overwrite_output_dir is for --output_dir; other indices are changed"),
+        (["--images", "cats"], "cats does not name images of the index"),
+    ],
+)
+def test_removals_with_other_options_are_errors(words, message, load_recipe, run_main, folder, capsys):
+    with pytest.raises((ValueError, SystemExit)) as error:
+        run_main(load_recipe("build_index"), ["--images", "a", "--remove_from", str(folder), *words])
+    assert message in str(error.value) + capsys.readouterr().err
 
 
 def test_an_index_needs_one_folder_and_a_search_one_query(load_recipe, run_main, folder):

@@ -31,6 +31,12 @@ def test_an_output_that_cannot_be_written_is_found_before_anything_is_loaded(rec
         run_main(load_recipe(recipe), [*words, *LATE[recipe], output])
 
 
+@pytest.mark.parametrize("option", ["--table", "--contact_sheet"])
+def test_outputs_of_a_search_are_probed_before_the_index_is_loaded(option, load_recipe, run_main):
+    with pytest.raises(OSError, match="it cannot be written"):
+        run_main(load_recipe("search_images"), ["--index", "none", "--query", "none", option, "/proc/none/a"])
+
+
 @pytest.mark.parametrize("recipe", ["build_index", "extract_embeddings"])
 def test_a_folder_that_would_be_replaced_is_not_the_working_directory(
     recipe, load_recipe, run_main, tmp_path, monkeypatch

@@ -1,7 +1,7 @@
 """Image models: a timm backbone, an embedding and a head on the hypersphere."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -344,7 +344,8 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
         """
         encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
         output = self.classify(encoded.embeddings, labels)
-        return SphereVisionClassifierOutput(**vars(output), hidden_states=encoded.hidden_states)
+        values = {field.name: getattr(output, field.name) for field in fields(output)}  # torch 2.11 compiles no `vars`
+        return SphereVisionClassifierOutput(**values, hidden_states=encoded.hidden_states)
 
 
 def reset_missing_parameters(module: nn.Module, *, xavier: bool = False) -> None:
