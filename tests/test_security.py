@@ -222,6 +222,9 @@ def settings_that_load(other: Path) -> dict[str, dict[str, Any]]:
         "nested folder": sphere | {"backbone_config": timm_wrapper | {"architecture": f"local-dir:{other}"}},
         "nested kernel": sphere | {"backbone_config": {"model_type": "vit", **SMALL, **kernel}},
         "folder": sphere | {"backbone": str(other)},
+        "folder beside the program": sphere | {"backbone": "other"},
+        "model of the Hub": {"model_type": "dpt", "backbone": "gpt2"},
+        "nested model of the Hub": sphere | {"backbone_config": {"model_type": "dpt", "backbone": "gpt2"}},
         "folder of timm": timm_wrapper | {"architecture": f"local-dir:{other}"},
         "folder of a detector": {"model_type": "dpt", "backbone_config": detector},
         "kernel": {"model_type": "vit", **SMALL, **kernel},
@@ -230,7 +233,10 @@ def settings_that_load(other: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", settings_that_load(Path()))
-def test_a_configuration_that_would_load_something_else_is_refused_before_a_file_is_opened(case, reads, tmp_path):
+def test_a_configuration_that_would_load_something_else_is_refused_before_a_file_is_opened(
+    case, reads, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     other, folder = tmp_path / "other", tmp_path / "model"
     for path in (other, folder):
         path.mkdir()
@@ -246,7 +252,9 @@ def test_a_configuration_that_would_load_something_else_is_refused_before_a_file
         with pytest.raises(Exception, match=r"reads files|would load another model|names the kernel"):
             use(str(folder))
     assert not [
-        path for path in reads.opened if other in path.parents or (path.parent == folder and path.suffix == ".bin")
+        path
+        for path in reads.opened
+        if other in path.absolute().parents or (path.parent == folder and path.suffix == ".bin")
     ]
     assert not (tmp_path / "executed").exists()
 

@@ -31,9 +31,12 @@ def check_settings(settings: Any, field: str = "") -> None:
             raise ValueError(f"{field} has {key}, which reads files; remove it, and pass weights to the model.")
         if key == "class_info_file":  # of OneFormer's processor, from any folder or Hub id
             raise ValueError(f"{key} names another file; use the image processor of an encoder.")
-        # timm loads names such as local-dir:folder; a path or Hub id beside its configuration is only a label.
+        # timm loads names such as local-dir:folder; a path or Hub id beside its configuration is only a label. Models
+        # of other types than these look for any name on the Hub.
         source = value if key in ("architecture", "backbone") and isinstance(value, str) else ""
-        if ":" in source or ({"/", "\\"} & {*source} and not settings.get("backbone_config")):
+        is_of_timm = key == "architecture" or settings.get("model_type") in (None, "sphere_vision", "timm_backbone")
+        is_name = is_of_timm and not {"/", "\\"} & {*source} and not Path(source, "config.json").exists()
+        if source and (":" in source or not (is_name or settings.get("backbone_config"))):
             raise ValueError(f"{key} {value} would load another model; use a name of timm, or its backbone_config.")
         check_settings(value, field if field in _TIMM_OPTIONS or "_implementation" in field else str(key))
 
