@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.embeddings.encoder import ImageEncoder, ImageSource
-from hf_sphere.embeddings.index_files import FILES, About, read_index, read_version, write_index
+from hf_sphere.embeddings.index_files import About, check_replaceable, read_index, read_version, write_index
 from hf_sphere.embeddings.indexed_images import ImageState, IndexedImages, identify, place_of, table_states
 from hf_sphere.metrics.search import NeighborSearch, SearchKind
 from hf_sphere.utils.arguments import error_text
@@ -233,9 +233,7 @@ class ImageIndex(IndexedImages):
             **self.encoder.metric,
         )
         with lock_folder(folder):
-            other = [path for path in folder.iterdir() if path.name not in FILES] if folder.exists() else []
-            if other:
-                raise FileExistsError(f"{folder} is not replaced: {other[0]} is not part of an index.")
+            check_replaceable(folder)
             version = read_version(folder)
             if self._loaded is not None and self._loaded[0] == place and version not in (None, self._loaded[1]):
                 hint = "Load it again, repeat the changes, and save it"
