@@ -97,6 +97,12 @@ def read_index(folder: Path) -> tuple[About, dict[str, list[Any]], Tensor, Neigh
         raise ValueError(f"the index {folder} is damaged: {error_text(error).rstrip('.')}. Build it again.") from error
 
 
+def check_replaceable(folder: Path) -> None:
+    """Raise an error if a folder contains files that are not part of an index."""
+    if other := next((path for path in folder.glob("*") if path.name not in FILES), None):
+        raise FileExistsError(f"{folder} is not replaced: {other} is not part of an index.")
+
+
 def write_index(
     folder: Path, about: About, images: dict[str, list[Any]], embeddings: Tensor, search: NeighborSearch
 ) -> None:

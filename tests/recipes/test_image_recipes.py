@@ -268,6 +268,25 @@ def test_an_index_that_cannot_be_written_is_an_error_before_the_work(
         run_main(load_recipe("build_index"), given)
 
 
+@pytest.mark.parametrize("words", [["--add_to"], ["--overwrite_output_dir", "--output_dir"]])
+def test_a_folder_with_other_files_is_an_error_before_the_work(
+    words, load_recipe, run_main, model, folder, photos, tmp_path, monkeypatch
+):
+    copy = shutil.copytree(folder, tmp_path / "index")
+    (copy / "notes.txt").touch()
+    monkeypatch.setattr(ImageEncoder, "encode", lambda *_, **__: pytest.fail("embedded"))
+    with pytest.raises(FileExistsError, match=r"index is not replaced: .*notes.txt is not part of an index"):
+        run_main(load_recipe("build_index"), ["--model_name_or_path", model, "--images", "digits", *words, str(copy)])
+
+
+@pytest.mark.parametrize("name", ["none/index", ""])
+def test_additions_to_no_index_leave_no_folder(name, load_recipe, run_main, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match=r"there is no index none/index; build it|name a folder in it"):
+        run_main(load_recipe("build_index"), ["--images", str(photos), "--add_to", name])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_following_the_message_after_an_interrupted_replacement_loses_no_index(
     load_recipe, run_main, model, folder, photos, tmp_path
 ):
