@@ -73,6 +73,8 @@ def check_found(folder: Path, files: Sequence[Path]) -> None:
     """Raise an error if `datasets` would leave out files or their classes without a word, for their path."""
     root = folder.resolve()
     for file in files:
+        if not file.exists():
+            raise ValueError(f"{file} is a link to nothing, which `datasets` would leave out; remove it.")
         lost = re.search(r"\n|::", str(file)) or re.search(
             r"\\(?=.*/)|(?<![^/])__(?=.*/)", str(file.relative_to(folder))
         )
