@@ -131,6 +131,7 @@ def _read_about(folder: Path) -> About:
     tables = [(name, len(state)) for tables in about.tables for name, state in tables.items()]
     wrong = {
         "recall": not 0 <= about.recall <= 1,
+        "next_id": not 0 <= (about.next_id or 0) < 1 << 62,  # with room for more images
         "curvature": not 0 < (about.curvature or 1) < torch.inf or about.curvature == 0,
         "sources": not all(split is not None or os.path.isabs(name or "/") for name, split in about.sources),
         "model_folder": os.path.isabs(about.model_folder or ""),

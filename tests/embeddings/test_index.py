@@ -274,6 +274,7 @@ CRAFTED = {
     "a relative source": {"about": {"sources": [["photos", None]]}},
     "an unknown kind": {"about": {"search": "exact"}},
     "a recall above 1": {"about": {"recall": 2.0}},
+    "an id for new images that parquet cannot store": {"about": {"next_id": 2**63}},
     "a curvature of 0": {"about": {"curvature": 0.0}},
     "an absolute model_folder": {"about": {"model_folder": "/"}},
     "tables elsewhere": {"about": {"tables": [{"../x.csv": [1, 1]}]}},
