@@ -63,7 +63,10 @@ def check_writable(path: str | os.PathLike, *, is_folder: bool = True) -> None:
         for name in target.relative_to(base).parts:  # each can be too long
             probe = _unfinished(base / name)
             probe.touch()
-            probe.unlink(missing_ok=True)  # another writer may take it for a leftover
+            try:
+                probe.write_bytes(bytes(1 << 12))  # a full disk still creates files
+            finally:
+                probe.unlink(missing_ok=True)  # another writer may take it for a leftover
     except OSError as error:
         raise OSError(error.errno, f"it cannot be written: {error.strerror}", str(path)) from error
 

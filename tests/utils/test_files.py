@@ -474,6 +474,16 @@ def test_a_probe_that_another_writer_removes_is_no_error(folder, monkeypatch):
     check_writable(folder)
 
 
+def test_a_full_disk_is_found_by_the_probe(tmp_path, monkeypatch):
+    def fail(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="No space left on device"):
+        check_writable(tmp_path / "index")
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize("name", ["x" * 300, "y" * 300 + "/index"])
 def test_a_name_that_is_too_long_is_found_by_the_probe(name, tmp_path):
     with pytest.raises(OSError, match="File name too long"):
