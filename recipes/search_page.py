@@ -7,6 +7,7 @@ python recipes/search_page.py --index outputs/index
 
 import html
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from hf_sphere.embeddings import ImageIndex
 
+    try:
+        socket.create_server((args.host or "localhost", args.port or 0)).close()
+    except (OSError, UnicodeError) as error:  # of which gradio would only say that there is no port
+        address = f"{args.host or 'localhost'}{'' if args.port is None else f':{args.port}'}"
+        raise ValueError(f"the page cannot listen on {address}: {error}. Choose another --host or --port.") from error
     page = build_page(ImageIndex.load(args.index, args.model_name_or_path))
     # The default theme downloads its fonts.
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])

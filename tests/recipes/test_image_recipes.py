@@ -441,6 +441,12 @@ def test_an_exported_encoder_of_transformers_states_its_preprocessing(load_recip
 # The page
 
 
+@pytest.mark.parametrize("host", ["no.such.host", "\u2028", "203.0.113.1"])
+def test_a_page_that_cannot_listen_says_so_before_the_index_is_loaded(host, load_recipe, run_main):
+    with pytest.raises(ValueError, match=r"the page cannot listen on .*Choose another --host or --port"):
+        run_main(load_recipe("search_page"), ["--index", "none", "--host", host])
+
+
 @pytest.fixture
 def address(root, folder, start):
     """URL of the search page, served by a separate process."""
