@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     try:
         socket.create_server((args.host or "localhost", args.port or 0)).close()
-    except (OSError, UnicodeError) as error:  # of which gradio would only say that there is no port
+    except (OSError, UnicodeError, TypeError) as error:  # gradio would only say that there is no port
         address = f"{args.host or 'localhost'}{'' if args.port is None else f':{args.port}'}"
         raise ValueError(f"the page cannot listen on {address}: {error}. Choose another --host or --port.") from error
     page = build_page(ImageIndex.load(args.index, args.model_name_or_path))
