@@ -7,7 +7,8 @@ import scipy.stats
 import torch
 from hypothesis import given, strategies as st
 
-from hf_sphere.analysis.null_distribution import holm, kolmogorov_smirnov, mass_band, projection_cdf, sign_test
+from hf_sphere.analysis.null_distribution import kolmogorov_smirnov, mass_band, projection_cdf, sign_test
+from hf_sphere.comparison import holm
 
 POINTS = np.linspace(-1, 1, 41)
 

@@ -1,0 +1,301 @@
+"""Runs with several seeds, compared with a reference: differences, verdicts, tables and a figure."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from hf_sphere.comparison.significance import LEVEL, Test, difference_test, equivalence_test, holm, power
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from hf_sphere.visualization.figures import Figure
+
+SHARES = {"minimum": (0.05, 0.003), "margin": (0.10, 0.005)}
+"""Defaults of the minimum effect and of the margin of equivalence: a share of the reference's distance from a perfect
+value, at most a share of that value."""
+
+Verdict = Literal["better", "worse", "equivalent", "no significant difference", "incomplete", ""]
+"""What a comparison says about a run; empty for one that cannot be tested."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A run compared with the reference.
+
+    Attributes:
+        run: Name of the run.
+        reference: Name of the reference.
+        values: Values by seed.
+        reference_values: Those of the reference.
+        mean: Mean value of the run.
+        difference: Mean of the run minus that of the reference, for a paired test on the common seeds.
+        interval: 95 % interval of the difference; None if it cannot be tested, as the p-values.
+        p_value: Two-sided p-value.
+        p_corrected: P-value corrected by Holm's method for all runs of the comparison.
+        p_equivalence: P-value of equivalence within the margin, not corrected; None without a margin.
+        power: Probability of finding a difference of the minimum effect, at the strictest level of the family, if the
+            deviation between seeds is the observed one; None without a minimum effect.
+        verdict: See `compare_runs`.
+    """
+
+    run: str
+    reference: str
+    values: Mapping[int, float]
+    reference_values: Mapping[int, float]
+    mean: float
+    difference: float
+    interval: tuple[float, float] | None
+    p_value: float | None
+    p_corrected: float | None
+    p_equivalence: float | None
+    power: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Mapping[str, Difference]):
+    """Runs compared with a reference, by name.
+
+    Attributes:
+        reference: Name of the reference.
+        reference_values: Its values by seed.
+        differences: The other runs, in the order of `compare_runs`.
+        minimum: Smallest difference that counts; None if any does.
+        margin: Largest difference of equivalent runs; None without a test of equivalence.
+        test: The test.
+        higher_is_better: Whether larger values are better.
+    """
+
+    reference: str
+    reference_values: Mapping[int, float]
+    differences: Mapping[str, Difference]
+    minimum: float | None
+    margin: float | None
+    test: Test
+    higher_is_better: bool
+
+    def __getitem__(self, name: str) -> Difference:
+        return self.differences[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.differences)
+
+    def __len__(self) -> int:
+        return len(self.differences)
+
+    def __repr__(self) -> str:
+        return self.to_markdown()
+
+    def to_frame(self) -> "DataFrame":
+        """Return a row per run, with the numbers of `Difference`."""
+        import pandas as pd
+
+        columns = ["difference", "low", "high", "p_value", "p_corrected", "p_equivalence", "power", "verdict"]
+        rows: dict[str, dict[str, Any]] = {self.reference: _describe(self.reference_values)}
+        for name, found in self.differences.items():
+            low, high = found.interval or (None, None)
+            values = {column: getattr(found, column, None) for column in columns} | {"low": low, "high": high}
+            rows[name] = _describe(found.values) | values
+        return pd.DataFrame.from_dict(rows, orient="index", columns=["seeds", "mean", "deviation", *columns])
+
+    def to_markdown(self) -> str:
+        """Return the table for a page."""
+        lines = [f"| {' | '.join(cells)} |" for cells in self._cells()]
+        return "\n".join([lines[0], "|---|" + "---:|" * 5 + "---|", *lines[1:]])
+
+    def to_latex(self) -> str:
+        """Return the table for a paper, a `tabular` with the rules of the package booktabs."""
+        head, *rows = [" & ".join(map(_escape, cells)) + r" \\" for cells in self._cells()]
+        return "\n".join(
+            [r"\begin{tabular}{lrrrrrl}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]
+        )
+
+    def plot(self, path: str | Path | None = None, *, title: str = "") -> "Figure":
+        """Draw the values of all runs, their means, and the intervals of the differences.
+
+        Args:
+            path: Where to save the figure, in the format of the suffix; not saved if None.
+            title: Title of the figure.
+
+        Raises:
+            ImportError: If matplotlib is missing.
+        """
+        from hf_sphere.visualization.comparisons import plot_comparison
+
+        return plot_comparison(self, title=title, path=path)
+
+    def _cells(self) -> list[list[str]]:
+        test = "paired" if self.test == "paired" else "Welch"
+        header = [
+            "run",
+            "seeds",
+            "mean ± deviation",
+            "difference (95 % interval)",
+            f"p ({test}, Holm)",
+            "power",
+            "verdict",
+        ]
+        rows = [[self.reference, *_show(self.reference_values), "", "", "", "reference"]]
+        for name, found in self.differences.items():
+            interval = "" if found.interval is None else f" ({found.interval[0]:+.4g} to {found.interval[1]:+.4g})"
+            numbers = [f"{found.difference:+.4g}{interval}", show_p_value(found.p_corrected)]
+            numbers.append("" if found.power is None else f"{found.power:.2f}")
+            rows.append([name, *_show(found.values), *numbers, found.verdict])
+        return [header, *rows]
+
+
+def compare_runs(
+    values: Mapping[str, Mapping[int, float]],
+    *,
+    reference: str,
+    higher_is_better: bool,
+    perfect: float | None = None,
+    minimum: float | None = None,
+    margin: float | None = None,
+    test: Test = "welch",
+    seeds: int | None = None,
+) -> Comparison:
+    """Compare runs with several seeds with a reference: one planned metric, one planned test, one family.
+
+    The verdicts:
+
+    - `better` and `worse`: the corrected p-value is below 0.05 and the difference is at least the minimum effect.
+    - `equivalent`: otherwise, if by two one-sided tests at the 5 % level the difference is within the margin. These
+      tests are not corrected.
+    - `no significant difference`: everything else. It does not mean that there is none; see the interval and the power.
+    - `incomplete`: seeds are missing. Such a run is not tested, but counts in the correction.
+
+    Intervals and tests describe the variation between seeds, not that between test sets.
+
+    Args:
+        values: A value per seed, by run: the planned metric, such as the accuracy after the last epoch.
+        reference: Name of the run with which the others are compared.
+        higher_is_better: Whether larger values are better, as of an accuracy.
+        perfect: Value of a perfect run, such as 1 or 100 of an accuracy or 0 of an error rate. With it, `minimum` is by
+            default 5 %, and `margin` 10 %, of the reference's mean distance from it, at most 0.3 % and 0.5 % of it.
+        minimum: Smallest difference that counts; without it, every significant one does.
+        margin: Largest difference between equivalent runs; without it, none is called equivalent.
+        test: `welch` for independent runs; `paired` for runs that share more than the number of their seed, such as
+            the data.
+        seeds: Planned number of seeds of each run; if None, those of `values` are all.
+
+    Raises:
+        ValueError: If there is no such reference, no other run, a value is not finite, or an argument is invalid.
+
+    Example:
+        >>> runs = {"softmax": {0: 93.1, 1: 93.3, 2: 93.2}, "cosine": {0: 93.8, 1: 93.9, 2: 94.1}}
+        >>> comparison = compare_runs(runs, reference="softmax", higher_is_better=True, perfect=100)
+        >>> comparison["cosine"].verdict, round(comparison["cosine"].difference, 2)
+        ('better', 0.73)
+    """
+    _check(values, reference, {"minimum": minimum, "margin": margin}, test, seeds)
+    theirs = values[reference]
+    distance = None if perfect is None else abs(perfect - statistics.fmean(theirs.values()))
+    minimum = _default("minimum", distance, perfect) if minimum is None else minimum
+    margin = _default("margin", distance, perfect) if margin is None else margin
+    complete = {name: seeds is None or min(len(run), len(theirs)) >= seeds for name, run in values.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for name, ours in values.items():
+        if name == reference:
+            continue
+        common = sorted({*ours} & {*theirs})
+        a, b = ([run[seed] for seed in common] if test == "paired" else [*run.values()] for run in (ours, theirs))
+        if not a:
+            raise ValueError(f"{name} and {reference} have no seed in common for a paired test.")
+        result = difference_test(a, b, test)
+        found[name] = {
+            "difference": statistics.fmean(a) - statistics.fmean(b),
+            "interval": result and result.interval,
+            "p_value": result.p_value if result and complete[name] else None,
+            "p_equivalence": equivalence_test(a, b, margin, test) if margin and complete[name] else None,
+            "power": _power(a, b, minimum, len(values) - 1, test) if minimum and result else None,
+        }
+    corrected = holm([numbers["p_value"] for numbers in found.values()], len(found))
+    differences = {}
+    for (name, numbers), p_corrected in zip(found.items(), corrected, strict=True):
+        verdict = _verdict(numbers, p_corrected, minimum or 0.0, higher_is_better) if complete[name] else "incomplete"
+        mean = statistics.fmean(values[name].values())
+        numbers |= {"mean": mean, "p_corrected": p_corrected, "verdict": verdict}
+        differences[name] = Difference(name, reference, values[name], theirs, **numbers)
+    return Comparison(reference, theirs, differences, minimum, margin, test, higher_is_better)
+
+
+def _check(
+    values: Mapping[str, Mapping[int, float]],
+    reference: str,
+    sizes: Mapping[str, float | None],
+    test: str,
+    seeds: int | None,
+) -> None:
+    if reference not in values or len(values) < 2:
+        raise ValueError(f"there is no run {reference!r} to compare others with; the runs are {', '.join(values)}.")
+    if test not in get_args(Test):
+        raise ValueError(f"test must be one of {', '.join(get_args(Test))}; got {test!r}.")
+    for name, run in values.items():
+        if not run or not all(math.isfinite(value) for value in run.values()):
+            raise ValueError(
+                f"{name} needs a finite value of each seed; got {dict(run)}. Leave out runs that diverged."
+            )
+    for name, size in sizes.items():
+        if size is not None and not 0 < size < math.inf:
+            raise ValueError(f"{name} must be positive; got {size}.")
+    if seeds is not None and seeds < 2:
+        raise ValueError(f"a test needs at least 2 seeds; got {seeds}.")
+
+
+def _default(name: str, distance: float | None, perfect: float | None) -> float | None:
+    """Return the default of a size, which is None if the reference is perfect."""
+    share, most = SHARES[name]
+    limits = [] if distance is None else [share * distance, *([most * abs(perfect)] if perfect else [])]
+    return min(limits, default=None) or None
+
+
+def _power(a: list[float], b: list[float], minimum: float, tests: int, test: Test) -> float:
+    if test == "paired":
+        deviation = statistics.stdev(x - y for x, y in zip(a, b, strict=True))
+    else:
+        deviation = math.sqrt((statistics.variance(a) + statistics.variance(b)) / 2)
+    return power(minimum, deviation, min(len(a), len(b)), tests=tests, test=test)
+
+
+def _verdict(numbers: Mapping[str, Any], p_corrected: float | None, minimum: float, higher_is_better: bool) -> Verdict:
+    if p_corrected is None:
+        return ""
+    difference = numbers["difference"]
+    if p_corrected < LEVEL and abs(difference) >= minimum - 1e-9:
+        return "better" if (difference > 0) == higher_is_better else "worse"
+    equivalence = numbers["p_equivalence"]
+    return "equivalent" if equivalence is not None and equivalence < LEVEL else "no significant difference"
+
+
+def _describe(values: Mapping[int, float]) -> dict[str, Any]:
+    known = [*values.values()]
+    deviation = statistics.stdev(known) if len(known) > 1 else None
+    return {"seeds": len(known), "mean": statistics.fmean(known), "deviation": deviation}
+
+
+def _show(values: Mapping[int, float]) -> list[str]:
+    shown = _describe(values)
+    around = "" if shown["deviation"] is None else f" ± {shown['deviation']:.2g}"
+    return [str(shown["seeds"]), f"{shown['mean']:.5g}{around}"]
+
+
+def show_p_value(p_value: float | None) -> str:
+    """Format a p-value; empty without one."""
+    return "" if p_value is None else "< 0.001" if p_value < 0.001 else f"{p_value:.2g}"
+
+
+def _escape(text: str) -> str:
+    special = {
+        "\\": r"\textbackslash{}",
+        "±": r"$\pm$",
+        "<": "$<$",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
+    special |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    return "".join(special.get(letter, letter) for letter in text)
