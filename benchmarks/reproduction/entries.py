@@ -142,8 +142,13 @@ class PlannedRun:
         return [*words, *to_argv({**self.overrides(tuned), "seed": self.seed})]
 
     def digest(self, tuned: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of what the result depends on: explicit settings, later steps, and the task's `numerics`."""
+        """Return a digest of what the result depends on: settings, later steps, and the task's `numerics`.
+
+        The settings are the explicit ones, and all options of the head, so that a new default makes a result stale.
+        """
         settings = read_settings(self.config) | self.overrides(tuned)
+        if "head" in settings:
+            settings["head_kwargs"] = resolve_head_options(settings["head"]) | (settings.get("head_kwargs") or {})
         content = {
             "task": self.entry.task,
             "settings": {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT},
@@ -204,6 +209,16 @@ def read_settings(config: str) -> dict[str, Any]:
     for part in split_config(config):
         settings |= read_config(CONFIGS / f"{part}.yaml") or {}
     return settings
+
+
+@functools.cache
+def resolve_head_options(head: str) -> dict[str, Any]:
+    """Return the default options of a head, without those that change its results only by rounding."""
+    from hf_sphere.nn import HEADS  # imports torch
+    from hf_sphere.nn.heads.base import head_options
+
+    ignored = ("blockwise", "shard_classes")
+    return {name: option.default for name, option in head_options(HEADS[head]).items() if name not in ignored}
 
 
 def split_config(config: str) -> list[str]:
@@ -271,12 +286,12 @@ def _check_options(run: PlannedRun) -> None:
     if not any(mapping in ("head_kwargs", "spherization") and option for mapping, _, option in changed):
         return
     from hf_sphere.nn import HEADS, Spherization  # imports torch
-    from hf_sphere.nn.heads.base import option_names
+    from hf_sphere.nn.heads.base import head_options
 
     settings = read_settings(run.config) | run.overrides()
     head = HEADS.get(settings.get("head", "spherized"))
     known = {"spherization": list(inspect.signature(Spherization).parameters)}
-    known |= {"head_kwargs": list(option_names(head))} if head is not None else {}
+    known |= {"head_kwargs": list(head_options(head))} if head is not None else {}
     for mapping, _, option in changed:
         if option and option not in known.get(mapping, [option]):
             raise QueueError(
