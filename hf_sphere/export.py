@@ -66,6 +66,8 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
             dynamic_shapes=(_variable_axes(inputs),),
         )
         expected = dict(zip(wrapped.output_names, wrapped(*inputs.values()), strict=True))
+    if wrong := [name for name, values in expected.items() if not values.isfinite().all()]:
+        raise ValueError(f"the {wrong[0]} of the model are not finite, so it is not exported; its weights are damaged.")
     program.model.metadata_props.update(metadata or {})
     with atomic_files(path.parent) as folder:
         program.save(folder / path.name)

@@ -194,6 +194,10 @@ class ImageEncoder:
         self.model = model.to(device).eval()
         self.class_names = class_names(model)
         self.processor = getattr(loaded, "image_processor", loaded)
+        known = (getattr(self.processor, "num_channels", None), getattr(model.config, "num_channels", None))
+        if None not in known and known[0] != known[1]:
+            what = f"the image processor of {name} makes {known[0]} channels, but its model has {known[1]}"
+            raise ValueError(f"{what}; save the processor of the model's training beside it.")
         self._texts: Any = getattr(loaded, "tokenizer", None)
         self.embeds_texts = self._texts is not None
         self.metric: dict[str, Any] = model.head.metric() if hasattr(model, "head") else {"distance": "cosine"}

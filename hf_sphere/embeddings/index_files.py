@@ -79,7 +79,7 @@ def read_index(folder: Path) -> tuple[About, dict[str, list[Any]], Tensor, Neigh
         raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; build an index with recipes/build_index.py.")
     try:
         version = read_version(folder)
-        if damage := find_damage(folder):
+        if damage := find_damage(folder, (ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE)):
             raise ValueError(damage)
         for name in (EMBEDDINGS_FILE, IMAGES_FILE):
             check_regular(folder / name)

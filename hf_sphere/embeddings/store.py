@@ -33,7 +33,7 @@ from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.sources import find_split, load_splits
 from hf_sphere.data.targets import read_class_names, read_labels, read_values
 from hf_sphere.metrics.neighbors import Distance
-from hf_sphere.utils.files import atomic_folder, read_json, write_json
+from hf_sphere.utils.files import atomic_folder, read_json, read_whole, write_json
 
 ABOUT_FILE = "embeddings.json"
 """Model, data set and distance of the embeddings."""
@@ -189,6 +189,13 @@ def read_embeddings(
     Example:
         >>> data = read_embeddings("outputs/embeddings")  # doctest: +SKIP
     """
+    options: dict[str, Any] = {"only_split": only_split, "needed": needed, "max_samples": max_samples, "seed": seed}
+    return read_whole(name, lambda _: _read(name, split, **options))
+
+
+def _read(
+    name: str, split: str | None, *, only_split: bool, needed: Sequence[str], max_samples: int | None, seed: int
+) -> Embeddings:
     splits = load_splits(name)
     if len(splits) > 1 and split is None:
         raise ValueError(f"{name} has the splits {', '.join(splits)}; choose one with --split.")

@@ -68,6 +68,8 @@ def run_recipe(main: Callable[[Sequence[str] | None], None], **environment: str)
             sys.exit(130)
         except Exception as error:
             text = shortage(error)
+            if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # of pathlib, before Python 3.13
+                text = f"the path has links that form a circle: {error}"
             if os.environ.get("HF_SPHERE_TRACEBACK") or not (text or isinstance(error, USER_ERRORS)):
                 raise
             hint = "(Set HF_SPHERE_TRACEBACK=1 for the traceback.)"

@@ -12,7 +12,7 @@ import stat
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,9 +35,9 @@ def resolve_output(path: str | os.PathLike) -> Path:
         OSError: If the target is neither a folder nor a regular file, such as a device, or a link leads nowhere.
     """
     for link in (Path(path), *Path(path).parents):
-        if link.is_symlink() and not link.exists():
+        if link.is_symlink() and not link.exists() and not _replaced(Path(os.path.realpath(link))).exists():
             raise FileNotFoundError(errno.ENOENT, f"{link} is a link to nothing; is its disk mounted?", str(path))
-    target = Path(path).resolve()
+    target = Path(os.path.realpath(path))
     if target.exists() and not (target.is_dir() or target.is_file()):
         raise OSError(errno.EINVAL, "it is neither a regular file nor a folder, so it is not replaced", str(path))
     return target
@@ -53,8 +53,8 @@ def check_writable(path: str | os.PathLike, *, is_folder: bool = True) -> None:
     if target.exists() and target.is_dir() != is_folder:
         kind = errno.ENOTDIR if is_folder else errno.EISDIR
         raise OSError(kind, "it is a file, not a folder" if is_folder else "it is a folder, not a file", str(path))
-    if is_folder and (target.is_mount() or target == Path.cwd()):
-        which = "a mount point" if target.is_mount() else "the working directory"
+    if is_folder and (os.path.ismount(target) or target == Path.cwd()):
+        which = "a mount point" if os.path.ismount(target) else "the working directory"
         raise OSError(errno.EBUSY, f"{which} cannot be replaced by a new folder; name a folder in it", str(path))
     base = next(parent for parent in target.parents if parent.exists())
     try:
@@ -348,8 +348,12 @@ def write_manifest(folder: Path) -> None:
     write_json(folder / MANIFEST_FILE, {"files": files}, strict=True)
 
 
-def find_damage(folder: Path) -> str | None:
+def find_damage(folder: Path, required: Collection[str] = ()) -> str | None:
     """Compare the files of a folder with its manifest; files that the manifest does not list are ignored.
+
+    Args:
+        folder: The folder.
+        required: Names that the manifest must list.
 
     Returns:
         A description of the first file that is missing or has changed, or None.
@@ -357,6 +361,8 @@ def find_damage(folder: Path) -> str | None:
     name = MANIFEST_FILE
     try:
         files = read_json(folder / name)["files"]
+        if missing := [name for name in required if name not in files]:
+            return f"{MANIFEST_FILE} is damaged: it does not list {missing[0]}"
         for name, values in files.items():
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 return f"{MANIFEST_FILE} is damaged: {name} is not below the folder"

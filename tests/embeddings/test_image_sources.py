@@ -222,3 +222,13 @@ def test_exhausted_memory_is_not_a_damaged_image(tmp_path, monkeypatch, digits):
     for use in (lambda: source.open(0), lambda: images[0]):
         with pytest.raises(MemoryError):
             use()
+
+
+def test_a_processor_with_other_channels_than_the_model_is_an_error(save_model, tmp_path):
+    from hf_sphere.embeddings import ImageEncoder
+    from hf_sphere.models import SphereVisionImageProcessor
+
+    folder = save_model(tmp_path / "model")
+    SphereVisionImageProcessor(num_channels=3, size={"height": 8, "width": 8}).save_pretrained(folder)
+    with pytest.raises(ValueError, match="makes 3 channels, but its model has 1"):
+        ImageEncoder(folder)

@@ -352,3 +352,10 @@ def test_identities_of_images_are_read_and_optional(tmp_path):
     columns = columns_of()
     assert torch.equal(read_embeddings(str(write(tmp_path / "now", columns))).row_ids, columns.pop("row_id"))
     assert read_embeddings(str(write(tmp_path / "earlier", columns))).row_ids is None
+
+
+def test_embeddings_whose_replacement_was_interrupted_are_restored(folder):
+    write(folder, columns_of())
+    folder.rename(folder.with_name(f".{folder.name}.replaced"))  # killed between the two renames
+    assert len(read_embeddings(str(folder)).embeddings) == 4
+    assert folder.is_dir()

@@ -289,8 +289,8 @@ def attack(kind: str, seed: int, folder: Path) -> tuple[int, str | None]:
         wrong = problem(code, printed) or tables_problem(Path("out"))
         if must_fail and code == 0:
             wrong = wrong or "it is not refused"
-        if secret := [path for path in OPENED if "secret" in Path(path).parts]:
-            wrong = wrong or f"{secret[0]} was opened"
+        if os.path.realpath(SECRET) in map(os.path.realpath, OPENED):
+            wrong = wrong or f"{SECRET} was opened"
         if output is not None:
             wrong = wrong or output_problem(code, output, is_new, folder)
         after = list_tree(folder)

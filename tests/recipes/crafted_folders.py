@@ -66,7 +66,6 @@ _INDEX: dict[str, Change] = {
     **{f"source {value}": cells(IMAGES, "source", value) for value in (-1, 99, None)},
     **{f"file {value!r}": cells(IMAGES, "file", value) for value in (None, "", "a\0b")},
     **{name: cells(IMAGES, "file", value) for name, value in SECRET_NAMES.items()},
-    "names of numbers": set_column(IMAGES, "file", lambda row: row),
     "confidences of texts": set_column(IMAGES, "confidence", lambda row: "x"),
     **{
         f"curvature {value}": edit(ABOUT, distance="hyperbolic", curvature=value)
@@ -76,7 +75,7 @@ _INDEX: dict[str, Change] = {
     **{f"no {name}": edit(ABOUT, **{name: ...}) for name in ("model", "weights", "sources", "distance")},
     **{f"sources {value}": edit(ABOUT, sources=value) for value in (None, "x", [], [1], [["x"]], {"x": 1})},
     **{f"model {value}": edit(ABOUT, model=value, model_folder=...) for value in (None, 3, [])},
-    **{f"model_folder {value}": edit(ABOUT, model_folder=value) for value in (None, 3, [])},
+    **{f"model_folder {value}": edit(ABOUT, model_folder=value) for value in (3, [])},
     **{f"weights {value}": edit(ABOUT, weights=value) for value in (None, "x", [])},
     **{f"kind {value}": edit(ABOUT, kind=value) for value in ("x", 3, [])},
     **{f"search {value}": edit(ABOUT, search=value) for value in ("x", 3, [])},
@@ -127,7 +126,6 @@ INVALID: dict[str, dict[str, Change]] = {
         "a configuration of nan": edit(CONFIG, backbone_kwargs={"width": float("nan")}),
         "no type": edit(CONFIG, model_type=...),
         "an unknown head": edit(CONFIG, head="x"),
-        "code": edit(CONFIG, auto_map={"AutoConfig": "code.Config"}, model_type="unknown"),
     },
     "prototypes": {
         **specials("prototypes.safetensors"),
@@ -147,7 +145,7 @@ INVALID: dict[str, dict[str, Change]] = {
         "a truncated image": lambda folder: os.truncate(folder / "a" / "0.png", 60),
         "an empty image": put("a/0.png", ""),
         "a path outside in parquet": dataset({"path": "<secret>"}),
-        "a relative path outside in parquet": dataset({"path": "../../secret/secret.png"}),
+        "a relative path outside in parquet": dataset({"path": "../secret/secret.png"}),
         "a URL in parquet": dataset({"path": "file://<secret>"}),
         "/dev/zero in parquet": dataset({"path": "/dev/zero"}),
         "no image in parquet": dataset({}),
@@ -171,6 +169,8 @@ ODD: dict[str, dict[str, Change]] = {
         "a key twice": by_stranger(append(ABOUT, '"model": "other"')),
         "model_folder is the root": by_stranger(edit(ABOUT, model_folder="../" * 30)),
         "a sequence as model": by_stranger(edit(ABOUT, model=ESCAPE, model_folder=...)),
+        "names of numbers": by_stranger(set_column(IMAGES, "file", lambda row: row)),
+        "no model_folder": by_stranger(edit(ABOUT, model_folder=None)),
         "recall is a text": by_stranger(edit(ABOUT, recall="x")),
         "the same row twice": by_stranger(
             table(IMAGES, lambda old: pa.concat_tables([old.slice(0, 1), old.slice(0, 1), old.slice(2)]))
@@ -211,7 +211,8 @@ ODD: dict[str, dict[str, Change]] = {
         "settings are a FIFO": instead("run.json", "a FIFO"),
         "enormous weights": tensor(WEIGHTS, "head.linear.weight", lambda old: old * 1e30),
         "weights of zero": tensor(WEIGHTS, "head.linear.weight", torch.zeros_like),
-        "custom code": edit(CONFIG, auto_map={"AutoConfig": "code.Config"}),
+        "code": edit(CONFIG, auto_map={"AutoConfig": "code.Config"}),
+        "code of an unknown type": edit(CONFIG, auto_map={"AutoConfig": "code.Config"}, model_type="unknown"),
     },
     "prototypes": {"unnormalized": tensor("prototypes.safetensors", "prototypes", lambda old: old * 3)},
     "photos": {

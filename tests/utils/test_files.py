@@ -351,6 +351,11 @@ def test_a_reader_restores_a_replacement_that_was_killed(interrupted, tmp_path):
     assert not (tmp_path / ".folder.replaced").exists()
 
 
+def test_a_linked_folder_is_restored_too(interrupted, tmp_path):
+    (tmp_path / "link").symlink_to(interrupted, target_is_directory=True)
+    assert read_whole(tmp_path / "link", names) == ["old"]
+
+
 def test_a_reader_that_may_not_restore_names_the_last_version(interrupted, monkeypatch):
     def fail(self, target):
         raise PermissionError(13, "Permission denied")

@@ -45,6 +45,11 @@ def test_a_truncated_file_is_found(folder):
     assert find_damage(folder) == "a is damaged: it has 3 bytes instead of 3,145,728"
 
 
+def test_a_manifest_must_list_what_is_required(folder):
+    assert find_damage(folder, ["a"]) is None
+    assert find_damage(folder, ["a", "c"]) == "manifest.json is damaged: it does not list c"
+
+
 def test_a_missing_file_is_found(folder):
     (folder / "inner" / "b").unlink()
     assert find_damage(folder) == "inner/b is missing"
