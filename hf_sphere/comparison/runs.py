@@ -2,12 +2,13 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from hf_sphere.comparison.significance import LEVEL, Test, difference_test, equivalence_test, holm, power
+from hf_sphere.comparison.significance import LEVEL, Test, deviation, difference_test, equivalence_test, holm, power
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -38,7 +39,7 @@ class Difference:
         p_corrected: P-value corrected by Holm's method for all runs of the comparison.
         p_equivalence: P-value of equivalence within the margin, not corrected; None without a margin.
         power: Probability of finding a difference of the minimum effect, at the strictest level of the family, if the
-            deviation between seeds is the observed one; None without a minimum effect.
+            deviation between seeds is the observed one; None without a minimum effect or a test.
         verdict: See `compare_runs`.
     """
 
@@ -104,7 +105,7 @@ class Comparison(Mapping[str, Difference]):
 
     def to_markdown(self) -> str:
         """Return the table for a page."""
-        lines = [f"| {' | '.join(cells)} |" for cells in self._cells()]
+        lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in self._cells()]
         return "\n".join([lines[0], "|---|" + "---:|" * 5 + "---|", *lines[1:]])
 
     def to_latex(self) -> str:
@@ -193,35 +194,53 @@ def compare_runs(
         ('better', 0.73)
     """
     _check(values, reference, {"minimum": minimum, "margin": margin}, test, seeds)
-    theirs = values[reference]
+    values = {name: {seed: float(value) for seed, value in run.items()} for name, run in values.items()}
+    theirs = values.pop(reference)
     distance = None if perfect is None else abs(perfect - statistics.fmean(theirs.values()))
     minimum = _default("minimum", distance, perfect) if minimum is None else minimum
     margin = _default("margin", distance, perfect) if margin is None else margin
-    complete = {name: seeds is None or min(len(run), len(theirs)) >= seeds for name, run in values.items()}
     found: dict[str, dict[str, Any]] = {}
     for name, ours in values.items():
-        if name == reference:
-            continue
         common = sorted({*ours} & {*theirs})
         a, b = ([run[seed] for seed in common] if test == "paired" else [*run.values()] for run in (ours, theirs))
         if not a:
             raise ValueError(f"{name} and {reference} have no seed in common for a paired test.")
         result = difference_test(a, b, test)
+        is_complete = seeds is None or min(len(a), len(b)) >= seeds
         found[name] = {
             "difference": statistics.fmean(a) - statistics.fmean(b),
             "interval": result and result.interval,
-            "p_value": result.p_value if result and complete[name] else None,
-            "p_equivalence": equivalence_test(a, b, margin, test) if margin and complete[name] else None,
-            "power": _power(a, b, minimum, len(values) - 1, test) if minimum and result else None,
+            "p_value": result.p_value if result and is_complete else None,
+            "p_equivalence": equivalence_test(a, b, margin, test) if margin and is_complete else None,
+            "power": observed_power(a, b, minimum, tests=len(values), test=test) if minimum else None,
+            "verdict": "" if is_complete else "incomplete",
         }
     corrected = holm([numbers["p_value"] for numbers in found.values()], len(found))
     differences = {}
     for (name, numbers), p_corrected in zip(found.items(), corrected, strict=True):
-        verdict = _verdict(numbers, p_corrected, minimum or 0.0, higher_is_better) if complete[name] else "incomplete"
+        if p_corrected is not None:
+            change = numbers["difference"] if higher_is_better else -numbers["difference"]
+            numbers["verdict"] = decide(change, minimum, p_corrected, numbers["p_equivalence"])
         mean = statistics.fmean(values[name].values())
-        numbers |= {"mean": mean, "p_corrected": p_corrected, "verdict": verdict}
-        differences[name] = Difference(name, reference, values[name], theirs, **numbers)
+        differences[name] = Difference(
+            name, reference, values[name], theirs, mean=mean, p_corrected=p_corrected, **numbers
+        )
     return Comparison(reference, theirs, differences, minimum, margin, test, higher_is_better)
+
+
+def decide(improvement: float, minimum: float | None, p_corrected: float, p_equivalence: float | None) -> Verdict:
+    """Return the verdict on a run that was tested, see `compare_runs`; the improvement is positive if it is better."""
+    if p_corrected < LEVEL and abs(improvement) >= (minimum or 0.0) - 1e-9:
+        return "better" if improvement > 0 else "worse"
+    is_equivalent = p_equivalence is not None and p_equivalence < LEVEL
+    return "equivalent" if is_equivalent else "no significant difference"
+
+
+def observed_power(a: Sequence[float], b: Sequence[float], minimum: float, *, tests: int, test: Test) -> float | None:
+    """Return the power of a test of two groups for a minimum effect, with the deviation between their seeds."""
+    if difference_test(a, b, test) is None:
+        return None
+    return power(minimum, deviation(a, b, test), min(len(a), len(b)), tests=tests, test=test)
 
 
 def _check(
@@ -236,9 +255,10 @@ def _check(
     if test not in get_args(Test):
         raise ValueError(f"test must be one of {', '.join(get_args(Test))}; got {test!r}.")
     for name, run in values.items():
-        if not run or not all(math.isfinite(value) for value in run.values()):
+        numbers = [*run.values()] if isinstance(run, Mapping) else []
+        if not numbers or not all(isinstance(value, Real) and math.isfinite(value) for value in numbers):
             raise ValueError(
-                f"{name} needs a finite value of each seed; got {dict(run)}. Leave out runs that diverged."
+                f"{name} needs a mapping of seeds to finite values; got {run}. Leave out seeds that diverged."
             )
     for name, size in sizes.items():
         if size is not None and not 0 < size < math.inf:
@@ -252,24 +272,6 @@ def _default(name: str, distance: float | None, perfect: float | None) -> float 
     share, most = SHARES[name]
     limits = [] if distance is None else [share * distance, *([most * abs(perfect)] if perfect else [])]
     return min(limits, default=None) or None
-
-
-def _power(a: list[float], b: list[float], minimum: float, tests: int, test: Test) -> float:
-    if test == "paired":
-        deviation = statistics.stdev(x - y for x, y in zip(a, b, strict=True))
-    else:
-        deviation = math.sqrt((statistics.variance(a) + statistics.variance(b)) / 2)
-    return power(minimum, deviation, min(len(a), len(b)), tests=tests, test=test)
-
-
-def _verdict(numbers: Mapping[str, Any], p_corrected: float | None, minimum: float, higher_is_better: bool) -> Verdict:
-    if p_corrected is None:
-        return ""
-    difference = numbers["difference"]
-    if p_corrected < LEVEL and abs(difference) >= minimum - 1e-9:
-        return "better" if (difference > 0) == higher_is_better else "worse"
-    equivalence = numbers["p_equivalence"]
-    return "equivalent" if equivalence is not None and equivalence < LEVEL else "no significant difference"
 
 
 def _describe(values: Mapping[int, float]) -> dict[str, Any]:

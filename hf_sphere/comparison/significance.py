@@ -1,13 +1,19 @@
 """Tests of a difference between two groups of values, their correction for several tests, and their power."""
 
+import bisect
 import math
+import statistics
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 from scipy import stats
 
 LEVEL = 0.05
 """Significance level of all tests; intervals have the complementary coverage."""
+
+MOST_SEEDS = 10_000
+"""Largest number of seeds of `seeds_for_power`."""
 
 Test = Literal["welch", "paired"]
 """Welch's test of two independent groups, or the test of the differences of pairs."""
@@ -33,41 +39,48 @@ def difference_test(ours: Sequence[float], theirs: Sequence[float], test: Test) 
         theirs: Values of the other one; for `paired` in the order of the first.
         test: The test, for values that are about normally distributed.
     """
-    if not _can_be_tested(ours, theirs, test):
+    estimate = _estimate(ours, theirs, test)
+    if estimate is None:
         return None
-    found = _t_test(ours, theirs, test)
-    low, high = found.confidence_interval(1 - LEVEL)
-    return TestResult((float(low), float(high)), float(found.pvalue))
+    difference, error, freedom = estimate
+    half = float(stats.t.isf(LEVEL / 2, freedom)) * error
+    return TestResult((difference - half, difference + half), float(2 * stats.t.sf(abs(difference) / error, freedom)))
 
 
 def equivalence_test(ours: Sequence[float], theirs: Sequence[float], margin: float, test: Test) -> float | None:
     """Return the larger p-value of two one-sided tests that a difference of means is within a margin.
 
+    None where `difference_test` returns None.
+
     Reference:
         Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
         equivalence of average bioavailability", 1987.
     """
-    if not _can_be_tested(ours, theirs, test):
+    estimate = _estimate(ours, theirs, test)
+    if estimate is None:
         return None
-    above = _t_test([value + margin for value in ours], theirs, test, "greater").pvalue
-    below = _t_test([value - margin for value in ours], theirs, test, "less").pvalue
-    return float(max(above, below))
+    difference, error, freedom = estimate
+    return float(stats.t.sf((margin - abs(difference)) / error, freedom))
 
 
-def _can_be_tested(ours: Sequence[float], theirs: Sequence[float], test: Test) -> bool:
-    if min(len(ours), len(theirs)) < 2:
-        return False
+def deviation(ours: Sequence[float], theirs: Sequence[float], test: Test) -> float:
+    """Return the standard deviation that `power` needs: of the differences of pairs, or of both groups, pooled."""
     if test == "paired":
-        # Rounded, since differences of equal size must not differ by rounding errors, which the test would measure.
-        return len({round(a - b, 9) for a, b in zip(ours, theirs, strict=True)}) > 1
-    return len({*ours}) > 1 or len({*theirs}) > 1
+        return statistics.stdev(a - b for a, b in zip(ours, theirs, strict=True))
+    return math.sqrt((statistics.variance(ours) + statistics.variance(theirs)) / 2)
 
 
-def _t_test(ours: Sequence[float], theirs: Sequence[float], test: Test, alternative: str = "two-sided") -> Any:
-    if test == "paired":
-        differences = [round(a - b, 9) for a, b in zip(ours, theirs, strict=True)]
-        return stats.ttest_1samp(differences, 0.0, alternative=alternative)
-    return stats.ttest_ind(ours, theirs, equal_var=False, alternative=alternative)
+def _estimate(ours: Sequence[float], theirs: Sequence[float], test: Test) -> tuple[float, float, float] | None:
+    """Return a difference of means, its standard error, and the degrees of freedom by Welch and Satterthwaite."""
+    groups = [[a - b for a, b in zip(ours, theirs, strict=True)]] if test == "paired" else [ours, theirs]
+    if min(map(len, groups)) < 2:
+        return None
+    parts = [statistics.variance(group) / len(group) for group in groups]
+    error = math.sqrt(sum(parts))
+    if error <= 1e-12 * max(map(abs, [*ours, *theirs])):  # equal values, but for rounding errors
+        return None
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(group) - 1) for part, group in zip(parts, groups, strict=True))
+    return statistics.fmean(ours) - statistics.fmean(theirs), error, freedom
 
 
 def holm(p_values: Sequence[float | None], count: int | None = None) -> list[float | None]:
@@ -98,7 +111,7 @@ def holm(p_values: Sequence[float | None], count: int | None = None) -> list[flo
 
 
 def power(difference: float, deviation: float, seeds: int, *, tests: int = 1, test: Test = "welch") -> float:
-    """Return the probability that a test finds a difference of means.
+    """Return the probability that a test finds a difference of means between normally distributed values.
 
     Args:
         difference: The difference.
@@ -112,17 +125,21 @@ def power(difference: float, deviation: float, seeds: int, *, tests: int = 1, te
 
     Example:
         >>> round(power(0.5, 0.3, 5), 2)
-        0.64
+        0.61
     """
     if not (math.isfinite(difference) and 0 < deviation < math.inf and seeds >= 2 and tests >= 1):
         raise ValueError(
             "power needs a finite difference, a positive deviation, at least 2 seeds and at least 1 test; got "
             f"{difference}, {deviation}, {seeds} and {tests}."
         )
-    freedom = seeds - 1 if test == "paired" else 2 * (seeds - 1)
-    effect = abs(difference) / deviation * math.sqrt(seeds if test == "paired" else seeds / 2)
-    critical = stats.t.isf(LEVEL / tests / 2, freedom)
-    return float(stats.nct.sf(critical, freedom, effect) + stats.nct.cdf(-critical, freedom, effect))
+    pairs = test == "paired"
+    freedom = (1 if pairs else 2) * (seeds - 1)
+    # Welch's degrees of freedom depend on the share of one group in the variance: the mean over quantiles of the share.
+    shares = 0.0 if pairs else stats.beta.ppf((np.arange(200) + 0.5) / 200, (seeds - 1) / 2, (seeds - 1) / 2)
+    critical = stats.t.isf(LEVEL / tests / 2, (seeds - 1) / (shares**2 + (1 - shares) ** 2))
+    effect = abs(difference) / deviation * math.sqrt(seeds if pairs else seeds / 2)
+    opposite = np.nan_to_num(stats.nct.cdf(-critical, freedom, effect))  # scipy returns NaN where it is below 1e-80
+    return float(np.mean(stats.nct.sf(critical, freedom, effect) + opposite))
 
 
 def seeds_for_power(
@@ -141,13 +158,9 @@ def seeds_for_power(
     """
     if not 0 < target < 1:
         raise ValueError(f"target must be between 0 and 1, exclusive; got {target}.")
-    low, high = 1, 2
-    while power(difference, deviation, high, tests=tests, test=test) < target:
-        low, high = high, 2 * high
-        if high > 10_000:
-            raise ValueError(f"a difference of {difference} would need more than 10,000 seeds.")
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = power(difference, deviation, middle, tests=tests, test=test) >= target
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+    found = bisect.bisect_left(
+        range(2, MOST_SEEDS + 1), target, key=lambda seeds: power(difference, deviation, seeds, tests=tests, test=test)
+    )
+    if found + 2 > MOST_SEEDS:
+        raise ValueError(f"a difference of {difference} would need more than {MOST_SEEDS:,} seeds.")
+    return found + 2
