@@ -20,7 +20,7 @@ from pathlib import Path
 
 from reproduction.benchmark_tables import render_benchmarks
 from reproduction.cards import CARDS, read_papers, render_cards
-from reproduction.claims import Claim, compare_claims, render_claims
+from reproduction.claims import Claim, compare_all, render_claims
 from reproduction.comparisons import RULES
 from reproduction.entries import ROOT, read_queue
 from reproduction.results import Results
@@ -81,7 +81,7 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     # The documentation site includes RESULTS.md in another folder, so its links are paths.
     in_short = re.sub(r"\[[^\]]*\]\(([^)]*)\)", r"`\1`", measured)
     parts = [INTRODUCTION, f"## In short\n\n{in_short}\n", f"## How runs are compared\n\n{RULES}\n"]
-    parts.append(f"## What the papers claim, and what was measured\n\n{render_claims(claims, source)}\n")
+    parts.append(f"## What the papers claim, and what was measured\n\n{render_claims(claims, tables, source)}\n")
     texts = {table.table: render(table, source) for table in tables}
     for table in tables:
         text = texts[table.table]
@@ -91,10 +91,8 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     parts.append(f"## Runs that need a GPU\n\n{render_gpu(source)}\n")
     files[ROOT / "RESULTS.md"] = "\n".join(parts)
     files |= fill_pages(texts, render_benchmarks(benchmarks), files)
-    found = [
-        *compare_claims(claims, source).values(),
-        *(row for table in tables for row in compare_rows(table, source)),
-    ]
+    found = compare_all(claims, tables, source)
+    found += [row for table in tables for row in compare_rows(table, source, post_hoc=True)]
     files[COMPARISONS] = json.dumps([comparison.record() for comparison in found], indent=1) + "\n"
     return files | render_cards(source, read_papers(folder / "papers.yaml"))
 

@@ -11,8 +11,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from hf_sphere.comparison.significance import Test
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments, read_config, to_argv
 
@@ -58,6 +59,10 @@ class Entry:
         tuned_by: Entry with a grid; each configuration gets the values with which it has the highest mean of
             `selection_metric` there.
         selection_metric: See `tuned_by`.
+        test: Planned test of the comparisons of these runs with others: `welch`, or, for runs that were planned before
+            26 November 2026, `paired`. The others have the mean of the last epochs as planned metric, see `RULES`.
+        exceptions: Rules of `reproduction.rules` that the comparisons of these runs, or this tuning, break, with the
+            reasons.
         after: Recipes that run after training, with the placeholders `{model}` (output folder of the training),
             `{folder}` (folder for other results) and `{<Hub id>}` (a data set).
 
@@ -77,6 +82,8 @@ class Entry:
     grid: dict[str, list[Any]] = field(default_factory=dict)
     tuned_by: str | None = None
     selection_metric: str = "validation_accuracy"
+    test: Test = "welch"
+    exceptions: dict[str, str] = field(default_factory=dict)
     after: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -87,6 +94,8 @@ class Entry:
             "minutes": isinstance(self.minutes, (int, float)) and self.minutes > 0,
             "seeds": isinstance(self.seeds, int) and self.seeds >= 1,
             "device": self.device in ("cpu", "gpu"),
+            "test": self.test in get_args(Test),
+            "exceptions": isinstance(self.exceptions, Mapping),
             "overrides": isinstance(self.overrides, Mapping),
             "grid": isinstance(self.grid, Mapping) and all(isinstance(v, list) and v for v in self.grid.values()),
             "after": all((ROOT / "recipes" / f"{recipe}.py").is_file() for recipe in recipes),

@@ -85,7 +85,7 @@ def render_measured(
             raise ValueError(f"measurement {row.what!r} needs either `run` or `benchmark`.")
         cells = _of_runs(row, source) if row.run else _of_benchmark(row, benchmarks)
         if (verdict := verdicts.get((row.table, row.run), "")) not in ("", "incomplete"):
-            word = {"not distinguished": "from", "equivalent": "to"}.get(verdict, "than")
+            word = {"no significant difference": "from", "equivalent": "to"}.get(verdict, "than")
             cells[1] += f"; {verdict} {word} {row.than}"
         lines.append([row.what, *cells])
     note = (

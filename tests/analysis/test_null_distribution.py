@@ -4,7 +4,6 @@ import mpmath
 import numpy as np
 import pytest
 import scipy.stats
-import torch
 from hypothesis import given, strategies as st
 
 from hf_sphere.analysis.null_distribution import kolmogorov_smirnov, mass_band, projection_cdf, sign_test

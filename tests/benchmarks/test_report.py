@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 import report
 import yaml
-from reproduction.comparisons import holm
 from reproduction.entries import CONFIGS, Entry
 from reproduction.published import read_published
 from reproduction.results import Results
 from reproduction.tables import CIFAR_NOTE, Source, Table, compare_rows, read_rows, render
+
+from hf_sphere.comparison import holm
 
 # Quantiles of Student's t distribution at 97.5 %, from a printed table.
 T_QUANTILES = {2: 4.302653}
@@ -21,6 +22,9 @@ class Measured(Source):
 
     def runs(self, group):
         return {run["seed"]: run for run in self.results.runs.values() if run["group"] == group}
+
+    def test(self, group):
+        return "paired"
 
 
 @pytest.fixture
@@ -142,15 +146,15 @@ def test_p_values_are_corrected_within_a_table(source):
     groups = {"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {0: 0.41, 1: 0.59, 2: 0.8}, "c": {0: 0.51, 1: 0.69, 2: 0.95}}
     alone = compare_rows(table("a - b"), source(groups))
     both = compare_rows(table("a - b", "c - b"), source(groups))
-    assert alone[0].corrected == alone[0].p_value
-    assert [row.corrected for row in both] == holm([row.p_value for row in both])
+    assert alone[0].corrected["paired"] == alone[0].p_value("paired")
+    assert [row.corrected["welch"] for row in both] == holm([row.p_value("welch") for row in both])
 
 
 def test_planned_tests_without_results_count_in_the_correction(source):
     found = source({"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {0: 0.41, 1: 0.59, 2: 0.8}})
     found.planned = {"later": [SimpleNamespace(seed=seed) for seed in range(3)], "one seed": [SimpleNamespace(seed=0)]}
     (row,) = compare_rows(table("a - b", "later - b", "one seed - b", "not in the queue - b"), found)
-    assert row.corrected == 2 * row.p_value
+    assert (row.tests, row.corrected["paired"]) == (2, 2 * row.p_value("paired"))
 
 
 def test_runs_compared_under_other_conditions_are_named(source):
