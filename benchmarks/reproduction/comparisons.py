@@ -11,11 +11,11 @@ from hf_sphere.comparison.runs import SHARES, decide, observed_power, show_p_val
 from hf_sphere.comparison.significance import LEVEL, Test, TestResult, difference_test, equivalence_test
 from reproduction.definitions import error_rate, is_higher_better, is_share, scale
 
-RULES = """The first metric of a table is compared, each row with the run that it names. The tests of a table are a family:
-their p-values are corrected by Holm's method for the number of tests of the table. Tests of runs that are not finished
-count as well, as if they had the largest p-values, so that finishing the queue cannot undo a verdict; until then the
-verdict is "incomplete". A difference has one verdict, that of its table. The claims of the papers quote it; the claims
-of a paper that no table compares are a family of their own.
+RULES = """The first metric of a table is compared, each row with the run that it names. The tests of a table are a
+family: their p-values are corrected by Holm's method for the number of tests of the table. Tests of runs that are not
+finished count as well, as if they had the largest p-values, so that finishing the queue cannot undo a verdict; until
+then the verdict is "incomplete". A difference has one verdict, that of its table. The claims of the papers quote it;
+the claims of a paper that no table compares are a family of their own.
 
 The test is planned before the runs. Runs planned before 26 November 2026 have the paired t-test: differences are
 computed for each seed that both have. Later ones have Welch's test of independent groups: runs with the same seed are

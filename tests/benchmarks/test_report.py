@@ -56,8 +56,9 @@ def table(*rows: str, **more) -> Table:
     return Table("name", "README.md", "Title", list(rows), {"accuracy %": "eval_accuracy"}, **more)
 
 
-def test_tables_of_all_readmes_are_what_the_results_files_say():
+def test_tables_are_what_the_results_files_say_and_comparisons_keep_the_rules(capsys):
     report.main(["--check"])
+    assert "Rule of comparisons" not in capsys.readouterr().err
 
 
 def test_results_page_has_no_relative_links():
@@ -73,11 +74,20 @@ def repository(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "read_queue", lambda path: [])
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(report, "CARDS", tmp_path / "hub_cards")
+    monkeypatch.setattr(report, "read_tables", lambda: ([], []))
     monkeypatch.setattr(report, "render_files", lambda *args: {tmp_path / "RESULTS.md": "as it should be"})
     (tmp_path / "RESULTS.md").write_text("as it should be")
     (tmp_path / "hub_cards").mkdir()
     (tmp_path / "hub_cards" / "model_card.md").write_text("the template")
     return tmp_path
+
+
+def test_check_fails_if_a_comparison_breaks_a_rule(repository, monkeypatch, capsys):
+    monkeypatch.setattr(report, "check_rules", lambda *args: (["entry 'a': 6 settings"], ["b: grid: why"]))
+    with pytest.raises(SystemExit, match="breaks a rule"):
+        report.main(["--check"])
+    found = capsys.readouterr()
+    assert ("entry 'a': 6 settings" in found.err, "Known exception: b: grid: why" in found.out) == (True, True)
 
 
 def test_check_fails_if_a_file_is_not_what_the_results_say(repository):
