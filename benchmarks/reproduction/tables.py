@@ -351,8 +351,9 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
     for folder in sorted(folders):
         command = f"accelerate launch recipes/{SCRIPTS[table.task]}.py --config recipes/configs/{folder}/<run>.yaml"
         yield f"Runs that are not in the queue: `{command}`."
-    for entry, reason in exceptions(rows, source):
-        yield f"Exception to the rule of comparisons, `{entry}`: {reason}."
+    if reasons := exceptions(rows, source):
+        named = "; ".join(f"`{entry}`: {reason}" for entry, reason in reasons)
+        yield f"Exceptions to the rule of comparisons: {named}."
     if table.differs:
         yield f"Besides selected settings, compared runs differ in {', '.join(f'`{name}`' for name in table.differs)}."
     if table.note:
@@ -373,7 +374,9 @@ def _are_alike(group: str, other: str, source: Source) -> bool:
     first, second = source.runs(group), source.runs(other)
     pairs = ((first[seed], second[seed]) for seed in first.keys() & second.keys())
     return all(
-        a["versions"]["torch"] == b["versions"]["torch"] and a["device"] == b["device"] and a["data"] == b["data"]
+        a["versions"]["torch"] == b["versions"]["torch"]
+        and all(a[name] == b[name] for name in ("device", "data"))
+        and all(a[name] == b[name] for name in ("data_hash", "processor", "threads") if name in a and name in b)
         for a, b in pairs
     )
 

@@ -174,6 +174,39 @@ def test_runs_compared_under_other_conditions_are_named(source):
     assert "Compared with runs of other processors, torch versions or copies of the data: `c`." in text
 
 
+@pytest.mark.parametrize(("name", "other"), [("data_hash", "1f"), ("threads", 2), ("processor", "family 7")])
+def test_runs_are_alike_if_only_one_has_a_fact_recorded(source, name, other):
+    measured = source({"a": {0: 0.5, 1: 0.6}, "b": {0: 0.4, 1: 0.7}})
+    measured.results.runs["a-seed0"][name] = "1e"
+    assert "Compared with runs of other" not in render(table("b", "a - b"), measured)
+    measured.results.runs["b-seed0"][name] = other
+    assert "copies of the data: `a`." in render(table("b", "a - b"), measured)
+
+
+def test_the_duration_of_the_last_part_of_an_interrupted_run_is_left_out(source):
+    measured = source({"a": {0: 0.9, 1: 0.8}})
+    measured.results.runs["a-seed0"] |= {"minutes": 0.5, "core_minutes": 0.4}
+    measured.results.runs["a-seed0"]["metrics"]["train_runtime"] = 2000.0
+    columns = {"accuracy %": "eval_accuracy", "core-minutes": "core_minutes"}
+    text = render(Table("name", "README.md", "Title", ["a"], columns), measured)
+    assert cells(text)["a"]["core-minutes"] == "2 (1 of 2 seeds)"
+    assert "2 runs on one core, 2 core-minutes each on average" in text
+
+
+def test_the_accuracy_of_the_last_epochs_is_that_of_the_history(source):
+    measured = source({"a": {0: 0.9}})
+    measured.results.runs["a-seed0"]["history"] = {"eval_accuracy": [0.1, 0.2, 0.3, 0.4, 0.6]}
+    assert measured.values("a", "eval_accuracy_last_quarter") == {0: pytest.approx(0.5)}
+
+
+def test_exceptions_to_the_rule_stand_below_the_table(finished):
+    reasons = {"settings": "27 against 4", "options": "other decay"}
+    entry = Entry("e", 1, "classification", ["spherization/mnist-lenet5-plain"], 1.0, exceptions=reasons)
+    text = render(table("mnist-lenet5-plain", differs=["head", "momentum"]), finished([entry]))
+    assert "Exceptions to the rule of comparisons: `e`: 27 against 4; `e`: other decay." in text
+    assert "Besides selected settings, compared runs differ in `head`, `momentum`." in text
+
+
 def test_the_note_names_machines_versions_and_uncommitted_changes(source):
     text = render(table("a"), source({"a": {0: 0.5, 7: 0.7}}))
     assert "2 runs on one core, 2 core-minutes each on average, torch 2.0; 1 of them with uncommitted changes." in text
