@@ -230,7 +230,7 @@ def compare_runs(
 
 def decide(improvement: float, minimum: float | None, p_corrected: float, p_equivalence: float | None) -> Verdict:
     """Return the verdict on a run that was tested, see `compare_runs`; the improvement is positive if it is better."""
-    if p_corrected < LEVEL and abs(improvement) >= (minimum or 0.0) - 1e-9:
+    if p_corrected < LEVEL and abs(improvement) >= (1 - 1e-9) * (minimum or 0.0):
         return "better" if improvement > 0 else "worse"
     is_equivalent = p_equivalence is not None and p_equivalence < LEVEL
     return "equivalent" if is_equivalent else "no significant difference"

@@ -54,6 +54,15 @@ def test_verdict_at_its_borders(difference, spread, options, expected):
     assert verdict(difference, spread, **options) == expected
 
 
+@pytest.mark.parametrize("unit", [1e-12, 1.0, 1e9])
+def test_verdicts_do_not_depend_on_the_unit(unit):
+    runs = {name: {seed: unit * value for seed, value in run.items()} for name, run in RUNS.items()}
+    runs["near"] = {seed: unit * value for seed, value in {0: 93.12, 1: 93.3, 2: 93.25}.items()}
+    found = compare(runs, perfect=100 * unit)
+    assert [run.verdict for run in found.values()] == ["better", "no significant difference", "equivalent"]
+    assert found["vmf"].power == pytest.approx(compare({**RUNS, "near": RUNS["softmax"]})["vmf"].power)
+
+
 def test_a_verdict_needs_the_corrected_p_value():
     runs = {"softmax": dict.fromkeys(range(5), 90.0), "run": around(90.4, 0.15)}
     assert compare(runs, margin=0.001)["run"].verdict == "better"
