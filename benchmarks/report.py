@@ -7,7 +7,8 @@ The results are in `results/runs`, `results/published` and `benchmarks/results`.
 `claims.yaml` and `measured.yaml` of `results` and in `benchmarks/reproduction/benchmark_tables.py`, and stand between
 `<!-- table: <name> -->` and `<!-- end of table -->`.
 Model cards are in `hub_cards`, one per configuration with results; others are removed. `--check` writes nothing and
-fails if a file is not what the results say.
+fails if a file is not what the results say, or if a comparison breaks a rule of `benchmarks/reproduction/rules.py`
+without a reason in the queue; the reasons are listed.
 """
 
 import argparse
@@ -20,10 +21,11 @@ from pathlib import Path
 
 from reproduction.benchmark_tables import render_benchmarks
 from reproduction.cards import CARDS, read_papers, render_cards
-from reproduction.claims import Claim, compare_claims, render_claims
+from reproduction.claims import Claim, compare_all, render_claims
 from reproduction.comparisons import RULES
 from reproduction.entries import ROOT, read_queue
 from reproduction.results import Results
+from reproduction.rules import check_rules
 from reproduction.summaries import Benchmarks, Measurement, render_gpu, render_measured
 from reproduction.tables import Source, Table, compare_rows, read_rows, render
 
@@ -48,17 +50,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         source = Source.read(results, read_queue(ROOT / "benchmarks" / "queue.yaml"))
         files = render_files(source, benchmarks)
         stale = results.stale(source.entries)
+        broken, exceptions = check_rules(*read_tables(), source)
     except (ValueError, OSError) as error:
         sys.exit(f"Error: {error}")
     for problem in (*results.problems, *benchmarks.problems):
         print(f"Warning: {problem}", file=sys.stderr)
     if stale:
         print(f"Warning: not reported, of other settings or of no entry: {', '.join(stale)}.", file=sys.stderr)
+    for message in broken:
+        print(f"Rule of comparisons: {message}", file=sys.stderr)
     outdated = [path for path, text in files.items() if not path.is_file() or path.read_text("utf-8") != text]
     obsolete = [path for path in sorted(CARDS.glob("*/README.md")) if path not in files]
     if args.check and (outdated or obsolete):
         names = ", ".join(str(path.relative_to(ROOT)) for path in (*outdated, *obsolete))
         sys.exit(f"{names}: not what the results files say; run python benchmarks/report.py.")
+    if args.check:
+        print("\n".join(f"Known exception: {text}" for text in exceptions))
+        if broken:
+            sys.exit("A comparison breaks a rule, see above.")
     for path in outdated:
         path.parent.mkdir(exist_ok=True)
         write_text(path, files[path])
@@ -70,10 +79,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{path.relative_to(ROOT)} removed: there are no results")
 
 
+def read_tables() -> tuple[list[Table], list[Claim]]:
+    """Read the definitions of the tables and the claims."""
+    folder = ROOT / "results"
+    return read_rows(folder / "tables.yaml", Table), read_rows(folder / "claims.yaml", Claim)
+
+
 def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     """Return the new texts of all files that this program writes."""
     folder = ROOT / "results"
-    claims, tables = read_rows(folder / "claims.yaml", Claim), read_rows(folder / "tables.yaml", Table)
+    tables, claims = read_tables()
     measured = render_measured(read_rows(folder / "measured.yaml", Measurement), source, benchmarks, tables)
     files = {
         ROOT / "README.md": insert((ROOT / "README.md").read_text("utf-8"), "measured", measured, ROOT / "README.md")
@@ -81,7 +96,7 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     # The documentation site includes RESULTS.md in another folder, so its links are paths.
     in_short = re.sub(r"\[[^\]]*\]\(([^)]*)\)", r"`\1`", measured)
     parts = [INTRODUCTION, f"## In short\n\n{in_short}\n", f"## How runs are compared\n\n{RULES}\n"]
-    parts.append(f"## What the papers claim, and what was measured\n\n{render_claims(claims, source)}\n")
+    parts.append(f"## What the papers claim, and what was measured\n\n{render_claims(claims, tables, source)}\n")
     texts = {table.table: render(table, source) for table in tables}
     for table in tables:
         text = texts[table.table]
@@ -91,10 +106,8 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     parts.append(f"## Runs that need a GPU\n\n{render_gpu(source)}\n")
     files[ROOT / "RESULTS.md"] = "\n".join(parts)
     files |= fill_pages(texts, render_benchmarks(benchmarks), files)
-    found = [
-        *compare_claims(claims, source).values(),
-        *(row for table in tables for row in compare_rows(table, source)),
-    ]
+    found = compare_all(claims, tables, source)
+    found += [row for table in tables for row in compare_rows(table, source, post_hoc=True)]
     files[COMPARISONS] = json.dumps([comparison.record() for comparison in found], indent=1) + "\n"
     return files | render_cards(source, read_papers(folder / "papers.yaml"))
 

@@ -15,6 +15,7 @@ from reproduction.claims import show_seeds
 from reproduction.definitions import define, is_share
 from reproduction.entries import CONFIGS, ROOT, WITHOUT_EFFECT, read_settings
 from reproduction.published import show_published
+from reproduction.results import describe
 from reproduction.tables import CIFAR_NOTE, Source, read_rows, show_from_published, show_mean
 
 CARDS = ROOT / "hub_cards"
@@ -188,7 +189,8 @@ def _versions(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def _duration(runs: Sequence[Mapping[str, Any]], device: str) -> str:
     name = "minutes" if device == "gpu" else "core_minutes"
-    mean = statistics.mean(run.get(name, run["core_minutes"]) for run in runs)
+    known = [run for run in runs if "core_minutes" in describe(run)] or runs
+    mean = statistics.mean(run.get(name, run["core_minutes"]) for run in known)
     return f"{mean:.2g} {name.replace('_', '-')} per run, with evaluation"
 
 

@@ -3,11 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reproduction.comparisons import Comparison, show_p_value
-from reproduction.tables import Source, as_number, compare_pairs, count_runs, join_lines, show_hours, split_row
-
-TABLE = "claims"
-"""Name of the table, for the correction and in the file of comparisons."""
+from reproduction.comparisons import Comparison
+from reproduction.tables import (
+    P_VALUE,
+    Source,
+    Table,
+    as_number,
+    compare_pairs,
+    compare_rows,
+    count_runs,
+    join_lines,
+    show_hours,
+    show_post_hoc,
+    split_row,
+)
 
 
 @dataclass(frozen=True)
@@ -50,36 +59,60 @@ PAPERS = {
 """Short titles of the papers, in the order of the table."""
 
 
-def render_claims(claims: Sequence[Claim], source: Source) -> str:
+def render_claims(claims: Sequence[Claim], tables: Sequence[Table], source: Source) -> str:
     """Return the table in Markdown.
 
     Raises:
         ValueError: If a claim names a paper, run or record that does not exist, or not what its runs take.
     """
-    comparisons = compare_claims(claims, source)
+    comparisons = {_key(row): row for row in compare_all(claims, tables, source)}
+    second = {_key(row)[:2]: row for table in tables for row in compare_rows(table, source, post_hoc=True)}
     lines = []
     found_of = {claim.claim: comparisons.get((*claim.groups, claim.metric)) for claim in claims}
     for claim in sorted(claims, key=lambda claim: (_index(claim.paper), found_of[claim.claim] is None)):
-        found = found_of[claim.claim]
+        found, later = found_of[claim.claim], second.get(claim.groups)
+        verdict = (found.show_verdict() if found is not None else "") or _unfinished(claim, source)
         lines.append(
             [
                 PAPERS[claim.paper],
                 claim.claim,
                 show_published_difference(claim, source),
                 found.show() if found is not None else "",
-                show_p_value(found.corrected) if found is not None else "",
-                (found.verdict if found is not None else "") or _unfinished(claim, source),
+                found.show_p_values() if found is not None else "",
+                f"{verdict}; post hoc, `{later.metric}`: {show_post_hoc(later)}" if later is not None else verdict,
                 show_runs(claim, source),
             ]
         )
-    header = ["paper", "claim", "published difference", "measured difference", "p (corrected per table)", "verdict"]
+    header = ["paper", "claim", "published difference", "measured difference", P_VALUE, "verdict"]
     return join_lines([*header, "runs, or what they would take"], lines, [])
 
 
-def compare_claims(claims: Sequence[Claim], source: Source) -> dict[tuple[str, ...], Comparison]:
-    """Return the comparisons of the claims whose runs have results, by run, reference and metric."""
-    pairs = [(run, reference, claim.metric) for claim in claims if claim.compare for run, reference in [claim.groups]]
-    return {(row.run, row.reference, row.metric): row for row in compare_pairs(TABLE, dict.fromkeys(pairs), source)}
+def compare_all(claims: Sequence[Claim], tables: Sequence[Table], source: Source) -> list[Comparison]:
+    """Return the comparisons of the tables, and of the claims that no table compares, corrected for each paper.
+
+    Raises:
+        ValueError: If two tables compare the same, which would have two verdicts.
+    """
+    rows = [row for table in tables for row in compare_rows(table, source)]
+    found: dict[tuple[str, ...], Comparison] = {}
+    for row in rows:
+        if (other := found.setdefault(_key(row), row)) is not row:
+            raise ValueError(f"{row.table} and {other.table} both compare {row.run} with {row.reference}.")
+    planned = {
+        (run, reference, next(iter(table.metrics.values()), ""))
+        for table in tables
+        for run, reference in map(split_row, table.rows)
+        if reference
+    }
+    for paper in PAPERS:
+        pairs = [(*claim.groups, claim.metric) for claim in claims if claim.paper == paper and claim.compare]
+        own = [pair for pair in dict.fromkeys(pairs) if pair not in planned]
+        rows += compare_pairs(f"claims, {paper}", own, source)
+    return rows
+
+
+def _key(row: Comparison) -> tuple[str, ...]:
+    return row.run, row.reference, row.metric
 
 
 def show_published_difference(claim: Claim, source: Source) -> str:

@@ -24,6 +24,7 @@ _OTHERS = {
     r"best_epoch": "epoch with the best selection metric, counted from 1",
     r"best_\w+": "value of the selection metric in the best epoch",
     r"epoch": "epochs trained",
+    r"eval_accuracy_last_quarter": "mean accuracy on the evaluation split over the last quarter of the epochs",
     r"steps": "optimizer steps",
     r"train_runtime": "seconds of training, without evaluation",
     r"ood_\w+_auroc_\w+": "area under the ROC curve of the detection of out-of-distribution images by this certainty",

@@ -11,8 +11,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from hf_sphere.comparison.significance import Test
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments, read_config, to_argv
 
@@ -58,6 +59,10 @@ class Entry:
         tuned_by: Entry with a grid; each configuration gets the values with which it has the highest mean of
             `selection_metric` there.
         selection_metric: See `tuned_by`.
+        test: Planned test of the comparisons of these runs with others: `welch`, or, for runs that were planned before
+            26 November 2026, `paired`. The others have the mean of the last epochs as planned metric, see `RULES`.
+        exceptions: Rules of `reproduction.rules` that the comparisons of these runs, or this tuning, break, with the
+            reasons.
         after: Recipes that run after training, with the placeholders `{model}` (output folder of the training),
             `{folder}` (folder for other results) and `{<Hub id>}` (a data set).
 
@@ -77,6 +82,8 @@ class Entry:
     grid: dict[str, list[Any]] = field(default_factory=dict)
     tuned_by: str | None = None
     selection_metric: str = "validation_accuracy"
+    test: Test = "welch"
+    exceptions: dict[str, str] = field(default_factory=dict)
     after: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -87,6 +94,8 @@ class Entry:
             "minutes": isinstance(self.minutes, (int, float)) and self.minutes > 0,
             "seeds": isinstance(self.seeds, int) and self.seeds >= 1,
             "device": self.device in ("cpu", "gpu"),
+            "test": self.test in get_args(Test),
+            "exceptions": isinstance(self.exceptions, Mapping),
             "overrides": isinstance(self.overrides, Mapping),
             "grid": isinstance(self.grid, Mapping) and all(isinstance(v, list) and v for v in self.grid.values()),
             "after": all((ROOT / "recipes" / f"{recipe}.py").is_file() for recipe in recipes),
@@ -142,8 +151,13 @@ class PlannedRun:
         return [*words, *to_argv({**self.overrides(tuned), "seed": self.seed})]
 
     def digest(self, tuned: Mapping[str, Any] | None = None) -> str:
-        """Return a digest of what the result depends on: explicit settings, later steps, and the task's `numerics`."""
+        """Return a digest of what the result depends on: settings, later steps, and the task's `numerics`.
+
+        The settings are the explicit ones, and all options of the head, so that a new default makes a result stale.
+        """
         settings = read_settings(self.config) | self.overrides(tuned)
+        if "head" in settings:
+            settings["head_kwargs"] = resolve_head_options(settings["head"]) | (settings.get("head_kwargs") or {})
         content = {
             "task": self.entry.task,
             "settings": {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT},
@@ -204,6 +218,16 @@ def read_settings(config: str) -> dict[str, Any]:
     for part in split_config(config):
         settings |= read_config(CONFIGS / f"{part}.yaml") or {}
     return settings
+
+
+@functools.cache
+def resolve_head_options(head: str) -> dict[str, Any]:
+    """Return the default options of a head, without those that change its results only by rounding."""
+    from hf_sphere.nn import HEADS  # imports torch
+    from hf_sphere.nn.heads.base import head_options
+
+    ignored = ("blockwise", "shard_classes")
+    return {name: option.default for name, option in head_options(HEADS[head]).items() if name not in ignored}
 
 
 def split_config(config: str) -> list[str]:
@@ -271,12 +295,12 @@ def _check_options(run: PlannedRun) -> None:
     if not any(mapping in ("head_kwargs", "spherization") and option for mapping, _, option in changed):
         return
     from hf_sphere.nn import HEADS, Spherization  # imports torch
-    from hf_sphere.nn.heads.base import option_names
+    from hf_sphere.nn.heads.base import head_options
 
     settings = read_settings(run.config) | run.overrides()
     head = HEADS.get(settings.get("head", "spherized"))
     known = {"spherization": list(inspect.signature(Spherization).parameters)}
-    known |= {"head_kwargs": list(option_names(head))} if head is not None else {}
+    known |= {"head_kwargs": list(head_options(head))} if head is not None else {}
     for mapping, _, option in changed:
         if option and option not in known.get(mapping, [option]):
             raise QueueError(

@@ -28,6 +28,24 @@ REQUIRED = {
 """What a results file needs, with the type of each value."""
 
 
+def describe(run: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a run with its core-minutes, and the accuracy of its last epochs, if they are known.
+
+    The durations of some interrupted runs are only those of their last part, shorter than the training.
+    """
+    found = dict(run["metrics"])
+    if 60 * run.get("minutes", math.inf) >= found.get("train_runtime", 0.0):
+        found["core_minutes"] = run["core_minutes"]
+    return last_quarter(run.get("history", {})) | found
+
+
+def last_quarter(history: Mapping[str, list[float]]) -> dict[str, float]:
+    """Return the mean accuracy on the evaluation split over the last quarter of the epochs, if it was measured."""
+    values = history.get("eval_accuracy", [])
+    last = values[-math.ceil(len(values) / 4) :]
+    return {"eval_accuracy_last_quarter": statistics.fmean(last)} if last else {}
+
+
 @dataclass
 class Results:
     """Results of finished runs.

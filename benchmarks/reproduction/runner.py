@@ -1,5 +1,7 @@
 """Starting, stopping and recording the runs of the queue."""
 
+import functools
+import hashlib
 import json
 import math
 import os
@@ -17,12 +19,15 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
+from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.file_download import repo_folder_name
 
 from hf_sphere.training.output_dir import list_checkpoints
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.files import write_json
 from reproduction.definitions import define
 from reproduction.entries import ROOT, PlannedRun, read_settings
+from reproduction.results import last_quarter
 
 PACKAGES = ("torch", "torchvision", "transformers", "timm", "accelerate", "datasets", "numpy")
 PROGRESS_FILE = "progress.json"
@@ -122,6 +127,8 @@ class Job:
     def collect(self) -> dict[str, Any]:
         """Return the contents of the results file."""
         metrics, history = self._read_metrics()
+        metrics |= last_quarter(history) if metrics else {}
+        name, copy = self._dataset()
         definitions = {name: define(name) for name in metrics}
         content: dict[str, Any] = {
             "name": self.run.name,
@@ -135,8 +142,11 @@ class Job:
             "metrics": {name: value for name, value in metrics.items() if definitions[name]},
             "definitions": {name: text for name, text in definitions.items() if text},
             "history": history,
-            "data": self._describe_data(),
+            "data": {"name": name, "encoding": _image_encoding(Path(copy))},
+            "data_hash": hash_data(copy),
             "device": describe_device(self.run.entry.device),
+            "processor": describe_processor(),
+            "threads": int(self._environment().get("OMP_NUM_THREADS") or psutil.cpu_count(logical=False) or 1),
             "minutes": round(self._seconds / 60, 2),
             "core_minutes": round(self._core_seconds / 60, 2),
             "commit": self._commit,
@@ -158,9 +168,7 @@ class Job:
             commands.append([f"recipes/{script}.py", *argv])
         if (model / "all_results.json").is_file():
             return commands
-        name = read_settings(self.run.config).get("dataset_name", "digits")
-        name = self.run.overrides(self.tuned).get("dataset_name", name)
-        training = [self.run.script, *self.run.arguments(self.tuned), "--dataset_name", self.places.dataset(name)]
+        training = [self.run.script, *self.run.arguments(self.tuned), "--dataset_name", self._dataset()[1]]
         training += ["--output_dir", str(model), "--disable_tqdm"]
         training += ["--resume_from_checkpoint", "latest"] if list_checkpoints(model) else ["--overwrite_output_dir"]
         return [training, *commands]
@@ -170,14 +178,13 @@ class Job:
         if not self._commands:
             return None
         self._started = time.monotonic()
-        threads = {} if self.run.entry.device == "gpu" else {"OMP_NUM_THREADS": "1"}
         with (self.folder / "log.txt").open("a", encoding="utf-8") as log:
             return subprocess.Popen(
                 [sys.executable, *self._commands.pop(0)],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **threads},
+                env=self._environment(),
                 pass_fds=[self._lock.fileno()],
             )
 
@@ -215,10 +222,15 @@ class Job:
                     history.setdefault(name, []).append(float(f"{value:.6g}"))
         return metrics, history
 
-    def _describe_data(self) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
+        """Return the environment of the processes; on a CPU they have one thread."""
+        return {**os.environ, **({} if self.run.entry.device == "gpu" else {"OMP_NUM_THREADS": "1"})}
+
+    def _dataset(self) -> tuple[str, str]:
+        """Return the name of the dataset, and its local copy, if there is one."""
         settings = read_settings(self.run.config) | self.run.overrides(self.tuned)
         name = settings.get("dataset_name", "digits")
-        return {"name": name, "encoding": _image_encoding(Path(self.places.dataset(name)))}
+        return name, self.places.dataset(name)
 
 
 class _Placeholders(dict):
@@ -238,11 +250,33 @@ def describe_device(kind: str) -> str:
         import torch
 
         return torch.cuda.get_device_name()
+    return f"one core of {describe_processor().partition(',')[0]}"
+
+
+def describe_processor() -> str:
+    """Return the name of the processor, and, since virtual machines hide it, the numbers of its family and model."""
     try:
-        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
-        found = None
-    return f"one core of {found[1] if found else platform.processor() or platform.machine()}"
+        text = ""
+    found = dict(re.findall(r"^(model name|cpu family|model|stepping)\s*: (.*)$", text, re.MULTILINE))
+    name = found.pop("model name", "") or platform.processor() or platform.machine()
+    return ", ".join([name, *(f"{key.removeprefix('cpu ')} {value}" for key, value in sorted(found.items()))])
+
+
+@functools.cache
+def hash_data(dataset: str) -> str:
+    """Return the SHA-256 of the files of a folder, or the commit of the cached copy from the Hub, or nothing."""
+    folder = Path(dataset)
+    if not folder.is_dir():
+        reference = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=dataset, repo_type="dataset") / "refs" / "main"
+        return reference.read_text(encoding="utf-8").strip() if reference.is_file() else ""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(folder).as_posix()}\n".encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def commit() -> str:

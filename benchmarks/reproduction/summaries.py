@@ -74,7 +74,7 @@ def render_measured(
 ) -> str:
     """Return the table in Markdown, for pages in the root of the repository; `tables` has those that rows name."""
     verdicts = {
-        (table.table, found.run): found.verdict
+        (table.table, found.run): found
         for table in tables
         if table.table in {row.table for row in rows}
         for found in compare_rows(table, source)
@@ -84,9 +84,12 @@ def render_measured(
         if bool(row.run) == bool(row.benchmark):
             raise ValueError(f"measurement {row.what!r} needs either `run` or `benchmark`.")
         cells = _of_runs(row, source) if row.run else _of_benchmark(row, benchmarks)
-        if (verdict := verdicts.get((row.table, row.run), "")) not in ("", "incomplete"):
-            word = {"not distinguished": "from", "equivalent": "to"}.get(verdict, "than")
-            cells[1] += f"; {verdict} {word} {row.than}"
+        found = verdicts.get((row.table, row.run))
+        if found is not None and found.verdict not in ("", "incomplete"):
+            word = {"no significant difference": "from", "equivalent": "to"}.get(found.verdict, "than")
+            cells[1] += f"; {found.verdict} {word} {row.than}"
+            if found.verdict == "no significant difference" and found.power is not None:
+                cells[1] += f": {found.show()}, power {found.power:.2f}"
         lines.append([row.what, *cells])
     note = (
         "Deviations are over seeds. Times are relative to those of the other program on the same machine. The goals "

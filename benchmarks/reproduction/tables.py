@@ -8,14 +8,19 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hf_sphere.comparison.runs import show_p_value
+from hf_sphere.comparison.significance import Test
 from hf_sphere.utils.arguments import read_config
-from reproduction.comparisons import Comparison, compare, correct, show_interval, show_p_value
+from reproduction.comparisons import Comparison, compare, correct
 from reproduction.definitions import is_share, scale
 from reproduction.entries import CONFIGS, SCRIPTS, Entry, PlannedRun, plan, read_settings
 from reproduction.published import read_published, show_published
-from reproduction.results import Results
+from reproduction.results import Results, describe
 
 Row = TypeVar("Row")
+
+P_VALUE = "p, corrected: planned test (other test)"
+"""Title of the column of p-values."""
 
 CIFAR_NOTE = "CIFAR-10 is a JPEG copy here (quality 75, chroma subsampling 4:2:0), which is harder than the original."
 
@@ -36,6 +41,9 @@ class Table:
         task: Task of the runs, for the command of those that are not in the queue.
         columns: Other parts of the names. The table then has a cell with the published value, if there is one, and the
             measured value of the run `<column>-<row>`. What the columns' names begin with in common is above the rows.
+        post_hoc: A metric that was chosen when the results were known, by name: a second analysis, below the table.
+        differs: Arguments in which the runs of a comparison differ, besides those that their names say or a tuning
+            selects, see `reproduction.rules`.
         note: Further note below the table.
     """
 
@@ -47,6 +55,8 @@ class Table:
     published: dict[str, str] = field(default_factory=dict)
     task: str = "classification"
     columns: list[str] = field(default_factory=list)
+    post_hoc: dict[str, str] = field(default_factory=dict)
+    differs: list[str] = field(default_factory=list)
     note: str = ""
 
 
@@ -85,8 +95,12 @@ class Source:
 
     def values(self, group: str, metric: str) -> dict[int, float]:
         """Return a metric of the runs of a group by seed."""
-        runs = {seed: {"core_minutes": run["core_minutes"], **run["metrics"]} for seed, run in self.runs(group).items()}
-        return {seed: values[metric] for seed, values in runs.items() if metric in values}
+        found = {seed: describe(run).get(metric) for seed, run in self.runs(group).items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def test(self, group: str) -> Test:
+        """Return the planned test of the comparison of a group with others."""
+        return self.planned[group][0].entry.test if group in self.planned else "welch"
 
     def diverged(self, *groups: str) -> list[str]:
         """Return the names of the runs that diverged, which have no metrics."""
@@ -162,18 +176,17 @@ def render(table: Table, source: Source) -> str:
         found = {comparison.run: comparison for comparison in compare_rows(table, source)}
         title = f"{next(iter(table.metrics))}, minus that of"
         columns[title] = [_show_difference(row, found.get(row.group)) for row in rows]
-        corrected = [show_p_value(found[row.group].corrected) if row.group in found else "" for row in rows]
-        columns["p (corrected per table)"] = corrected
-        columns["verdict"] = [found[row.group].verdict if row.group in found else "" for row in rows]
+        columns[P_VALUE] = [found[row.group].show_p_values() if row.group in found else "" for row in rows]
+        columns["verdict"] = [found[row.group].show_verdict() if row.group in found else "" for row in rows]
     used = {name: cells for name, cells in columns.items() if name in ("run", *table.metrics) or any(cells)}
     return join_lines(list(used), zip(*used.values(), strict=True), _notes(table, rows, source))
 
 
-def compare_rows(table: Table, source: Source) -> list[Comparison]:
-    """Compare the first metric of the rows that have a baseline, if both were run."""
-    metric = next(iter(table.metrics.values()), "")
-    pairs = [(group, baseline, metric) for group, baseline in map(split_row, table.rows) if baseline]
-    return compare_pairs(table.table, pairs, source)
+def compare_rows(table: Table, source: Source, *, post_hoc: bool = False) -> list[Comparison]:
+    """Compare the first metric, or that of `post_hoc`, of the rows that have a baseline, if both were run."""
+    metric = next(iter((table.post_hoc if post_hoc else table.metrics).values()), "")
+    pairs = [(group, baseline, metric) for group, baseline in map(split_row, table.rows) if baseline and metric]
+    return compare_pairs(f"{table.table}, post hoc" if post_hoc else table.table, pairs, source)
 
 
 def compare_pairs(table: str, pairs: Iterable[tuple[str, str, str]], source: Source) -> list[Comparison]:
@@ -189,14 +202,14 @@ def compare_pairs(table: str, pairs: Iterable[tuple[str, str, str]], source: Sou
     """
     found, tests = [], 0
     for run, reference, metric in pairs:
-        number = as_number(reference)
+        number, test = as_number(reference), source.test(run)
         groups = [run, reference] if number is None else [run]
-        seeds = source.seeds(*groups)
-        tests += len(seeds) > 1
+        seeds = {group: source.seeds(*groups) if test == "paired" else source.seeds(group) for group in groups}
+        tests += min(map(len, seeds.values())) > 1
         values, others = source.values(run, metric), source.values(reference, metric) if number is None else number
         if values and others != {}:
-            is_complete = all(seeds <= source.runs(group).keys() for group in groups)
-            found.append(compare(table, metric, run, values, reference, others, is_complete=is_complete))
+            is_complete = all(seeds[group] <= source.runs(group).keys() for group in groups)
+            found.append(compare(table, metric, run, values, reference, others, test=test, is_complete=is_complete))
     correct(found, tests)
     return found
 
@@ -279,7 +292,14 @@ class _Row:
 def show_from_published(metric: str, values: Mapping[int, float], published: float) -> str:
     """Format the difference of a measured mean from a published value, with the interval of the mean."""
     found = compare("", metric, "", values, "published", published / scale(metric))
-    return show_interval(statistics.mean(found.differences), found.interval)
+    return found.show()
+
+
+def show_post_hoc(found: Comparison) -> str:
+    """Format a second analysis: the difference, p-values, and the verdict."""
+    equivalence = show_p_value(found.equivalence_p_value)
+    parts = [found.show(), f"p {found.show_p_values()}", f"p of equivalence {equivalence}", found.show_verdict()]
+    return ", ".join(parts)
 
 
 def split_row(row: str) -> tuple[str, str | None]:
@@ -305,7 +325,7 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
         if any(row.count > 1 for row in rows):
             yield "Measured values are means and standard deviations over seeds."
         if any(row.baseline for row in rows):
-            yield "Differences between runs are computed per seed; parentheses contain their 95 % intervals."
+            yield "Differences between runs have their 95 % intervals in parentheses."
         if any(row.published for row in rows) and not table.columns:
             yield "The interval of a difference from a published number is that of the measured mean."
         yield _show_machines(runs)
@@ -313,6 +333,9 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
         yield CIFAR_NOTE
     if diverged := source.diverged(*(row.group for row in rows)):
         yield f"Diverged, and in no mean or comparison: {', '.join(diverged)}."
+    for found in compare_rows(table, source, post_hoc=True):
+        runs = f"`{found.run}`, minus `{found.reference}`"
+        yield f"Post hoc, {next(iter(table.post_hoc))}: {runs}: {show_post_hoc(found)}."
     if unlike := [row.group for row in rows if row.baseline and not _are_alike(row.group, row.baseline, source)]:
         named = ", ".join(f"`{group}`" for group in unlike)
         yield f"Compared with runs of other processors, torch versions or copies of the data: {named}."
@@ -328,8 +351,22 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
     for folder in sorted(folders):
         command = f"accelerate launch recipes/{SCRIPTS[table.task]}.py --config recipes/configs/{folder}/<run>.yaml"
         yield f"Runs that are not in the queue: `{command}`."
+    if reasons := exceptions(rows, source):
+        named = "; ".join(f"`{entry}`: {reason}" for entry, reason in reasons)
+        yield f"Exceptions to the rule of comparisons: {named}."
+    if table.differs:
+        yield f"Besides selected settings, compared runs differ in {', '.join(f'`{name}`' for name in table.differs)}."
     if table.note:
         yield table.note
+
+
+def exceptions(rows: list[_Row], source: Source) -> list[tuple[str, str]]:
+    """Return the names and reasons of the exceptions of the entries that a table compares, and of their tunings."""
+    groups = [name for row in rows for name in (row.group, row.baseline) if name in source.planned]
+    names = {source.planned[group][0].entry.entry: None for group in groups}
+    tunings = {entry.tuned_by for entry in source.entries if entry.entry in names}
+    found = [entry for entry in source.entries if entry.entry in names or entry.entry in tunings]
+    return [(entry.entry, reason) for entry in found for reason in entry.exceptions.values()]
 
 
 def _are_alike(group: str, other: str, source: Source) -> bool:
@@ -337,7 +374,9 @@ def _are_alike(group: str, other: str, source: Source) -> bool:
     first, second = source.runs(group), source.runs(other)
     pairs = ((first[seed], second[seed]) for seed in first.keys() & second.keys())
     return all(
-        a["versions"]["torch"] == b["versions"]["torch"] and a["device"] == b["device"] and a["data"] == b["data"]
+        a["versions"]["torch"] == b["versions"]["torch"]
+        and all(a[name] == b[name] for name in ("device", "data"))
+        and all(a[name] == b[name] for name in ("data_hash", "processor", "threads") if name in a and name in b)
         for a, b in pairs
     )
 
@@ -356,7 +395,8 @@ def _show_machines(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return the machines, processor time and versions behind a table."""
     devices = sorted({run["device"] for run in runs})
     versions = sorted({run["versions"]["torch"] for run in runs})
-    minutes = statistics.mean(run["core_minutes"] for run in runs)
-    shown = f"{count_runs(runs)} on {', '.join(devices)}, {minutes:.3g} core-minutes each on average, torch"
+    known = [run["core_minutes"] for run in map(describe, runs) if "core_minutes" in run]
+    minutes = f"{statistics.mean(known):.3g} core-minutes each on average, " if known else ""
+    shown = f"{count_runs(runs)} on {', '.join(devices)}, {minutes}torch"
     changed = sum(run["commit"].endswith("-modified") for run in runs)
     return f"{shown} {', '.join(versions)}{f'; {changed} of them with uncommitted changes' if changed else ''}."

@@ -10,8 +10,6 @@ test at level 0.05 detects it with a power of 80 % for about 350 N^2 filters and
 sign test is exact for all weights that are symmetric about zero.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, betainc
@@ -57,20 +55,6 @@ def sign_test(projections: Floats) -> float | None:
 def is_significant(p_value: float | None) -> bool:
     """Return whether a p-value, corrected if it is one of several, is below `SIGNIFICANT`."""
     return p_value is not None and p_value < SIGNIFICANT
-
-
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Adjust p-values for multiple testing (Holm, 1979), which controls the family-wise error rate.
-
-    The tests may be dependent. Those that were not run have the p-value None and are not counted.
-    """
-    adjusted: list[float | None] = [None] * len(p_values)
-    known = sorted((value, at) for at, value in enumerate(p_values) if value is not None)
-    largest = 0.0
-    for rank, (value, at) in enumerate(known):
-        largest = max(largest, min(value * (len(known) - rank), 1.0))
-        adjusted[at] = largest
-    return adjusted
 
 
 def mass_band(count: int) -> tuple[float, float] | tuple[None, None]:

@@ -18,6 +18,7 @@ from hf_sphere.analysis.layers import LayerKind, LayerSelection
 from hf_sphere.analysis.null_distribution import Floats, is_significant
 from hf_sphere.analysis.results import SavedResult
 from hf_sphere.analysis.weight_files import LayerWeight, Source, iterate_layers
+from hf_sphere.comparison.significance import holm
 
 LAYER_WIDTH = 28
 
@@ -209,8 +210,8 @@ def projection_statistics(
             dead=dead,
         )
         arrays.append((sums, cosines, transform))
-    ks_adjusted = null.holm([layer.ks_p_value for layer in described.values()])
-    sign_adjusted = null.holm([layer.sign_p_value for layer in described.values()])
+    ks_adjusted = holm([layer.ks_p_value for layer in described.values()])
+    sign_adjusted = holm([layer.sign_p_value for layer in described.values()])
     adjusted = {
         name: replace(layer, ks_p_value_adjusted=ks, sign_p_value_adjusted=sign)
         for (name, layer), ks, sign in zip(described.items(), ks_adjusted, sign_adjusted, strict=True)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_sphere.data.batches import ImageBatches
-from hf_sphere.nn.heads.base import heads_of, option_names
+from hf_sphere.nn.heads.base import head_options, heads_of
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
 from hf_sphere.optim.groups import collect_parameter_options
@@ -242,7 +242,7 @@ def _smooth_by_head(model: Any, args: TrainingArguments) -> bool:
     if not factor or not heads or getattr(config, "problem_type", None) == "multi_label_classification":
         return False
     for head in heads:
-        if "label_smoothing" not in option_names(type(head)):
+        if "label_smoothing" not in head_options(type(head)):
             raise ValueError(f"head {head.name!r} has no label smoothing; leave label_smoothing_factor out.")
         head.label_smoothing = factor
     if hasattr(config, "head_kwargs"):

@@ -1,4 +1,5 @@
 from .analogies import plot_analogy_accuracies as plot_analogy_accuracies
+from .comparisons import plot_comparison as plot_comparison
 from .curves import (
     plot_class_angles as plot_class_angles,
     plot_reliability as plot_reliability,

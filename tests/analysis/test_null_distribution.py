@@ -4,10 +4,9 @@ import mpmath
 import numpy as np
 import pytest
 import scipy.stats
-import torch
 from hypothesis import given, strategies as st
 
-from hf_sphere.analysis.null_distribution import holm, kolmogorov_smirnov, mass_band, projection_cdf, sign_test
+from hf_sphere.analysis.null_distribution import kolmogorov_smirnov, mass_band, projection_cdf, sign_test
 
 POINTS = np.linspace(-1, 1, 41)
 
@@ -69,19 +68,6 @@ def test_the_sign_test_is_a_binomial_test_of_nonzero_values(values):
     else:
         expected = scipy.stats.binomtest(negative, negative + positive).pvalue
         assert sign_test(np.array(values)) == pytest.approx(expected, rel=1e-9)
-
-
-def test_holm_multiplies_the_smallest_p_value_most():
-    # 0.01 * 3; 0.02 * 2; 0.03 would be less than its predecessor
-    assert holm([0.02, None, 0.01, 0.03]) == pytest.approx([0.04, None, 0.03, 0.04])
-    assert holm([0.6, 0.7]) == [1, 1]
-    assert holm([]) == []
-
-
-def test_holm_controls_the_family_wise_error_rate():
-    p_values = torch.rand(4000, 6, dtype=torch.float64).tolist()
-    wrong = sum(min(holm(row)) < 0.1 for row in p_values) / len(p_values)
-    assert wrong == pytest.approx(1 - (1 - 0.1 / 6) ** 6, abs=0.015)  # 0.0959, below the level
 
 
 @pytest.mark.parametrize("count", [1, 6, 20, 64, 501])

@@ -1,14 +1,17 @@
 import json
 import re
+from dataclasses import replace
 
 import pytest
-from reproduction.claims import Claim, compare_claims, render_claims, show_seeds
+from reproduction.claims import Claim, compare_all, render_claims, show_seeds
 from reproduction.entries import Entry
 from reproduction.summaries import Benchmarks, Measurement, render_gpu, render_measured
-from reproduction.tables import Table
+from reproduction.tables import Table, render
 
 PLAIN, SPHERIZED = "mnist-lenet5-plain", "mnist-lenet5-spherized"
-ENTRY = Entry("mnist", 1, "classification", [f"spherization/{PLAIN}", f"spherization/{SPHERIZED}"], 30.0, seeds=3)
+ENTRY = Entry(
+    "mnist", 1, "classification", [f"spherization/{PLAIN}", f"spherization/{SPHERIZED}"], 30.0, seeds=3, test="paired"
+)
 CLAIM = Claim("spherization", "It retains the accuracy.", f"{SPHERIZED} - {PLAIN}")
 HEADER = ("paper", "claim", "published", "measured", "p", "verdict", "runs")
 
@@ -20,55 +23,89 @@ def only_row(text: str) -> dict[str, str]:
 
 def test_a_claim_has_published_and_measured_difference_verdict_and_runs(finished):
     values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
-    row = only_row(render_claims([CLAIM], finished([ENTRY], values)))
+    row = only_row(render_claims([CLAIM], [], finished([ENTRY], values)))
     assert row == {
         "paper": "Spherization layer",
         "claim": "It retains the accuracy.",
         "published": "+0.04",
         "measured": "+0.50 (+0.48 to +0.52)",
-        "p": "< 0.001",
+        "p": "paired < 0.001 (Welch 0.0031)",
         "verdict": "better",
         "runs": f"`{SPHERIZED}`: seeds 0 to 2; `{PLAIN}`: seeds 0 to 2",
     }
 
 
 def test_a_claim_without_runs_says_what_they_take(finished):
-    row = only_row(render_claims([CLAIM], finished([ENTRY])))
+    row = only_row(render_claims([CLAIM], [], finished([ENTRY])))
     assert (row["measured"], row["verdict"]) == ("", "not run")
     takes = "6 runs missing, about 3.0 h on one CPU core, data `ylecun/mnist`"
     assert row["runs"] == f"{takes}: `python benchmarks/reproduce.py --only mnist`"
 
 
 def test_a_claim_with_runs_of_one_side_is_incomplete(finished):
-    row = only_row(render_claims([CLAIM], finished([ENTRY], {PLAIN: {0: 0.98, 1: {}}})))
+    row = only_row(render_claims([CLAIM], [], finished([ENTRY], {PLAIN: {0: 0.98, 1: {}}})))
     assert row["verdict"] == "incomplete"
     assert row["runs"].startswith(f"`{PLAIN}`: seed 0; diverged: {PLAIN}-seed1; 4 runs missing, about 2.0 h")
 
 
 def test_a_claim_whose_runs_are_not_queued_has_its_estimate(finished):
     claim = Claim("spherization", "x", CLAIM.compare, takes="about 2 h")
-    found = only_row(render_claims([claim], finished([])))["runs"]
+    found = only_row(render_claims([claim], [], finished([])))["runs"]
     assert found == f"about 2 h: `spherization/{SPHERIZED}`, `spherization/{PLAIN}`"
 
 
 def test_a_number_can_be_the_reference(finished):
     claim = Claim("spherization", "x", f"{PLAIN} - 0.5", "projections/mass")
     values = {PLAIN: {seed: {"eval_accuracy": 0.9, "projections/mass": 0.61 + seed / 100} for seed in range(3)}}
-    row = only_row(render_claims([claim], finished([ENTRY], values)))
+    row = only_row(render_claims([claim], [], finished([ENTRY], values)))
     assert (row["published"], row["measured"][:5], row["verdict"]) == ("none", "+0.12", "higher")
 
 
 def test_a_pair_is_not_tested_until_all_its_seeds_are_finished(finished):
-    values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859}}
-    row = only_row(render_claims([CLAIM], finished([ENTRY], values)))
+    values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9858}}
+    row = only_row(render_claims([CLAIM], [], finished([ENTRY], values)))
     assert (row["measured"][:5], row["p"], row["verdict"]) == ("+0.49", "", "incomplete")
 
 
-def test_claims_are_corrected_together(finished):
-    values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
-    other = Claim("spherization", "x", f"{PLAIN} - 0.9")
-    first, second = compare_claims([CLAIM, other], finished([ENTRY], values)).values()
-    assert max(first.corrected / first.p_value, second.corrected / second.p_value) == pytest.approx(2)
+VALUES = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
+TABLE = Table("t", "README.md", "Title", [f"{SPHERIZED} - {PLAIN}"], {"accuracy %": "eval_accuracy"})
+
+
+def test_the_claims_of_each_paper_are_corrected_together(finished):
+    claims = [CLAIM, Claim("spherization", "x", f"{PLAIN} - 0.9"), Claim("prototypes", "y", f"{PLAIN} - 0.8")]
+    found = compare_all(claims, [], finished([ENTRY], VALUES))
+    assert [row.table for row in found] == ["claims, spherization"] * 2 + ["claims, prototypes"]
+    assert [row.tests for row in found] == [2, 2, 1]
+    assert max(row.corrected["paired"] / row.p_value("paired") for row in found[:2]) == pytest.approx(2)
+
+
+def test_a_claim_quotes_the_verdict_of_the_table_that_compares_it(finished):
+    claims, source = [CLAIM, Claim("spherization", "x", f"{PLAIN} - 0.9")], finished([ENTRY], VALUES)
+    found = compare_all(claims, [TABLE], source)
+    assert [(row.table, row.run, row.tests) for row in found] == [
+        ("t", SPHERIZED, 1),
+        ("claims, spherization", PLAIN, 1),
+    ]
+    assert only_row(render_claims([CLAIM], [TABLE], source))["verdict"] == found[0].verdict
+
+
+def test_two_tables_with_the_same_comparison_are_an_error(finished):
+    with pytest.raises(ValueError, match=f"u and t both compare {SPHERIZED} with {PLAIN}"):
+        compare_all([], [TABLE, replace(TABLE, table="u")], finished([ENTRY], VALUES))
+
+
+def test_a_second_analysis_stands_after_the_planned_one(finished):
+    def run(value: float, last: float) -> dict:
+        return {"eval_accuracy": value, "eval_accuracy_last_quarter": last}
+
+    values = {PLAIN: {seed: run(0.98 + seed / 100, 0.985 + seed / 10_000) for seed in range(3)}}
+    values[SPHERIZED] = {seed: run(0.99 - seed / 100, 0.985 + (2 - seed) / 10_000) for seed in range(3)}
+    table = replace(TABLE, post_hoc={"later": "eval_accuracy_last_quarter"})
+    verdict = only_row(render_claims([CLAIM], [table], finished([ENTRY], values)))["verdict"]
+    planned, _, later = verdict.partition("; post hoc, `eval_accuracy_last_quarter`: ")
+    assert planned.startswith("no significant difference (power")
+    assert (later.split()[0], later.split(", ")[-1]) == ("+0.00", "equivalent")
+    assert f"Post hoc, later: `{SPHERIZED}`, minus `{PLAIN}`: {later}." in render(table, finished([ENTRY], values))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +125,7 @@ def test_claims_are_corrected_together(finished):
 )
 def test_an_invalid_claim_is_an_error(claim, message, finished):
     with pytest.raises(ValueError, match=re.escape(message)):
-        render_claims([claim], finished([ENTRY]))
+        render_claims([claim], [], finished([ENTRY]))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +170,7 @@ def test_a_measured_run_has_deviation_seeds_and_file(finished, benchmarks):
     [
         ({0: 0.9850, 1: 0.9859, 2: 0.9841}, "± 0.09; better than plain"),
         ({0: 0.9801, 1: 0.9812, 2: 0.9789}, "equivalent to plain"),
-        ({0: 0.990, 1: 0.981, 2: 0.970}, "not distinguished from plain"),
+        ({0: 0.990, 1: 0.981, 2: 0.970}, "no significant difference from plain"),
     ],
 )
 def test_a_measured_run_has_the_verdict_of_its_table(spherized, shown, finished, benchmarks):

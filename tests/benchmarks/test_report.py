@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 import report
 import yaml
-from reproduction.comparisons import holm
 from reproduction.entries import CONFIGS, Entry
 from reproduction.published import read_published
 from reproduction.results import Results
 from reproduction.tables import CIFAR_NOTE, Source, Table, compare_rows, read_rows, render
+
+from hf_sphere.comparison import holm
 
 # Quantiles of Student's t distribution at 97.5 %, from a printed table.
 T_QUANTILES = {2: 4.302653}
@@ -21,6 +22,9 @@ class Measured(Source):
 
     def runs(self, group):
         return {run["seed"]: run for run in self.results.runs.values() if run["group"] == group}
+
+    def test(self, group):
+        return "paired"
 
 
 @pytest.fixture
@@ -52,8 +56,9 @@ def table(*rows: str, **more) -> Table:
     return Table("name", "README.md", "Title", list(rows), {"accuracy %": "eval_accuracy"}, **more)
 
 
-def test_tables_of_all_readmes_are_what_the_results_files_say():
+def test_tables_are_what_the_results_files_say_and_comparisons_keep_the_rules(capsys):
     report.main(["--check"])
+    assert "Rule of comparisons" not in capsys.readouterr().err
 
 
 def test_results_page_has_no_relative_links():
@@ -69,11 +74,20 @@ def repository(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "read_queue", lambda path: [])
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(report, "CARDS", tmp_path / "hub_cards")
+    monkeypatch.setattr(report, "read_tables", lambda: ([], []))
     monkeypatch.setattr(report, "render_files", lambda *args: {tmp_path / "RESULTS.md": "as it should be"})
     (tmp_path / "RESULTS.md").write_text("as it should be")
     (tmp_path / "hub_cards").mkdir()
     (tmp_path / "hub_cards" / "model_card.md").write_text("the template")
     return tmp_path
+
+
+def test_check_fails_if_a_comparison_breaks_a_rule(repository, monkeypatch, capsys):
+    monkeypatch.setattr(report, "check_rules", lambda *args: (["entry 'a': 6 settings"], ["b: grid: why"]))
+    with pytest.raises(SystemExit, match="breaks a rule"):
+        report.main(["--check"])
+    found = capsys.readouterr()
+    assert ("entry 'a': 6 settings" in found.err, "Known exception: b: grid: why" in found.out) == (True, True)
 
 
 def test_check_fails_if_a_file_is_not_what_the_results_say(repository):
@@ -142,15 +156,15 @@ def test_p_values_are_corrected_within_a_table(source):
     groups = {"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {0: 0.41, 1: 0.59, 2: 0.8}, "c": {0: 0.51, 1: 0.69, 2: 0.95}}
     alone = compare_rows(table("a - b"), source(groups))
     both = compare_rows(table("a - b", "c - b"), source(groups))
-    assert alone[0].corrected == alone[0].p_value
-    assert [row.corrected for row in both] == holm([row.p_value for row in both])
+    assert alone[0].corrected["paired"] == alone[0].p_value("paired")
+    assert [row.corrected["welch"] for row in both] == holm([row.p_value("welch") for row in both])
 
 
 def test_planned_tests_without_results_count_in_the_correction(source):
     found = source({"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {0: 0.41, 1: 0.59, 2: 0.8}})
     found.planned = {"later": [SimpleNamespace(seed=seed) for seed in range(3)], "one seed": [SimpleNamespace(seed=0)]}
     (row,) = compare_rows(table("a - b", "later - b", "one seed - b", "not in the queue - b"), found)
-    assert row.corrected == 2 * row.p_value
+    assert (row.tests, row.corrected["paired"]) == (2, 2 * row.p_value("paired"))
 
 
 def test_runs_compared_under_other_conditions_are_named(source):
@@ -158,6 +172,39 @@ def test_runs_compared_under_other_conditions_are_named(source):
     measured.results.runs["c-seed1"]["versions"] = {"torch": "2.1"}
     text = render(table("b", "a - b", "c - b"), measured)
     assert "Compared with runs of other processors, torch versions or copies of the data: `c`." in text
+
+
+@pytest.mark.parametrize(("name", "other"), [("data_hash", "1f"), ("threads", 2), ("processor", "family 7")])
+def test_runs_are_alike_if_only_one_has_a_fact_recorded(source, name, other):
+    measured = source({"a": {0: 0.5, 1: 0.6}, "b": {0: 0.4, 1: 0.7}})
+    measured.results.runs["a-seed0"][name] = "1e"
+    assert "Compared with runs of other" not in render(table("b", "a - b"), measured)
+    measured.results.runs["b-seed0"][name] = other
+    assert "copies of the data: `a`." in render(table("b", "a - b"), measured)
+
+
+def test_the_duration_of_the_last_part_of_an_interrupted_run_is_left_out(source):
+    measured = source({"a": {0: 0.9, 1: 0.8}})
+    measured.results.runs["a-seed0"] |= {"minutes": 0.5, "core_minutes": 0.4}
+    measured.results.runs["a-seed0"]["metrics"]["train_runtime"] = 2000.0
+    columns = {"accuracy %": "eval_accuracy", "core-minutes": "core_minutes"}
+    text = render(Table("name", "README.md", "Title", ["a"], columns), measured)
+    assert cells(text)["a"]["core-minutes"] == "2 (1 of 2 seeds)"
+    assert "2 runs on one core, 2 core-minutes each on average" in text
+
+
+def test_the_accuracy_of_the_last_epochs_is_that_of_the_history(source):
+    measured = source({"a": {0: 0.9}})
+    measured.results.runs["a-seed0"]["history"] = {"eval_accuracy": [0.1, 0.2, 0.3, 0.4, 0.6]}
+    assert measured.values("a", "eval_accuracy_last_quarter") == {0: pytest.approx(0.5)}
+
+
+def test_exceptions_to_the_rule_stand_below_the_table(finished):
+    reasons = {"settings": "27 against 4", "options": "other decay"}
+    entry = Entry("e", 1, "classification", ["spherization/mnist-lenet5-plain"], 1.0, exceptions=reasons)
+    text = render(table("mnist-lenet5-plain", differs=["head", "momentum"]), finished([entry]))
+    assert "Exceptions to the rule of comparisons: `e`: 27 against 4; `e`: other decay." in text
+    assert "Besides selected settings, compared runs differ in `head`, `momentum`." in text
 
 
 def test_the_note_names_machines_versions_and_uncommitted_changes(source):

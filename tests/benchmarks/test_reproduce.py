@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import reproduce
 import yaml
+from reproduction import runner
 from reproduction.entries import PlannedRun, QueueError, plan, read_queue
 from reproduction.results import Results
-from reproduction.runner import Job, Places
+from reproduction.runner import Job, Places, describe_device, describe_processor, hash_data
 
 from hf_sphere.training.tasks import find_task
 
@@ -298,6 +299,31 @@ def test_the_queue_that_ships_is_valid_and_its_cpu_runs_take_at_most_two_hours()
     assert max(entry.minutes for entry in entries if entry.device == "cpu") <= 120
 
 
+def test_the_hash_of_the_data_depends_on_names_and_contents_of_its_files(tmp_path):
+    folders = [tmp_path / name for name in ("a", "copy", "renamed", "changed")]
+    for folder, name, content in zip(folders, ("x", "x", "y", "x"), (b"1", b"1", b"1", b"2"), strict=True):
+        (folder / "data").mkdir(parents=True)
+        (folder / "data" / name).write_bytes(content)
+    first, copy, *others = [hash_data(str(folder)) for folder in folders]
+    assert first == copy not in others
+    assert (len(first), hash_data("digits")) == (64, "")
+
+
+def test_the_hash_of_a_dataset_of_the_hub_is_the_commit_of_its_cached_copy(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "HF_HUB_CACHE", str(tmp_path))
+    reference = tmp_path / "datasets--owner--name" / "refs" / "main"
+    reference.parent.mkdir(parents=True)
+    reference.write_text("0123abcd")
+    assert hash_data("owner/name") == "0123abcd"
+
+
+def test_the_processor_has_its_name_and_numbers(monkeypatch):
+    text = "cpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel Xeon\nstepping\t: 8\nmodel name\t: Intel Xeon\n"
+    monkeypatch.setattr(Path, "read_text", lambda *args, **options: text)
+    assert describe_processor() == "Intel Xeon, family 6, model 143, stepping 8"
+    assert describe_device("cpu") == "one core of Intel Xeon"
+
+
 @pytest.mark.slow
 def test_a_killed_queue_resumes_from_the_checkpoint(queue, tmp_path):
     path = queue({"overrides": {"num_train_epochs": 300, "save_epochs": 1}})
@@ -352,3 +378,6 @@ def test_an_interrupted_queue_resumes_and_gets_the_same_metrics(queue, tmp_path)
     assert whole["metrics"].items() <= resumed["metrics"].items()
     assert set(resumed["metrics"]) <= set(resumed["definitions"])
     assert "scores/eval_recall_at_1" in resumed["metrics"]
+    last = resumed["history"]["eval_accuracy"][-4:]
+    assert resumed["metrics"]["eval_accuracy_last_quarter"] == pytest.approx(sum(last) / 4)
+    assert (resumed["threads"], resumed["processor"] != "", resumed["data_hash"]) == (1, True, "")

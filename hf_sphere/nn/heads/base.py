@@ -344,7 +344,7 @@ class Head(nn.Module):
 
     def extra_repr(self) -> str:
         """Describe the head with its options in a printed model."""
-        names = [name for name in option_names(type(self)) if isinstance(vars(self).get(name), (str, int, float))]
+        names = [name for name in head_options(type(self)) if isinstance(vars(self).get(name), (str, int, float))]
         options = "".join(f", {name}={getattr(self, name)!r}" for name in names)
         return f"{self.embedding_dim} -> {self.num_classes} classes{options}"
 
@@ -381,19 +381,14 @@ def heads_of(model: nn.Module) -> list[Head]:
     return [part for name, part in parts if isinstance(part, Head) and "original_module" not in name.split(".")]
 
 
-def option_names(head_class: type[Head]) -> list[str]:
-    """Return the names of the keyword options of a head, including those of its base classes."""
-    return list(_option_types(head_class))
-
-
-def _option_types(head_class: type[Head]) -> dict[str, Any]:
-    """Return the annotations of the keyword options of a head by name."""
-    found: dict[str, Any] = {}
+def head_options(head_class: type[Head]) -> dict[str, inspect.Parameter]:
+    """Return the keyword options of a head by name, including those of its base classes."""
+    found: dict[str, inspect.Parameter] = {}
     for cls in head_class.__mro__:
         if "__init__" not in vars(cls) or not issubclass(cls, Head):
             continue
         parameters = inspect.signature(cls.__init__).parameters.values()
-        found |= {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in found}
+        found |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in found}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return found
@@ -437,11 +432,11 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Check name and options of a head without building it; see `build_head`."""
     if name not in HEADS:
         raise ValueError(f"unknown head {name!r}; the heads are: {', '.join(HEADS)}.")
-    valid = _option_types(HEADS[name])
+    valid = head_options(HEADS[name])
     unknown = sorted(set(options) - set(valid))
     if unknown:
         raise ValueError(f"head {name!r} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
     for option, value in options.items():
-        if not _has_type(value, valid[option]):
-            expected = inspect.formatannotation(valid[option]).replace("typing.", "")
+        if not _has_type(value, valid[option].annotation):
+            expected = inspect.formatannotation(valid[option].annotation).replace("typing.", "")
             raise ValueError(f"option {option} of head {name!r} must be of type {expected}; got {value!r}.")

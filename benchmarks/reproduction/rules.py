@@ -1,0 +1,161 @@
+"""The rule of a comparison (`docs/compare.md`), checked for the tables, the claims and the queue."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hf_sphere.training.tasks import find_task
+from reproduction.claims import Claim
+from reproduction.entries import WITHOUT_EFFECT, Entry, PlannedRun, plan, read_settings
+from reproduction.tables import Source, Table, split_row
+
+RULES = {
+    "settings": "the settings of both runs are selected from equally many",
+    "grid": "the selected value is inside its grid",
+    "selection": "settings are selected on validation images",
+    "metric": "the metric of runs without validation images is the mean of the last epochs",
+    "test": "the tests of a table are planned together",
+    "seeds": "a run has at least two planned seeds",
+    "options": "the table names the options in which its runs differ",
+}
+"""The rules by name, which an entry of the queue can have as a key of `exceptions`."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that an entry of the queue breaks.
+
+    Attributes:
+        rule: Name of the rule.
+        entry: Name of the entry.
+        text: What is wrong, and what to do.
+    """
+
+    rule: str
+    entry: str
+    text: str
+
+
+def check_rules(tables: Sequence[Table], claims: Sequence[Claim], source: Source) -> tuple[list[str], list[str]]:
+    """Return messages about broken rules, and about those whose entry states a reason."""
+    reasons = {(entry.entry, rule): reason for entry in source.entries for rule, reason in entry.exceptions.items()}
+    broken = dict.fromkeys(find_violations(tables, claims, source))
+    keys = {(found.entry, found.rule) for found in broken}
+    problems = [
+        f"entry {found.entry!r}: {found.text} Or state why not in its key exceptions, as {found.rule}."
+        for found in broken
+        if (found.entry, found.rule) not in reasons
+    ]
+    for entry, rule in reasons:
+        if rule not in RULES:
+            problems.append(f"entry {entry!r}: there is no rule {rule!r}; they are {', '.join(RULES)}.")
+        elif (entry, rule) not in keys and rule != "grid":  # whose runs may not be finished
+            problems.append(f"entry {entry!r}: the exception {rule!r} is not needed; remove it.")
+    return problems, [f"{entry}: {rule}: {reason}" for (entry, rule), reason in reasons.items()]
+
+
+def find_violations(tables: Sequence[Table], claims: Sequence[Claim], source: Source) -> Iterator[Violation]:
+    """Return all broken rules."""
+    for table in tables:
+        pairs = [split_row(row) for row in table.rows]
+        runs = [_pair(source, run, reference) for run, reference in pairs if reference]
+        ours = [pair[0] for pair in runs if pair]
+        for run, reference in filter(None, runs):
+            yield from _check_pair(run, reference, source)
+            yield from _options(run, reference, table, source)
+            yield from _metric(run, next(iter(table.metrics.values()), ""), table.table)
+            if (test := run.entry.test) != ours[0].entry.test:
+                yield Violation("test", run.entry.entry, f"test {test} in the table {table.table!r} of another test.")
+    for claim in claims:
+        if claim.compare and (pair := _pair(source, *claim.groups)):
+            yield from _check_pair(*pair, source)
+    for entry in source.entries:
+        yield from _grid(entry, source)
+
+
+def _pair(source: Source, run: str, reference: str) -> tuple[PlannedRun, PlannedRun] | None:
+    """Return the first runs of two groups, if both are planned."""
+    found = [source.planned[group][0] for group in (run, reference) if group in source.planned]
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def _check_pair(run: PlannedRun, reference: PlannedRun, source: Source) -> Iterator[Violation]:
+    counts = [_count_settings(side, source) for side in (run, reference)]
+    if counts[0] != counts[1]:
+        text = f"{counts[0]} settings against {counts[1]} of {reference.group}; tune both with equally many."
+        yield Violation("settings", run.entry.entry, text)
+    for side in (run, reference):
+        if side.entry.seeds < 2:
+            yield Violation("seeds", side.entry.entry, f"{side.group} has one seed, a test needs two; state seeds.")
+
+
+def _count_settings(run: PlannedRun, source: Source) -> int:
+    tuning = _tuning(run.entry, source)
+    return math.prod(map(len, tuning.grid.values())) if tuning else 1
+
+
+def _tuning(entry: Entry, source: Source) -> Entry | None:
+    return next((other for other in source.entries if other.entry == entry.tuned_by), None)
+
+
+def _options(run: PlannedRun, reference: PlannedRun, table: Table, source: Source) -> Iterator[Violation]:
+    defaults = {item.name: item.default for kind in find_task(run.entry.task).arguments for item in fields(kind)}
+    ours, theirs = (defaults | dict(_flat(side)) for side in (run, reference))
+    differ = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    tunings = [tuning.grid for side in (run, reference) if (tuning := _tuning(side.entry, source))]
+    named = {*table.differs, *run.grid, *reference.grid, *(name for grid in tunings for name in grid)}
+    unnamed = [name for name in differ if name not in named and name.partition(".")[0] not in named]
+    if unnamed:
+        text = f"{run.group} differs from {reference.group} in {', '.join(unnamed)}; name them in the key differs of "
+        yield Violation("options", run.entry.entry, f"{text}the table {table.table!r}.")
+
+
+def _flat(run: PlannedRun) -> Iterator[tuple[str, Any]]:
+    """Return the explicit settings with an effect; options of mappings are named `a.b`."""
+    for name, value in (read_settings(run.config) | run.overrides()).items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{option}", content) for option, content in value.items())
+        elif name not in WITHOUT_EFFECT:
+            yield name, value
+
+
+def _metric(run: PlannedRun, metric: str, table: str) -> Iterator[Violation]:
+    settings = read_settings(run.config) | run.overrides()
+    is_validated = run.entry.task == "few_shot" or settings.get("validation_fraction")
+    if run.entry.test == "welch" and metric == "eval_accuracy" and not is_validated:
+        text = f"the first metric of the table {table!r} must be eval_accuracy_last_quarter, without validation images."
+        yield Violation("metric", run.entry.entry, text)
+
+
+def _grid(entry: Entry, source: Source) -> Iterator[Violation]:
+    """Check the selection of an entry, and where the selected values are in the grid, if its runs are finished."""
+    tuning = _tuning(entry, source)
+    if tuning is None:
+        return
+    if not entry.selection_metric.startswith("validation_"):
+        text = f"selection_metric {entry.selection_metric} is not measured on validation images; use validation_*."
+        yield Violation("selection", entry.entry, text)
+    for run in (run for run in plan(entry) if run.seed == 0):
+        for name, value in (source.results.tuned(run, source.entries) or {}).items():
+            if (wanted := value_beyond(tuning.grid[name], value)) is not None:
+                text = f"{name} {value:g} of {run.config} is the end of its grid; add {wanted:g}."
+                yield Violation("grid", tuning.entry, text)
+
+
+def value_beyond(grid: Sequence[Any], value: Any) -> float | None:
+    """Return the value to add to a grid if the selected one is at its end; None if it is inside or has no order.
+
+    The grid continues with its ratio, or, if that is small, with its step, or towards 1 for values below 1. It ends
+    at 0.
+    """
+    values = sorted(float(number) for number in grid if type(number) in (int, float))
+    if len(values) < max(2, len(grid)) or value in (0, *values[1:-1]):
+        return None
+    near = values[-2] if value == values[-1] else values[1]
+    ratio = value / near if near else 0.0
+    if ratio and max(ratio, 1 / ratio) >= 1.4:
+        return float(f"{value * ratio:.3g}")
+    if value > near and value < 1 < 2 * value - near:
+        return float(f"{1 - (1 - value) ** 2 / (1 - near):.3g}")
+    return float(f"{2 * value - near:.3g}")

@@ -1,0 +1,5 @@
+"""Comparisons of training runs over seeds: tests, intervals, verdicts and power."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

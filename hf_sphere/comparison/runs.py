@@ -1,0 +1,303 @@
+"""Runs with several seeds, compared with a reference: differences, verdicts, tables and a figure."""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from hf_sphere.comparison.significance import LEVEL, Test, deviation, difference_test, equivalence_test, holm, power
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from hf_sphere.visualization.figures import Figure
+
+SHARES = {"minimum": (0.05, 0.003), "margin": (0.10, 0.005)}
+"""Defaults of the minimum effect and of the margin of equivalence: a share of the reference's distance from a perfect
+value, at most a share of that value."""
+
+Verdict = Literal["better", "worse", "equivalent", "no significant difference", "incomplete", ""]
+"""What a comparison says about a run; empty for one that cannot be tested."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A run compared with the reference.
+
+    Attributes:
+        run: Name of the run.
+        reference: Name of the reference.
+        values: Values by seed.
+        reference_values: Those of the reference.
+        mean: Mean value of the run.
+        difference: Mean of the run minus that of the reference, for a paired test on the common seeds.
+        interval: 95 % interval of the difference; None if it cannot be tested, as the p-values.
+        p_value: Two-sided p-value.
+        p_corrected: P-value corrected by Holm's method for all runs of the comparison.
+        p_equivalence: P-value of equivalence within the margin, not corrected; None without a margin.
+        power: Probability of finding a difference of the minimum effect, at the strictest level of the family, if the
+            deviation between seeds is the observed one; None without a minimum effect or a test.
+        verdict: See `compare_runs`.
+    """
+
+    run: str
+    reference: str
+    values: Mapping[int, float]
+    reference_values: Mapping[int, float]
+    mean: float
+    difference: float
+    interval: tuple[float, float] | None
+    p_value: float | None
+    p_corrected: float | None
+    p_equivalence: float | None
+    power: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Mapping[str, Difference]):
+    """Runs compared with a reference, by name.
+
+    Attributes:
+        reference: Name of the reference.
+        reference_values: Its values by seed.
+        differences: The other runs, in the order of `compare_runs`.
+        minimum: Smallest difference that counts; None if any does.
+        margin: Largest difference of equivalent runs; None without a test of equivalence.
+        test: The test.
+        higher_is_better: Whether larger values are better.
+    """
+
+    reference: str
+    reference_values: Mapping[int, float]
+    differences: Mapping[str, Difference]
+    minimum: float | None
+    margin: float | None
+    test: Test
+    higher_is_better: bool
+
+    def __getitem__(self, name: str) -> Difference:
+        return self.differences[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.differences)
+
+    def __len__(self) -> int:
+        return len(self.differences)
+
+    def __repr__(self) -> str:
+        return self.to_markdown()
+
+    def to_frame(self) -> "DataFrame":
+        """Return a row per run, with the numbers of `Difference`."""
+        import pandas as pd
+
+        columns = ["difference", "low", "high", "p_value", "p_corrected", "p_equivalence", "power", "verdict"]
+        rows: dict[str, dict[str, Any]] = {self.reference: _describe(self.reference_values)}
+        for name, found in self.differences.items():
+            low, high = found.interval or (None, None)
+            values = {column: getattr(found, column, None) for column in columns} | {"low": low, "high": high}
+            rows[name] = _describe(found.values) | values
+        return pd.DataFrame.from_dict(rows, orient="index", columns=["seeds", "mean", "deviation", *columns])
+
+    def to_markdown(self) -> str:
+        """Return the table for a page."""
+        lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in self._cells()]
+        return "\n".join([lines[0], "|---|" + "---:|" * 5 + "---|", *lines[1:]])
+
+    def to_latex(self) -> str:
+        """Return the table for a paper, a `tabular` with the rules of the package booktabs."""
+        head, *rows = [" & ".join(map(_escape, cells)) + r" \\" for cells in self._cells()]
+        return "\n".join(
+            [r"\begin{tabular}{lrrrrrl}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]
+        )
+
+    def plot(self, path: str | Path | None = None, *, title: str = "") -> "Figure":
+        """Draw the values of all runs, their means, and the intervals of the differences.
+
+        Args:
+            path: Where to save the figure, in the format of the suffix; not saved if None.
+            title: Title of the figure.
+
+        Raises:
+            ImportError: If matplotlib is missing.
+        """
+        from hf_sphere.visualization.comparisons import plot_comparison
+
+        return plot_comparison(self, title=title, path=path)
+
+    def _cells(self) -> list[list[str]]:
+        test = "paired" if self.test == "paired" else "Welch"
+        header = [
+            "run",
+            "seeds",
+            "mean ± deviation",
+            "difference (95 % interval)",
+            f"p ({test}, Holm)",
+            "power",
+            "verdict",
+        ]
+        rows = [[self.reference, *_show(self.reference_values), "", "", "", "reference"]]
+        for name, found in self.differences.items():
+            interval = "" if found.interval is None else f" ({found.interval[0]:+.4g} to {found.interval[1]:+.4g})"
+            numbers = [f"{found.difference:+.4g}{interval}", show_p_value(found.p_corrected)]
+            numbers.append("" if found.power is None else f"{found.power:.2f}")
+            rows.append([name, *_show(found.values), *numbers, found.verdict])
+        return [header, *rows]
+
+
+def compare_runs(
+    values: Mapping[str, Mapping[int, float]],
+    *,
+    reference: str,
+    higher_is_better: bool,
+    perfect: float | None = None,
+    minimum: float | None = None,
+    margin: float | None = None,
+    test: Test = "welch",
+    seeds: int | None = None,
+) -> Comparison:
+    """Compare runs with several seeds with a reference: one planned metric, one planned test, one family.
+
+    The verdicts:
+
+    - `better` and `worse`: the corrected p-value is below 0.05 and the difference is at least the minimum effect.
+    - `equivalent`: otherwise, if by two one-sided tests at the 5 % level the difference is within the margin. These
+      tests are not corrected.
+    - `no significant difference`: everything else. It does not mean that there is none; see the interval and the power.
+    - `incomplete`: seeds are missing. Such a run is not tested, but counts in the correction.
+
+    Intervals and tests describe the variation between seeds, not that between test sets.
+
+    Args:
+        values: A value per seed, by run: the planned metric, such as the accuracy after the last epoch.
+        reference: Name of the run with which the others are compared.
+        higher_is_better: Whether larger values are better, as of an accuracy.
+        perfect: Value of a perfect run, such as 1 or 100 of an accuracy or 0 of an error rate. With it, `minimum` is by
+            default 5 %, and `margin` 10 %, of the reference's mean distance from it, at most 0.3 % and 0.5 % of it.
+        minimum: Smallest difference that counts; without it, every significant one does.
+        margin: Largest difference between equivalent runs; without it, none is called equivalent.
+        test: `welch` for independent runs; `paired` for runs that share more than the number of their seed, such as
+            the data.
+        seeds: Planned number of seeds of each run; if None, those of `values` are all.
+
+    Raises:
+        ValueError: If there is no such reference, no other run, a value is not finite, or an argument is invalid.
+
+    Example:
+        >>> runs = {"softmax": {0: 93.1, 1: 93.3, 2: 93.2}, "cosine": {0: 93.8, 1: 93.9, 2: 94.1}}
+        >>> comparison = compare_runs(runs, reference="softmax", higher_is_better=True, perfect=100)
+        >>> comparison["cosine"].verdict, round(comparison["cosine"].difference, 2)
+        ('better', 0.73)
+    """
+    _check(values, reference, {"minimum": minimum, "margin": margin}, test, seeds)
+    values = {name: {seed: float(value) for seed, value in run.items()} for name, run in values.items()}
+    theirs = values.pop(reference)
+    distance = None if perfect is None else abs(perfect - statistics.fmean(theirs.values()))
+    minimum = _default("minimum", distance, perfect) if minimum is None else minimum
+    margin = _default("margin", distance, perfect) if margin is None else margin
+    found: dict[str, dict[str, Any]] = {}
+    for name, ours in values.items():
+        common = sorted({*ours} & {*theirs})
+        a, b = ([run[seed] for seed in common] if test == "paired" else [*run.values()] for run in (ours, theirs))
+        if not a:
+            raise ValueError(f"{name} and {reference} have no seed in common for a paired test.")
+        result = difference_test(a, b, test)
+        is_complete = seeds is None or min(len(a), len(b)) >= seeds
+        found[name] = {
+            "difference": statistics.fmean(a) - statistics.fmean(b),
+            "interval": result and result.interval,
+            "p_value": result.p_value if result and is_complete else None,
+            "p_equivalence": equivalence_test(a, b, margin, test) if margin and is_complete else None,
+            "power": observed_power(a, b, minimum, tests=len(values), test=test) if minimum else None,
+            "verdict": "" if is_complete else "incomplete",
+        }
+    corrected = holm([numbers["p_value"] for numbers in found.values()], len(found))
+    differences = {}
+    for (name, numbers), p_corrected in zip(found.items(), corrected, strict=True):
+        if p_corrected is not None:
+            change = numbers["difference"] if higher_is_better else -numbers["difference"]
+            numbers["verdict"] = decide(change, minimum, p_corrected, numbers["p_equivalence"])
+        mean = statistics.fmean(values[name].values())
+        differences[name] = Difference(
+            name, reference, values[name], theirs, mean=mean, p_corrected=p_corrected, **numbers
+        )
+    return Comparison(reference, theirs, differences, minimum, margin, test, higher_is_better)
+
+
+def decide(improvement: float, minimum: float | None, p_corrected: float, p_equivalence: float | None) -> Verdict:
+    """Return the verdict on a run that was tested, see `compare_runs`; the improvement is positive if it is better."""
+    if p_corrected < LEVEL and abs(improvement) >= (1 - 1e-9) * (minimum or 0.0):
+        return "better" if improvement > 0 else "worse"
+    is_equivalent = p_equivalence is not None and p_equivalence < LEVEL
+    return "equivalent" if is_equivalent else "no significant difference"
+
+
+def observed_power(a: Sequence[float], b: Sequence[float], minimum: float, *, tests: int, test: Test) -> float | None:
+    """Return the power of a test of two groups for a minimum effect, with the deviation between their seeds."""
+    if difference_test(a, b, test) is None:
+        return None
+    return power(minimum, deviation(a, b, test), min(len(a), len(b)), tests=tests, test=test)
+
+
+def _check(
+    values: Mapping[str, Mapping[int, float]],
+    reference: str,
+    sizes: Mapping[str, float | None],
+    test: str,
+    seeds: int | None,
+) -> None:
+    if reference not in values or len(values) < 2:
+        raise ValueError(f"there is no run {reference!r} to compare others with; the runs are {', '.join(values)}.")
+    if test not in get_args(Test):
+        raise ValueError(f"test must be one of {', '.join(get_args(Test))}; got {test!r}.")
+    for name, run in values.items():
+        numbers = [*run.values()] if isinstance(run, Mapping) else []
+        if not numbers or not all(isinstance(value, Real) and math.isfinite(value) for value in numbers):
+            raise ValueError(
+                f"{name} needs a mapping of seeds to finite values; got {run}. Leave out seeds that diverged."
+            )
+    for name, size in sizes.items():
+        if size is not None and not 0 < size < math.inf:
+            raise ValueError(f"{name} must be positive; got {size}.")
+    if seeds is not None and seeds < 2:
+        raise ValueError(f"a test needs at least 2 seeds; got {seeds}.")
+
+
+def _default(name: str, distance: float | None, perfect: float | None) -> float | None:
+    """Return the default of a size, which is None if the reference is perfect."""
+    share, most = SHARES[name]
+    limits = [] if distance is None else [share * distance, *([most * abs(perfect)] if perfect else [])]
+    return min(limits, default=None) or None
+
+
+def _describe(values: Mapping[int, float]) -> dict[str, Any]:
+    known = [*values.values()]
+    deviation = statistics.stdev(known) if len(known) > 1 else None
+    return {"seeds": len(known), "mean": statistics.fmean(known), "deviation": deviation}
+
+
+def _show(values: Mapping[int, float]) -> list[str]:
+    shown = _describe(values)
+    around = "" if shown["deviation"] is None else f" ± {shown['deviation']:.2g}"
+    return [str(shown["seeds"]), f"{shown['mean']:.5g}{around}"]
+
+
+def show_p_value(p_value: float | None) -> str:
+    """Format a p-value; empty without one."""
+    return "" if p_value is None else "< 0.001" if p_value < 0.001 else f"{p_value:.2g}"
+
+
+def _escape(text: str) -> str:
+    special = {
+        "\\": r"\textbackslash{}",
+        "±": r"$\pm$",
+        "<": "$<$",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
+    special |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    return "".join(special.get(letter, letter) for letter in text)

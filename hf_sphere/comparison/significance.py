@@ -1,0 +1,166 @@
+"""Tests of a difference between two groups of values, their correction for several tests, and their power."""
+
+import bisect
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.05
+"""Significance level of all tests; intervals have the complementary coverage."""
+
+MOST_SEEDS = 10_000
+"""Largest number of seeds of `seeds_for_power`."""
+
+Test = Literal["welch", "paired"]
+"""Welch's test of two independent groups, or the test of the differences of pairs."""
+
+
+class TestResult(NamedTuple):
+    """Two-sided test of a difference of means.
+
+    Attributes:
+        interval: Interval of the difference with a coverage of 95 %.
+        p_value: P-value, not corrected.
+    """
+
+    interval: tuple[float, float]
+    p_value: float
+
+
+def difference_test(ours: Sequence[float], theirs: Sequence[float], test: Test) -> TestResult | None:
+    """Test whether two means differ; None with fewer than two values of a group, or without any variation.
+
+    Args:
+        ours: Values of one group.
+        theirs: Values of the other one; for `paired` in the order of the first.
+        test: The test, for values that are about normally distributed.
+    """
+    estimate = _estimate(ours, theirs, test)
+    if estimate is None:
+        return None
+    difference, error, freedom = estimate
+    half = float(stats.t.isf(LEVEL / 2, freedom)) * error
+    return TestResult((difference - half, difference + half), float(2 * stats.t.sf(abs(difference) / error, freedom)))
+
+
+def equivalence_test(ours: Sequence[float], theirs: Sequence[float], margin: float, test: Test) -> float | None:
+    """Return the larger p-value of two one-sided tests that a difference of means is within a margin.
+
+    None where `difference_test` returns None.
+
+    Reference:
+        Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
+        equivalence of average bioavailability", 1987.
+    """
+    estimate = _estimate(ours, theirs, test)
+    if estimate is None:
+        return None
+    difference, error, freedom = estimate
+    return float(stats.t.sf((margin - abs(difference)) / error, freedom))
+
+
+def deviation(ours: Sequence[float], theirs: Sequence[float], test: Test) -> float:
+    """Return the standard deviation that `power` needs: of the differences of pairs, or of both groups, pooled."""
+    if test == "paired":
+        return statistics.stdev(a - b for a, b in zip(ours, theirs, strict=True))
+    return math.sqrt((statistics.variance(ours) + statistics.variance(theirs)) / 2)
+
+
+def _estimate(ours: Sequence[float], theirs: Sequence[float], test: Test) -> tuple[float, float, float] | None:
+    """Return a difference of means, its standard error, and the degrees of freedom by Welch and Satterthwaite."""
+    groups = [[a - b for a, b in zip(ours, theirs, strict=True)]] if test == "paired" else [ours, theirs]
+    if min(map(len, groups)) < 2:
+        return None
+    parts = [statistics.variance(group) / len(group) for group in groups]
+    error = math.sqrt(sum(parts))
+    if error <= 1e-12 * max(map(abs, [*ours, *theirs])):  # equal values, but for rounding errors
+        return None
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(group) - 1) for part, group in zip(parts, groups, strict=True))
+    return statistics.fmean(ours) - statistics.fmean(theirs), error, freedom
+
+
+def holm(p_values: Sequence[float | None], count: int | None = None) -> list[float | None]:
+    """Correct p-values for several tests by Holm's step-down method, which controls the family-wise error rate.
+
+    The tests may be dependent.
+
+    Args:
+        p_values: The p-values; None for tests that were not run.
+        count: Number of tests of the family, if some are not run yet: they count as if they had the largest p-values.
+            By default, only the tests that were run count.
+
+    Reference:
+        Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6, 1979.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03, None])
+        [0.03, 0.06, 0.06, None]
+    """
+    corrected: list[float | None] = [None] * len(p_values)
+    known = sorted((value, index) for index, value in enumerate(p_values) if value is not None)
+    count = len(known) if count is None else count
+    largest = 0.0
+    for rank, (value, index) in enumerate(known):
+        largest = max(largest, min(1.0, (count - rank) * value))
+        corrected[index] = largest
+    return corrected
+
+
+def power(difference: float, deviation: float, seeds: int, *, tests: int = 1, test: Test = "welch") -> float:
+    """Return the probability that a test finds a difference of means between normally distributed values.
+
+    Args:
+        difference: The difference.
+        deviation: Standard deviation between seeds, of each group, or for `paired` of the differences.
+        seeds: Number of seeds of each group, at least 2.
+        tests: Number of tests of the family; each is then made at a level of 0.05 / `tests`, the strictest of Holm's.
+        test: The test.
+
+    Raises:
+        ValueError: If a number is out of range.
+
+    Example:
+        >>> round(power(0.5, 0.3, 5), 2)
+        0.61
+    """
+    if not (math.isfinite(difference) and 0 < deviation < math.inf and seeds >= 2 and tests >= 1):
+        raise ValueError(
+            "power needs a finite difference, a positive deviation, at least 2 seeds and at least 1 test; got "
+            f"{difference}, {deviation}, {seeds} and {tests}."
+        )
+    pairs = test == "paired"
+    freedom = (1 if pairs else 2) * (seeds - 1)
+    # Welch's degrees of freedom depend on the share of one group in the variance: the mean over quantiles of the share.
+    shares = 0.0 if pairs else stats.beta.ppf((np.arange(200) + 0.5) / 200, (seeds - 1) / 2, (seeds - 1) / 2)
+    critical = stats.t.isf(LEVEL / tests / 2, (seeds - 1) / (shares**2 + (1 - shares) ** 2))
+    effect = abs(difference) / deviation * math.sqrt(seeds if pairs else seeds / 2)
+    opposite = np.nan_to_num(stats.nct.cdf(-critical, freedom, effect))  # scipy returns NaN where it is below 1e-80
+    return float(np.mean(stats.nct.sf(critical, freedom, effect) + opposite))
+
+
+def seeds_for_power(
+    difference: float, deviation: float, *, target: float = 0.8, tests: int = 1, test: Test = "welch"
+) -> int:
+    """Return the smallest number of seeds of each group with which a difference is found with a probability.
+
+    The arguments are those of `power`; `target` is the probability.
+
+    Raises:
+        ValueError: If a number is out of range, or more than 10,000 seeds would be needed.
+
+    Example:
+        >>> seeds_for_power(0.5, 0.3)
+        7
+    """
+    if not 0 < target < 1:
+        raise ValueError(f"target must be between 0 and 1, exclusive; got {target}.")
+    found = bisect.bisect_left(
+        range(2, MOST_SEEDS + 1), target, key=lambda seeds: power(difference, deviation, seeds, tests=tests, test=test)
+    )
+    if found + 2 > MOST_SEEDS:
+        raise ValueError(f"a difference of {difference} would need more than {MOST_SEEDS:,} seeds.")
+    return found + 2

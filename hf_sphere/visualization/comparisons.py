@@ -1,0 +1,50 @@
+"""Runs with several seeds: values, means, and intervals of the differences from a reference."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, style_axes
+
+if TYPE_CHECKING:
+    from hf_sphere.comparison import Comparison
+
+
+@plain_text()
+def plot_comparison(comparison: "Comparison", *, title: str = "", path: str | Path | None = None) -> Figure:
+    """Draw a line per run: on the left the value of each seed and the mean, on the right the interval.
+
+    The interval is that of the difference from the reference. The gray band is the margin of equivalence.
+
+    Args:
+        comparison: What `hf_sphere.comparison.compare_runs` returned.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
+
+    Raises:
+        ImportError: If matplotlib is missing.
+
+    Example:
+        >>> plot_comparison(comparison, path="comparison.png")  # doctest: +SKIP
+    """
+    runs = {comparison.reference: comparison.reference_values}
+    runs |= {name: found.values for name, found in comparison.items()}
+    figure = new_figure(9.0, 1.1 + 0.4 * len(runs), title)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for line, values in enumerate(runs.values()):
+        left.plot([*values.values()], [line] * len(values), "o", color=COLORS[0], alpha=0.5, markersize=4)
+        left.plot(sum(values.values()) / len(values), line, "|", color="black", markersize=14, markeredgewidth=2)
+    for line, found in enumerate(comparison.values(), start=1):
+        if found.interval is not None:
+            right.plot(found.interval, [line, line], color=COLORS[0], linewidth=2)
+        right.plot(found.difference, line, "|", color="black", markersize=14, markeredgewidth=2)
+        right.annotate(found.verdict, (1.02, line), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+    if comparison.margin is not None:
+        right.axvspan(-comparison.margin, comparison.margin, color="0.92", zorder=0)
+    right.axvline(0.0, color="0.5", linewidth=1)
+    left.set_yticks(range(len(runs)), runs)
+    left.invert_yaxis()
+    left.set_xlabel("value of each seed, and mean")
+    right.set_xlabel(f"difference from {comparison.reference}, 95 % interval")
+    for axes in (left, right):
+        style_axes(axes, "x")
+    return save_figure(figure, path)

@@ -1,0 +1,175 @@
+import itertools
+import math
+import statistics
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+from scipy import stats
+from scipy.integrate import quad
+
+from hf_sphere.comparison import holm, power, seeds_for_power
+from hf_sphere.comparison.significance import deviation, difference_test, equivalence_test
+
+OURS, THEIRS = [93.8, 93.9, 94.1, 93.6, 94.4], [93.1, 93.4, 93.2, 93.9, 93.0]
+TESTS = ["welch", "paired"]
+probabilities = st.lists(st.floats(0.0, 1.0), max_size=7)
+
+
+def tail(x: float, freedom: float) -> float:
+    """The probability of a larger value of Student's distribution, integrated."""
+    log_factor = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+    density = lambda t: math.exp(log_factor - (freedom + 1) / 2 * math.log1p(t * t / freedom))  # noqa: E731
+    return quad(density, x, math.inf, epsabs=1e-13)[0]
+
+
+def plain(ours: list[float], theirs: list[float], test: str) -> tuple[float, float, float]:
+    """Difference, standard error and degrees of freedom, by the formulas of the textbooks."""
+    difference, n, m = statistics.mean(ours) - statistics.mean(theirs), len(ours), len(theirs)
+    if test == "paired":
+        return difference, statistics.stdev(a - b for a, b in zip(ours, theirs, strict=True)) / math.sqrt(n), n - 1
+    a, b = statistics.stdev(ours) ** 2 / n, statistics.stdev(theirs) ** 2 / m
+    return difference, math.sqrt(a + b), (a + b) ** 2 / (a * a / (n - 1) + b * b / (m - 1))
+
+
+def reference(ours: list[float], theirs: list[float], test: str, **options):
+    """The test of scipy."""
+    if test == "paired":
+        return stats.ttest_rel(ours, theirs, **options)
+    return stats.ttest_ind(ours, theirs, equal_var=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("test", "ours"), [("welch", OURS), ("paired", OURS), ("welch", OURS[:3]), ("welch", [*OURS, 96.0])]
+)
+def test_p_value_and_interval_are_those_of_formula_and_scipy(test, ours):
+    found = difference_test(ours, THEIRS, test)
+    difference, error, freedom = plain(ours, THEIRS, test)
+    assert found.p_value == pytest.approx(2 * tail(abs(difference) / error, freedom), rel=1e-8)
+    assert found.p_value == pytest.approx(reference(ours, THEIRS, test).pvalue, rel=1e-9)
+    assert found.interval == pytest.approx(reference(ours, THEIRS, test).confidence_interval(0.95), rel=1e-9)
+
+
+@pytest.mark.parametrize("test", TESTS)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_equivalence_is_that_of_two_one_sided_tests(test, sign):
+    ours, theirs, margin = (OURS, THEIRS, 1.4) if sign > 0 else (THEIRS, OURS, 1.4)
+    difference, error, freedom = plain(ours, theirs, test)
+    found = equivalence_test(ours, theirs, margin, test)
+    expected = max(tail((margin + difference) / error, freedom), tail((margin - difference) / error, freedom))
+    assert found == pytest.approx(expected, rel=1e-7)
+    above = reference([value + margin for value in ours], theirs, test, alternative="greater").pvalue
+    below = reference([value - margin for value in ours], theirs, test, alternative="less").pvalue
+    assert found == pytest.approx(max(above, below), rel=1e-9)
+
+
+def test_a_constant_reference_makes_both_tests_that_of_one_sample():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [difference_test(OURS, [93.0] * 5, test) for test in TESTS]
+    assert found[0].p_value == pytest.approx(stats.ttest_1samp(OURS, 93.0).pvalue, rel=1e-9)
+    assert found[1].interval == pytest.approx(found[0].interval)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "test"),
+    [
+        ([1.0], [2.0], "paired"),
+        ([1.0], [1.0, 2.0], "welch"),
+        ([1.0, 1.0], [2.0, 2.0], "welch"),
+        ([0.7, 0.5], [0.6, 0.4], "paired"),  # equal but for rounding errors
+        ([0.7e-12, 0.5e-12], [0.6e-12, 0.4e-12], "paired"),
+    ],
+)
+def test_values_without_variation_are_not_tested(ours, theirs, test):
+    assert difference_test(ours, theirs, test) is equivalence_test(ours, theirs, 1.0, test) is None
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_the_p_value_does_not_depend_on_the_unit(test):
+    small = difference_test([1e-12 * value for value in OURS], [1e-12 * value for value in THEIRS], test)
+    assert small.p_value == pytest.approx(difference_test(OURS, THEIRS, test).p_value, rel=1e-6)
+
+
+def test_holm_agrees_with_a_worked_example():
+    # By hand: 4 x .005 = .02; 3 x .01 = .03; 2 x .03 = .06; 1 x .04, but at least .06.
+    assert holm([0.01, 0.04, None, 0.03, 0.005]) == pytest.approx([0.03, 0.06, None, 0.06, 0.02])
+    assert (holm([0.6, 0.7]), holm([])) == ([1, 1], [])
+
+
+def test_planned_tests_count_as_the_largest_p_values():
+    assert holm([0.01, 0.04, None], 4) == pytest.approx([*holm([0.01, 0.04, 1.0, 1.0])[:2], None])
+
+
+@given(probabilities)
+def test_holm_is_the_closed_test_of_bonferroni(p_values):
+    """Its corrected p-value is the largest of Bonferroni's over all sets of hypotheses with this one."""
+    sets = [s for n in range(len(p_values)) for s in itertools.combinations(range(len(p_values)), n + 1)]
+    expected = [
+        max(min(1.0, len(s) * min(p_values[index] for index in s)) for s in sets if own in s)
+        for own in range(len(p_values))
+    ]
+    assert holm(p_values) == pytest.approx(expected)
+
+
+@given(probabilities, st.randoms())
+def test_holm_does_not_depend_on_the_order(p_values, random):
+    order = random.sample(range(len(p_values)), len(p_values))
+    assert holm([p_values[index] for index in order]) == [holm(p_values)[index] for index in order]
+
+
+def test_holm_controls_the_family_wise_error_rate():
+    p_values = np.random.default_rng(0).random((20_000, 5))
+    wrong = sum(min(holm(row)) < 0.1 for row in p_values) / len(p_values)
+    assert wrong == pytest.approx(0.1, abs=0.01)
+
+
+@pytest.mark.parametrize("test", TESTS)
+@pytest.mark.parametrize(("seeds", "difference", "tests"), [(2, 3.0, 1), (3, 3.0, 7), (5, 1.5, 7), (10, 1.0, 3)])
+def test_power_is_the_share_of_simulated_experiments_with_a_difference(test, seeds, difference, tests):
+    """Three seeds have half of the power that the pooled test would have: Welch's degrees of freedom vary."""
+    ours, theirs = np.random.default_rng(0).normal(size=(2, 40_000, seeds))
+    theirs = 0 * theirs if test == "paired" else theirs
+    p_values = reference(list((ours + difference).T), list(theirs.T), test).pvalue
+    assert power(difference, 1.0, seeds, tests=tests, test=test) == pytest.approx(
+        np.mean(p_values < 0.05 / tests), abs=0.01
+    )
+
+
+@pytest.mark.parametrize(("difference", "expected"), [(0.0, 0.05), (61.0, 1.0), (1e6, 1.0)])
+def test_power_at_its_ends(difference, expected):
+    assert power(difference, 1.0, 4, test="paired") == pytest.approx(expected)
+    assert power(-difference, 1.0, 3, tests=7) == power(difference, 1.0, 3, tests=7)
+
+
+@pytest.mark.parametrize("test", TESTS)
+@pytest.mark.parametrize(
+    ("difference", "tests", "target"), [(0.3, 1, 0.8), (0.3, 7, 0.9), (0.05, 3, 0.8), (9.0, 1, 0.5)]
+)
+def test_the_number_of_seeds_is_the_smallest_with_the_power(test, difference, tests, target):
+    seeds = seeds_for_power(difference, 0.3, target=target, tests=tests, test=test)
+    assert power(difference, 0.3, seeds, tests=tests, test=test) >= target
+    assert seeds == 2 or power(difference, 0.3, seeds - 1, tests=tests, test=test) < target
+
+
+def test_deviation_is_that_of_differences_or_of_both_groups():
+    assert deviation([1.0, 3.0, 5.0], [0.0, 1.0, 8.0], "paired") == pytest.approx(statistics.stdev([1, 2, -3]))
+    assert deviation([1.0, 3.0], [0.0, 4.0, 8.0], "welch") == pytest.approx(math.sqrt((2 + 16) / 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: power(0.3, 0.0, 5), "positive deviation.*got 0.3, 0.0, 5 and 1"),
+        (lambda: power(math.nan, 0.3, 5), "finite difference"),
+        (lambda: power(0.3, 0.3, 1), "at least 2 seeds"),
+        (lambda: power(0.3, 0.3, 5, tests=0), "at least 1 test"),
+        (lambda: seeds_for_power(0.3, 0.3, target=1.0), "target must be between 0 and 1"),
+        (lambda: seeds_for_power(1e-6, 0.3), "would need more than 10,000 seeds"),
+        (lambda: seeds_for_power(0.3, -1.0), "positive deviation"),
+    ],
+)
+def test_a_number_out_of_range_is_an_error(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
