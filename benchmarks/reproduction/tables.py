@@ -364,4 +364,7 @@ def _show_machines(runs: Sequence[Mapping[str, Any]]) -> str:
     versions = sorted({run["versions"]["torch"] for run in runs})
     shown = f"{count_runs(runs)} on {', '.join(devices)}, {mean_minutes(runs):.3g} core-minutes each on average, torch"
     changed = sum(run["commit"].endswith("-modified") for run in runs)
-    return f"{shown} {', '.join(versions)}{f'; {changed} of them with uncommitted changes' if changed else ''}."
+    partial = sum(bool(run.get("time_is_incomplete")) for run in runs)
+    notes = f"; {changed} of them with uncommitted changes" if changed else ""
+    notes += f"; the time is without {count_runs(runs[:partial])} of which only the last part was timed" if partial else ""
+    return f"{shown} {', '.join(versions)}{notes}."
