@@ -366,5 +366,7 @@ def _show_machines(runs: Sequence[Mapping[str, Any]]) -> str:
     changed = sum(run["commit"].endswith("-modified") for run in runs)
     partial = sum(bool(run.get("time_is_incomplete")) for run in runs)
     notes = f"; {changed} of them with uncommitted changes" if changed else ""
-    notes += f"; the time is without {count_runs(runs[:partial])} of which only the last part was timed" if partial else ""
+    notes += (
+        f"; the time is without {count_runs(runs[:partial])} of which only the last part was timed" if partial else ""
+    )
     return f"{shown} {', '.join(versions)}{notes}."
