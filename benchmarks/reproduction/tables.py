@@ -364,9 +364,7 @@ def _show_machines(runs: Sequence[Mapping[str, Any]]) -> str:
     versions = sorted({run["versions"]["torch"] for run in runs})
     shown = f"{count_runs(runs)} on {', '.join(devices)}, {mean_minutes(runs):.3g} core-minutes each on average, torch"
     changed = sum(run["commit"].endswith("-modified") for run in runs)
-    partial = sum(bool(run.get("time_is_incomplete")) for run in runs)
+    partial = [run for run in runs if run.get("time_is_incomplete")]
     notes = f"; {changed} of them with uncommitted changes" if changed else ""
-    notes += (
-        f"; the time is without {count_runs(runs[:partial])} of which only the last part was timed" if partial else ""
-    )
+    notes += f"; {count_runs(partial)} timed only in part, which the average leaves out" if partial else ""
     return f"{shown} {', '.join(versions)}{notes}."

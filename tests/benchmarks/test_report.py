@@ -88,7 +88,7 @@ def test_runs_that_were_timed_only_in_part_are_not_in_the_mean_time(source):
     found = source({"a": {0: 0.9, 1: 0.8}})
     found.results.runs["a-seed1"] |= {"core_minutes": 0.1, "time_is_incomplete": True}
     assert "2 core-minutes each on average" in (text := render(table("a"), found))
-    assert "; 1 run timed only in part, and not in that mean." in text
+    assert "1 run timed only in part, which the average leaves out." in text
 
 
 @pytest.fixture
