@@ -15,7 +15,7 @@ from typing import Literal
 
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
-from hf_sphere.utils.files import check_writable, lock_folder, restore_folder
+from hf_sphere.utils.files import check_writable, lock_folder, resolve_output, restore_folder
 
 
 @dataclass
@@ -60,8 +60,10 @@ class IndexArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and build the index."""
     (args,) = parse_arguments((IndexArguments,), argv, "Embed images for search.")
-    folder = args.output_dir or args.add_to or args.remove_from
+    folder = next(name for name in (args.output_dir, args.add_to, args.remove_from) if name is not None)
     check_writable(folder)
+    if args.output_dir is None and not resolve_output(folder).parent.exists():
+        raise FileNotFoundError(f"there is no index {folder}; build it with --output_dir.")
     with lock_folder(folder):  # so that nothing is lost that others add
         restore_folder(folder)
         update(args, folder)
@@ -77,8 +79,10 @@ def update(args: IndexArguments, folder: str) -> None:
     from transformers.utils import logging
 
     from hf_sphere.embeddings import ImageIndex, ImageSource
+    from hf_sphere.embeddings.index_files import check_replaceable
     from hf_sphere.metrics.search import APPROXIMATE
 
+    check_replaceable(Path(folder))
     logging.disable_progress_bar()  # only the bar of the images is shown
     options = {"batch_size": args.batch_size, "num_workers": args.num_workers, "progress": not args.disable_tqdm}
     options["skip_unreadable"] = args.skip_unreadable_images

@@ -59,9 +59,9 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
         results_dir,
         write_settings,
     )
-    from hf_sphere.utils.files import write_json
+    from hf_sphere.utils.files import read_whole, write_json
 
-    if args.output_dir is None and not Path(args.embeddings).is_dir():
+    if args.output_dir is None and not read_whole(args.embeddings, Path.is_dir):
         raise ValueError(
             f"{args.embeddings} is not a folder. If it is a data set on the Hub, set an output folder with "
             "--output_dir."

@@ -60,8 +60,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     from hf_sphere.embeddings import ImageIndex, ImageSource
     from hf_sphere.utils.files import atomic_file, check_writable
 
-    for output in filter(None, (args.table, args.contact_sheet)):
-        check_writable(output, is_folder=False)
+    for output in (args.table, args.contact_sheet):
+        if output is not None:
+            check_writable(output, is_folder=False)
     logging.disable_progress_bar()
     index = ImageIndex.load(args.index, args.model_name_or_path)
     source = None

@@ -5,9 +5,11 @@ python recipes/search_page.py --index outputs/index
 `recipes/build_index.py` builds the index.
 """
 
+import html
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_sphere.training.command_line import run_recipe
@@ -68,11 +70,16 @@ def build_page(index: "ImageIndex") -> Any:
                 count = gr.Slider(1, min(50, len(index)), min(10, len(index)), step=1, label="Neighbors")
                 button = gr.Button("Search", variant="primary")
             with gr.Column(scale=2):
-                note = gr.Markdown()
+                note = gr.HTML()
                 gallery = gr.Gallery(label="Neighbors", columns=5, object_fit="contain", height="auto")
 
-        def find(*inputs: Any) -> Any:
-            return show(index, *inputs)
+        def find(path: str | None, *inputs: Any) -> Any:
+            # gradio lets clients of its API name any file, and with the suffix of an SVG any folder or data set.
+            if path and not (
+                os.path.isfile(path) and Path(image.GRADIO_CACHE).resolve() in Path(path).resolve().parents
+            ):
+                raise gr.Error("upload an image.", print_exception=False)
+            return show(index, path, *inputs)
 
         inputs = [image, text, chosen, count]
         for event in (image.upload, text.submit, button.click):
@@ -81,7 +88,7 @@ def build_page(index: "ImageIndex") -> Any:
 
 
 def show(index: "ImageIndex", image: Any, text: str, classes: list[str], count: float) -> tuple[str, list[Any]]:
-    """Search, and return a note as Markdown and the neighbors with captions; errors are shown in the note."""
+    """Search, and return a note as HTML and the neighbors with captions; errors are shown in the note."""
     names = index.classes()
     try:
         k = min(int(count), sum(name in classes for name in names) if classes else len(index))
@@ -92,8 +99,8 @@ def show(index: "ImageIndex", image: Any, text: str, classes: list[str], count: 
         else:
             found = index.search(image, k, classes=classes or None, progress=False)
     except (ValueError, OSError) as error:
-        return f"**Error**: {error}", []
-    return describe(found.queries, 0, "Query"), list_neighbors(index, found)
+        return f"<b>Error</b>: {html.escape(str(error))}", []
+    return html.escape(describe(found.queries, 0, "Query")), list_neighbors(index, found)
 
 
 def list_neighbors(index: "ImageIndex", found: "Neighbors") -> list[Any]:

@@ -25,6 +25,7 @@ from typing import Literal
 
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
+from hf_sphere.utils.files import read_whole
 
 DEFAULT_PICTURES = ("sphere", "angles", "interactive")
 PICTURES = (*DEFAULT_PICTURES, "gallery")
@@ -64,7 +65,7 @@ class VisualizationArguments(Arguments):
             raise ValueError("the picture gallery and --beside require each other; set both or neither.")
         if self.lengths and self.dim == 3:
             raise ValueError("--lengths plots the plane and --dim 3 the sphere; set only one of them.")
-        if self.output_dir is None and not Path(self.embeddings).is_dir():
+        if self.output_dir is None and not read_whole(self.embeddings, Path.is_dir):
             raise ValueError(f"{self.embeddings} is not a folder. If it is a data set on the Hub, set --output_dir.")
 
 

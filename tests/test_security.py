@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import os
 import re
 import shutil
 import sys
@@ -19,11 +20,12 @@ import timm
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModel, ViTConfig, ViTModel
+from transformers import AutoConfig, AutoModel, CLIPConfig, CLIPImageProcessor, CLIPModel, ViTConfig, ViTModel
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
 from hf_sphere.analogies import LanguageModel
 from hf_sphere.analysis.model_sources import load_classifier
+from hf_sphere.embeddings import ImageEncoder
 from hf_sphere.embeddings.extract import load_embedding_model
 from hf_sphere.models.backbones import create_backbone
 from hf_sphere.prototypes import embed_class_names
@@ -220,6 +222,9 @@ def settings_that_load(other: Path) -> dict[str, dict[str, Any]]:
         "nested folder": sphere | {"backbone_config": timm_wrapper | {"architecture": f"local-dir:{other}"}},
         "nested kernel": sphere | {"backbone_config": {"model_type": "vit", **SMALL, **kernel}},
         "folder": sphere | {"backbone": str(other)},
+        "folder beside the program": sphere | {"backbone": "other"},
+        "model of the Hub": {"model_type": "dpt", "backbone": "gpt2"},
+        "nested model of the Hub": sphere | {"backbone_config": {"model_type": "dpt", "backbone": "gpt2"}},
         "folder of timm": timm_wrapper | {"architecture": f"local-dir:{other}"},
         "folder of a detector": {"model_type": "dpt", "backbone_config": detector},
         "kernel": {"model_type": "vit", **SMALL, **kernel},
@@ -228,7 +233,10 @@ def settings_that_load(other: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", settings_that_load(Path()))
-def test_a_configuration_that_would_load_something_else_is_refused_before_a_file_is_opened(case, reads, tmp_path):
+def test_a_configuration_that_would_load_something_else_is_refused_before_a_file_is_opened(
+    case, reads, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     other, folder = tmp_path / "other", tmp_path / "model"
     for path in (other, folder):
         path.mkdir()
@@ -244,7 +252,9 @@ def test_a_configuration_that_would_load_something_else_is_refused_before_a_file
         with pytest.raises(Exception, match=r"reads files|would load another model|names the kernel"):
             use(str(folder))
     assert not [
-        path for path in reads.opened if other in path.parents or (path.parent == folder and path.suffix == ".bin")
+        path
+        for path in reads.opened
+        if other in path.absolute().parents or (path.parent == folder and path.suffix == ".bin")
     ]
     assert not (tmp_path / "executed").exists()
 
@@ -310,6 +320,61 @@ def test_custom_code_of_a_model_is_not_run(use, with_code, tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
+def processors_that_load(other: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """File of a model's folder and its contents, which would run code of `other`, or read a file there."""
+    audio = {"audio_tokenizer_class": "AutoModel", "audio_tokenizer_name_or_path": str(other)}
+    code = {"auto_map": {"AutoImageProcessor": f"{other}--code.Anything"}, "image_processor_type": "Anything"}
+    one_former = {"image_processor_type": "OneFormerImageProcessor", "repo_path": str(other)}
+    return {
+        "model of a processor": (
+            "processor_config.json",
+            {"processor_class": "CLIPProcessor", "audio_tokenizer": audio},
+        ),
+        "model beside a processor": ("audio_tokenizer_config.json", audio),
+        "code of an image processor": ("preprocessor_config.json", code),
+        "code of a nested image processor": ("processor_config.json", {"image_processor": code}),
+        "file of classes": ("preprocessor_config.json", one_former | {"class_info_file": "classes.json"}),
+        "path of classes": ("preprocessor_config.json", one_former | {"class_info_file": f"{other}/classes.json"}),
+    }
+
+
+@pytest.mark.parametrize("case", processors_that_load(Path()))
+def test_a_processor_does_not_load_anything_else(case, with_code, reads, tmp_path):
+    folder = tmp_path / "encoder"
+    CLIPModel(CLIPConfig(text_config=SMALL, vision_config=SMALL)).save_pretrained(folder)
+    CLIPImageProcessor().save_pretrained(folder)
+    shutil.copy(TINY_BERT / "tokenizer.json", folder)
+    (with_code / "classes.json").write_text(json.dumps({"0": {"name": "cat", "isthing": 1}}))
+    name, values = processors_that_load(with_code)[case]
+    (folder / name).write_text(json.dumps(values))
+    reads.opened.clear()
+    with suppress(ValueError):
+        ImageEncoder(str(folder))
+    assert not [path for path in reads.opened if with_code in path.parents]
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "adapter_config.json"])
+@pytest.mark.parametrize("target", [None, "/dev/zero"])
+def test_a_pipe_or_device_in_the_folder_of_a_model_is_not_read(name, target, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(TINY_BERT, folder)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name) if target is None else (folder / name).symlink_to(target)
+    with pytest.raises(ValueError, match=f"{name} is not a regular file"):
+        LanguageModel.load(str(folder))
+
+
+@pytest.mark.parametrize("name", ["BertweetTokenizer", "MecabTokenizer"])
+def test_a_tokenizer_that_fails_in_any_way_is_an_error_with_its_name(name, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(TINY_BERT, folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    with pytest.raises(ValueError, match="model has no tokenizer that transformers can load"):
+        LanguageModel.load(str(folder))
+
+
 def test_every_automatic_class_is_told_not_to_run_custom_code():
     loads = [
         (where, ast.unparse(call))
@@ -318,3 +383,12 @@ def test_every_automatic_class_is_told_not_to_run_custom_code():
     ]
     assert loads
     assert [where for where, call in loads if "trust_remote_code=False" not in call] == []
+
+
+def test_each_promise_names_tests_that_exist(root):
+    text = (root / "SECURITY.md").read_text()
+    rows = [row for row in text.splitlines() if row.startswith("| ") and "promise" not in row]
+    named = [re.findall(r"`([\w/]*test_\w+\.py)`", row) for row in rows]
+    assert len(rows) == 14
+    assert all(named)
+    assert all((root / "tests" / name).is_file() for names in named for name in names)

@@ -249,8 +249,8 @@ def _load_tokenizer(tokenizer: Any, of_model: str, name: str) -> Any:
     if not source:
         raise ValueError(f"{name} was not loaded from a folder or the Hub, so give its tokenizer. {PASS_TOKENIZER}")
     try:
-        return transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return load_pretrained(transformers.AutoTokenizer, source)
+    except (OSError, ValueError) as error:
         raise ValueError(f"{source} has no tokenizer that transformers can load ({error}). {PASS_TOKENIZER}") from error
 
 

@@ -1,5 +1,6 @@
 """Folders of image files, and of tables that contain or name images."""
 
+import json
 import os
 import re
 import shlex
@@ -22,6 +23,9 @@ SUFFIXES = {
 
 TABLES = {".arrow", ".csv", ".json", ".jsonl", ".parquet", ".tar", ".zip"}
 """Suffixes of files that contain images, or name them."""
+
+MOST_BRACKETS = 500
+"""Lines of JSON with fewer opening brackets are not checked for their depth."""
 
 
 def list_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
@@ -51,10 +55,26 @@ def check_names(files: Iterable[Path]) -> None:
             raise ValueError(f"the path {os.fsencode(file)!r} is not UTF-8 text; rename the file or its folder.")
 
 
+def check_depth(tables: Iterable[Path]) -> None:
+    """Raise an error for lines of JSON so deeply nested that pyarrow, which reads them, would end the process."""
+    for table in (table for table in tables if table.suffix.lower() in (".json", ".jsonl")):
+        with table.open("rb") as lines:
+            for line in lines:
+                if line.count(b"[") + line.count(b"{") > MOST_BRACKETS:
+                    try:
+                        json.loads(line)
+                    except RecursionError as error:
+                        raise ValueError(f"{table} is nested too deeply to be read; remove it.") from error
+                    except ValueError:  # it is named when it is read
+                        pass
+
+
 def check_found(folder: Path, files: Sequence[Path]) -> None:
     """Raise an error if `datasets` would leave out files or their classes without a word, for their path."""
     root = folder.resolve()
     for file in files:
+        if not file.exists():
+            raise ValueError(f"{file} is a link to nothing, which `datasets` would leave out; remove it.")
         lost = re.search(r"\n|::", str(file)) or re.search(
             r"\\(?=.*/)|(?<![^/])__(?=.*/)", str(file.relative_to(folder))
         )

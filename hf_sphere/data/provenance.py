@@ -112,8 +112,11 @@ class DataRecord:
         saved = read_json(path)
         try:
             ids = {key: _unpack(text) + (saved["data"] << ROW_BITS) for key, text in saved["rows"].items()}
-            return cls(dict(saved["names"]), ids, saved["label_column"])
-        except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
+            record = cls(dict(saved["names"]), ids, saved["label_column"])
+            if record.data != saved["data"] or not {"train", "eval"} <= record.names.keys() & ids.keys():
+                raise ValueError("it lacks the training or evaluation images")
+            return record
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, zlib.error) as error:
             raise ValueError(f"{path} is damaged: {error!r}. Restore it, or remove it.") from error
 
     def save(self, folder: Path) -> None:
@@ -158,5 +161,8 @@ def _pack(rows: Tensor) -> str:
 
 
 def _unpack(text: str) -> Tensor:
-    bits = np.frombuffer(zlib.decompress(base64.b85decode(text)), np.uint8)
+    stream = zlib.decompressobj()
+    bits = np.frombuffer(stream.decompress(base64.b85decode(text), 1 << 24), np.uint8)
+    if not stream.eof:
+        raise ValueError("it is incomplete, or has more than 134 million rows")
     return torch.from_numpy(np.unpackbits(bits).nonzero()[0])

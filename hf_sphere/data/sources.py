@@ -29,7 +29,16 @@ from datasets import (
 from PIL import Image as PILImage
 from torch import Tensor
 
-from hf_sphere.data.folders import SUFFIXES, TABLES, UNREADABLE, check_found, has_metadata, has_tables, list_files
+from hf_sphere.data.folders import (
+    SUFFIXES,
+    TABLES,
+    UNREADABLE,
+    check_depth,
+    check_found,
+    has_metadata,
+    has_tables,
+    list_files,
+)
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.data.targets import OPEN_SETS, read_class_names, read_labels
 from hf_sphere.utils.loading import load_dataset
@@ -57,6 +66,7 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
         raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
     files = list_files(Path(name), SUFFIXES | UNREADABLE)
     tables = list_files(Path(name), TABLES)
+    check_depth(tables)
     of_tables = not files or has_metadata(Path(name)) or has_tables(Path(name))
     check_found(Path(name), tables if of_tables else files)
     splits = require_splits(load_dataset(name, config_name), name)

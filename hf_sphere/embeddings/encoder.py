@@ -16,7 +16,7 @@ from PIL import Image as PILImage
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from transformers import AutoProcessor
+from transformers import AutoImageProcessor, AutoTokenizer
 
 from hf_sphere.data import folders, sources
 from hf_sphere.data.image_files import (
@@ -185,7 +185,8 @@ class ImageEncoder:
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         model = load_embedding_model(name)
         try:
-            loaded: Any = load_pretrained(AutoProcessor, name)
+            # Not AutoProcessor, which loads other models that a processor names, and offers to run code.
+            self.processor = load_pretrained(AutoImageProcessor, name)
         except OSError as error:
             raise ValueError(
                 f"{name} has no image processor, so the preprocessing of its images is unknown. Save the one of its "
@@ -193,13 +194,12 @@ class ImageEncoder:
             ) from error
         self.model = model.to(device).eval()
         self.class_names = class_names(model)
-        self.processor = getattr(loaded, "image_processor", loaded)
         known = (getattr(self.processor, "num_channels", None), getattr(model.config, "num_channels", None))
         if None not in known and known[0] != known[1]:
             what = f"the image processor of {name} makes {known[0]} channels, but its model has {known[1]}"
             raise ValueError(f"{what}; save the processor of the model's training beside it.")
-        self._texts: Any = getattr(loaded, "tokenizer", None)
-        self.embeds_texts = self._texts is not None
+        self.embeds_texts = hasattr(model, "get_text_features")
+        self._texts: Any = load_pretrained(AutoTokenizer, name) if self.embeds_texts else None
         self.metric: dict[str, Any] = model.head.metric() if hasattr(model, "head") else {"distance": "cosine"}
         self.weights = digest_weights(model)
 

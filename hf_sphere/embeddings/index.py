@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.embeddings.encoder import ImageEncoder, ImageSource
-from hf_sphere.embeddings.index_files import FILES, About, read_index, read_version, write_index
+from hf_sphere.embeddings.index_files import About, check_replaceable, read_index, read_version, write_index
 from hf_sphere.embeddings.indexed_images import ImageState, IndexedImages, identify, place_of, table_states
 from hf_sphere.metrics.search import NeighborSearch, SearchKind
 from hf_sphere.utils.arguments import error_text
@@ -113,12 +113,21 @@ class ImageIndex(IndexedImages):
         outdated = [n for n in unsure if n not in same]
         # Nothing is changed before all is embedded.
         added, embeddings = self._embed(source, outdated, options) if outdated else ({"row": []}, self.embeddings[:0])
-        for n in same:
-            here = {"file": source.names[n], "row": n, "source": number, **states[n]._asdict()}
+        if source.labels:
+            self.images.setdefault("label", [None] * len(self))
+        elif source.split is None and "label" in self.images:  # an image alone is not in a class folder
+            added["label"] = [self.images["label"][rows[n]] if n in rows else None for n in added["row"]]
+        kept = {n: known[place] for n, place in enumerate(places) if n not in states} | rows
+        for n in kept.keys() - outdated:
+            here = {"file": source.names[n], "row": n, "source": number, **(states[n]._asdict() if n in states else {})}
             for name, value in (here | ({"label": source.labels[n]} if source.labels else {})).items():
-                self.images.setdefault(name, [None] * len(self))[rows[n]] = value
+                self.images[name][kept[n]] = value
         again = {rows[n] for n in added["row"] if n in rows}
         replaced = {known[places[n]] for n in (*rows, *added["row"]) if places[n] in known} - {*rows.values()}
+        rows_here = {row for row, other in enumerate(self.images.get("source", [])) if other == number}
+        if source.name and (lost := rows_here - {*kept.values()} - replaced):
+            text = "%d images of the index are no longer in %s, such as %s; remove them."
+            logger.warning(text, len(lost), source.name, self.images["file"][min(lost)])
         fresh = itertools.count(self.next_id)
         added["id"] = [self.images["id"][rows[n]] if n in rows else next(fresh) for n in added["row"]]
         added |= {"source": [number] * len(embeddings), "settings": [settings] * len(embeddings)}
@@ -224,9 +233,7 @@ class ImageIndex(IndexedImages):
             **self.encoder.metric,
         )
         with lock_folder(folder):
-            other = [path for path in folder.iterdir() if path.name not in FILES] if folder.exists() else []
-            if other:
-                raise FileExistsError(f"{folder} is not replaced: {other[0]} is not part of an index.")
+            check_replaceable(folder)
             version = read_version(folder)
             if self._loaded is not None and self._loaded[0] == place and version not in (None, self._loaded[1]):
                 hint = "Load it again, repeat the changes, and save it"

@@ -97,6 +97,12 @@ def read_index(folder: Path) -> tuple[About, dict[str, list[Any]], Tensor, Neigh
         raise ValueError(f"the index {folder} is damaged: {error_text(error).rstrip('.')}. Build it again.") from error
 
 
+def check_replaceable(folder: Path) -> None:
+    """Raise an error if a folder contains files that are not part of an index."""
+    if other := next((path for path in folder.glob("*") if path.name not in FILES), None):
+        raise FileExistsError(f"{folder} is not replaced: {other} is not part of an index.")
+
+
 def write_index(
     folder: Path, about: About, images: dict[str, list[Any]], embeddings: Tensor, search: NeighborSearch
 ) -> None:
@@ -125,6 +131,7 @@ def _read_about(folder: Path) -> About:
     tables = [(name, len(state)) for tables in about.tables for name, state in tables.items()]
     wrong = {
         "recall": not 0 <= about.recall <= 1,
+        "next_id": not 0 <= (about.next_id or 0) < 1 << 62,  # with room for more images
         "curvature": not 0 < (about.curvature or 1) < torch.inf or about.curvature == 0,
         "sources": not all(split is not None or os.path.isabs(name or "/") for name, split in about.sources),
         "model_folder": os.path.isabs(about.model_folder or ""),

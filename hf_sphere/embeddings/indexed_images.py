@@ -49,7 +49,9 @@ def table_states(name: str, split: str | None) -> dict[str, list[int]]:
 def place_of(name: str, split: str | None, file: str) -> Hashable:
     """Return what identifies the place of an image, or None for one in memory."""
     path = os.path.join(name, file)
-    return (path, split) if split is not None else path if os.path.isabs(path) else None
+    if split is not None and not (os.path.isabs(path) and os.path.isfile(path)):
+        return path, split
+    return path if os.path.isabs(path) else None
 
 
 def identify(source: ImageSource, rows: Sequence[int], *, progress: bool = True) -> dict[int, ImageState]:
@@ -207,14 +209,14 @@ class IndexedImages:
         positions = {place: n for n, place in enumerate(places)}
 
         def has_left(row: int) -> bool:
-            (name, split), place = self.sources[self.images["source"][row]], self.place(row)
+            (name, _), place = self.sources[self.images["source"][row]], self.place(row)
             if place is None:
                 return False
             if place in positions:
                 state = states.get(positions[place])
                 return state is not None and state.digest != digests[row]
-            path = self.path(row) if split is None else name
-            is_of_source = split is not None and self.images["source"][row] == number
+            path = name if self.images["time"][row] is None else self.path(row)
+            is_of_source = name != "" and self.images["source"][row] == number
             return is_of_source or (os.path.isabs(path) and not os.path.exists(path))
 
         wanted = {state.digest for state in states.values()} - {None}

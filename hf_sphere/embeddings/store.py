@@ -189,14 +189,7 @@ def read_embeddings(
     Example:
         >>> data = read_embeddings("outputs/embeddings")  # doctest: +SKIP
     """
-    options: dict[str, Any] = {"only_split": only_split, "needed": needed, "max_samples": max_samples, "seed": seed}
-    return read_whole(name, lambda _: _read(name, split, **options))
-
-
-def _read(
-    name: str, split: str | None, *, only_split: bool, needed: Sequence[str], max_samples: int | None, seed: int
-) -> Embeddings:
-    splits = load_splits(name)
+    splits, about = read_whole(name, lambda folder: (load_splits(name), _read_about(folder)))
     if len(splits) > 1 and split is None:
         raise ValueError(f"{name} has the splits {', '.join(splits)}; choose one with --split.")
     chosen = next(iter(splits)) if split is None or (only_split and len(splits) == 1) else split
@@ -246,14 +239,18 @@ def _read(
         concentrations=values.get("concentration"),
         indices=_read_integers(rows, name, "index", numbers),
         row_ids=_read_integers(rows, name, "row_id", numbers),
-        about=_read_about(Path(name), sizes),
+        about=_check_about(Path(name), about, sizes),
     )
 
 
-def _read_about(folder: Path, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Read `embeddings.json`, which must agree with the sizes of the data; empty if there is none."""
+def _read_about(folder: Path) -> dict[str, Any]:
+    """Read `embeddings.json`; empty if there is none."""
+    return read_json(folder / ABOUT_FILE) if (folder / ABOUT_FILE).is_file() else {}
+
+
+def _check_about(folder: Path, about: dict[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return the content of `embeddings.json`, which must agree with the sizes of the data."""
     path = folder / ABOUT_FILE
-    about = read_json(path) if path.is_file() else {}
     texts = ("model", "dataset", "split", "head", "distance", "dataset_config_name", "image_column_name", "train_split")
     wrong = [key for key in texts if not isinstance(about.get(key), str | None)]
     wrong += [key for key in ("model", "dataset", "split", "distance") if key in about and about[key] is None]

@@ -35,7 +35,9 @@ def resolve_output(path: str | os.PathLike) -> Path:
         OSError: If the target is neither a folder nor a regular file, such as a device, or a link leads nowhere.
     """
     for link in (Path(path), *Path(path).parents):
-        if link.is_symlink() and not link.exists() and not _replaced(Path(os.path.realpath(link))).exists():
+        if not link.is_symlink() or link.exists():
+            continue
+        if not _replaced(Path(os.path.realpath(link))).exists() and not link.exists():  # it is not just being replaced
             raise FileNotFoundError(errno.ENOENT, f"{link} is a link to nothing; is its disk mounted?", str(path))
     target = Path(os.path.realpath(path))
     if target.exists() and not (target.is_dir() or target.is_file()):
@@ -61,7 +63,10 @@ def check_writable(path: str | os.PathLike, *, is_folder: bool = True) -> None:
         for name in target.relative_to(base).parts:  # each can be too long
             probe = _unfinished(base / name)
             probe.touch()
-            probe.unlink()
+            try:
+                probe.write_bytes(bytes(1 << 12))  # a full disk still creates files
+            finally:
+                probe.unlink(missing_ok=True)  # another writer may take it for a leftover
     except OSError as error:
         raise OSError(error.errno, f"it cannot be written: {error.strerror}", str(path)) from error
 

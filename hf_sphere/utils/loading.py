@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,14 @@ def check_settings(settings: Any, field: str = "") -> None:
     for key, value in settings.items() if isinstance(settings, Mapping) else ():
         if field in _TIMM_OPTIONS and key in _TIMM_FILE_OPTIONS:
             raise ValueError(f"{field} has {key}, which reads files; remove it, and pass weights to the model.")
-        # timm loads names such as local-dir:folder; a path or Hub id beside its configuration is only a label.
+        if key == "class_info_file":  # of OneFormer's processor, from any folder or Hub id
+            raise ValueError(f"{key} names another file; use the image processor of an encoder.")
+        # timm loads names such as local-dir:folder; a path or Hub id beside its configuration is only a label. Models
+        # of other types than these look for any name on the Hub.
         source = value if key in ("architecture", "backbone") and isinstance(value, str) else ""
-        if ":" in source or ({"/", "\\"} & {*source} and not settings.get("backbone_config")):
+        is_of_timm = key == "architecture" or settings.get("model_type") in (None, "sphere_vision", "timm_backbone")
+        is_name = is_of_timm and not {"/", "\\"} & {*source} and not Path(source, "config.json").exists()
+        if source and (":" in source or not (is_name or settings.get("backbone_config"))):
             raise ValueError(f"{key} {value} would load another model; use a name of timm, or its backbone_config.")
         check_settings(value, field if field in _TIMM_OPTIONS or "_implementation" in field else str(key))
 
@@ -53,6 +59,8 @@ def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
     if kind.__name__.startswith("Auto"):
         options["trust_remote_code"] = False  # otherwise transformers offers to run code of the model
     path = Path(name)
+    for file in path.iterdir() if path.is_dir() else ():
+        check_regular(file)
     if path.name.startswith("checkpoint-") and path.is_dir() and not (path / "config.json").exists():
         raise ValueError(f"{name} is the state of a training run; its model is saved in {path.parent} at the end.")
     try:
@@ -61,6 +69,9 @@ def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
                 check_settings(transformers.PreTrainedConfig.get_config_dict(str(name))[0])
             if transformers.utils.find_adapter_config_file(str(name)):  # PEFT would load the model that it names
                 raise ValueError("it has an adapter; merge it with PEFT's merge_and_unload, and save the merged model.")
+        elif kind.__name__.endswith("Processor"):
+            with suppress(OSError):  # models of timm have no file of it
+                check_settings(transformers.ImageProcessingMixin.get_image_processor_dict(str(name))[0])
         return kind.from_pretrained(name, **options)
     except ImportError:
         raise

@@ -156,6 +156,21 @@ class TestFolders:
         with pytest.raises(ValueError, match=f"{name} is not a regular file"):
             load_splits(str(path))
 
+    @pytest.mark.parametrize("target", ["9.png", "none.png"])
+    def test_an_image_that_is_a_link_to_nothing_is_an_error(self, folder, target):
+        path = folder(cats=2, dogs=2)
+        (path / "cats" / "9.png").symlink_to(target)
+        with pytest.raises(ValueError, match=r"9\.png is a link to nothing"):
+            load_splits(str(path))
+
+    def test_metadata_that_is_nested_too_deeply_is_an_error(self, folder):
+        path = folder(cats=2, dogs=2)
+        (path / "metadata.jsonl").write_text(
+            '{"file_name": "cats/0.png", "x": ' + "[" * 200_000 + "]" * 200_000 + "}\n"
+        )
+        with pytest.raises(ValueError, match=r"metadata\.jsonl is nested too deeply"):
+            load_splits(str(path))
+
     def test_devices_and_sockets_are_errors(self, folder, monkeypatch):
         path = folder(cats=2, dogs=2)
         (path / "cats" / "zero.png").symlink_to("/dev/zero")

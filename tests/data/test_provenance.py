@@ -1,6 +1,9 @@
 """The identity of rows, and the record of the images of a training run."""
 
+import base64
+import json
 import shutil
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -147,6 +150,24 @@ def test_a_damaged_record_is_an_error_with_its_name(folder, tmp_path):
     train(folder).save(tmp_path)
     path = tmp_path / "training_data.json"
     path.write_text(path.read_text().replace('"train": "c', '"train": "!'))
+    with pytest.raises(ValueError, match=r"training_data\.json is damaged.*Restore it, or remove it"):
+        DataRecord.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": 10**30},
+        {"names": {"train": "train"}},
+        {"rows": {}},
+        {"rows": dict.fromkeys(("train", "eval"), base64.b85encode(zlib.compress(b"")).decode())},
+        {"rows": dict.fromkeys(("train", "eval"), base64.b85encode(zlib.compress(bytes(1 << 25))).decode())},
+    ],
+)
+def test_a_record_of_somebody_else_is_validated_before_it_is_used(change, folder, tmp_path):
+    train(folder).save(tmp_path)
+    path = tmp_path / "training_data.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ValueError, match=r"training_data\.json is damaged.*Restore it, or remove it"):
         DataRecord.read(tmp_path)
 

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from hf_sphere import SphereViTConfig, SphereViTForImageClassification
-from hf_sphere.embeddings import ImageEncoder, ImageIndex, encoder as encoder_module, index_files
+from hf_sphere.embeddings import ImageEncoder, ImageIndex, ImageSource, encoder as encoder_module, index_files
 from hf_sphere.metrics import search
 from hf_sphere.utils.files import write_manifest
 
@@ -274,6 +274,7 @@ CRAFTED = {
     "a relative source": {"about": {"sources": [["photos", None]]}},
     "an unknown kind": {"about": {"search": "exact"}},
     "a recall above 1": {"about": {"recall": 2.0}},
+    "an id for new images that parquet cannot store": {"about": {"next_id": 2**63}},
     "a curvature of 0": {"about": {"curvature": 0.0}},
     "an absolute model_folder": {"about": {"model_folder": "/"}},
     "tables elsewhere": {"about": {"tables": [{"../x.csv": [1, 1]}]}},
@@ -477,6 +478,74 @@ def test_a_reordered_data_set_is_told_and_its_images_keep_their_identities(encod
     for row, number in enumerate(index.images["id"]):
         assert index.open_image(row).convert("L").tobytes() == digits[number].tobytes()
         assert index.search(digits[number], 1, **QUIET).rows.tolist() == [[row]]
+
+
+@pytest.mark.parametrize("what", ["even", "even/test_0.png"])
+def test_an_image_that_is_embedded_again_without_its_class_folder_keeps_its_class(what, index, photos):
+    overwrite(photos, photos)
+    assert index.add(photos / what, **QUIET) == 0
+    assert index.images["label"][index.images["id"].index(0)] == "even"
+
+
+def write_metadata(photos: Path, name: str, *, backwards: bool = False) -> None:
+    files = sorted((path.relative_to(photos) for path in photos.rglob("*.png")), reverse=backwards)
+    (photos / "metadata.csv").write_text("\n".join(["file_name,label", *(f"{file},{name}" for file in files)]))
+
+
+@pytest.mark.parametrize("change", ["written", "deleted", "other classes", "backwards", "one more"])
+def test_an_image_is_indexed_once_with_its_class_whatever_happens_to_the_metadata(
+    change, encoder, photos, digits, monkeypatch
+):
+    for path in photos.rglob("test_*.png"):  # `datasets` takes the name for a split
+        path.rename(path.with_name(path.name.removeprefix("test_")))
+    if change != "written":
+        write_metadata(photos, "first")
+    index = ImageIndex.build(encoder, photos, **QUIET)
+    ids = dict(zip(index.images["file"], index.images["id"], strict=True))
+    if change == "one more":
+        digits[8].save(photos / "a.png")
+    if change == "deleted":
+        (photos / "metadata.csv").unlink()
+    else:
+        write_metadata(photos, "second", backwards=change == "backwards")
+    monkeypatch.setattr(encoder, "_embed", encoder._embed if change == "one more" else pytest.fail)
+    assert index.add(photos, **QUIET) == (change == "one more")
+    assert ids.items() <= dict(zip(index.images["file"], index.images["id"], strict=True)).items()
+    assert len(index) == 7 + (change == "one more")
+    assert set(index.images["label"]) == ({"even", "odd", ""} if change == "deleted" else {"second"})
+    assert index.changes() == []
+    assert all(index.open_image(row).size == (8, 8) for row in range(len(index)))
+
+
+@pytest.mark.parametrize("split", ["train", "all"])
+def test_a_file_of_two_splits_is_indexed_once(split, encoder, digits, tmp_path):
+    for name, images in (("train", digits[:2]), ("test", digits[2:4])):
+        (tmp_path / name).mkdir()
+        for n, image in enumerate(images):
+            image.save(tmp_path / name / f"{n}.png")
+        write_metadata(tmp_path / name, name)
+    index = ImageIndex.build(encoder, ImageSource.of(tmp_path, split), **QUIET)
+    index.add(ImageSource.of(tmp_path, "all"), **QUIET)
+    assert len(index) == 4
+
+
+def test_an_image_whose_name_changed_only_in_case_is_known_where_the_disk_ignores_case(index, photos, monkeypatch):
+    (photos / "even" / "test_0.png").rename(photos / "even" / "Test_0.png")
+    monkeypatch.setattr(os.path, "exists", lambda path: os.path.lexists(path) or "test_0" in path)
+    assert index.add(photos, **QUIET) == 0
+    assert len(index) == 7
+
+
+def test_images_that_left_a_data_set_are_told(encoder, digits, tmp_path, caplog):
+    def write(images: list[Image.Image]) -> None:
+        rows = Dataset.from_dict({"image": images}).cast_column("image", ImageFeature())
+        rows.to_parquet(tmp_path / "train.parquet")
+
+    write(digits[:4])
+    index = ImageIndex.build(encoder, tmp_path, **QUIET)
+    write(digits[:2])
+    assert index.add(tmp_path, **QUIET) == 0
+    assert f"2 images of the index are no longer in {tmp_path}, such as train/2; remove them." in caplog.text
 
 
 def test_an_index_of_an_older_version_is_loaded_and_completed(index, photos, digits, tmp_path, caplog):

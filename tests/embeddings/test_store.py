@@ -2,6 +2,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hf_sphere.data import parquet
 from hf_sphere.data.sampling import draw_subset
+from hf_sphere.embeddings import store
 from hf_sphere.embeddings.store import Columns, Embeddings, embeddings_writer, read_embeddings
 
 CLASSES = ["cat", "dog"]
@@ -354,8 +356,24 @@ def test_identities_of_images_are_read_and_optional(tmp_path):
     assert read_embeddings(str(write(tmp_path / "earlier", columns))).row_ids is None
 
 
-def test_embeddings_whose_replacement_was_interrupted_are_restored(folder):
-    write(folder, columns_of())
-    folder.rename(folder.with_name(f".{folder.name}.replaced"))  # killed between the two renames
-    assert len(read_embeddings(str(folder)).embeddings) == 4
-    assert folder.is_dir()
+def test_embeddings_whose_replacement_was_interrupted_are_restored(tmp_path):
+    write(tmp_path / "vectors", columns_of()).rename(tmp_path / ".vectors.replaced")
+    assert len(read_embeddings(str(tmp_path / "vectors")).embeddings) == len(columns_of()["embedding"])
+
+
+def test_embeddings_that_are_replaced_while_they_are_read_are_of_one_version(tmp_path, monkeypatch):
+    def write_version(version: str) -> None:
+        with embeddings_writer(tmp_path / "vectors", "test", {"model": version}) as add:
+            add({"embedding": torch.full((2, 2), float(version))})
+
+    def load_and_replace(name: str) -> Any:
+        monkeypatch.setattr(store, "load_splits", load_splits)
+        splits = load_splits(name)
+        write_version("2")
+        return splits
+
+    write_version("1")
+    load_splits = store.load_splits
+    monkeypatch.setattr(store, "load_splits", load_and_replace)
+    data = read_embeddings(str(tmp_path / "vectors"))
+    assert (data.about["model"], data.embeddings[0, 0]) == ("2", 2)

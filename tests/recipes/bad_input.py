@@ -58,6 +58,7 @@ from PIL import Image
 from training_runs import make_sentences
 
 from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.output_dir import LOCAL_PATHS_FILE
 
 SECONDS = 60
 MEMORY = 6 << 30
@@ -254,7 +255,7 @@ def output_problem(code: int, output: Path, is_new: bool, folder: Path) -> str |
     elif "forward" in OPENED:
         return "the output is refused after it has been computed"
     links = [path for path in scratch.glob("linked*") if not path.is_symlink()]
-    left = [path for path in scratch.rglob(".*") if path.name != ".nojekyll"]
+    left = [path for path in scratch.rglob(".*") if path.name not in (".nojekyll", LOCAL_PATHS_FILE)]
     if links or left or (scratch / "kept" / "x.txt").read_text() != "kept":
         return f"a link is replaced, something is left over, or a file is gone: {links}, {left}"
     return None

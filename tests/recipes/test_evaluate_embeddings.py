@@ -97,6 +97,11 @@ def without(columns: Columns, *names: str) -> Columns:
     return {name: values for name, values in columns.items() if name not in names}
 
 
+def test_embeddings_whose_replacement_was_interrupted_are_evaluated(measure, write, tmp_path):
+    write(columns_of()).rename(tmp_path / ".made-test.replaced")
+    assert (measure(tmp_path / "made-test") / "all_results.json").is_file()
+
+
 # Metrics
 
 

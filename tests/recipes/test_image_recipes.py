@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import httpx
 import numpy as np
 import pandas as pd
 import pytest
@@ -268,6 +269,25 @@ def test_an_index_that_cannot_be_written_is_an_error_before_the_work(
         run_main(load_recipe("build_index"), given)
 
 
+@pytest.mark.parametrize("words", [["--add_to"], ["--overwrite_output_dir", "--output_dir"]])
+def test_a_folder_with_other_files_is_an_error_before_the_work(
+    words, load_recipe, run_main, model, folder, photos, tmp_path, monkeypatch
+):
+    copy = shutil.copytree(folder, tmp_path / "index")
+    (copy / "notes.txt").touch()
+    monkeypatch.setattr(ImageEncoder, "encode", lambda *_, **__: pytest.fail("embedded"))
+    with pytest.raises(FileExistsError, match=r"index is not replaced: .*notes.txt is not part of an index"):
+        run_main(load_recipe("build_index"), ["--model_name_or_path", model, "--images", "digits", *words, str(copy)])
+
+
+@pytest.mark.parametrize("name", ["none/index", ""])
+def test_additions_to_no_index_leave_no_folder(name, load_recipe, run_main, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match=r"there is no index none/index; build it|name a folder in it"):
+        run_main(load_recipe("build_index"), ["--images", str(photos), "--add_to", name])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_following_the_message_after_an_interrupted_replacement_loses_no_index(
     load_recipe, run_main, model, folder, photos, tmp_path
 ):
@@ -467,3 +487,27 @@ def test_the_page_shows_neighbors_errors_and_classes(address, photos):
         page.get_by_text("b/7.png b, distance").first.wait_for()
         browser.close()
     assert others == []
+
+
+@pytest.mark.parametrize("target", ["file", "folder", "data set"])
+def test_visitors_of_the_page_cannot_name_files_folders_or_data_sets(target, address, photos):
+    file = {
+        "file": {"path": str(photos / "a" / "2.png")},
+        "folder": {"path": str(photos), "orig_name": "drawing.svg"},
+        "data set": {"path": "json", "orig_name": "drawing.svg"},
+    }[target]
+    call = f"{address}/gradio_api/call/find"
+    event = httpx.post(call, json={"data": [file, "", [], 1]}).json()["event_id"]
+    answer = httpx.get(f"{call}/{event}", timeout=60).text
+    assert "event: error" in answer
+    assert "upload an image." in answer
+
+
+def test_the_page_shows_texts_of_models_and_names_of_files_without_markup(load_recipe, folder, photos, monkeypatch):
+    gradio = pytest.importorskip("gradio")
+    page, index = load_recipe("search_page"), ImageIndex.load(folder)
+    monkeypatch.setattr(index.encoder, "class_names", ["<img src=x>"] * len(index.encoder.class_names))
+    for image in (str(photos / "a" / "2.png"), "<img src=x>.png"):
+        assert "&lt;img src=x&gt;" in page.show(index, image, "", [], 1)[0]
+    outputs = next(iter(page.build_page(index).fns.values())).outputs
+    assert isinstance(outputs[0], gradio.HTML)  # Markdown would load images from any server

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -351,9 +352,11 @@ def test_a_reader_restores_a_replacement_that_was_killed(interrupted, tmp_path):
     assert not (tmp_path / ".folder.replaced").exists()
 
 
-def test_a_linked_folder_is_restored_too(interrupted, tmp_path):
-    (tmp_path / "link").symlink_to(interrupted, target_is_directory=True)
+def test_a_linked_folder_is_restored(interrupted, tmp_path):
+    (tmp_path / "link").symlink_to(interrupted)
+    check_writable(tmp_path / "link")
     assert read_whole(tmp_path / "link", names) == ["old"]
+    assert names(tmp_path) == ["folder", "folder/old", "link"]
 
 
 def test_a_reader_that_may_not_restore_names_the_last_version(interrupted, monkeypatch):
@@ -457,6 +460,28 @@ def test_a_probe_writes_nothing(name, link, tmp_path):
     before = names(tmp_path)
     check_writable(tmp_path / name)
     assert names(tmp_path) == before
+
+
+def test_a_probe_that_another_writer_removes_is_no_error(folder, monkeypatch):
+    touch = Path.touch
+
+    def touch_and_lock(path: Path, *args: Any) -> None:
+        touch(path, *args)
+        with lock_folder(folder):
+            assert not path.exists()
+
+    monkeypatch.setattr(Path, "touch", touch_and_lock)
+    check_writable(folder)
+
+
+def test_a_full_disk_is_found_by_the_probe(tmp_path, monkeypatch):
+    def fail(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="No space left on device"):
+        check_writable(tmp_path / "index")
+    assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "y" * 300 + "/index"])
