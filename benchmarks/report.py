@@ -1,11 +1,11 @@
-"""Write `RESULTS.md`, all tables of READMEs and documentation, the model cards and the comparisons of runs.
+"""Write `RESULTS.md` and the pages of results, all tables, the model cards and the comparisons of runs.
 
 python benchmarks/report.py
 python benchmarks/report.py --check
 
 The results are in `results/runs`, `results/published` and `benchmarks/results`. Tables are defined in `tables.yaml`,
 `claims.yaml` and `measured.yaml` of `results` and in `benchmarks/reproduction/benchmark_tables.py`, and stand between
-`<!-- table: <name> -->` and `<!-- end of table -->`.
+`<!-- table: <name> -->` and `<!-- end of table -->`. `RESULTS.md` is an overview; `docs/results` has a page per system.
 Model cards are in `hub_cards`, one per configuration with results; others are removed. `--check` writes nothing and
 fails if a file is not what the results say, or if a comparison breaks a rule of `benchmarks/reproduction/rules.py`
 without a reason in the queue; the reasons are listed.
@@ -16,12 +16,12 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from reproduction.benchmark_tables import render_benchmarks
-from reproduction.cards import CARDS, read_papers, render_cards
-from reproduction.claims import Claim, compare_all, render_claims
+from reproduction.cards import CARDS, read_limits, read_papers, render_cards
+from reproduction.claims import PAPERS, Claim, compare_all, render_claims
 from reproduction.comparisons import RULES
 from reproduction.entries import ROOT, read_queue
 from reproduction.results import Results
@@ -36,6 +36,20 @@ INTRODUCTION = """# Results
 Written by `python benchmarks/report.py` from the files of `results/runs`, which `python benchmarks/reproduce.py`
 measures, and those of `results/published` and `benchmarks/results`. "Not run" stands where there is no result.
 """
+PAGES = {
+    "spherization": ["spherization", "visualization", "angular", "language", "few_shot"],
+    "prototypes": ["prototypes"],
+    "optimizers": ["adamsrt"],
+    "von_mises_fisher": ["vmf"],
+    "hyperplanes": ["hyperplanes"],
+    "heads": ["cifar10_fast"],
+}
+"""Folders of `recipes/configs` whose tables are on the page of each system."""
+
+TITLES = {**PAPERS, "heads": "Heads on the fast network", "gpu": "Runs that need a GPU"}
+TITLES |= {"rules": "How runs are compared"}
+"""Titles of the pages in `docs/results`."""
+
 COMPARISONS = ROOT / "results" / "comparisons.json"
 
 
@@ -93,23 +107,73 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     files = {
         ROOT / "README.md": insert((ROOT / "README.md").read_text("utf-8"), "measured", measured, ROOT / "README.md")
     }
-    # The documentation site includes RESULTS.md in another folder, so its links are paths.
-    in_short = re.sub(r"\[[^\]]*\]\(([^)]*)\)", r"`\1`", measured)
-    parts = [INTRODUCTION, f"## In short\n\n{in_short}\n", f"## How runs are compared\n\n{RULES}\n"]
-    parts.append(f"## What the papers claim, and what was measured\n\n{render_claims(claims, tables, source)}\n")
     texts = {table.table: render(table, source) for table in tables}
     for table in tables:
         text = texts[table.table]
         path = ROOT / table.readme
         files[path] = insert(files.get(path) or path.read_text("utf-8"), table.table, text, path)
-        parts.append(f"## {table.title}\n\n{text}\n")
-    parts.append(f"## Runs that need a GPU\n\n{render_gpu(source)}\n")
-    files[ROOT / "RESULTS.md"] = "\n".join(parts)
+    files |= render_results(measured, render_claims(claims, tables, source), render_gpu(source), tables, texts)
     files |= fill_pages(texts, render_benchmarks(benchmarks), files)
     found = compare_all(claims, tables, source)
     found += [row for table in tables for row in compare_rows(table, source, post_hoc=True)]
     files[COMPARISONS] = json.dumps([comparison.record() for comparison in found], indent=1) + "\n"
-    return files | render_cards(source, read_papers(folder / "papers.yaml"))
+    return files | render_cards(source, read_papers(folder / "papers.yaml"), read_limits(folder / "limits.yaml"))
+
+
+def render_results(
+    measured: str, claims: str, gpu: str, tables: Sequence[Table], texts: Mapping[str, str]
+) -> dict[Path, str]:
+    """Return the overview, once for the repository and once for the documentation, and the pages of results.
+
+    Args:
+        measured: Table of the front page.
+        claims: Table of all claims.
+        gpu: Table of the runs that need a GPU.
+        tables: Definitions of the other tables.
+        texts: These tables by name.
+    """
+    pages = {"rules": f"# {TITLES['rules']}\n\n{RULES}\n", "gpu": f"# {TITLES['gpu']}\n\n{gpu}\n"}
+    for system, folders in PAGES.items():
+        parts = [f"# {TITLES[system]}: results\n"]
+        if own := keep_rows(claims, lambda row, title=TITLES[system]: row[0] == title):
+            parts.append(f"## What the paper claims, and what was measured\n\n{own}\n")
+        for table in tables:
+            if Path(table.readme).parent.name in folders:
+                parts.append(f"## {table.title}\n\n{texts[table.table]}\n")
+        pages[system] = "\n".join(parts)
+    names = [*PAGES, "gpu", "rules"]
+    links = "\n".join(f"- [{TITLES[name]}](docs/results/{page_name(name)})" for name in names)
+    finished = keep_rows(claims, lambda row: bool(row[3]))
+    missing = claims.count("\n| ") - finished.count("\n| ")
+    overview = "\n".join(
+        [
+            INTRODUCTION,
+            f"## Pages\n\n{links}\n",
+            f"## In short\n\n{measured}\n",
+            f"## What the papers claim, and what was measured\n\n{finished}\n\n{missing} further claims are not "
+            "measured; the pages of the papers have them, and what their runs would take.\n",
+        ]
+    )
+    files = {ROOT / "docs" / "results" / page_name(name): as_page(text) for name, text in pages.items()}
+    return {**files, ROOT / "RESULTS.md": overview, ROOT / "docs" / "results.md": as_page(overview)}
+
+
+def page_name(system: str) -> str:
+    """Return the file name of a page of results."""
+    return f"{system.replace('_', '-')}.md"
+
+
+def as_page(text: str) -> str:
+    """Return a text of the root of the repository for the documentation, whose links can only be to its own pages."""
+    text = text.replace("](docs/", "](")
+    return re.sub(r"\[[^\]]*\]\((?!results/[\w-]+\.md|http)([^)]*)\)", r"`\1`", text)
+
+
+def keep_rows(table: str, condition: Callable[[list[str]], bool]) -> str:
+    """Return a table with the rows whose cells fulfill a condition; empty if there is none."""
+    header, line, *rows = table.splitlines()
+    kept = [row for row in rows if row.startswith("|") and condition([cell.strip() for cell in row.split("|")[1:-1]])]
+    return "\n".join([header, line, *kept]) if kept else ""
 
 
 def fill_pages(tables: Mapping[str, str], benchmarks: Mapping[str, str], files: Mapping[Path, str]) -> dict[Path, str]:

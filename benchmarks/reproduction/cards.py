@@ -2,7 +2,7 @@
 
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,7 @@ from reproduction.claims import show_seeds
 from reproduction.definitions import define, is_share
 from reproduction.entries import CONFIGS, ROOT, WITHOUT_EFFECT, read_settings
 from reproduction.published import show_published
-from reproduction.results import describe
-from reproduction.tables import CIFAR_NOTE, Source, read_rows, show_from_published, show_mean
+from reproduction.tables import CIFAR_NOTE, Source, mean_minutes, read_rows, show_from_published, show_mean
 
 CARDS = ROOT / "hub_cards"
 """Folder of the template, and of a folder per card."""
@@ -26,6 +25,9 @@ MEASURES = {"test_time_flips", "dataset_name"}
 
 LEFT_OUT = {"steps", "epoch", "train_runtime", "best_epoch"}
 """Metrics that are not on the cards, like those of the best epoch."""
+
+JPEG_COPY = " (JPEG copy, quality 75, 4:2:0)"
+"""What the name of CIFAR-10 is followed by in the metadata of the cards."""
 
 MODEL = ("backbone", "backbone_kwargs", "embedding_dim", "head", "head_kwargs", "spherization", "metric", "temperature")
 """Arguments that describe the model."""
@@ -46,15 +48,35 @@ class Paper:
     heads: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Limit:
+    """A sentence about what the results of some configurations do not show.
+
+    Attributes:
+        text: The sentence.
+        configs: The configurations.
+    """
+
+    text: str
+    configs: list[str]
+
+
 def read_papers(path: Path) -> list[Paper]:
     """Read the publications."""
     return read_rows(path, Paper)
 
 
-def render_cards(source: Source, papers: Sequence[Paper]) -> dict[Path, str]:
+def read_limits(path: Path) -> list[Limit]:
+    """Read the sentences about the limits of results."""
+    return read_rows(path, Limit)
+
+
+def render_cards(source: Source, papers: Sequence[Paper], limits: Sequence[Limit] = ()) -> dict[Path, str]:
     """Return the text of each card by its path."""
-    groups = find_groups(source)
-    return {CARDS / Path(config).name / "README.md": render_card(groups[config], source, papers) for config in groups}
+    return {
+        CARDS / Path(config).name / "README.md": render_card(group, source, papers, limits)
+        for config, group in find_groups(source).items()
+    }
 
 
 def find_groups(source: Source) -> dict[str, str]:
@@ -72,7 +94,7 @@ def find_groups(source: Source) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def render_card(group: str, source: Source, papers: Sequence[Paper]) -> str:
+def render_card(group: str, source: Source, papers: Sequence[Paper], limits: Sequence[Limit] = ()) -> str:
     """Return the card of a group of runs."""
     planned = source.planned[group][0]
     runs = [run for run in source.runs(group).values() if run["metrics"]]
@@ -87,6 +109,7 @@ def render_card(group: str, source: Source, papers: Sequence[Paper]) -> str:
     seeds = sorted(source.values(group, _headline(planned.entry.task)[0]))
     published = source.published_of(group)
     data = runs[0]["data"]["name"]
+    data_name = f"{data}{JPEG_COPY}" if _is_jpeg_copy(runs) else data
     output = settings.get("output_dir", f"outputs/{config}")
     card = ModelCard.from_template(
         ModelCardData(
@@ -100,7 +123,7 @@ def render_card(group: str, source: Source, papers: Sequence[Paper]) -> str:
                 EvalResult(
                     task_type=task.pipeline_tag or "other",
                     dataset_type=data,
-                    dataset_name=data,
+                    dataset_name=data_name,
                     dataset_split=settings.get("eval_split", "test"),
                     metric_type=name.removeprefix("eval_"),
                     metric_name=f"{name.removeprefix('eval_')}, mean over {_count(len(seeds), 'seed')}",
@@ -123,7 +146,7 @@ def render_card(group: str, source: Source, papers: Sequence[Paper]) -> str:
         definitions=[(name, define(name, in_episodes=planned.entry.task == "few_shot")) for name in values],
         selection_note=_selection(settings, seeds),
         published=[show_published(published)] if published else [],
-        limits=_limits(group, source, published, data),
+        limits=[*_limits(group, source, published, data), *(one.text for one in limits if config in one.configs)],
         model=[(name, f"`{on_one_line(settings[name])}`") for name in MODEL if name in settings],
         settings=[
             (name, on_one_line(value))
@@ -172,11 +195,15 @@ def _limits(group: str, source: Source, published: Mapping[str, Any] | None, dat
             f"Measured minus published, with the 95 % interval of the measured mean: {difference}. The source does not "
             "state its number of runs."
         )
-    if any(run["data"] == {"name": "uoft-cs/cifar10", "encoding": "JPEG"} for run in source.runs(group).values()):
+    if _is_jpeg_copy(source.runs(group).values()):
         limits.append(CIFAR_NOTE)
     if diverged := source.diverged(group):
         limits.append(f"Diverged, and not in the mean: {', '.join(diverged)}.")
     return limits
+
+
+def _is_jpeg_copy(runs: Iterable[Mapping[str, Any]]) -> bool:
+    return any(run["data"] == {"name": "uoft-cs/cifar10", "encoding": "JPEG"} for run in runs)
 
 
 def _versions(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -189,9 +216,7 @@ def _versions(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def _duration(runs: Sequence[Mapping[str, Any]], device: str) -> str:
     name = "minutes" if device == "gpu" else "core_minutes"
-    known = [run for run in runs if "core_minutes" in describe(run)] or runs
-    mean = statistics.mean(run.get(name, run["core_minutes"]) for run in known)
-    return f"{mean:.2g} {name.replace('_', '-')} per run, with evaluation"
+    return f"{mean_minutes(runs, name):.2g} {name.replace('_', '-')} per run, with evaluation"
 
 
 def _is_cited(paper: Paper, config: str, settings: Mapping[str, Any]) -> bool:

@@ -29,14 +29,9 @@ REQUIRED = {
 
 
 def describe(run: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a run with its core-minutes, and the accuracy of its last epochs, if they are known.
-
-    The durations of some interrupted runs are only those of their last part, shorter than the training.
-    """
-    found = dict(run["metrics"])
-    if 60 * run.get("minutes", math.inf) >= found.get("train_runtime", 0.0):
-        found["core_minutes"] = run["core_minutes"]
-    return last_quarter(run.get("history", {})) | found
+    """Return the metrics of a run with its core-minutes, if they are complete, and the accuracy of its last epochs."""
+    time = {} if run.get("time_is_incomplete") else {"core_minutes": run["core_minutes"]}
+    return last_quarter(run.get("history", {})) | time | run["metrics"]
 
 
 def last_quarter(history: Mapping[str, list[float]]) -> dict[str, float]:

@@ -391,12 +391,19 @@ def show_hours(minutes: float) -> str:
     return f"about {minutes / 60:.{0 if minutes >= 597 else 1}f} h"
 
 
+def mean_minutes(runs: Sequence[Mapping[str, Any]], name: str = "core_minutes") -> float:
+    """Return the mean time of runs, without those of which only the last part was timed, unless there are no others."""
+    whole = [run for run in runs if not run.get("time_is_incomplete")] or runs
+    return statistics.mean(run.get(name, run["core_minutes"]) for run in whole)
+
+
 def _show_machines(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return the machines, processor time and versions behind a table."""
     devices = sorted({run["device"] for run in runs})
     versions = sorted({run["versions"]["torch"] for run in runs})
-    known = [run["core_minutes"] for run in map(describe, runs) if "core_minutes" in run]
-    minutes = f"{statistics.mean(known):.3g} core-minutes each on average, " if known else ""
-    shown = f"{count_runs(runs)} on {', '.join(devices)}, {minutes}torch"
+    shown = f"{count_runs(runs)} on {', '.join(devices)}, {mean_minutes(runs):.3g} core-minutes each on average, torch"
     changed = sum(run["commit"].endswith("-modified") for run in runs)
-    return f"{shown} {', '.join(versions)}{f'; {changed} of them with uncommitted changes' if changed else ''}."
+    partial = [run for run in runs if run.get("time_is_incomplete")]
+    notes = f"; {changed} of them with uncommitted changes" if changed else ""
+    notes += f"; {count_runs(partial)} timed only in part, which the average leaves out" if partial else ""
+    return f"{shown} {', '.join(versions)}{notes}."

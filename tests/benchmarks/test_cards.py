@@ -1,16 +1,18 @@
 import json
 import re
+from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
-from reproduction.cards import CARDS, Paper, find_groups, render_cards
-from reproduction.entries import Entry
+from reproduction.cards import CARDS, JPEG_COPY, Limit, Paper, find_groups, read_limits, render_cards
+from reproduction.entries import ROOT, Entry
 from reproduction.results import Results
 from reproduction.tables import CIFAR_NOTE, Source
 
 PLAIN = "spherization/mnist-lenet5-plain"
 ENTRY = Entry("mnist", 1, "classification", [PLAIN], 1.0, seeds=3)
 PAPERS = [Paper("@article{one}", folders=["spherization"]), Paper("@article{two}", heads=["vmf"])]
+LIMITS = ROOT / "results" / "limits.yaml"
 WRITTEN = sorted(CARDS.glob("*/README.md"))
 
 
@@ -86,6 +88,20 @@ def test_a_card_of_the_jpeg_copy_says_so(finished):
     source.results.runs["mnist-lenet5-plain-seed0"]["data"] = {"name": "uoft-cs/cifar10", "encoding": "JPEG"}
     (text,) = render_cards(source, PAPERS).values()
     assert CIFAR_NOTE in text
+    (result,) = ModelCard(text).data.eval_results
+    assert (result.dataset_type, result.dataset_name) == ("uoft-cs/cifar10", f"uoft-cs/cifar10{JPEG_COPY}")
+
+
+def test_a_card_names_the_limits_of_its_configuration(finished):
+    limits = [Limit("One setting.", [PLAIN]), Limit("Of another.", ["vmf/mnist-vmf"])]
+    (text,) = render_cards(finished([ENTRY], {"mnist-lenet5-plain": {0: 0.9}}), PAPERS, limits).values()
+    assert "- One setting.\n" in text
+    assert "Of another." not in text
+
+
+def test_limits_name_configurations_that_have_cards():
+    names = {Path(config).name for limit in read_limits(LIMITS) for config in limit.configs}
+    assert names <= {path.parent.name for path in WRITTEN}
 
 
 def test_runs_with_other_training_have_no_card(finished):

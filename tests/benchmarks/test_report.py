@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import report
 import yaml
+from reproduction.claims import Claim
 from reproduction.entries import CONFIGS, Entry
 from reproduction.published import read_published
 from reproduction.results import Results
@@ -61,11 +62,38 @@ def test_tables_are_what_the_results_files_say_and_comparisons_keep_the_rules(ca
     assert "Rule of comparisons" not in capsys.readouterr().err
 
 
-def test_results_page_has_no_relative_links():
-    """The documentation site includes it in another folder."""
+def test_the_overview_of_results_is_short_and_links_to_every_page():
     page = (report.ROOT / "RESULTS.md").read_text()
-    assert re.findall(r"\]\((?!http)", page) == []
-    assert "`results/runs/mnist-lenet5-plain-seed0.json`" in page
+    assert len(page.splitlines()) <= 100
+    linked = set(re.findall(r"\]\((docs/results/.*?)\)", page))
+    assert linked == {f"docs/results/{path.name}" for path in (report.ROOT / "docs" / "results").glob("*.md")}
+
+
+@pytest.mark.parametrize("page", ["results.md", *(f"results/{report.page_name(name)}" for name in report.TITLES)])
+def test_pages_of_results_link_only_to_pages_of_the_documentation(page):
+    """The documentation site has neither results files nor READMEs."""
+    path = report.ROOT / "docs" / page
+    targets = re.findall(r"\]\((?!http)(.*?)\)", path.read_text())
+    assert [target for target in targets if not (path.parent / target).is_file()] == []
+
+
+def test_every_table_is_on_one_page_of_results():
+    pages = [(report.ROOT / "docs" / "results" / report.page_name(name)).read_text() for name in report.PAGES]
+    tables = read_rows(report.ROOT / "results" / "tables.yaml", Table)
+    found = {table.title: sum(f"## {table.title}\n" in page for page in pages) for table in tables}
+    assert found == dict.fromkeys(found, 1)
+
+
+def test_every_claim_is_on_the_page_of_its_paper():
+    for claim in read_rows(report.ROOT / "results" / "claims.yaml", Claim):
+        assert f"| {claim.claim} |" in (report.ROOT / "docs" / "results" / report.page_name(claim.paper)).read_text()
+
+
+def test_runs_that_were_timed_only_in_part_are_not_in_the_mean_time(source):
+    found = source({"a": {0: 0.9, 1: 0.8}})
+    found.results.runs["a-seed1"] |= {"core_minutes": 0.1, "time_is_incomplete": True}
+    assert "2 core-minutes each on average" in (text := render(table("a"), found))
+    assert "1 run timed only in part, which the average leaves out." in text
 
 
 @pytest.fixture
