@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hf_sphere.metrics.search import LARGEST_EFFORT, LINKS
 from hf_sphere.utils.arguments import error_text
 from hf_sphere.utils.files import atomic_file
 
@@ -21,12 +22,6 @@ DTYPES = {
     "hnsw": {"links": torch.int32, "levels": torch.int32, "entry": torch.int64, "effort": torch.int64},
 }
 """Tensors of a file by kind of index. Effort is the number of lists, or of candidates of the graph, in a search."""
-
-LINKS = 32
-"""Links per reference and level of a graph; twice as many at the lowest level."""
-
-LARGEST_EFFORT = 1024
-"""Largest number of candidates of the graph."""
 
 
 def write_index(path: Path, index: Any, references: str) -> None:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import pyarrow as pa
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_positive
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings, check_rows
-from hf_sphere.metrics.index_files import LARGEST_EFFORT, LINKS, read_index, write_index
 from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, padded
 
 logger = logging.getLogger(__name__)
@@ -37,6 +36,9 @@ TUNING_QUERIES = 500
 
 SPARE = 8
 """Additional candidates, whose order is corrected by distances in float64; more if all are at the same distance."""
+
+LINKS, LARGEST_EFFORT = 32, 1024
+"""Links per reference and level of a graph, twice as many at the lowest level; largest number of its candidates."""
 
 QUERIES, REFERENCES, NUMBERS = 512, 8192, 1 << 24
 """Sizes of a block of similarities, 16 MiB, and of one of candidates for exact distances, 128 MiB."""
@@ -117,6 +119,8 @@ class NeighborSearch:
         if self.kind in APPROXIMATE and file is None:
             self._build(vectors)
         elif file is not None:
+            from hf_sphere.metrics.index_files import read_index  # needs safetensors, which a search does not
+
             self._index = read_index(file, self.kind, vectors, self._metric, self._digest())
 
     @torch.no_grad()
@@ -174,6 +178,8 @@ class NeighborSearch:
 
     def save(self, path: Path) -> None:
         """Write the index of an approximate search, without the references, to a safetensors file."""
+        from hf_sphere.metrics.index_files import write_index
+
         write_index(path, self._index, self._digest())
 
     def _digest(self) -> str:
@@ -278,9 +284,9 @@ def _at_least_float32(embeddings: Any) -> Tensor:
 def _group_equal(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows of vectors (N, d) sorted by vector, (N,), and where each of U vectors starts, (U + 1,)."""
     cells = (vectors + 0.0).contiguous().numpy()  # -0.0 and 0.0 are equal
-    width = pa.binary(cells.itemsize * cells.shape[1])
-    rows = pa.FixedSizeBinaryArray.from_buffers(width, len(cells), [None, pa.py_buffer(cells)])
-    numbers = torch.tensor(rows.dictionary_encode().indices.to_numpy(), dtype=torch.int64)
+    rows = cells.view(f"V{cells.itemsize * cells.shape[1]}")[:, 0]
+    _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
+    numbers = torch.from_numpy(first.argsort().argsort()[inverse])  # in the order of their first rows
     return numbers.argsort(stable=True), F.pad(numbers.bincount().cumsum(0), (1, 0))
 
 

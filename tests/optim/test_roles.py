@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from architectures import ARCHITECTURES
+from packaging.version import Version
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
@@ -30,6 +32,8 @@ REASONS = {
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_roles_of_the_parameters_of_an_architecture(name):
+    if name in ("Swin v2", "MaxViT", "CoAtNet") and Version(timm.__version__) < Version("1.0.31"):
+        pytest.skip("timm below 1.0.31 lacks it, or decays other parameters")
     torch.manual_seed(0)
     architecture = ARCHITECTURES[name]
     model = architecture.build().train()

@@ -130,7 +130,7 @@ def test_output_dir_in_use_is_rejected(make_args, monkeypatch, options):
         raise Timeout(lock.lock_file)
 
     monkeypatch.setattr("filelock.UnixFileLock.acquire", fail)
-    with pytest.raises(FileExistsError, match="is in use by the run of another process"):
+    with pytest.raises(FileExistsError, match="is in use by another process"):
         start_run(make_args(**options))
 
 

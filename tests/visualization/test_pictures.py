@@ -272,7 +272,7 @@ class TestPicture:
     def test_missing_glyphs_do_not_warn(self, tmp_path, recwarn):
         names = ["\u732b", "\U0001f408", "\u0b87"]
         plot_sphere(unit(30, 3), torch.arange(30) % 3, names, title=names[0], path=tmp_path / "sphere.png")
-        assert not recwarn.list
+        assert not [warning for warning in recwarn if "Glyph" in str(warning.message)]
 
     def test_long_names_leave_room_for_the_plot(self):
         names = [letter * 300 for letter in "abc"]

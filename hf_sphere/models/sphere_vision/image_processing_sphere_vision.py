@@ -96,9 +96,9 @@ class SphereVisionImageProcessor(TorchvisionBackend):
             except Exception as error:  # of PIL and its plugins, of many classes
                 name = getattr(image, "filename", "") or "an image"
                 raise ValueError(f"{name} cannot be read as an image: {damage(error)}.") from error
-        elif kwargs.get("input_data_format") is None and {1, 3, 4}.isdisjoint((image.shape[0], image.shape[-1])):
-            # Gray with alpha, which transformers does not recognize.
-            kwargs["input_data_format"] = "channels_first" if image.shape[0] == 2 else "channels_last"
+        elif kwargs.get("input_data_format") is None and {1, 3}.isdisjoint((image.shape[0], image.shape[-1])):
+            # With alpha, which transformers does not recognize, or only some versions of it.
+            kwargs["input_data_format"] = "channels_first" if image.shape[0] in (2, 4) else "channels_last"
         tensor = super().process_image(image, **kwargs | {"do_convert_rgb": None})
         if len(tensor) > 4:
             raise ValueError(f"images must be gray or color, with or without alpha; got shape {(*image.shape,)}.")
