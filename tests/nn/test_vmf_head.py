@@ -9,6 +9,7 @@ from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.geometry import log_vmf_normalizer, mean_resultant_length
 from hf_sphere.geometry.sampling import keyed_integers
 from hf_sphere.nn import Head, build_head
+from hf_sphere.nn.heads.vmf import find_confidence
 
 LABELS = torch.tensor([0, 3, 1, 2, 3])
 
@@ -336,6 +337,34 @@ def test_initial_concentration_gives_the_requested_mean_cosine(confidence):
     assert cosine == pytest.approx(confidence, rel=0.02)
 
 
+@pytest.mark.parametrize(("classes", "dim"), [(8, 256), (100, 128), (500, 512)])
+def test_the_automatic_confidence_allows_confident_predictions(classes, dim):
+    head = make(dim, classes, kappa_confidence="auto", log_temperature=-2.773, num_samples=200).eval()
+    head.initialize_from_data(torch.randn(100, dim))
+    embeddings = head.weight[:4].detach() / head.embedding_scale
+    right = head(embeddings).logits.softmax(-1)[range(4), range(4)]
+    assert right.min() > 0.9
+    weaker = make(dim, classes, kappa_confidence=0.75 * head.kappa_confidence, log_temperature=-2.773).eval()
+    weaker.initialize_from_data(torch.randn(100, dim))
+    assert weaker(weaker.weight[:4].detach() / weaker.embedding_scale).logits.softmax(-1).max() < 0.9
+
+
+def test_the_automatic_confidence_of_eight_classes_is_that_of_the_formula():
+    assert find_confidence(8, -math.log(16)) == pytest.approx(math.sqrt(math.log(7 * 99) / 16))
+
+
+@pytest.mark.parametrize(("classes", "expected"), [(2, 0.4), (10**7, 0.95)])
+def test_the_automatic_confidence_is_limited(classes, expected):
+    assert find_confidence(classes, -4.0 if classes == 2 else -2.773) == expected
+
+
+def test_a_temperature_that_is_too_high_for_confident_predictions_is_named(caplog):
+    assert find_confidence(100_000, -2.773) == 0.95
+    named = float(caplog.text.rpartition("at most ")[2].strip().rstrip("."))
+    assert find_confidence(100_000, named) < 0.951
+    assert named == pytest.approx(2 * math.log(0.95) - math.log(math.log(99_999 * 99)), abs=0.01)
+
+
 def test_class_directions_are_uniform():
     directions = make(3, 20_000).directions()
     torch.testing.assert_close(directions.mean(0), torch.zeros(3), rtol=0, atol=0.02)
@@ -447,9 +476,9 @@ def test_float64_stays_float64():
     ("options", "message"),
     [
         ({"num_samples": 0}, "num_samples must be at least 1; got 0"),
-        ({"kappa_confidence": 0.0}, r"kappa_confidence must lie between 0 and 1 \(exclusive\); got 0\.0"),
-        ({"kappa_confidence": 1.0}, "kappa_confidence must lie between 0 and 1"),
-        ({"kappa_confidence": math.nan}, "kappa_confidence must lie between 0 and 1"),
+        ({"kappa_confidence": 0.0}, r"kappa_confidence must be 'auto' or between 0 and 1 \(exclusive\); got 0\.0"),
+        ({"kappa_confidence": 1.0}, "kappa_confidence must be 'auto' or between 0 and 1"),
+        ({"kappa_confidence": math.nan}, "kappa_confidence must be 'auto' or between 0 and 1"),
         ({"prediction": "median"}, "prediction must be 'samples' or 'mean'; got 'median'"),
         ({"temperature_lr": -0.1}, r"temperature_lr must not be negative; got -0\.1"),
         ({"label_smoothing": 0.1}, "head 'vmf' has no option label_smoothing; its options are: num_samples"),

@@ -26,6 +26,36 @@ from hf_sphere.nn.processes import log_sum_over_processes
 logger = logging.getLogger(__name__)
 
 
+CONFIDENT, CONFIDENCES = 0.99, (0.4, 0.95)
+"""Probability that a prediction should be able to have, and range of the initial cosine that is chosen for it."""
+
+
+def find_confidence(num_classes: int, log_temperature: float) -> float:
+    """Return the initial expected cosine l with which a prediction can have a probability of 0.99.
+
+    With samples that have the cosine l to their mean directions, the logit of an embedding in the direction of its
+    class is beta l^2, and about 0 for classes orthogonal to it: the probability is 0.99 if beta l^2 is
+    log(99 (K - 1)). Training changes the concentration of class vectors little, so it should not begin below that.
+
+    Args:
+        num_classes: Number of classes K.
+        log_temperature: Initial logarithm of the temperature 1 / beta.
+
+    Returns:
+        The smallest such l, between 0.4 and 0.95. A warning names the temperature that would do if it is larger.
+    """
+    needed = math.log(max(num_classes - 1, 1) * CONFIDENT / (1 - CONFIDENT))
+    lowest, highest = CONFIDENCES
+    cosine = math.sqrt(needed * math.exp(log_temperature))
+    if cosine > highest:
+        logger.warning(
+            "With %d classes, head 'vmf' cannot predict a probability of %g at its initial temperature; set "
+            "log_temperature to at most %.3g.",
+            *(num_classes, CONFIDENT, 2 * math.log(highest) - math.log(needed)),
+        )
+    return min(max(cosine, lowest), highest)
+
+
 class VMFHead(ClassVectorHead, TemperatureHead):
     """Expected softmax over classes, where embedding and classes are von Mises-Fisher distributions.
 
@@ -55,7 +85,8 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         num_classes: Number of classes K.
         num_samples: Number S of samples from each distribution.
         kappa_confidence: Initial expected cosine l in (0, 1) between a sample and its mean direction, which gives
-            concentrations of about l (d - 1) / (1 - l^2). 0.7 in the paper's fine-grained runs.
+            concentrations of about l (d - 1) / (1 - l^2). 0.7 in the paper's fine-grained runs; `auto` for the
+            smallest one that allows confident predictions, see `find_confidence`.
         prediction: `samples` for the mean softmax over samples, `mean` for the softmax of the means, which is faster
             and has a less accurate confidence.
         log_temperature: Initial logarithm of the learned temperature; -2.773 in the paper's runs on birds and products.
@@ -86,7 +117,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         num_classes: int,
         *,
         num_samples: int = 10,
-        kappa_confidence: float = 0.4,
+        kappa_confidence: float | Literal["auto"] = 0.4,
         prediction: Literal["samples", "mean"] = "samples",
         log_temperature: float = INITIAL_LOG_TEMPERATURE,
         temperature_lr: float | None = None,
@@ -107,8 +138,12 @@ class VMFHead(ClassVectorHead, TemperatureHead):
             raise ValueError(f"head 'vmf' needs embeddings of at least 2 dimensions; got {embedding_dim}.")
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1; got {num_samples}.")
-        if not 0.0 < kappa_confidence < 1.0:
-            raise ValueError(f"kappa_confidence must lie between 0 and 1 (exclusive); got {kappa_confidence}.")
+        if kappa_confidence == "auto":
+            kappa_confidence = find_confidence(num_classes, log_temperature)
+        if isinstance(kappa_confidence, str) or not 0.0 < kappa_confidence < 1.0:
+            raise ValueError(
+                f"kappa_confidence must be 'auto' or between 0 and 1 (exclusive); got {kappa_confidence!r}."
+            )
         if prediction not in ("samples", "mean"):
             raise ValueError(f"prediction must be 'samples' or 'mean'; got {prediction!r}.")
         self.num_samples = num_samples
