@@ -69,7 +69,7 @@ _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 class Arguments:
-    """Base class of argument dataclasses: all numbers must be finite and within the bounds of their fields."""
+    """Base class of argument dataclasses: numbers must be finite and within their bounds, outputs must be named."""
 
     def __init_subclass__(cls) -> None:
         """Add the help texts of the fields to the docstring, for `help` in Python."""
@@ -81,6 +81,8 @@ class Arguments:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
             value = getattr(self, field.name)
+            if value == "" and field.name in ("output", "output_dir"):
+                raise ValueError(f"--{field.name} must not be empty.")
             for number in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(number, (int, float)) and not isinstance(number, bool):
                     _check_number(field.name, number, field.metadata.get("bounds", {}))

@@ -95,7 +95,7 @@ def load_model(
 
     Raises:
         OSError: If there is no such model, or a file is missing.
-        ValueError: If a file is damaged or does not fit, or the model would have random parameters.
+        ValueError: If a file is damaged or does not fit, weights are not finite, or some would be random.
     """
     model, report = load_pretrained(kind, name, output_loading_info=True, **{"dtype": "float32"} | options)
     parameters = [parameter for parameter, _ in model.named_parameters() if parameter.split(".")[0] != unused]
@@ -103,6 +103,9 @@ def load_model(
     if missing and (complete or len(missing) == len(parameters)):
         which = "no weights" if len(missing) == len(parameters) else f"no {missing[0]}"
         raise ValueError(f"{name} has {which} of a {type(model).__name__}; save or download the model again.")
+    wrong = [parameter for parameter, weight in model.named_parameters() if not weight.detach().isfinite().all()]
+    if wrong:
+        raise ValueError(f"{wrong[0]} of {name} is not finite: the file is damaged, or its training diverged.")
     return model
 
 

@@ -1,4 +1,5 @@
 import io
+import json
 import os
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import PIL.ImageFile
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image as ImageFeature, IterableDataset
 from PIL import Image
 
@@ -232,3 +234,26 @@ def test_a_processor_with_other_channels_than_the_model_is_an_error(save_model, 
     SphereVisionImageProcessor(num_channels=3, size={"height": 8, "width": 8}).save_pretrained(folder)
     with pytest.raises(ValueError, match="makes 3 channels, but its model has 1"):
         ImageEncoder(folder)
+
+
+def test_a_processor_with_a_deviation_of_zero_is_an_error(save_model, tmp_path):
+    from hf_sphere.embeddings import ImageEncoder
+
+    folder = Path(save_model(tmp_path / "model"))
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings | {"image_std": [0.0]}))
+    with pytest.raises(ValueError, match=r"image_std of the image processor of .* is 0"):
+        ImageEncoder(str(folder))
+
+
+def test_a_model_whose_weights_are_not_finite_is_an_error(save_model, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    from hf_sphere.embeddings import ImageEncoder
+
+    folder = Path(save_model(tmp_path / "model"))
+    weights = load_file(folder / "model.safetensors")
+    next(value for name, value in weights.items() if name.endswith("weight")).fill_(torch.nan)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="is not finite: the file is damaged, or its training diverged"):
+        ImageEncoder(str(folder))

@@ -82,6 +82,14 @@ def test_two_predictions_into_one_file_do_not_mix(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("recipe", ["visualize_embeddings", "evaluate_embeddings", "export_onnx"])
+def test_an_empty_name_is_no_output(recipe, load_recipe, run_main, capsys):
+    words = ["--model_name_or_path", "x", "--output", ""] if recipe == "export_onnx" else ["--embeddings", "x"]
+    with pytest.raises(SystemExit):
+        run_main(load_recipe(recipe), [*words, *([] if recipe == "export_onnx" else ["--output_dir", ""])])
+    assert "must not be empty" in capsys.readouterr().err
+
+
 def test_an_output_file_is_not_a_folder(tmp_path: Path):
     with pytest.raises(IsADirectoryError, match="it is a folder, not a file"):
         check_output_file(str(tmp_path), overwrite=True)
