@@ -489,6 +489,20 @@ def test_unknown_backbone_error_suggests_similar_names():
         create_backbone("lenet", num_channels=1, image_size=28)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("linear_embedding", {"width": -1}),
+        ("resnet18", {"block_args": 3}),
+        ("vit_tiny_patch16_224", {"num_heads": 0}),
+        ("vit_tiny_patch16_224", {"num_heads": 7}),
+    ],
+)
+def test_values_with_which_a_backbone_cannot_be_built_are_an_error_that_names_them(name, options):
+    with pytest.raises(ValueError, match=rf"backbone '{name}' does not accept the options .*{next(iter(options))}"):
+        create_backbone(name, num_channels=1, image_size=224, **options)
+
+
 def test_unknown_option_is_named_in_the_error():
     with pytest.raises(ValueError, match=r"backbone 'lenet5' does not accept the options.*depth"):
         build("lenet5", depth=3)

@@ -11,6 +11,9 @@ from timm.layers import to_2tuple
 from timm.models import register_model
 from torch import Tensor, nn
 
+from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.texts import shortage
+
 ImageSize = int | tuple[int, int] | list[int]
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {}
@@ -199,8 +202,10 @@ def create_backbone(
         options.setdefault("img_size", image_size)
     try:
         net = timm.create_model(name, pretrained=pretrained is True, num_classes=0, in_chans=num_channels, **options)
-    except TypeError as error:
-        raise ValueError(f"backbone {name!r} does not accept the options {options}: {error}") from error
+    except (TypeError, RuntimeError, AssertionError, LookupError, ArithmeticError, AttributeError) as error:
+        if shortage(error):
+            raise
+        raise ValueError(f"backbone {name!r} does not accept the options {options}: {error_text(error)}") from error
     if isinstance(pretrained, str):
         from hf_sphere.models.pretrained_backbones import load_backbone_weights
 
