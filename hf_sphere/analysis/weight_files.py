@@ -44,6 +44,7 @@ from hf_sphere.analysis.layers import (
     select_layers,
     stages_of_model,
 )
+from hf_sphere.utils.arguments import check_regular
 from hf_sphere.utils.files import read_json
 from hf_sphere.utils.snapshots import ORDER_KEY, Snapshot
 
@@ -182,6 +183,7 @@ def _find_file(path: Path) -> Path:
 
 def open_file(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file without reading them; order and errors are those of `open_tensors`."""
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             order = {name: at for at, name in enumerate(_order(file.metadata() or {}))}
@@ -215,6 +217,8 @@ def _open_shards(index: Path) -> dict[str, StoredTensor]:
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
         raise ValueError(f"{index} has no weight_map and so is not an index. Pass a folder or a file.")
     names = sorted(set(places.values()))
+    if outside := [name for name in names if Path(name).name != name]:
+        raise ValueError(f"{index} names {outside[0]}, which is not in its folder.")
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise FileNotFoundError(f"{index} refers to files that are missing: {', '.join(missing)}. Download them.")

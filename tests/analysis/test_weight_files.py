@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 import timm.layers
@@ -172,6 +173,20 @@ def test_an_index_that_does_not_match_its_shards_is_rejected(tmp_path):
     index.write_text("{")
     with pytest.raises(ValueError, match=r"index.json is damaged: "):
         read(index)
+
+
+def test_an_index_that_names_files_elsewhere_is_rejected(tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    for name in ("../other.safetensors", "/other.safetensors"):
+        index.write_text(json.dumps({"weight_map": {"weight": name}}))
+        with pytest.raises(ValueError, match="which is not in its folder"):
+            read(index)
+
+
+def test_a_pipe_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a regular file"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("size", [0, 5, 200])
