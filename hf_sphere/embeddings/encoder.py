@@ -198,8 +198,10 @@ class ImageEncoder:
         if None not in known and known[0] != known[1]:
             what = f"the image processor of {name} makes {known[0]} channels, but its model has {known[1]}"
             raise ValueError(f"{what}; save the processor of the model's training beside it.")
-        if 0 in (getattr(self.processor, "image_std", None) or ()):
-            raise ValueError(f"image_std of the image processor of {name} is 0; correct its preprocessor_config.json.")
+        for kind in ("image_mean", "image_std"):
+            numbers = torch.tensor(getattr(self.processor, kind, None) or [1.0])
+            if not numbers.isfinite().all() or (kind == "image_std" and not numbers.all()):
+                raise ValueError(f"{kind} in preprocessor_config.json of {name} is {numbers.tolist()}; correct it.")
         self.embeds_texts = hasattr(model, "get_text_features")
         self._texts: Any = load_pretrained(AutoTokenizer, name) if self.embeds_texts else None
         self.metric: dict[str, Any] = model.head.metric() if hasattr(model, "head") else {"distance": "cosine"}

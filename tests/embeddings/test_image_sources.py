@@ -1,5 +1,6 @@
 import io
 import json
+import math
 import os
 from pathlib import Path
 
@@ -236,13 +237,14 @@ def test_a_processor_with_other_channels_than_the_model_is_an_error(save_model, 
         ImageEncoder(folder)
 
 
-def test_a_processor_with_a_deviation_of_zero_is_an_error(save_model, tmp_path):
+@pytest.mark.parametrize("settings", [{"image_std": [0.0]}, {"image_std": [math.inf]}, {"image_mean": [math.nan]}])
+def test_a_processor_with_impossible_statistics_is_an_error(settings, save_model, tmp_path):
     from hf_sphere.embeddings import ImageEncoder
 
     folder = Path(save_model(tmp_path / "model"))
-    settings = json.loads((folder / "preprocessor_config.json").read_text())
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings | {"image_std": [0.0]}))
-    with pytest.raises(ValueError, match=r"image_std of the image processor of .* is 0"):
+    known = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(known | settings))
+    with pytest.raises(ValueError, match=f"{next(iter(settings))} in preprocessor_config.json of .* is"):
         ImageEncoder(str(folder))
 
 

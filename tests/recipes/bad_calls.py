@@ -56,7 +56,7 @@ READERS = {
 }
 """Recipes that read the files of a folder, by its name, some with a command line that differs from `OTHER_RECIPES`."""
 
-SPECIAL_INPUTS = ["zero", "null", "fifo", "loop", "dangling", "empty.json", "bytes.bin", ".", "..", "a\nb", ESCAPE]
+SPECIAL_INPUTS = ["zero", "null", "fifo", "loop", "dangling", "empty.json", "bytes.bin", ".", "a\nb", ESCAPE]
 SPECIAL_INPUTS += ["null/x", "x" * 300, "/".join("x" * 2000), "", " ", "~", "file:///etc", "a\0b", "\udcff"]
 """What is no input: devices, a FIFO, broken links, and odd texts."""
 
