@@ -35,7 +35,7 @@ def find_confidence(num_classes: int, log_temperature: float) -> float:
 
     With samples that have the cosine l to their mean directions, the logit of an embedding in the direction of its
     class is beta l^2, and about 0 for classes orthogonal to it: the probability is 0.99 if beta l^2 is
-    log(99 (K - 1)). A network is not said to train best from there; that is a setting to compare.
+    log(99 (K - 1)). Whether training from there is best depends on the network, the optimizer and the metric.
 
     Args:
         num_classes: Number of classes K.
