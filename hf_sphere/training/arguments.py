@@ -126,7 +126,7 @@ class _SavingArguments(Arguments):
 
 
 @dataclass
-class TrainingArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments, _RunArguments):
+class RecipeArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments, _RunArguments):
     """Arguments of a training run, by topic in the classes that it inherits from."""
 
     def __post_init__(self) -> None:

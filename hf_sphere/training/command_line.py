@@ -31,14 +31,13 @@ def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
     """
     task = find_task(task_name)
     argv = list(sys.argv[1:] if argv is None else argv)
-    parts = parse_arguments(task.arguments, argv, (task.__doc__ or "").partition("\n")[0])
+    arguments = parse_arguments(task.arguments, argv, task.summary)
     path = Path(script).resolve()
     root = path.parent.parent
 
-    from hf_sphere.training.run_training import Command, run_training
+    from hf_sphere.training.run import Command, run_training
 
-    command = Command(str(path.relative_to(root)), argv, root)
-    run_training(task(*parts), command)
+    run_training(task, arguments, Command(str(path.relative_to(root)), argv, root))
 
 
 def run_recipe(main: Callable[[Sequence[str] | None], None], **environment: str) -> None:

@@ -21,22 +21,14 @@ from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards, exclude_class_shards
 from hf_sphere.optim import as_metrics, radial_channel_dims, radial_diagnostics
 from hf_sphere.optim.optimizers import optimizer_names
-from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, newest_intact, save_checkpoint
 from hf_sphere.training.class_shards import ClassShardCheckpoint, total_norm
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
-from hf_sphere.training.measures import (
-    Batch,
-    Batches,
-    count_examples,
-    count_targets,
-    global_places,
-    loss_is_sum,
-    show_metric,
-    show_metrics,
-)
+from hf_sphere.training.evaluation import Batch, Batches, count_examples, count_targets, global_places, loss_is_sum
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average
 from hf_sphere.utils.seeds import mix_seed
+from hf_sphere.utils.texts import show_metric, show_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +61,7 @@ class TrainingLoop:
         self,
         model: nn.Module,
         batches: Batches,
-        args: TrainingArguments,
+        args: RecipeArguments,
         accelerator: Accelerator,
         *,
         evaluate: Callable[[nn.Module], Mapping[str, float]],

@@ -15,13 +15,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from hf_sphere.optim import build_optimizer
 from hf_sphere.optim.base import SphereOptimizer
 from hf_sphere.optim.build import option_defaults
-from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.arguments import RecipeArguments
 
 AVERAGE_FILE = "average.pt"
 
 
 def optimizer_from_arguments(
-    model: nn.Module, args: TrainingArguments, batch: Mapping[str, Any] | None = None
+    model: nn.Module, args: RecipeArguments, batch: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
     """Build the optimizer of the arguments; see `hf_sphere.optim.build_optimizer`."""
     given = {
@@ -40,12 +40,12 @@ def optimizer_from_arguments(
     return build_optimizer(model, args.optimizer, batch, lr_scales=scales, **options)
 
 
-def check_optimizer_arguments(args: TrainingArguments) -> None:
+def check_optimizer_arguments(args: RecipeArguments) -> None:
     """Raise an error for arguments of other optimizers that have other values than by default."""
     used = option_defaults(args.optimizer).keys() - ({"nesterov"} if args.optimizer != "sgd" else set())
     options = {name: name for name in ("momentum", "nesterov", "adamw_lr_scale", "hyperball_on")}
     for name, option in {**options, "adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}.items():
-        default = getattr(TrainingArguments, name)
+        default = getattr(RecipeArguments, name)
         if option not in used and getattr(args, name) != default:
             effect = f"{name} {getattr(args, name)} has no effect with optimizer {args.optimizer}"
             raise ValueError(f"{effect}; leave it out, or set it to {default} if it is in a configuration.")
@@ -68,7 +68,7 @@ def _layer_scales(model: Any, layer_decay: float) -> dict[str, float]:
 
 
 def build_scheduler(
-    optimizer: torch.optim.Optimizer, args: TrainingArguments, steps_per_epoch: int, *, higher_is_better: bool = True
+    optimizer: torch.optim.Optimizer, args: RecipeArguments, steps_per_epoch: int, *, higher_is_better: bool = True
 ) -> LRScheduler:
     """Build the schedule: one `step()` per optimizer step, or for `plateau` one `step(metric)` per epoch."""
     for group in optimizer.param_groups:
@@ -99,7 +99,7 @@ def start_average(model: nn.Module, decay: float, accelerator: Accelerator) -> A
     return average
 
 
-def learning_rate_factor(args: TrainingArguments, epoch: float) -> float:
+def learning_rate_factor(args: RecipeArguments, epoch: float) -> float:
     """Return the learning rate as a fraction of its peak, at a (fractional) epoch."""
     if epoch < args.warmup_epochs:
         return epoch / args.warmup_epochs

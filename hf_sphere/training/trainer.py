@@ -18,8 +18,7 @@ from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
 from hf_sphere.optim.groups import collect_parameter_options
 from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.checkpoints import check_can_be_saved
-from hf_sphere.training.evaluation import initialize_from_data
-from hf_sphere.training.measures import count_examples, global_places, loss_is_sum
+from hf_sphere.training.evaluation import count_examples, global_places, initialize_from_data, loss_is_sum
 from hf_sphere.utils.seeds import mix_seed
 
 
