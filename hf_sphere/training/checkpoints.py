@@ -20,9 +20,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from hf_sphere.training.class_shards import total_norm
 from hf_sphere.training.errors import CheckpointError
-from hf_sphere.training.optimization import check_state
+from hf_sphere.training.optimization import check_state, total_norm
 from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, checkpoint_folders, list_checkpoints
 from hf_sphere.utils.arguments import error_text
 from hf_sphere.utils.files import (
@@ -222,21 +221,16 @@ class Snapshots:
         self.processes = PartialState()
         self.metadata = metadata
 
-    @property
-    def requested(self) -> bool:
-        """Whether snapshots were requested."""
-        return self.every is not None or self.until is not None
-
     def after_epoch(self, model: nn.Module, epoch: int) -> None:
         """Save the weights after an epoch (0 for the initialization) if requested."""
         regular = self.every is not None and epoch % self.every == 0
-        early = epoch <= (self.until or 0)
-        if self.requested and (regular or early):
+        early = self.until is not None and epoch <= self.until
+        if regular or early:
             self._save(model, epoch)
 
     def at_end(self, model: nn.Module, epoch: int) -> None:
         """Save the weights of the last epoch if requested."""
-        if self.requested:
+        if self.every is not None or self.until is not None:
             self._save(model, epoch, replace=False)
 
     def remove_after(self, epoch: int) -> None:

@@ -21,19 +21,6 @@ from hf_sphere.training.optimization import check_state
 SHARD_FILE = "class_weights-{:05d}-of-{:05d}.safetensors"
 
 
-def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:
-    """Return the norm of all parameters or their gradients, including the class vectors of other processes."""
-    shards, norms = class_shards(model), []
-    for is_shard in (False, True):
-        parameters = [part for name, part in model.named_parameters() if (name in shards) == is_shard]
-        values = [part.grad for part in parameters if part.grad is not None] if of_gradients else parameters
-        norms.append(torch.nn.utils.get_total_norm(values))
-    squares = norms[1].square()
-    if shards and count_processes() > 1:
-        distributed.all_reduce(squares)
-    return (norms[0].square() + squares).sqrt() if shards else norms[0]
-
-
 def gather_classes(model: nn.Module) -> dict[str, Tensor] | None:
     """Return the state of a model with all classes on the first process, None on the others; all must call it.
 

@@ -23,10 +23,10 @@ from hf_sphere.optim import as_metrics, radial_channel_dims, radial_diagnostics
 from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, newest_intact, save_checkpoint
-from hf_sphere.training.class_shards import ClassShardCheckpoint, total_norm
+from hf_sphere.training.class_shards import ClassShardCheckpoint
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.evaluation import Batch, Batches, count_examples, count_targets, global_places, loss_is_sum
-from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average
+from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average, total_norm
 from hf_sphere.utils.seeds import mix_seed
 from hf_sphere.utils.texts import show_metric, show_metrics
 
@@ -43,7 +43,7 @@ class TrainingLoop:
         args: Training arguments.
         accelerator: Devices, processes and precision.
         evaluate: Returns metrics of the model; called after each epoch.
-        save_best: Called with the model when `metric` has improved.
+        save_best: Called with the model when `metric` has improved, if it is needed.
         measure: Returns further training metrics of one batch, each a scalar tensor, from the output and the batch.
         derive: Returns metrics computed from the means over an epoch, for instance the perplexity from the loss.
         before_epoch: Called with the model and the number of the epoch, from 0, before each epoch.
@@ -55,6 +55,7 @@ class TrainingLoop:
         state: Progress of the run.
         model: The prepared model.
         average: The exponential moving average of the model, if requested.
+        trained_model: The model to evaluate and save: the averaged one if there is one.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class TrainingLoop:
         accelerator: Accelerator,
         *,
         evaluate: Callable[[nn.Module], Mapping[str, float]],
-        save_best: Callable[[nn.Module], None] = lambda model: None,
+        save_best: Callable[[nn.Module], None] | None = None,
         measure: Callable[[Any, Batch], Mapping[str, Tensor]] = lambda output, batch: {},
         derive: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda means: {},
         before_epoch: Callable[[nn.Module, int], None] = lambda model, epoch: None,
@@ -107,6 +108,7 @@ class TrainingLoop:
         if args.compile:
             model.compile()  # in place, so that the names of saved tensors remain
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self.trained_model = accelerator.unwrap_model(self.model) if self.average is None else self.average.module
         if accelerator.is_fsdp2 and args.optimizer == "sgd":  # torch has no fused SGD for sharded parameters
             for parameters in self.optimizer.param_groups:
                 parameters["fused"] = False
@@ -120,11 +122,6 @@ class TrainingLoop:
         if args.resume_from_checkpoint:
             self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))
         self.state.metric = metric
-
-    @property
-    def trained_model(self) -> nn.Module:
-        """The model to evaluate and save: the averaged one if there is one."""
-        return self.accelerator.unwrap_model(self.model) if self.average is None else self.average.module
 
     def run(self) -> RunState:
         """Train until the last step, or until training stops early.
@@ -177,7 +174,7 @@ class TrainingLoop:
                 self._check_losses()
                 means = self._train_metrics()
                 bar.set_postfix({name.removeprefix("train_"): show_metric(name, mean) for name, mean in means.items()})
-                self.accelerator.log({**means, "learning_rate": self._learning_rate()}, step=state.step)
+                self.accelerator.log({**means, "learning_rate": self.optimizer.param_groups[0]["lr"]}, step=state.step)
             if state.step == self.total_steps:
                 break
             if self._should_stop(at_log):
@@ -212,7 +209,9 @@ class TrainingLoop:
             self._recent_losses.append((self.state.step + 1, loss))
             with torch.no_grad():
                 loss = loss / size if self._loss_is_sum else loss
-                self._count({"loss": loss, **self.measure(output, batch)}, size)
+                metrics = {"examples": torch.ones_like(loss), "loss": loss, **self.measure(output, batch)}
+                for name, value in metrics.items():
+                    self._totals[name] = self._totals.get(name, 0) + value.to(self._wide) * size
         if self.args.max_grad_norm is not None and class_shards(inner):
             norm = total_norm(inner, of_gradients=True)
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.args.max_grad_norm, norm)
@@ -239,7 +238,7 @@ class TrainingLoop:
         state.seconds += seconds
         self.model.eval()
         epoch = state.epoch + state.batch / len(self.batches)
-        entry = {"epoch": epoch, "step": state.step, **train, "learning_rate": self._learning_rate()}
+        entry = {"epoch": epoch, "step": state.step, **train, "learning_rate": self.optimizer.param_groups[0]["lr"]}
         self._check_weights()
         if self.accelerator.num_processes > 1:  # the batch-norm statistics of the first process are saved
             for buffer in self.trained_model.buffers():
@@ -258,7 +257,8 @@ class TrainingLoop:
         better = best is None or math.isnan(best) or (value > best if self.higher_is_better else value < best)
         if better:
             state.best_metric, state.best_epoch = value, state.epoch + 1
-            self.save_best(self.trained_model)
+            if self.save_best is not None:
+                self.save_best(self.trained_model)
         if reached_end:
             if isinstance(self.scheduler, ReduceLROnPlateau):
                 self.scheduler.step(value)
@@ -272,11 +272,6 @@ class TrainingLoop:
     def _stops_early(self) -> bool:
         patience, best = self.args.early_stopping_patience, self.state.best_epoch
         return patience is not None and best is not None and self.state.epoch - best >= patience
-
-    def _count(self, metrics: Mapping[str, Tensor], size: int | Tensor) -> None:
-        for name, value in {"examples": torch.ones_like(metrics["loss"]), **metrics}.items():
-            value = value.to(self._wide) * size
-            self._totals[name] = self._totals[name] + value if name in self._totals else value
 
     def _train_metrics(self) -> dict[str, float]:
         """Means over the epoch so far and over all processes."""
@@ -308,9 +303,6 @@ class TrainingLoop:
         found = newest_intact(self.output_dir)
         advice = f"The last good checkpoint is {found}" if found else "There is no checkpoint yet"
         return f"{advice}. A lower --learning_rate, --max_grad_norm or --warmup_epochs may help."
-
-    def _learning_rate(self) -> float:
-        return self.optimizer.param_groups[0]["lr"]
 
     def _save(self) -> Path:
         self._check_weights()

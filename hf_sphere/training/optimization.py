@@ -1,4 +1,4 @@
-"""Optimizer, learning-rate schedule and averaged weights from the arguments; checks of saved optimizer states."""
+"""Optimizer, learning-rate schedule and averaged weights from the arguments; norms; checks of optimizer states."""
 
 import bisect
 import math
@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from hf_sphere.nn.heads.mixins import class_shards
+from hf_sphere.nn.processes import count_processes
 from hf_sphere.optim import build_optimizer
 from hf_sphere.optim.base import SphereOptimizer
 from hf_sphere.optim.build import option_defaults
@@ -77,11 +79,7 @@ def build_scheduler(
     if args.lr_scheduler_type == "plateau":
         mode: Literal["min", "max"] = "max" if higher_is_better else "min"
         return ReduceLROnPlateau(optimizer, mode=mode, factor=args.lr_gamma, patience=args.lr_patience)
-
-    def factor(step: int) -> float:
-        return learning_rate_factor(args, step / steps_per_epoch)
-
-    return LambdaLR(optimizer, factor)
+    return LambdaLR(optimizer, lambda step: learning_rate_factor(args, step / steps_per_epoch))
 
 
 def start_average(model: nn.Module, decay: float, accelerator: Accelerator) -> AveragedModel:
@@ -114,6 +112,19 @@ def learning_rate_factor(args: RecipeArguments, epoch: float) -> float:
     if args.lr_scheduler_type == "cosine":
         return 0.5 * (1.0 + math.cos(math.pi * progress))
     return 1.0
+
+
+def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:
+    """Return the norm of all parameters or their gradients, including the class vectors of other processes."""
+    shards, norms = class_shards(model), []
+    for is_shard in (False, True):
+        parameters = [part for name, part in model.named_parameters() if (name in shards) == is_shard]
+        values = [part.grad for part in parameters if part.grad is not None] if of_gradients else parameters
+        norms.append(torch.nn.utils.get_total_norm(values))
+    squares = norms[1].square()
+    if shards and count_processes() > 1:
+        distributed.all_reduce(squares)
+    return (norms[0].square() + squares).sqrt() if shards else norms[0]
 
 
 def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ _OF_THE_MODEL = {
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
 
 
-class Run:
+class Run(ExitStack):
     """A training run: arguments, processes and output directory.
 
     As a context manager, it unlocks the output directory when the block ends.
@@ -85,24 +86,18 @@ class Run:
     def __init__(
         self, args: RecipeArguments, accelerator: Accelerator, *others: Any, recipe: str | None = None
     ) -> None:
+        super().__init__()
         self.args = args
         self.accelerator = accelerator
         self.output_dir = Path(args.output_dir)
         self.best_dir = self.output_dir / BEST_FOLDER
         self.recipe = recipe
-        self._parts = (*others, args)
-        self._lock = ExitStack()
-
-    def __enter__(self) -> "Run":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.close()
+        self._arguments = (*others, args)
 
     @property
     def settings(self) -> dict[str, Any]:
         """All arguments by name, with the values that the task has set."""
-        settings = {name: value for part in self._parts for name, value in asdict(part).items()}
+        settings = {name: value for each in self._arguments for name, value in asdict(each).items()}
         used = {"num_processes": self.accelerator.num_processes, "mixed_precision": self.accelerator.mixed_precision}
         return settings | used
 
@@ -117,7 +112,7 @@ class Run:
         """
         resume, overwrite = self.args.resume_from_checkpoint is not None, self.args.overwrite_output_dir
         if self.accelerator.is_main_process:
-            self._lock.enter_context(locked(self.output_dir))
+            self.enter_context(locked(self.output_dir))
             prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
             if resume and not overwrite:
                 _check_changes(read_settings(self.output_dir) or {}, self.settings)
@@ -152,7 +147,7 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     # threads, which inherit it.
     torch.set_flush_denormal(True)
     # In the linear probe, the parameters of the backbone have no gradients.
-    unused = any(getattr(part, "linear_probe_epochs", 0) for part in others)
+    unused = any(getattr(each, "linear_probe_epochs", 0) for each in others)
     accelerator = start_accelerator(
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if unused else None,
         mixed_precision=args.mixed_precision,
@@ -170,10 +165,13 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     if args.full_determinism:
         enable_full_determinism(args.seed)
     set_seed(args.seed)
-    _check_trackers(accelerator, args.report_to or [])
+    if args.report_to:
+        _check_trackers(accelerator, args.report_to)
     if args.push_to_hub or args.hub_model_id is not None:
         validate_repo_id(args.hub_model_id or Path(args.output_dir).name)
-    _check_sharding(accelerator, args, shard_classes=any(getattr(part, "shard_classes", False) for part in others))
+    shard_classes = any(getattr(each, "shard_classes", False) for each in others)
+    if shard_classes or accelerator.distributed_type in _SHARDED:
+        _check_sharding(accelerator, args, shard_classes=shard_classes)
     output_dir, resume = Path(args.output_dir), args.resume_from_checkpoint
     check_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=resume is not None, recipe=recipe)
     if accelerator.is_main_process and output_dir.is_dir():
@@ -281,20 +279,13 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     about = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
     snapshots = Snapshots(run.output_dir, args.snapshot_epochs, args.snapshot_until, about)
     split, prefix = (data.evaluation, "eval") if data.validation is None else (data.validation, "validation")
-
-    def save_best(model: nn.Module) -> None:
-        if args.load_best_model_at_end:
-            _save(run, prepared, model, run.best_dir)
-        elif run.accelerator.is_main_process and run.best_dir.exists():  # of an earlier part of the run
-            remove_folder(run.best_dir)
-
     loop = TrainingLoop(
         prepared.model,
         data.train,
         args,
         run.accelerator,
         evaluate=lambda model: _evaluate(run, prepared, model, split, prefix),
-        save_best=save_best,
+        save_best=partial(_save, run, prepared, folder=run.best_dir) if args.load_best_model_at_end else None,
         measure=prepared.measure,
         derive=prepared.derive,
         before_epoch=prepared.before_epoch,
@@ -302,7 +293,10 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
         metric=metric,
         higher_is_better=higher_is_better,
     )
-    _check_best(run, loop.state)
+    if args.load_best_model_at_end:
+        _check_best(run, loop.state)
+    elif run.accelerator.is_main_process and run.best_dir.exists():
+        remove_folder(run.best_dir)  # of an earlier part of the run; there may be a better epoch in this one
     snapshots.remove_after(loop.state.epoch)
     state, model = loop.run(), loop.trained_model
     if state.batch == 0:  # training may have ended in the middle of an epoch
@@ -314,8 +308,8 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
 
 
 def _check_best(run: Run, state: RunState) -> None:
-    """Raise an error if the model of the best epoch is to be loaded, but was not saved, or is damaged."""
-    if run.args.load_best_model_at_end and state.best_epoch is not None and (damage := find_damage(run.best_dir)):
+    """Raise an error if the model of the best epoch so far was not saved, or is damaged."""
+    if state.best_epoch is not None and (damage := find_damage(run.best_dir)):
         raise CheckpointError(
             f"cannot load the best model in {run.best_dir}: {damage}. Leave out load_best_model_at_end to use the last."
         )

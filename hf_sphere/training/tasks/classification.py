@@ -110,18 +110,10 @@ def prepare(
     check_head(model_args)
     images = load_images(run, model_args, data_args, "classification", episodes=data_args.episodes)
     model = build_classifier(images, model_args, args)
-    check_calibration(evaluation.calibrate, model_args, images)
-    return provide(
-        run,
-        model,
-        images,
-        model_args,
-        data_args,
-        describe_head(model.config),
-        measure=measure_classification,
-        evaluate=partial(evaluate_with_flips, run) if evaluation.test_time_flips else None,
-        finish=partial(fit_calibration_of, run, images, evaluation.calibrate),
-    )
+    functions = {"measure": measure_classification, **calibration(run, images, model_args, evaluation.calibrate)}
+    if evaluation.test_time_flips:
+        functions["evaluate"] = partial(evaluate_with_flips, run)
+    return provide(run, model, images, model_args, data_args, describe_head(model.config), **functions)
 
 
 def check_head(model_args: ModelArguments, default_head: str = "spherized") -> None:
@@ -154,7 +146,9 @@ def build_classifier(
         partial(head_settings, images, model_args, args),
         needs_new_head=partial(needs_new_head, images, model_args, args, is_open_set=is_open_set),
     )
-    return set_prototypes(model, model_args.prototypes_file, images.class_names)
+    if model_args.prototypes_file is not None:
+        set_prototypes(model, model_args.prototypes_file, images.class_names)
+    return model
 
 
 def head_settings(
@@ -247,10 +241,12 @@ def evaluate_with_flips(run: "Run", model: Any, batches: Any) -> dict[str, float
     return evaluate(model, batches, run.accelerator, measure)
 
 
-def check_calibration(kind: str | None, model_args: ModelArguments, images: "ImageData") -> None:
-    """Raise an error if the requested calibration cannot be fitted."""
+def calibration(
+    run: "Run", images: "ImageData", model_args: ModelArguments, kind: Literal["temperature", "vector"] | None
+) -> dict[str, Any]:
+    """Return the field `finish` of `Prepared` that fits a calibration, if requested, after checking that it can."""
     if kind is None:
-        return
+        return {}
     from hf_sphere.metrics.shared_rows import Rows, check_disjoint
 
     labels = 0 if images.validation is None else len(images.validation.labels.unique())
@@ -265,22 +261,24 @@ def check_calibration(kind: str | None, model_args: ModelArguments, images: "Ima
         rows = {key: Rows(ids, ids) for key, ids in images.record.ids.items()}
         check_disjoint(rows["validation"], rows["train"], "validation images", "training images")
         check_disjoint(rows["eval"], rows["validation"], "evaluation images", f"images for calibrate {kind}")
+    return {"finish": partial(fit_calibration_of, run, images, kind)}
 
 
-def fit_calibration_of(run: "Run", images: "ImageData", kind: str | None, model: Any) -> dict[str, float]:
-    """Fit the requested calibration to held-out images.
+def fit_calibration_of(
+    run: "Run", images: "ImageData", kind: Literal["temperature", "vector"], model: Any
+) -> dict[str, float]:
+    """Fit a calibration to held-out images.
 
     Returns the scores of the probabilities on the evaluation split without and with the calibration. One that
     increases the loss of the images that it is fitted to is not kept; the evaluation split does not decide.
     """
-    if kind is None:
-        return {}
     from hf_sphere.metrics import probability_scores
     from hf_sphere.nn.calibration import calibrate, fit_calibration, is_harmful
     from hf_sphere.training.evaluation import gather_logits
 
     model.config.calibration = None
-    logits, labels = gather_logits(model, images.validation, run.accelerator)
+    validation: Any = images.validation
+    logits, labels = gather_logits(model, validation, run.accelerator)
     fitted: dict[str, Any] = fit_calibration(logits, labels, kind)  # warns if there are few images
     if is_harmful(logits, labels, fitted):
         logger.warning("The calibration is not kept: the probabilities remain those of the training.")
@@ -311,10 +309,8 @@ def shorten(names: list[str]) -> str:
     return f"{len(names)} class{'es' * (len(names) > 1)} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
 
 
-def set_prototypes(model: Any, path: str | None, class_names: list[str]) -> Any:
-    """Load the prototypes of a file, if there is one, into the head; check that they were placed for these classes."""
-    if path is None:
-        return model
+def set_prototypes(model: "SphereVisionPreTrainedModel", path: str, class_names: list[str]) -> None:
+    """Load the prototypes of a file into the head, and check that they were placed for these classes."""
     from hf_sphere.prototypes import Placement
 
     head: Any = getattr(model, "head", None)
@@ -330,7 +326,6 @@ def set_prototypes(model: Any, path: str | None, class_names: list[str]) -> Any:
         head.set_prototypes(placement)
     except ValueError as error:
         raise ValueError(f"{path} does not fit: {error}") from error
-    return model
 
 
 def _difference(theirs: list[str], ours: list[str]) -> str:

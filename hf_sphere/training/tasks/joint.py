@@ -11,10 +11,9 @@ from hf_sphere.training.tasks.classification import (
     CalibrationArguments,
     ImageDataArguments,
     ModelArguments,
-    check_calibration,
+    calibration,
     check_head,
     describe_head,
-    fit_calibration_of,
     head_settings,
     needs_new_head,
     set_prototypes,
@@ -60,11 +59,9 @@ def prepare(
     check_head(model_args, "prototype")
     images = load_images(run, model_args, data_args, "joint", targets=values, episodes=data_args.episodes)
     model = build_joint(images, model_args, args, values)
-    check_calibration(values.calibrate, model_args, images)
+    functions = {"measure": measure_joint, **calibration(run, images, model_args, values.calibrate)}
     check_values(model, images)
-    finish = partial(fit_calibration_of, run, images, values.calibrate)
-    head = describe_joint(model)
-    return provide(run, model, images, model_args, data_args, head, measure=measure_joint, finish=finish)
+    return provide(run, model, images, model_args, data_args, describe_joint(model), **functions)
 
 
 def build_joint(
@@ -79,7 +76,9 @@ def build_joint(
     new_head = partial(needs_new_head, images, model_args, args)
     model_class = models.SphereVisionForJointPrediction
     model = build_model(images, model_args, model_class, settings, needs_new_head=new_head)
-    return set_prototypes(model, model_args.prototypes_file, images.class_names)
+    if model_args.prototypes_file is not None:
+        set_prototypes(model, model_args.prototypes_file, images.class_names)
+    return model
 
 
 def describe_joint(model: Any) -> HeadDescription:
