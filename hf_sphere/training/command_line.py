@@ -33,11 +33,10 @@ def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     arguments = parse_arguments(task.arguments, argv, task.summary)
     path = Path(script).resolve()
-    root = path.parent.parent
 
     from hf_sphere.training.run import Command, run_training
 
-    run_training(task, arguments, Command(str(path.relative_to(root)), argv, root))
+    run_training(task, arguments, Command(f"{path.parent.name}/{path.name}", argv))
 
 
 def run_recipe(main: Callable[[Sequence[str] | None], None], **environment: str) -> None:

@@ -26,6 +26,9 @@ from hf_sphere.utils.texts import show_metric
 if TYPE_CHECKING:
     from hf_sphere.training.run import Run
 
+TEMPLATE = Path(__file__).with_name("model_card_template.md")
+"""Jinja template of all cards."""
+
 _DEFINITIONS = {
     "eval_loss": "mean training loss on the evaluation split, including a margin of the head, without calibration",
     "eval_nll": "mean negative log-likelihood of the classes, without a margin of the head, with calibration",
@@ -44,7 +47,6 @@ class Command:
 
     script: str  # path of the script in the repository
     argv: Sequence[str]  # command-line arguments without the program name
-    root: Path  # root of the repository
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,6 @@ def publish(
     )
     write_model_card(
         run.output_dir,
-        template=command.root / "hub_cards" / "model_card.md",
         model_id=name,
         model_class=type(prepared.model).__name__,
         pipeline_tag=task.pipeline_tag,
@@ -134,7 +135,6 @@ def _explain_failed_upload(run: "Run") -> Iterator[None]:
 def write_model_card(
     folder: Path,
     *,
-    template: Path,
     model_id: str,
     model_class: str,
     pipeline_tag: str | None,
@@ -142,7 +142,7 @@ def write_model_card(
     record: TrainingRecord,
     license: str = "unknown",
 ) -> ModelCard:
-    """Write the model card, `README.md`, from a Jinja template to the folder of a model.
+    """Write the model card, `README.md`, to the folder of a model.
 
     `model_id` is the name to load the model by, and `pipeline_tag` the transformers pipeline for it, if there is one.
     """
@@ -171,7 +171,7 @@ def write_model_card(
     packages = ("hf_sphere", "torch", "transformers", *description.packages)
     card = ModelCard.from_template(
         data,
-        template_path=str(template),
+        template_path=str(TEMPLATE),
         model_id=model_id,
         title=on_one_line(description.title),
         summary=on_one_line(description.summary),

@@ -15,8 +15,8 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from hf_sphere import SphereVisionConfig
 from hf_sphere.data.sources import load_splits
 from hf_sphere.nn import HEADS
-from hf_sphere.training import TrainingArguments
-from hf_sphere.training.tasks.classification import ImageClassification, ImageDataArguments, ModelArguments
+from hf_sphere.training import RecipeArguments
+from hf_sphere.training.tasks.classification import ModelArguments, build_classifier
 
 # A linear map to 32 units and a head on the bundled digits: 200 images per epoch in 10 steps.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
@@ -199,11 +199,11 @@ def smoothed_model(finished: Path, source: str):
         backbone="linear_embedding",
         backbone_kwargs={"width": 32},
     )
-    args = TrainingArguments(output_dir="unused", label_smoothing_factor=0.3)
+    args = RecipeArguments(output_dir="unused", label_smoothing_factor=0.3)
     data = SimpleNamespace(
         shape=SimpleNamespace(channels=1, height=8, width=8), class_names=[str(digit) for digit in range(10)]
     )
-    return ImageClassification(model_args, ImageDataArguments(), args).build_model(data)
+    return build_classifier(data, model_args, args)
 
 
 @pytest.mark.parametrize("source", ["new", "saved"])
@@ -243,7 +243,7 @@ class FakeHub:
 @pytest.fixture
 def uploads(monkeypatch) -> list[tuple[str, set[str]]]:
     """Uploads to a fake Hub: repository and file names."""
-    monkeypatch.setattr("hf_sphere.training.run_training.HfApi", FakeHub)
+    monkeypatch.setattr("hf_sphere.training.model_card.HfApi", FakeHub)
     monkeypatch.setattr(FakeHub, "uploads", [])
     return FakeHub.uploads
 

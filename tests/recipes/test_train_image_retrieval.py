@@ -18,7 +18,7 @@ from hf_sphere.data import images as data_images
 from hf_sphere.data.sources import load_splits
 from hf_sphere.metrics import retrieval_scores
 from hf_sphere.nn import HEADS
-from hf_sphere.training.tasks.retrieval import ImageRetrieval
+from hf_sphere.training.tasks import retrieval
 from hf_sphere.utils.snapshots import list_snapshots
 
 # Six digits for training and four for retrieval: 200 images per epoch in 10 steps.
@@ -362,7 +362,7 @@ def test_recall_by_decile_of_certainty_averages_to_recall(finished, results_of):
 
 
 def test_a_run_whose_comparison_fails_has_saved_its_model(train, monkeypatch, tmp_path):
-    monkeypatch.setattr(ImageRetrieval, "compare", lambda *args: 1 / 0)
+    monkeypatch.setattr(retrieval, "compare", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train("--num_train_epochs", "1")
     AutoModelForImageClassification.from_pretrained(tmp_path / "run")
@@ -376,13 +376,11 @@ def test_a_saved_model_is_evaluated_before_training(train, finished, results_of)
 
 @pytest.mark.parametrize(("map_at_r", "warns"), [(0.4, True), (0.5, False), (0.6, False)])
 def test_results_worse_than_those_of_the_frozen_model_cause_a_warning(map_at_r, warns, monkeypatch, caplog):
-    task, said = object.__new__(ImageRetrieval), []
-    task._frozen = {"frozen_recall_at_1": 0.5, "frozen_map_at_r": 0.5}
+    before, said = {"frozen_recall_at_1": 0.5, "frozen_map_at_r": 0.5}, []
     monkeypatch.setattr("hf_sphere.training.evaluation.evaluate_certainty", lambda *args: {})
-    run = SimpleNamespace(print=said.append, accelerator=None)
-    prepared = SimpleNamespace(model=None, data=SimpleNamespace(evaluation=None))
+    run = SimpleNamespace(accelerator=SimpleNamespace(print=said.append))
     results = {"eval_recall_at_1": 0.7, "eval_map_at_r": map_at_r}
-    assert task.compare(prepared, run, results) == task._frozen
+    assert retrieval.compare(run, SimpleNamespace(evaluation=None), before, None, results) == before
     assert ("made map_at_r worse than that of the frozen, pretrained model" in caplog.text) == warns
     assert "frozen_map_at_r 50.00 %" in said[0]
 

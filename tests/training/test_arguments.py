@@ -8,7 +8,7 @@ import pytest
 
 from hf_sphere.data import Episodes
 from hf_sphere.data.options import OpenSetOptions
-from hf_sphere.training import TrainingArguments
+from hf_sphere.training import RecipeArguments
 from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments
 from hf_sphere.utils.arguments import given_arguments, parse_arguments
 
@@ -25,8 +25,8 @@ def config(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def parse(*words: str) -> tuple[ModelArguments, ImageDataArguments, TrainingArguments]:
-    return parse_arguments((ModelArguments, ImageDataArguments, TrainingArguments), [*words, "--output_dir", "out"])
+def parse(*words: str) -> tuple[ModelArguments, ImageDataArguments, RecipeArguments]:
+    return parse_arguments((ModelArguments, ImageDataArguments, RecipeArguments), [*words, "--output_dir", "out"])
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_the_docstring_describes_every_argument_once():
 
 def test_output_dir_is_required(capsys):
     with pytest.raises(SystemExit):
-        parse_arguments((TrainingArguments,), [])
+        parse_arguments((RecipeArguments,), [])
     assert "--output_dir" in capsys.readouterr().err
 
 
@@ -252,7 +252,7 @@ def test_invalid_choice_error_lists_the_choices(refusal):
 )
 def test_invalid_value_error_names_the_argument(name, value):
     with pytest.raises(ValueError, match=rf"^{name} must .* got {value}"):
-        TrainingArguments(output_dir="out", **{name: value})
+        RecipeArguments(output_dir="out", **{name: value})
 
 
 def test_bad_value_on_the_command_line_is_a_usage_error(refusal):

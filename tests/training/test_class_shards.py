@@ -15,7 +15,7 @@ from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import ImagesInMemory
 from hf_sphere.nn import HEADS, build_head
 from hf_sphere.nn.heads.base import head_options
-from hf_sphere.training import TrainingArguments, TrainingLoop, evaluate, gather_classes, initialize_from_data
+from hf_sphere.training import RecipeArguments, TrainingLoop, evaluate, gather_classes, initialize_from_data
 from hf_sphere.training.class_shards import _read_rows, _shard_files
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -44,7 +44,7 @@ def train(head: str, folder: str, processes: int = 1, rank: int = 0, **arguments
     share = {"process_index": rank, "num_processes": processes}
     batches = images(24, batch_size=12 // processes, shuffle=True, **share)
     initialize_from_data(model, batches)
-    args = TrainingArguments(
+    args = RecipeArguments(
         output_dir=folder, num_train_epochs=3, optimizer="adam", learning_rate=0.02, max_grad_norm=0.5, save_epochs=2,
         save_total_limit=9, disable_tqdm=True, **arguments,
     )  # fmt: skip

@@ -10,15 +10,14 @@ import torch
 from torch import nn
 
 from hf_sphere.data import ImageData, ImageShape, ImagesInMemory
-from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.models import (
     SphereVisionConfig,
     SphereVisionForFewShotClassification,
     SphereVisionForImageClassification,
     SphereVisionModel,
 )
-from hf_sphere.training import TrainingArguments
-from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
+from hf_sphere.training import RecipeArguments
+from hf_sphere.training.tasks.few_shot import FewShotArguments, build_few_shot
 from hf_sphere.training.tasks.image import EncoderArguments
 from hf_sphere.utils.arguments import Options
 
@@ -44,8 +43,8 @@ def make_data(side: int = 6) -> ImageData:
 def build(
     *, side: int = 6, few_shot: dict[str, Any] | None = None, **encoder: Any
 ) -> SphereVisionForFewShotClassification:
-    arguments = ImageDataOptions(), TrainingArguments(output_dir="unused"), FewShotArguments(**few_shot or {})
-    return FewShotClassification(EncoderArguments(**encoder), *arguments).build_model(make_data(side))
+    arguments = EncoderArguments(**encoder), RecipeArguments(output_dir="unused"), FewShotArguments(**few_shot or {})
+    return build_few_shot(make_data(side), *arguments)
 
 
 @pytest.fixture

@@ -11,18 +11,16 @@ from PIL import Image
 
 import hf_sphere
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
-from hf_sphere.training.model_card import TrainingRecord, write_model_card
-from hf_sphere.training.run_training import _selection_note
-from hf_sphere.training.tasks.base import Description
+from hf_sphere.training.model_card import TrainingRecord, _selection_note, write_model_card
+from hf_sphere.training.tasks import Description
 
 
 @pytest.fixture
-def write(tmp_path: Path, root: Path) -> Callable[..., ModelCard]:
+def write(tmp_path: Path) -> Callable[..., ModelCard]:
     """Write a card with the library's template and load it again."""
 
     def write_and_load(**changes) -> ModelCard:
         options = {
-            "template": root / "hub_cards" / "model_card.md",
             "model_id": "someone/a-model",
             "title": "A title",
             "summary": "A summary.",

@@ -7,7 +7,7 @@ from torch import nn
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
-from hf_sphere.training import TrainingArguments
+from hf_sphere.training import RecipeArguments
 from hf_sphere.training.optimization import (
     build_scheduler,
     check_optimizer_arguments,
@@ -16,8 +16,8 @@ from hf_sphere.training.optimization import (
 )
 
 
-def arguments(**options) -> TrainingArguments:
-    return TrainingArguments(output_dir="out", **options)
+def arguments(**options) -> RecipeArguments:
+    return RecipeArguments(output_dir="out", **options)
 
 
 ADAM = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}

@@ -32,7 +32,7 @@ from hf_sphere.data import ImageBatches, ImageDataOptions, ImagesInMemory, load_
 from hf_sphere.nn import HEADS, build_head
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.training import SphereCallback, TrainingLoop, create_optimizer, initialize_from_data
-from hf_sphere.training.measures import loss_is_sum
+from hf_sphere.training.evaluation import loss_is_sum
 
 BATCH = 131  # eleven equal batches of the 1,442 training digits; a single one that is left over is dropped
 OPTIONS = {

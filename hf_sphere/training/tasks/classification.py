@@ -247,7 +247,7 @@ def calibration(
     """Return the field `finish` of `Prepared` that fits a calibration, if requested, after checking that it can."""
     if kind is None:
         return {}
-    from hf_sphere.metrics.shared_rows import Rows, check_disjoint
+    from hf_sphere.utils.shared_rows import Rows, check_disjoint
 
     labels = 0 if images.validation is None else len(images.validation.labels.unique())
     enough = labels == len(images.class_names) if kind == "vector" else labels > 0

@@ -122,7 +122,7 @@ def load_images(
     if models.SphereVisionConfig(backbone=name).backbone_config is None and not is_model(name.split(".")[0]):
         create_backbone(name, num_channels=3, image_size=1)  # raises an error that lists similar names
     if saved is not None:
-        from hf_sphere.analysis.model_sources import processor_options
+        from hf_sphere.utils.model_sources import processor_options
 
         data_args.fill(processor_options(load_pretrained(models.SphereVisionImageProcessor, saved)))
     elif model_args.pretrained_backbone or model_args.backbone_weights is not None:
