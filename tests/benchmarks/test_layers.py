@@ -54,7 +54,7 @@ def test_the_mean_loss_is_taken_with_and_without_bias():
 
 
 def test_the_mean_loss_of_no_layer_is_left_out():
-    layers = {name: layer(0.9, 0.01, 0.8) for name in "abc"}
+    layers = {name: layer(0.9 + 0.01 * number, 0.01, 0.5 + 0.1 * number) for number, name in enumerate("abc")}
     assert "layers/drop_unbiased" not in compare_layers(layers)
 
 
