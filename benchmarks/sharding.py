@@ -153,7 +153,7 @@ def train(folder: str, processes: int, rank: int, classes: int, **arguments: Any
         shuffle=True, process_index=rank, num_processes=processes,
     )  # fmt: skip
     args = RecipeArguments(
-        output_dir=folder, num_train_epochs=2, optimizer="sgd", learning_rate=0.1, disable_tqdm=True, **arguments
+        output_dir=folder, num_train_epochs=2, optim="sgd", learning_rate=0.1, disable_tqdm=True, **arguments
     )
     loop = TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0})
     loop.run()

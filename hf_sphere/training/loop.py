@@ -48,7 +48,7 @@ class TrainingLoop:
         derive: Returns metrics computed from the means over an epoch, for instance the perplexity from the loss.
         before_epoch: Called with the model and the number of the epoch, from 0, before each epoch.
         snapshot: Called with the model and the number of completed epochs, before training and after each full epoch.
-        metric: Metric, of training or `evaluate`, for selecting the best epoch, early stopping and `plateau`.
+        metric: Metric, of training or `evaluate`, that selects the best epoch, stops early and reduces the learning rate.
         higher_is_better: Whether larger values of `metric` are better.
 
     Attributes:
@@ -90,11 +90,11 @@ class TrainingLoop:
         self.output_dir = Path(args.output_dir)
         self.steps_per_epoch = math.ceil(len(batches) / args.gradient_accumulation_steps)
         self.total_steps = self.steps_per_epoch * args.num_train_epochs
-        if args.max_steps is not None:
-            self.total_steps = min(self.total_steps, args.max_steps)
+        if args.stop_after_steps is not None:
+            self.total_steps = min(self.total_steps, args.stop_after_steps)
         self._loss_is_sum = loss_is_sum(model)
         few = None
-        if args.optimizer in optimizer_names() or args.radial_logging_steps:
+        if args.optim in optimizer_names() or args.radial_logging_steps:
             # A few examples for finding the radially invariant weights, the same on every process.
             few = broadcast({name: value[:16] for name, value in next(iter(batches.epoch())).items()})
         optimizer = optimizer_from_arguments(model, args, few)
@@ -105,11 +105,11 @@ class TrainingLoop:
         if class_shards(model):
             exclude_class_shards(model)
             ClassShardCheckpoint(accelerator, model, optimizer)
-        if args.compile:
+        if args.torch_compile:
             model.compile()  # in place, so that the names of saved tensors remain
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.trained_model = accelerator.unwrap_model(self.model) if self.average is None else self.average.module
-        if accelerator.is_fsdp2 and args.optimizer == "sgd":  # torch has no fused SGD for sharded parameters
+        if accelerator.is_fsdp2 and args.optim == "sgd":  # torch has no fused SGD for sharded parameters
             for parameters in self.optimizer.param_groups:
                 parameters["fused"] = False
         if accelerator.num_processes > 1:
@@ -324,7 +324,9 @@ class TrainingLoop:
             )
         follows_metric = isinstance(self.scheduler, ReduceLROnPlateau)
         if follows_metric != ("best" in self.state.scheduler):
-            raise CheckpointError(f"{checkpoint} has another lr_scheduler_type; `plateau` cannot be changed.")
+            raise CheckpointError(
+                f"{checkpoint} has another lr_scheduler_type; `reduce_lr_on_plateau` cannot be changed."
+            )
         if self.state.metric not in ("", self.metric):  # the best value of one metric cannot be compared with another
             self.state.best_metric = self.state.best_epoch = None
         if self.state.metric in ("", self.metric) or not follows_metric:

@@ -34,22 +34,22 @@ def optimizer_from_arguments(
         "eps": args.adam_epsilon,
         "adamw_lr_scale": args.adamw_lr_scale,
         "hyperball_on": args.hyperball_on,
-        **({"nesterov": args.nesterov} if args.optimizer == "sgd" else {}),
+        **({"nesterov": args.nesterov} if args.optim == "sgd" else {}),
     }
-    valid = option_defaults(args.optimizer)
+    valid = option_defaults(args.optim)
     scales = None if args.layer_decay is None else _layer_scales(model, args.layer_decay)
     options = {name: value for name, value in given.items() if name in valid}
-    return build_optimizer(model, args.optimizer, batch, lr_scales=scales, **options)
+    return build_optimizer(model, args.optim, batch, lr_scales=scales, **options)
 
 
 def check_optimizer_arguments(args: RecipeArguments) -> None:
     """Raise an error for arguments of other optimizers that have other values than by default."""
-    used = option_defaults(args.optimizer).keys() - ({"nesterov"} if args.optimizer != "sgd" else set())
+    used = option_defaults(args.optim).keys() - ({"nesterov"} if args.optim != "sgd" else set())
     options = {name: name for name in ("momentum", "nesterov", "adamw_lr_scale", "hyperball_on")}
     for name, option in {**options, "adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}.items():
         default = getattr(RecipeArguments, name)
         if option not in used and getattr(args, name) != default:
-            effect = f"{name} {getattr(args, name)} has no effect with optimizer {args.optimizer}"
+            effect = f"{name} {getattr(args, name)} has no effect with optim {args.optim}"
             raise ValueError(f"{effect}; leave it out, or set it to {default} if it is in a configuration.")
 
 
@@ -72,11 +72,11 @@ def _layer_scales(model: Any, layer_decay: float) -> dict[str, float]:
 def build_scheduler(
     optimizer: torch.optim.Optimizer, args: RecipeArguments, steps_per_epoch: int, *, higher_is_better: bool = True
 ) -> LRScheduler:
-    """Build the schedule: one `step()` per optimizer step, or for `plateau` one `step(metric)` per epoch."""
+    """Build the schedule: one `step()` per optimizer step, or `step(metric)` per epoch for `reduce_lr_on_plateau`."""
     for group in optimizer.param_groups:
         # The peak, under the key of torch's schedulers; in a resumed run it separates decays from changed arguments.
         group.setdefault("initial_lr", group["lr"])
-    if args.lr_scheduler_type == "plateau":
+    if args.lr_scheduler_type == "reduce_lr_on_plateau":
         mode: Literal["min", "max"] = "max" if higher_is_better else "min"
         return ReduceLROnPlateau(optimizer, mode=mode, factor=args.lr_gamma, patience=args.lr_patience)
     return LambdaLR(optimizer, lambda step: learning_rate_factor(args, step / steps_per_epoch))

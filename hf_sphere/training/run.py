@@ -47,6 +47,7 @@ from hf_sphere.training.tasks import Prepared, Task
 from hf_sphere.utils.files import find_damage, remove_folder, write_json, write_manifest
 from hf_sphere.utils.loading import load_model
 from hf_sphere.utils.privacy import hide_private
+from hf_sphere.utils.renamed import rename_options
 from hf_sphere.utils.texts import INTERVAL, show_metrics
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ logger = logging.getLogger(__name__)
 # Settings that may change when a run is resumed, since they do not affect training.
 _FREE_TO_CHANGE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "disable_tqdm", "report_to", "logging_steps"),
-    *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "max_steps"),
+    *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "stop_after_steps"),
     *("dataloader_num_workers", "push_to_hub", "hub_model_id", "early_stopping_patience", "load_best_model_at_end"),
     *("radial_logging_steps", "preprocessing_num_workers", "snapshot_epochs", "snapshot_until"),
     *("test_time_flips", "calibrate", "license"),
@@ -98,7 +99,12 @@ class Run(ExitStack):
     def settings(self) -> dict[str, Any]:
         """All arguments by name, with the values that the task has set."""
         settings = {name: value for each in self._arguments for name, value in asdict(each).items()}
-        used = {"num_processes": self.accelerator.num_processes, "mixed_precision": self.accelerator.mixed_precision}
+        precision = self.accelerator.mixed_precision
+        used = {
+            "num_processes": self.accelerator.num_processes,
+            "bf16": precision == "bf16",
+            "fp16": precision == "fp16",
+        }
         return settings | used
 
     def prepare_output_dir(self) -> None:
@@ -115,7 +121,7 @@ class Run(ExitStack):
             self.enter_context(locked(self.output_dir))
             prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
             if resume and not overwrite:
-                _check_changes(read_settings(self.output_dir) or {}, self.settings)
+                _check_changes(rename_options(read_settings(self.output_dir) or {}), self.settings)
             write_settings(self.output_dir, {"recipe": self.recipe, **self.settings})
         self.accelerator.wait_for_everyone()
         if self.args.report_to:
@@ -204,7 +210,7 @@ def _check_sharding(accelerator: Accelerator, args: RecipeArguments, *, shard_cl
         used = {"gradient_accumulation_steps": args.gradient_accumulation_steps > 1}
         used |= {"max_grad_norm": args.max_grad_norm is not None}
     if shard_classes:  # each process would choose another scale of its loss
-        used["mixed_precision fp16"] = accelerator.mixed_precision == "fp16"
+        used["fp16"] = accelerator.mixed_precision == "fp16"
         used[accelerator.distributed_type.value] = accelerator.distributed_type in _SHARDED
     if unsupported := [name for name, is_used in used.items() if is_used]:
         kind = "shard_classes" if shard_classes else accelerator.distributed_type.value

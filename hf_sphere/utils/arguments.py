@@ -21,6 +21,8 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 
 import yaml
 
+from hf_sphere.utils.renamed import rename_options
+
 
 class _YamlLoader(yaml.SafeLoader):
     """YAML loader that parses 1e-3 as a number, as YAML 1.2 and JSON do; PyYAML requires 1.0e-3.
@@ -75,7 +77,9 @@ class Arguments:
         """Add the help texts of the fields to the docstring, for `help` in Python."""
         own = {name: value for name, value in vars(cls).items() if isinstance(value, dataclasses.Field)}
         fields = getattr(cls, "__dataclass_fields__", {}) | own
-        lines = [f"    {name}: {field.metadata['help']}" for name, field in fields.items() if "help" in field.metadata]
+        lines = [
+            f"    {name}: {field.metadata['help'].text}" for name, field in fields.items() if "help" in field.metadata
+        ]
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or "").split("\n\nArgs:\n")[0], "\nArgs:", *lines])
 
     def __post_init__(self) -> None:
@@ -85,7 +89,7 @@ class Arguments:
                 raise ValueError(f"--{field.name} must not be empty.")
             for number in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(number, (int, float)) and not isinstance(number, bool):
-                    _check_number(field.name, number, field.metadata.get("bounds", {}))
+                    _check_number(field.name, number, _about(field).bounds)
 
 
 class Options(dict[str, Any]):
@@ -106,6 +110,20 @@ class Options(dict[str, Any]):
         super().__init__(value)
 
 
+class _Help(str):
+    """A help text as argparse expects it, with what is no option of argparse, to which HfArgumentParser passes all."""
+
+    def __new__(cls, text: str, *_: Any) -> "_Help":
+        return super().__new__(cls, text.replace("%", "%%"))
+
+    def __init__(self, text: str, choices: Any, bounds: Mapping[str, float]) -> None:
+        self.text, self.choices, self.bounds = text, choices, bounds
+
+
+def _about(field: dataclasses.Field) -> _Help:
+    return field.metadata.get("help") or _Help("", None, {})
+
+
 def argument(
     default: Any = dataclasses.MISSING,
     help: str = "",
@@ -122,7 +140,7 @@ def argument(
             fields of type `Literal`.
         **bounds: `ge`, `gt`, `le` or `lt`, for numbers and lists of numbers.
     """
-    metadata = {"help": help, "choices": choices, "bounds": bounds}
+    metadata = {"help": _Help(help, choices, bounds)}
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -147,7 +165,7 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
     for cls in types:
         _add_arguments(parser, cls)
     names = [field.name for cls in types for field in dataclasses.fields(cls)]
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = _with_new_names(sys.argv[1:] if argv is None else argv, names)
     try:
         given, unknown = parser.parse_known_args(
             [w for path in _config_files(words) for w in _argv_of(path, names)] + words
@@ -253,7 +271,8 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
         if declaring not in groups:
             groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
         group = groups[declaring]
-        options: dict[str, Any] = {"help": field.metadata.get("help", "").replace("%", "%%")}
+        about = _about(field)
+        options: dict[str, Any] = {"help": str(about)}
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if default is dataclasses.MISSING:
             options["required"] = True
@@ -262,7 +281,7 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
             if default is not None and default != {}:
                 options["help"] += f" (default: {str(default).replace('%', '%%')})"
         kind = _without_none(hints[field.name])
-        choices = field.metadata.get("choices")
+        choices = about.choices
         if get_origin(kind) is Literal:
             choices = get_args(kind)
             kind = type(choices[0])
@@ -309,10 +328,38 @@ def _argv_of(path: str, names: list[str]) -> list[str]:
         return []
     if not isinstance(values, dict):
         raise ValueError(f"the configuration {path} must be a mapping of arguments to values.")
+    values = dict(_with_new_name(str(key), value, names) for key, value in values.items())
     for key in values:
         if key not in names:
             raise ValueError(f"unknown key {key!r} in {path}.{_hint(str(key), names)}")
     return to_argv(values)
+
+
+def _with_new_names(words: Sequence[str], names: list[str]) -> list[str]:
+    """Return command-line arguments with the new names of options."""
+    left, renamed = list(words), list[str]()
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        is_pair = not equals and bool(left) and not left[0].startswith("--")
+        old = name.replace("-", "_"), left[0] if is_pair else value or "true"
+        new = _with_new_name(*old, names) if word.startswith("--") else old
+        if new == old:
+            renamed.append(word)
+        else:
+            renamed.append(f"--{new[0]}={new[1]}")
+            del left[:is_pair]
+    return renamed
+
+
+def _with_new_name(name: str, value: Any, names: list[str]) -> tuple[str, Any]:
+    """Return name and value of an option, and print a message if they are new."""
+    ((new, new_value),) = rename_options({name: value}).items()
+    if new not in names or (name in names and new != name) or (new, new_value) == (name, value):
+        return name, value
+    shown = str(new_value).lower() if isinstance(new_value, bool) else new_value
+    print(f"{name} {value} is now {new} {shown}; the old name will be removed.", file=sys.stderr)
+    return new, new_value
 
 
 def _hint(name: str, names: list[str]) -> str:

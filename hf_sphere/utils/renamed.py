@@ -1,8 +1,8 @@
-"""Old public names, which stay importable for one release: the only table of them."""
+"""Old public names and old names of options, which are accepted for one release: the only tables of them."""
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 RENAMED = {
@@ -15,6 +15,39 @@ RENAMED = {
     "hf_sphere.training.TrainingArguments": "hf_sphere.training.RecipeArguments",
 }
 """New name by old name, of packages with all their names, and of single names."""
+
+
+RENAMED_OPTIONS: dict[tuple[str, Any], tuple[str, Any]] = {
+    ("optimizer", None): ("optim", None),
+    ("compile", None): ("torch_compile", None),
+    ("max_steps", None): ("stop_after_steps", None),
+    ("mixed_precision", "bf16"): ("bf16", True),
+    ("mixed_precision", "fp16"): ("fp16", True),
+    ("mixed_precision", "no"): ("bf16", False),
+    ("lr_scheduler_type", "plateau"): ("lr_scheduler_type", "reduce_lr_on_plateau"),
+}
+"""New name and value of an option of training by its old ones; None stands for any value, which is kept."""
+
+
+def rename_options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a run with the new names of options."""
+    renamed = {}
+    for name, value in settings.items():
+        text = "no" if name == "mixed_precision" and value is False else value  # YAML reads a bare no as False
+        key = (name, text if isinstance(text, str) else None)
+        new, new_value = RENAMED_OPTIONS.get(key) or RENAMED_OPTIONS.get((name, None)) or (name, None)
+        renamed[new] = value if new_value is None else new_value
+    return renamed
+
+
+def restore_options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a run with the old names of options, of which digests were computed."""
+    restored = {}
+    for name, value in settings.items():
+        pairs = [pair for pair, new in RENAMED_OPTIONS.items() if new in ((name, None), (name, value))]
+        old, old_value = pairs[0] if pairs else (name, None)
+        restored[old] = value if old_value is None else old_value
+    return restored
 
 
 def find_renamed(package: str, lookup: Callable[[str], Any] | None = None) -> Callable[[str], Any]:

@@ -116,7 +116,7 @@ def test_drawings_on_transparency_are_counted_on_the_card_and_have_the_color_of_
     assert AutoImageProcessor.from_pretrained(folder).background_color == [200, 200, 200]
 
 
-@pytest.mark.parametrize("words", [["--early_stopping_patience", "1"], ["--lr_scheduler_type", "plateau"]])
+@pytest.mark.parametrize("words", [["--early_stopping_patience", "1"], ["--lr_scheduler_type", "reduce_lr_on_plateau"]])
 def test_the_card_does_not_deny_that_the_evaluation_split_was_used(train, words):
     assert "was not used for selection" not in note(train(*words))
 
@@ -321,7 +321,7 @@ def test_a_run_resumed_after_ctrl_c_ends_like_an_uninterrupted_one(start, train,
 @pytest.fixture(scope="module")
 def global_batch_of_32(cache) -> list[str]:
     """Arguments for plain SGD without the per-process batch size; 1440 images are exactly 45 steps of 32."""
-    words = ["--max_train_samples", "1440", "--num_train_epochs", "4", "--optimizer", "sgd", "--learning_rate", "0.02"]
+    words = ["--max_train_samples", "1440", "--num_train_epochs", "4", "--optim", "sgd", "--learning_rate", "0.02"]
     return [*QUICK, *cache, *words]
 
 

@@ -162,7 +162,7 @@ def test_the_result_is_that_of_the_evaluation_classes(held_out, results_of):
 
 
 def test_a_validation_split_works_with_a_plateau_schedule(train, results_of):
-    words = ["--validation_fraction", "0.4", "--lr_scheduler_type", "plateau", "--lr_patience", "0"]
+    words = ["--validation_fraction", "0.4", "--lr_scheduler_type", "reduce_lr_on_plateau", "--lr_patience", "0"]
     words += ["--num_train_epochs", "6", "--early_stopping_patience", "2"]
     history = results_of(train(*words))["history"]
     recalls = [entry["validation_recall_at_1"] for entry in history]
@@ -228,13 +228,13 @@ def test_classes_shared_by_both_splits_cause_a_warning(train_on_splits, monkeypa
 @pytest.mark.parametrize("steps", ["7", "10", "13"])
 def test_a_run_resumed_after_max_steps_ends_like_an_uninterrupted_one(train, steps):
     unbroken = train(*RANDOM, name="unbroken")
-    train(*RANDOM, "--max_steps", steps)
+    train(*RANDOM, "--stop_after_steps", steps)
     resumed = train(*RANDOM, "--resume_from_checkpoint", "latest")
     assert same(weights(unbroken), weights(resumed))
 
 
 def test_a_resumed_run_does_not_repeat_the_data_dependent_initialization(train, monkeypatch):
-    train(*RANDOM, "--max_steps", "7")
+    train(*RANDOM, "--stop_after_steps", "7")
     monkeypatch.setattr(
         "hf_sphere.training.evaluation.initialize_from_data", lambda *_: pytest.fail("initialized twice")
     )
@@ -326,7 +326,7 @@ def test_validation_data_without_two_images_of_a_class_is_refused_before_trainin
 
 
 def test_a_run_is_not_resumed_with_another_head(train):
-    train("--max_steps", "3", "--head", "cosine")
+    train("--stop_after_steps", "3", "--head", "cosine")
     with pytest.raises(ValueError, match=r"has another model; changed are: head \(cosine -> arcface\)"):
         train("--head", "arcface", "--resume_from_checkpoint", "latest")
     with pytest.raises(ValueError, match=r"has another model; changed are: final_activation \(None -> True\)"):
@@ -405,7 +405,7 @@ def omniglot(real_data, run_main, recipe, root, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("omniglot")
     words = ["--config", str(root / "recipes/configs/vmf/omniglot-retrieval-vmf.yaml"), "--disable_tqdm"]
     words += ["--dataset_name", str(real_data("brendenlake/omniglot")), "--cache_dir", str(folder / "decoded")]
-    words += ["--max_train_samples", "800", "--max_eval_samples", "400", "--num_train_epochs", "1", "--max_steps", "6"]
+    words += ["--max_train_samples", "800", "--max_eval_samples", "400", "--num_train_epochs", "1", "--stop_after_steps", "6"]
     words += ["--episode_classes", "10", "--dataloader_num_workers", "0", "--output_dir", str(folder / "run")]
     run_main(recipe, words)
     return folder / "run"

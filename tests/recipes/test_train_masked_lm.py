@@ -125,7 +125,7 @@ def test_the_spherization_options_are_passed_to_the_model(finished):
 
 def test_a_model_from_scratch_is_determined_by_the_seed(train, tiny_bert):
     folders = {
-        name: train("--from_scratch", "--max_steps", "1", "--seed", seed, name=name)
+        name: train("--from_scratch", "--stop_after_steps", "1", "--seed", seed, name=name)
         for name, seed in {"a": "1", "b": "1", "c": "2"}.items()
     }
     assert same(weights(folders["a"]), weights(folders["b"]))
@@ -213,7 +213,7 @@ RANDOM = [*SPHERIZED, "--whole_word_masking"]
 
 def test_resuming_does_not_repeat_the_data_dependent_initialization(train, monkeypatch):
     words = [*SPHERIZED, "--calibrate", "--calibration_tokens", "4000", "--num_train_epochs", "1"]
-    train(*words, "--max_steps", "3")
+    train(*words, "--stop_after_steps", "3")
     monkeypatch.setattr(masked_lm, "calibrate", lambda *_: pytest.fail("calibrated twice"))
     train(*words, "--resume_from_checkpoint", "latest")
 

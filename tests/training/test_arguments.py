@@ -44,7 +44,7 @@ def refusal(capsys) -> Callable[..., str]:
 
 def test_missing_arguments_have_defaults():
     _, data, args = parse()
-    assert (data.dataset_name, args.learning_rate, args.max_steps) == ("digits", 1e-3, None)
+    assert (data.dataset_name, args.learning_rate, args.stop_after_steps) == ("digits", 1e-3, None)
 
 
 def test_the_docstring_describes_every_argument_once():
@@ -225,7 +225,7 @@ def test_wrong_type_error_names_the_argument(config, refusal, source):
 
 
 def test_invalid_choice_error_lists_the_choices(refusal):
-    message = refusal("--optimizer", "adamm")
+    message = refusal("--optim", "adamm")
     assert all(name in message for name in ("adamm", "adam", "adamw", "sgd"))
 
 
@@ -240,7 +240,7 @@ def test_invalid_choice_error_lists_the_choices(refusal):
         ("save_total_limit", 0),
         ("logging_steps", 0),
         ("lr_step_epochs", 0),
-        ("max_steps", -1),
+        ("stop_after_steps", -1),
         ("early_stopping_patience", 0),
         ("learning_rate", -0.1),
         ("learning_rate", float("nan")),
@@ -310,7 +310,7 @@ def test_multistep_requires_milestones(refusal):
 
 
 def test_plateau_rejects_warmup(refusal):
-    assert "plateau does not support warmup_epochs" in refusal("--lr_scheduler_type", "plateau", "--warmup_epochs", "1")
+    assert "reduce_lr_on_plateau does not support warmup_epochs" in refusal("--lr_scheduler_type", "reduce_lr_on_plateau", "--warmup_epochs", "1")
 
 
 @pytest.mark.parametrize("text", ["- learning_rate", "just words", "false"])

@@ -58,7 +58,7 @@ def test_training_itself_does_not_depend_on_the_average(make_loop, make_model, t
 def test_resumed_average_equals_that_of_an_uninterrupted_run(make_loop, make_model, tmp_path):
     unbroken = make_loop(make_model(), num_train_epochs=3, ema_decay=0.9, output_dir=str(tmp_path / "unbroken"))
     unbroken.run()
-    make_loop(make_model(), num_train_epochs=3, ema_decay=0.9, max_steps=7, save_steps=7).run()
+    make_loop(make_model(), num_train_epochs=3, ema_decay=0.9, stop_after_steps=7, save_steps=7).run()
     resumed = make_loop(make_model(seed=1), num_train_epochs=3, ema_decay=0.9, resume_from_checkpoint="latest")
     resumed.run()
     for name, value in averaged(unbroken).items():

@@ -45,7 +45,7 @@ def train(head: str, folder: str, processes: int = 1, rank: int = 0, **arguments
     batches = images(24, batch_size=12 // processes, shuffle=True, **share)
     initialize_from_data(model, batches)
     args = RecipeArguments(
-        output_dir=folder, num_train_epochs=3, optimizer="adam", learning_rate=0.02, max_grad_norm=0.5, save_epochs=2,
+        output_dir=folder, num_train_epochs=3, optim="adam", learning_rate=0.02, max_grad_norm=0.5, save_epochs=2,
         save_total_limit=9, disable_tqdm=True, **arguments,
     )  # fmt: skip
     loop = TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0})

@@ -31,7 +31,7 @@ def rates(model, **options) -> dict[str, float]:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adam_srt"])
 def test_rates_decay_by_layer_as_in_timm(model, optimizer):
-    found = rates(model, layer_decay=0.5, optimizer=optimizer)
+    found = rates(model, layer_decay=0.5, optim=optimizer)
     assert set(found) == {name for name, _ in model.named_parameters()}
     blocks = {name.split("layer")[1][0]: rate for name, rate in found.items() if "backbone.layer" in name}
     assert blocks == pytest.approx({"1": 0.0125, "2": 0.025, "3": 0.05, "4": 0.1})
@@ -98,7 +98,7 @@ def test_a_compiled_model_trains_and_resumes_like_an_uncompiled_one(make_loop, m
     monkeypatch.setattr(nn.Module, "compile", compile_quickly)
     plain = make_loop(make_model(dropout=0.0), num_train_epochs=2, output_dir=str(tmp_path / "plain"))
     plain.run()
-    make_loop(make_model(dropout=0.0), num_train_epochs=1, compile=True).run()
+    make_loop(make_model(dropout=0.0), num_train_epochs=1, torch_compile=True).run()
     resumed = make_loop(make_model(seed=1, dropout=0.0), num_train_epochs=2, resume_from_checkpoint="latest")
     resumed.run()
     assert len(calls) == 1

@@ -239,7 +239,7 @@ def test_values_outside_are_rejected_by_default_only_if_the_range_was_given(task
     assert build(task, values={"value_range": given}).regression.out_of_range == expected
 
 
-@every_task
+@with_values
 def test_values_inside_are_accepted(task):
     check_values(build(task), make_data(task))
 

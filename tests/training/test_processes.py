@@ -99,7 +99,7 @@ def _train_head(
     accelerator = sharding_accelerator() if sharded else Accelerator(cpu=True)
     initialize_from_data(model, batches)
     args = RecipeArguments(
-        output_dir=folder, num_train_epochs=10, optimizer="sgd", learning_rate=0.02, save_epochs=10,
+        output_dir=folder, num_train_epochs=10, optim="sgd", learning_rate=0.02, save_epochs=10,
         gradient_accumulation_steps=batches_per_step, save_total_limit=9, disable_tqdm=True, **arguments,
     )  # fmt: skip
     loop = TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0})

@@ -93,7 +93,7 @@ def losses_of_recipe(tmp_path: Path) -> Callable[..., list[float]]:
 
     def train(model: Any, batches: ImageBatches, **options: Any) -> list[float]:
         plain = {"num_train_epochs": 1, "learning_rate": 0.01, "weight_decay": 0.1, "optimizer": "adamw"} | options
-        args = training.TrainingArguments(str(tmp_path / "recipe"), disable_tqdm=True, **plain)
+        args = training.RecipeArguments(str(tmp_path / "recipe"), disable_tqdm=True, **plain)
         initialize_from_data(model, batches)
         loop = TrainingLoop(model, batches, args, Accelerator(cpu=True), evaluate=lambda _: {"accuracy": 0.0})
         losses = record_losses(model)
@@ -458,7 +458,7 @@ def test_summed_loss_of_a_model_of_a_user_with_accumulation_is_rejected(argument
 
 def test_summed_loss_without_accumulation_has_the_curve_of_the_recipe(digits, arguments, losses_of_recipe):
     model = make_model("prototype", head_kwargs={"reduction": "sum"})
-    expected = losses_of_recipe(copy.deepcopy(model), digits, optimizer="sgd", learning_rate=1e-4, momentum=0.0)
+    expected = losses_of_recipe(copy.deepcopy(model), digits, optim="sgd", learning_rate=1e-4, momentum=0.0)
     args = arguments(optim="sgd", learning_rate=1e-4)
     assert train(SphereTrainer(model, args, train_dataset=digits)) == pytest.approx(expected, rel=0, abs=1e-6)
 
@@ -489,7 +489,7 @@ def test_fsdp_in_one_process_is_rejected(arguments):
 
 def test_arguments_of_a_recipe_are_rejected(tmp_path):
     with pytest.raises(TypeError, match=r"args must be transformers\.TrainingArguments"):
-        SphereTrainer(make_model(), training.TrainingArguments(str(tmp_path)))
+        SphereTrainer(make_model(), training.RecipeArguments(str(tmp_path)))
 
 
 def test_image_batches_of_another_number_of_processes_are_rejected(arguments):

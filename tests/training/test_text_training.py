@@ -50,7 +50,7 @@ def make_batches(count: int = 24, **options) -> TextBatches:
 def train(batches: TextBatches, folder: str, **options) -> tuple[TinyLanguageModel, list[dict[str, float]]]:
     """Train with plain gradient descent; return the model and the history."""
     args = RecipeArguments(
-        output_dir=folder, optimizer="sgd", momentum=0.0, learning_rate=0.5, disable_tqdm=True,
+        output_dir=folder, optim="sgd", momentum=0.0, learning_rate=0.5, disable_tqdm=True,
         **{"num_train_epochs": 1, **options},
     )  # fmt: skip
     loop = TrainingLoop(
@@ -83,7 +83,7 @@ def test_batches_have_different_numbers_of_targets():
 
 @pytest.mark.parametrize("accumulated", [1, 2, 6])
 def test_step_uses_the_mean_over_all_target_tokens_of_its_batches(tmp_path, accumulated):
-    model, _ = train(make_batches(), str(tmp_path), gradient_accumulation_steps=accumulated, max_steps=1)
+    model, _ = train(make_batches(), str(tmp_path), gradient_accumulation_steps=accumulated, stop_after_steps=1)
     assert_same_weights(model, after_one_step(list(make_batches().epoch())[:accumulated]))
 
 
@@ -144,7 +144,7 @@ def test_perplexity_of_a_huge_loss_is_infinite():
 
 def test_run_resumed_mid_epoch_has_the_model_of_an_uninterrupted_one(tmp_path):
     unbroken, measured = train(make_batches(), str(tmp_path / "unbroken"), num_train_epochs=2)
-    train(make_batches(), str(tmp_path / "run"), num_train_epochs=2, max_steps=4)
+    train(make_batches(), str(tmp_path / "run"), num_train_epochs=2, stop_after_steps=4)
     resumed, history = train(
         make_batches(), str(tmp_path / "run"), num_train_epochs=2, resume_from_checkpoint="latest"
     )  # fmt: skip
@@ -161,7 +161,7 @@ def _train_shared(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     share = {"process_index": rank, "num_processes": 2}
     accelerator = Accelerator(cpu=True)
-    model, history = train(make_batches(**share), folder, gradient_accumulation_steps=2, max_steps=1)
+    model, history = train(make_batches(**share), folder, gradient_accumulation_steps=2, stop_after_steps=1)
     measured = evaluate(model, make_batches(shuffle=False, **share), accelerator, measure_tokens)
     torch.save({"weights": model.state_dict(), "train": history[-1], "eval": measured}, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()

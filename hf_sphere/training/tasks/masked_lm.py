@@ -79,7 +79,7 @@ class TextRecipeArguments(RecipeArguments):
     num_train_epochs: int = argument(3, "Epochs to train; 0 only evaluates a saved model.", ge=0)
     per_device_train_batch_size: int = argument(8, "Blocks per training batch and process.", ge=1)
     per_device_eval_batch_size: int = argument(8, "Blocks per evaluation batch and process.", ge=1)
-    optimizer: str = argument("adamw", OPTIMIZER_HELP, choices=optimizer_choices)
+    optim: str = argument("adamw", OPTIMIZER_HELP, choices=optimizer_choices)
     learning_rate: float = argument(5e-5, "Peak learning rate.", ge=0)
 
     def __post_init__(self) -> None:
@@ -178,7 +178,7 @@ def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
         )
     if args.from_scratch:
         return MODEL_FOR_MASKED_LM_MAPPING[type(config)](config)
-    # Trained in float32 whatever the saved dtype; --mixed_precision is for speed.
+    # Trained in float32 whatever the saved dtype; --bf16 is for speed.
     return load_model(model_class, name, config=config, dtype=torch.float32)
 
 
