@@ -48,7 +48,7 @@ class TrainingLoop:
         derive: Returns metrics computed from the means over an epoch, for instance the perplexity from the loss.
         before_epoch: Called with the model and the number of the epoch, from 0, before each epoch.
         snapshot: Called with the model and the number of completed epochs, before training and after each full epoch.
-        metric: Metric, of training or `evaluate`, that selects the best epoch, stops early and reduces the learning rate.
+        metric: Metric, of training or `evaluate`, for selecting the best epoch, early stopping and the learning rate.
         higher_is_better: Whether larger values of `metric` are better.
 
     Attributes:

@@ -26,6 +26,7 @@ class Task:
         metric: Metric for selecting the best epoch, without its prefix.
         higher_is_better: Whether larger values of `metric` are better.
         headline: Metrics in the last line on the console and in the `model-index` of the card.
+        model_name: Class of the model, in `hf_sphere.models`, if it is the same for all arguments.
         pipeline_tag: The transformers pipeline for the model, if there is one.
         numerics: Raised when a change of the code changes the results of this task; `benchmarks/reproduce.py` then
             repeats its runs.
@@ -39,6 +40,7 @@ class Task:
     metric: str
     higher_is_better: bool
     headline: tuple[str, ...]
+    model_name: str = ""
     pipeline_tag: str | None = None
     numerics: int = 1
     train_metrics: tuple[str, ...] = ()

@@ -343,5 +343,6 @@ TASK = Task(
     metric="accuracy",
     higher_is_better=True,
     headline=("accuracy",),
+    model_name="SphereVisionForImageClassification",
     pipeline_tag="image-classification",
 )

@@ -149,4 +149,5 @@ TASK = Task(
     metric="accuracy",
     higher_is_better=True,
     headline=("accuracy",),
+    model_name="SphereVisionForFewShotClassification",
 )

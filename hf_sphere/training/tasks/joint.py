@@ -100,4 +100,5 @@ TASK = Task(
     metric="loss",
     higher_is_better=False,
     headline=("accuracy", "mean_absolute_error"),
+    model_name="SphereVisionForJointPrediction",
 )

@@ -136,4 +136,5 @@ TASK = Task(
     metric="mean_absolute_error",
     higher_is_better=False,
     headline=("mean_absolute_error",),
+    model_name="SphereVisionForRegression",
 )

@@ -107,6 +107,7 @@ TASK = Task(
     metric="recall_at_1",
     higher_is_better=True,
     headline=HEADLINE,
+    model_name="SphereVisionForImageClassification",
     pipeline_tag="image-feature-extraction",
     train_metrics=("accuracy", "loss"),
     eval_metrics=("recall_at_1", "r_precision", "map_at_r"),
