@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.decoding import EncodedImages, stack_images
@@ -14,8 +14,12 @@ from hf_sphere.data.sampling import Episodes, EpisodeSampler, log_repetition, sh
 from hf_sphere.utils.seeds import mix_seed
 
 
-class ImageBatches:
+class ImageBatches(IterableDataset):
     """Batches `{"pixel_values", "labels"}` of one split; the base class for data in memory and on disk.
+
+    Iteration yields the batches of the epoch of `set_epoch`, also through `DataLoader(batches, batch_size=None)`. The
+    Trainer of transformers, in one process, takes them as datasets with `data_collator=ImageBatches.collate` and
+    `per_device_train_batch_size=1`; `SphereTrainer` takes them as they are.
 
     If images have two targets, batches also have `regression_labels`.
 
@@ -75,6 +79,7 @@ class ImageBatches:
         self.seed = seed
         self.process_index = process_index
         self.num_processes = num_processes
+        self._epoch = 0
         self._rows = torch.arange(len(labels)) if rows is None else rows
         self._weights = None
         if balanced:
@@ -102,6 +107,20 @@ class ImageBatches:
         # Batch norm cannot train on a single image, so a training batch of one is dropped (unless it is the only one).
         leftover_of_one = self.shuffle and count % self.batch_size == 1 and count > self.batch_size
         return math.ceil(count / self.batch_size) - leftover_of_one
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration, as of samplers of torch."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        if get_worker_info() is not None:
+            raise ValueError("image batches are made on their device by the main process; leave out num_workers.")
+        return self.epoch(self._epoch)
+
+    @staticmethod
+    def collate(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Concatenate batches; a data collator for loaders that combine several items."""
+        return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
     @property
     def num_examples(self) -> int:

@@ -134,13 +134,16 @@ def argument(
     """Declare a field of an argument dataclass.
 
     Args:
-        default: Default value, or a class such as `list` or `Options` to instantiate. Required arguments have none.
+        default: Default value (a tuple for a list), or a class such as `list` or `Options` to instantiate. Required
+            arguments have none.
         help: Shown by `--help`.
         choices: Valid values, or a function that is called for them when the command line is parsed. Not needed for
             fields of type `Literal`.
         **bounds: `ge`, `gt`, `le` or `lt`, for numbers and lists of numbers.
     """
     metadata = {"help": _Help(help, choices, bounds)}
+    if isinstance(default, tuple):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -1,3 +1,4 @@
+import runpy
 import signal
 import time
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
 from PIL import Image
 from training_runs import same, weights
@@ -22,6 +24,8 @@ from hf_sphere.training.tasks.classification import ModelArguments, build_classi
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
 QUICK += ["--num_train_epochs", "2", "--disable_tqdm"]
+EXAMPLE = ["--lr_scheduler_type", "linear", "--num_train_epochs", "3", "--per_device_train_batch_size", "32"]
+EXAMPLE += ["--disable_tqdm"]
 # Dropout and augmentation make the run depend on random numbers.
 RANDOM = ["--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--head", "softmax", "--crop_padding", "1"]
 
@@ -64,10 +68,6 @@ def test_the_model_learns(finished, results_of):
 
 def test_the_saved_model_and_processor_reproduce_the_reported_accuracy(finished, results_of):
     assert accuracy_on_digits(finished) == pytest.approx(results_of(finished)["eval_accuracy"])
-
-
-def test_the_best_model_is_also_saved(finished, results_of):
-    assert accuracy_on_digits(finished / "best") == pytest.approx(results_of(finished)["best_accuracy"])
 
 
 def test_the_saved_model_has_the_class_names(finished):
@@ -188,6 +188,30 @@ def test_a_saved_model_is_not_evaluated_on_other_classes(train, finished):
 def test_a_missing_saved_model_is_an_actionable_error(train, tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         train("--model_name_or_path", str(tmp_path / "nowhere"))
+
+
+# A loop of one's own
+
+
+def test_the_example_of_a_loop_has_the_numbers_of_the_recipe(
+    root, cache, recipe, run_main, run_alone, results_of, monkeypatch, tmp_path, capsys
+):
+    words = ["--image_size", "28", "--max_train_samples", "200", "--learning_rate", "0.002", *cache]
+    run_main(recipe, [*words, *EXAMPLE, "--output_dir", str(tmp_path / "recipe")])
+    capsys.readouterr()
+    example = root / "examples" / "train_with_accelerate.py"
+    monkeypatch.setattr("sys.argv", [str(example), *words, "--output_dir", str(tmp_path / "own")])
+    run_alone(runpy.run_path, str(example), run_name="__main__")
+    shown = [f"accuracy {100 * entry['eval_accuracy']:.2f} %" for entry in results_of(tmp_path / "recipe")["history"]]
+    assert [line.partition("  ")[2] for line in capsys.readouterr().out.splitlines()] == shown
+    assert same(weights(tmp_path / "own"), weights(tmp_path / "recipe"))
+    assert shown[-1].capitalize() in ModelCard.load(tmp_path / "own" / "README.md").text
+
+
+def test_the_example_of_a_loop_is_one_page_without_the_training_of_the_library(root):
+    text = (root / "examples" / "train_with_accelerate.py").read_text()
+    assert text.count("\n") <= 80
+    assert "hf_sphere.training" not in text
 
 
 # Label smoothing

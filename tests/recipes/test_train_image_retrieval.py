@@ -405,7 +405,16 @@ def omniglot(real_data, run_main, recipe, root, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("omniglot")
     words = ["--config", str(root / "recipes/configs/vmf/omniglot-retrieval-vmf.yaml"), "--disable_tqdm"]
     words += ["--dataset_name", str(real_data("brendenlake/omniglot")), "--cache_dir", str(folder / "decoded")]
-    words += ["--max_train_samples", "800", "--max_eval_samples", "400", "--num_train_epochs", "1", "--stop_after_steps", "6"]
+    words += [
+        "--max_train_samples",
+        "800",
+        "--max_eval_samples",
+        "400",
+        "--num_train_epochs",
+        "1",
+        "--stop_after_steps",
+        "6",
+    ]
     words += ["--episode_classes", "10", "--dataloader_num_workers", "0", "--output_dir", str(folder / "run")]
     run_main(recipe, words)
     return folder / "run"

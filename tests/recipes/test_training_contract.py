@@ -73,8 +73,12 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def test_a_run_writes_model_card_results_and_settings(finished):
-    names = {"model.safetensors", "config.json", "README.md", "all_results.json", "run.json", "best"}
+    names = {"model.safetensors", "config.json", "README.md", "all_results.json", "run.json"}
     assert names <= {path.name for path in finished.iterdir()}
+
+
+def test_the_best_model_is_saved_only_if_it_will_be_loaded(finished, ruined):
+    assert [(folder / "best").exists() for folder in (finished, ruined)] == [False, True]
 
 
 def test_the_results_have_every_headline_metric(finished, results_of, task):
@@ -289,6 +293,12 @@ def test_a_damaged_model_of_the_best_epoch_is_not_saved_as_the_result(train, qui
     best.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"cannot load the best model .*: model.safetensors is damaged"):
         train("--resume_from_checkpoint", "latest", *words, "--stop_after_steps", "10")
+
+
+def test_a_run_that_did_not_keep_its_best_model_is_not_resumed_to_load_it(train):
+    train("--stop_after_steps", "10")
+    with pytest.raises(CheckpointError, match=r"cannot load the best model .*/best: .* Leave out load_best"):
+        train("--resume_from_checkpoint", "latest", "--load_best_model_at_end")
 
 
 def test_the_card_states_on_which_data_the_epoch_was_chosen(ruined, task):

@@ -15,6 +15,8 @@ from hf_sphere.training.optimization import (
     optimizer_from_arguments,
 )
 
+PLATEAU = "reduce_lr_on_plateau"
+
 
 def arguments(**options) -> RecipeArguments:
     return RecipeArguments(output_dir="out", **options)
@@ -121,7 +123,7 @@ def test_group_with_a_separate_learning_rate_follows_the_same_schedule():
 )
 def test_plateau_decays_after_the_patience_without_improvement(higher_is_better, values):
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    args = arguments(lr_scheduler_type="reduce_lr_on_plateau", lr_patience=2, lr_gamma=0.1)
+    args = arguments(lr_scheduler_type=PLATEAU, lr_patience=2, lr_gamma=0.1)
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=4, higher_is_better=higher_is_better)
     seen = []
     for value in values:
@@ -133,7 +135,7 @@ def test_plateau_decays_after_the_patience_without_improvement(higher_is_better,
 @pytest.mark.parametrize(("higher_is_better", "values"), [(True, [0.1, 0.2, 0.3]), (False, [0.3, 0.2, 0.1])])
 def test_plateau_does_not_decay_while_the_metric_improves(higher_is_better, values):
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    args = arguments(lr_scheduler_type="reduce_lr_on_plateau", lr_patience=0)
+    args = arguments(lr_scheduler_type=PLATEAU, lr_patience=0)
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=4, higher_is_better=higher_is_better)
     for value in values:
         scheduler.step(value)
@@ -149,9 +151,7 @@ class WithOptions(nn.Linear):
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
 def test_per_parameter_options_of_the_model_are_used(kind):
-    optimizer = optimizer_from_arguments(
-        WithOptions(2, 3), arguments(optim=kind, learning_rate=1e-3, weight_decay=0.1)
-    )
+    optimizer = optimizer_from_arguments(WithOptions(2, 3), arguments(optim=kind, learning_rate=1e-3, weight_decay=0.1))
     (own,) = [group for group in optimizer.param_groups if group["param_names"] == ["bias"]]
     assert (own["lr"], own["weight_decay"]) == (0.5, 0.25)
 
@@ -187,7 +187,7 @@ def test_sgd_uses_temperature_lr_without_momentum_and_weight_decay(head):
 
 @TEMPERATURES
 def test_plateau_also_decays_the_learning_rate_of_the_temperature(head):
-    args = arguments(optim="sgd", learning_rate=0.5, lr_scheduler_type="reduce_lr_on_plateau", lr_patience=0, lr_gamma=0.5)
+    args = arguments(optim="sgd", learning_rate=0.5, lr_scheduler_type=PLATEAU, lr_patience=0, lr_gamma=0.5)
     optimizer = optimizer_from_arguments(with_head(head, temperature_lr=1e-3), args)
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=4)
     for value in (0.5, 0.4):
@@ -214,9 +214,7 @@ def test_other_parameters_use_the_momentum_of_the_arguments(head):
 @TEMPERATURES
 @pytest.mark.parametrize("name", ["adam", "adamw", "adam_srt"])
 def test_adam_variants_use_temperature_lr_and_have_no_momentum(head, name):
-    optimizer = optimizer_from_arguments(
-        with_head(head, temperature_lr=1e-3), arguments(optim=name, learning_rate=0.5)
-    )
+    optimizer = optimizer_from_arguments(with_head(head, temperature_lr=1e-3), arguments(optim=name, learning_rate=0.5))
     assert group_of(optimizer, "head.log_temperature")["lr"] == 1e-3
     assert not any("momentum" in group for group in optimizer.param_groups)
 
@@ -249,7 +247,7 @@ def test_temperature_lr_follows_the_schedule():
     optimizer = optimizer_from_arguments(
         with_head("vmf", temperature_lr=1e-3), arguments(optim="sgd", learning_rate=0.5)
     )
-    scheduler = build_scheduler(optimizer, arguments(lr_scheduler_type="reduce_lr_on_plateau", lr_patience=0, lr_gamma=0.5), 4)
+    scheduler = build_scheduler(optimizer, arguments(lr_scheduler_type=PLATEAU, lr_patience=0, lr_gamma=0.5), 4)
     for value in (0.5, 0.4):
         scheduler.step(value)
     assert {group["lr"] for group in optimizer.param_groups} == {0.25, 5e-4}
@@ -295,7 +293,7 @@ def test_sgd_mrt_uses_momentum_and_weight_decay_of_the_arguments():
     ],
 )
 def test_arguments_that_an_optimizer_does_not_use_are_errors(name, given):
-    with pytest.raises(ValueError, match=f"{next(iter(given))} .* has no effect with optimizer {name}; leave it out"):
+    with pytest.raises(ValueError, match=f"{next(iter(given))} .* has no effect with optim {name}; leave it out"):
         check_optimizer_arguments(arguments(optim=name, **given))
 
 

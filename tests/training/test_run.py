@@ -76,7 +76,7 @@ def test_start_without_prepare_keeps_the_run_to_be_overwritten(make_args):
 def test_an_argument_of_another_optimizer_is_an_error_before_anything_is_replaced(make_args):
     args = make_args()
     prepared(args)
-    with pytest.raises(ValueError, match=r"momentum 0\.5 has no effect with optimizer adam"):
+    with pytest.raises(ValueError, match=r"momentum 0\.5 has no effect with optim adam"):
         start_run(make_args(optim="adam", momentum=0.5, overwrite_output_dir=True))
     assert read(args.output_dir, "run.json")["momentum"] == 0.9
 

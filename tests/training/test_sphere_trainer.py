@@ -92,7 +92,7 @@ def losses_of_recipe(tmp_path: Path) -> Callable[..., list[float]]:
     """Return a function that trains a model with the loop of the recipes and returns the loss of each forward pass."""
 
     def train(model: Any, batches: ImageBatches, **options: Any) -> list[float]:
-        plain = {"num_train_epochs": 1, "learning_rate": 0.01, "weight_decay": 0.1, "optimizer": "adamw"} | options
+        plain = {"num_train_epochs": 1, "learning_rate": 0.01, "weight_decay": 0.1, "optim": "adamw"} | options
         args = training.RecipeArguments(str(tmp_path / "recipe"), disable_tqdm=True, **plain)
         initialize_from_data(model, batches)
         loop = TrainingLoop(model, batches, args, Accelerator(cpu=True), evaluate=lambda _: {"accuracy": 0.0})
@@ -121,6 +121,14 @@ def train(trainer: Trainer, **options: Any) -> list[float]:
 
 
 # The same curves as the recipes
+
+
+def test_the_trainer_of_transformers_has_the_loss_curve_of_the_recipe(digits, arguments, losses_of_recipe):
+    model = make_model("softmax")
+    expected = losses_of_recipe(copy.deepcopy(model), digits)
+    args = arguments(per_device_train_batch_size=1)
+    losses = train(Trainer(model, args, train_dataset=digits, data_collator=digits.collate))
+    assert losses == pytest.approx(expected, rel=0, abs=1e-6)
 
 
 @pytest.mark.parametrize("head", sorted(HEADS))
