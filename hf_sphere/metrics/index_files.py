@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.metrics.search import LARGEST_EFFORT, LINKS
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import atomic_file
 
 DTYPES = {

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, PreTrainedConfig
 
 from hf_sphere.analysis.model_sources import processor_options, timm_options
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.loading import load_model, load_pretrained
 
 logger = logging.getLogger(__name__)

@@ -286,7 +286,7 @@ def test_an_invalid_definition_is_an_error(rows, message, tmp_path):
 def test_a_run_without_results_is_not_run_and_has_its_command(source):
     text = render(table("mnist-lenet5-plain"), source({}))
     assert cells(text)["mnist-lenet5-plain"]["accuracy %"] == "not run"
-    config = "recipes/configs/spherization/<run>.yaml"
+    config = "spherization/<run>"
     assert f"`accelerate launch recipes/train_image_classification.py --config {config}`" in text
 
 

@@ -119,8 +119,8 @@ def test_later_configurations_of_a_combination_take_precedence(only):
     run = only(configs=["hyperplanes/cifar10-lenet9 + hyperplanes/corruptions/label_noise-1.0"])
     assert run.group == "cifar10-lenet9-label_noise-1.0"
     assert run.arguments()[:4] == [
-        *("--config", "recipes/configs/hyperplanes/cifar10-lenet9.yaml"),
-        *("--config", "recipes/configs/hyperplanes/corruptions/label_noise-1.0.yaml"),
+        *("--config", "hyperplanes/cifar10-lenet9"),
+        *("--config", "hyperplanes/corruptions/label_noise-1.0"),
     ]
 
 
