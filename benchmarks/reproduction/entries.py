@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from hf_sphere.comparison.significance import Test
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments, to_argv
-from hf_sphere.utils.configs import load_config, read_yaml
+from hf_sphere.utils.configs import YamlLoader, load_config, read_yaml
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = {
@@ -34,6 +34,12 @@ WITHOUT_EFFECT = {
     *("report_to", "cache_dir", "dataloader_num_workers", "preprocessing_num_workers", "per_device_eval_batch_size"),
 }
 """Arguments on which no result depends; they are not part of the digest."""
+
+
+class AliasLoader(YamlLoader):
+    """Loader of files of this repository, which may have aliases."""
+
+    has_aliases = True
 
 
 class QueueError(ValueError):
@@ -173,7 +179,7 @@ def read_queue(path: Path) -> list[Entry]:
     Raises:
         QueueError: If a configuration does not exist, an argument is unknown or invalid, or a name is not unique.
     """
-    rows = read_yaml(path, has_aliases=True)
+    rows = read_yaml(path, AliasLoader)
     if not isinstance(rows, list):
         raise QueueError(f"{path} must be a list of entries.")
     entries = sorted((_to_entry(row, path) for row in rows), key=lambda entry: entry.priority)

@@ -13,7 +13,7 @@ from hf_sphere.comparison.significance import Test
 from hf_sphere.utils.configs import config_names, read_yaml
 from reproduction.comparisons import Comparison, compare, correct
 from reproduction.definitions import is_share, scale
-from reproduction.entries import SCRIPTS, Entry, PlannedRun, plan, read_settings
+from reproduction.entries import SCRIPTS, AliasLoader, Entry, PlannedRun, plan, read_settings
 from reproduction.published import read_published, show_published
 from reproduction.results import Results, describe
 
@@ -141,7 +141,7 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     Raises:
         ValueError: If a key is unknown or missing.
     """
-    rows = read_yaml(path, has_aliases=True)
+    rows = read_yaml(path, AliasLoader)
     known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}  # type: ignore[arg-type]
     for number, row in enumerate(rows if isinstance(rows, list) else [rows]):
         if not isinstance(rows, list) or not isinstance(row, Mapping):

@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 
 import yaml
 
-from hf_sphere.utils.configs import ABOUT, load_config, parse_yaml
+from hf_sphere.utils.configs import ABOUT, YamlLoader, load_config
 
 SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
 """Bounds of seeds, those of NumPy."""
@@ -55,7 +55,7 @@ class Options(dict[str, Any]):
     def __init__(self, value: str | Iterable[tuple[str, Any]] = ()) -> None:
         if isinstance(value, str):
             try:
-                parsed, problem = parse_yaml(value), ""
+                parsed, problem = yaml.load(value, Loader=YamlLoader), ""
             except (yaml.YAMLError, ValueError, RecursionError) as error:
                 parsed, problem = None, f" ({getattr(error, 'problem', error)})"
             if not isinstance(parsed, dict):
@@ -103,20 +103,20 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
         SystemExit: On an unknown key or a value of the wrong type, with a message that includes it.
     """
     usage = "%(prog)s [--config NAME_OR_FILE] [--OPTION VALUE ...]"
-    parser = _Parser(description=description, usage=usage, formatter_class=_Formatter, allow_abbrev=False)
+    parser = _Parser(description=description, usage=usage, allow_abbrev=False)
     help_text = "name of a configuration, or YAML file; of several, later ones take precedence."
     parser.add_argument("--config", action="append", default=[], help=help_text)
     parser.add_argument("--print_config", action="store_true", help="print all arguments as YAML, and exit")
     for cls in types:
         _add_arguments(parser, cls)
     names = [field.name for cls in types for field in dataclasses.fields(cls)]
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = _words(argv)
     try:
         config_words = [word for config in _config_names(words) for word in _argv_of(config, names)]
         parsed, unknown = parser.parse_known_args(config_words + words)
         if unknown:
             name = unknown[0].partition("=")[0]
-            parser.error(f"unknown argument {name!r}.{_hint(name.lstrip('-').replace('-', '_'), names)}")
+            parser.error(f"unknown argument {name!r}.{_hint(name.lstrip('-'), names)}")
         values = tuple(cls(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(cls)}) for cls in types)
     except ValueError as error:
         parser.error(str(error))
@@ -130,8 +130,8 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
 
 def given_arguments(argv: Sequence[str] | None = None) -> set[str]:
     """Return the names of the arguments that the command line and its configurations set, whatever their values."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    names = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    words = _words(argv)
+    names = {word[2:].split("=")[0] for word in words if word.startswith("--")}
     for config in _config_names(words):
         names |= set(load_config(config).settings)
     return {name.removeprefix("no_") for name in names}
@@ -158,18 +158,6 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
         else:
             words.append(f"--{key}={json.dumps(value, default=str) if isinstance(value, dict) else value}")
     return words
-
-
-class _Formatter(argparse.HelpFormatter):
-    """Shows an option once, without its variant with dashes."""
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        names = action.option_strings
-        action.option_strings = [name for name in names if "-" not in name[2:]]
-        try:
-            return super()._format_action_invocation(action)
-        finally:
-            action.option_strings = names
 
 
 class _Parser(argparse.ArgumentParser):
@@ -217,16 +205,13 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
             options["choices"] = list(choices() if callable(choices) else choices)
         if get_origin(kind) is list:
             kind, options["nargs"] = get_args(kind)[0], "+"
-        flags = [f"--{field.name}"]
-        if "_" in field.name:
-            flags.append(f"--{field.name.replace('_', '-')}")
         if kind is bool:
             kind, options["nargs"], options["const"] = _boolean, "?", True
             options["metavar"] = "true|false"
             if default is True:
-                negated = [f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"]
-                group.add_argument(*negated, dest=field.name, action="store_false", help=argparse.SUPPRESS)
-        group.add_argument(*flags, type=kind, **options)
+                negated = f"--no_{field.name}"
+                group.add_argument(negated, dest=field.name, action="store_false", help=argparse.SUPPRESS)
+        group.add_argument(f"--{field.name}", type=kind, **options)
 
 
 def _without_none(hint: Any) -> Any:
@@ -241,6 +226,12 @@ def _boolean(word: str) -> bool:
     if word.lower() in ("false", "no", "f", "n", "0"):
         return False
     raise argparse.ArgumentTypeError(f"expected true or false; got {word!r}.")
+
+
+def _words(argv: Sequence[str] | None) -> list[str]:
+    """Return the words of the command line, with underscores instead of dashes in the names of options."""
+    words = sys.argv[1:] if argv is None else argv
+    return [re.sub(r"^--[\w-]+", lambda found: f"--{found[0][2:].replace('-', '_')}", word) for word in words]
 
 
 def _config_names(words: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ ABOUT = ("base", "recipe")
 """Keys of a configuration that are no arguments."""
 
 
-class _YamlLoader(yaml.SafeLoader):
+class YamlLoader(yaml.SafeLoader):
     """YAML loader that parses 1e-3 as a number, as YAML 1.2 and JSON do; PyYAML requires 1.0e-3.
 
     Aliases, with which a short text describes billions of values, are refused, and keys that are not unique texts.
@@ -28,14 +28,14 @@ class _YamlLoader(yaml.SafeLoader):
 
     has_aliases = False
 
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: D102
         event = self.peek_event()
         if not self.has_aliases and getattr(event, "anchor", None):
             problem = "anchors and aliases are not supported; repeat the value"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: D102
         node, names = super().compose_mapping_node(anchor), set[str]()
         for key, _ in node.value:
             is_text = key.tag.endswith((":str", ":merge") if self.has_aliases else ":str")
@@ -46,13 +46,7 @@ class _YamlLoader(yaml.SafeLoader):
         return node
 
 
-class _AliasLoader(_YamlLoader):
-    """Loader of files that are part of this repository."""
-
-    has_aliases = True
-
-
-_YamlLoader.add_implicit_resolver(
+YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
 )
 
@@ -79,31 +73,12 @@ class Config:
         return next((layer["recipe"] for layer in reversed([*self.layers.values()]) if "recipe" in layer), None)
 
 
-def read_yaml(path: str | Path, *, has_aliases: bool = False) -> Any:
-    """Return the contents of a YAML file, which may have aliases only if nobody else has written it.
-
-    Raises:
-        ValueError: If it cannot be read; the message includes the path.
-    """
-    try:
-        check_regular(path)  # pipes cannot be read twice
-        text = Path(path).read_text(encoding="utf-8")
-        if len(text) > 100_000:  # PyYAML needs seconds for them
-            raise ValueError("it has more than 100,000 characters")
-        return parse_yaml(text, has_aliases=has_aliases)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"cannot read the configuration {path}: {error_text(error)}") from error
-
-
-def parse_yaml(text: str, *, has_aliases: bool = False) -> Any:
-    """Return the contents of a text in YAML, see `read_yaml`."""
-    return yaml.load(text, Loader=_AliasLoader if has_aliases else _YamlLoader)
-
-
 def config_names(text: str = "") -> list[str]:
     """Return the names of all runs, such as `vmf/mnist-vmf`, of the tables that contain a text."""
     tables = [path for path in sorted(TABLES.glob("*.yaml")) if text in path.read_text(encoding="utf-8")]
-    return [f"{path.stem}/{name}" for path in tables for name, (kind, _) in _read_table(path).items() if kind == "run"]
+    return [
+        f"{path.stem}/{row}" for path in tables for row, (place, _) in _read_table(path).items() if place[:4] == "run "
+    ]
 
 
 def load_config(name: str) -> Config:
@@ -116,19 +91,33 @@ def load_config(name: str) -> Config:
     output_dir = f"outputs/{path.stem}/{row}" if row else f"outputs/{path.stem}"
     layers: dict[str, Mapping[str, Any]] = {}
     while True:
-        place, layer = _read_layer(path, row)
+        place, layer = _read_table(path)[row] if row else _read_file(path)
         if place in layers:
             raise ValueError(f"{place}: its base leads back to itself.")
         layers = {place: layer, **layers}
         base = layer.get("base")
         if base is None:
             break
-        if not isinstance(base, str):
-            raise ValueError(f"{place}: base must be the name of a configuration; got {base!r}.")
-        path, row = _locate(base, path if row else None, f"{place}, base: ")
+        path, row = _locate(str(base), path if row else None, f"{place}, base: ")
     if "base" in [*layers.values()][-1]:  # not a file that stands alone
         layers = {"": {"output_dir": output_dir}, **layers}
     return Config(layers)
+
+
+def read_yaml(path: Path, loader: type[yaml.SafeLoader] = YamlLoader) -> Any:
+    """Return the contents of a YAML file.
+
+    Raises:
+        ValueError: If it cannot be read; the message includes the path.
+    """
+    try:
+        check_regular(path)  # pipes cannot be read twice
+        text = path.read_text(encoding="utf-8")
+        if len(text) > 100_000:  # PyYAML needs seconds for them
+            raise ValueError("it has more than 100,000 characters")
+        return yaml.load(text, Loader=loader)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"cannot read the configuration {path}: {error_text(error)}") from error
 
 
 def _locate(name: str, table: Path | None = None, prefix: str = "") -> tuple[Path, str]:
@@ -136,7 +125,7 @@ def _locate(name: str, table: Path | None = None, prefix: str = "") -> tuple[Pat
 
     Args:
         name: Name or path.
-        table: Table whose groups may be named.
+        table: Table whose groups may be named; then files may not.
         prefix: Beginning of the messages.
     """
     if table is not None and name in _read_table(table):
@@ -157,40 +146,27 @@ def _locate(name: str, table: Path | None = None, prefix: str = "") -> tuple[Pat
     raise ValueError(f"{prefix}there is no configuration or file {name!r}{hint}.")
 
 
-def _read_layer(path: Path, row: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the settings of a group or run of a table, or of a file, without its base, and where they stand."""
-    if row:
-        kind, layer = _read_table(path)[row]
-        return f"{kind} {row} of {_show(path)}", layer
-    return str(path), _as_mapping(read_yaml(path), f"the configuration {path}")
+def _read_file(path: Path) -> tuple[str, Mapping[str, Any]]:
+    values = read_yaml(path)
+    return str(path), _as_mapping({} if values is None else values, f"the configuration {path}")
 
 
 @functools.cache
 def _read_table(path: Path) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Return the kind ("group" or "run") and the settings of each group and run of a table, with its base."""
-    groups = _as_mapping(read_yaml(path), f"the table {_show(path)}")
-    if not groups:
-        raise ValueError(f"the table {_show(path)} is empty.")
-    entries: list[tuple[str, str, Mapping[str, Any]]] = []
-    for group, layer in groups.items():
-        layer = _as_mapping(layer, f"group {group} of {_show(path)}")
-        runs = _as_mapping(layer.get("runs"), f"runs of group {group} of {_show(path)}")
-        base = {"base": "base"} if group != "base" and "base" in groups else {}
-        entries.append((group, "group", {**base, **{key: value for key, value in layer.items() if key != "runs"}}))
-        for run, values in runs.items():
-            entries.append((run, "run", {"base": group, **_as_mapping(values, f"run {run} of {_show(path)}")}))
-    table = {name: (kind, layer) for name, kind, layer in entries}
-    if len(table) < len(entries):
-        twice = next(name for name, *_ in entries if [other for other, *_ in entries].count(name) > 1)
-        raise ValueError(f"{_show(path)} has two groups or runs named {twice}.")
+    """Return the groups and runs of a table: a description of the place, and the settings with the base."""
+    file, table = f"hf_sphere/configs/{path.name}", dict[str, tuple[str, Mapping[str, Any]]]()
+    for group, settings in _as_mapping(read_yaml(path), f"the table {file}").items():
+        place = f"group {group} of {file}"
+        layer = {**({"base": "base"} if group != "base" else {}), **_as_mapping(settings, place)}
+        runs = _as_mapping(layer.pop("runs", {}), f"the runs of {place}")
+        table[group] = place, layer
+        for run, settings in runs.items():
+            place = f"run {run} of {file}"
+            table[run] = place, {"base": group, **_as_mapping(settings, place)}
     return table
 
 
 def _as_mapping(value: Any, place: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict | None):
+    if not isinstance(value, dict):
         raise ValueError(f"{place} must be a mapping of arguments to values; got {value!r}.")
-    return value or {}
-
-
-def _show(path: Path) -> str:
-    return f"{path.parent.name}/{path.name}"
+    return value

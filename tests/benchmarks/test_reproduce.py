@@ -59,7 +59,10 @@ def contents(run: PlannedRun, tuned: dict | None = None, **metrics: float) -> di
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"configs": ["spherization/digits-lenet5-plane"]}, "no configuration .*plane.* Did you mean .*digits-lenet5"),
+        (
+            {"configs": ["spherization/digits-lenet5-plane"]},
+            "entry0.*no configuration .*plane'; the nearest are spherization/digits-lenet5-plain",
+        ),
         (
             {"overrides": {"learning_rat": 0.1}},
             "entry0.*unknown argument '--learning_rat'.* Did you mean learning_rate",

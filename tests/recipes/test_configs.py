@@ -25,7 +25,7 @@ from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassific
 from hf_sphere.training.tasks.image import EncoderArguments, ImageTask
 from hf_sphere.training.tasks.masked_lm import MaskedLanguageModeling, build_language_model, load_tokenizer
 from hf_sphere.utils.arguments import parse_arguments
-from hf_sphere.utils.configs import config_names, load_config
+from hf_sphere.utils.configs import TABLES, config_names, load_config, read_yaml
 
 PUBLISHED = read_published()
 NAMES = [PurePosixPath(name) for name in config_names()]
@@ -109,8 +109,10 @@ FROZEN = json.loads((Path(__file__).parent.parent / "golden" / "configurations.j
 """Digests of the arguments of all configurations when they were files of their own, and the names of the arguments."""
 
 
-def test_the_names_of_all_configurations_are_those_of_before():
+def test_the_names_of_all_configurations_are_those_of_before_and_unique():
     assert {str(name) for name in NAMES} == set(FROZEN["digests"])
+    tables = [group for path in TABLES.glob("*.yaml") for group in read_yaml(path).values()]
+    assert len(NAMES) == sum(len(group.get("runs", {})) for group in tables)
 
 
 @pytest.mark.parametrize("run", NAMES, ids=lambda path: path.name)

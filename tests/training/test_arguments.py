@@ -194,8 +194,7 @@ def tables(tmp_path, monkeypatch) -> Path:
 
 
 TABLE = "base: {seed: 1}\nmnist: {momentum: 0.5, runs: {mnist-a: {}, mnist-b: {momentum: 0.2, base: %s}}}\n"
-
-
+FILE = "hf_sphere/configs/d.yaml"
 NONE = "there is no configuration or file"
 
 
@@ -206,21 +205,21 @@ NONE = "there is no configuration or file"
         ("b/mnist-a", TABLE % "mnist-a", f"{NONE} 'b/mnist-a'; the nearest are d/mnist-a, d/mnist-b."),
         ("recipes/configs/d/mnist-a.yaml", TABLE % "mnist", "mnist-a.yaml'; the name is now d/mnist-a."),
         ("d/mnist-c.yaml", TABLE % "mnist", f"{NONE} 'd/mnist-c.yaml'."),
-        ("mnist-b", TABLE % "mnist-x", f"run mnist-b of configs/d.yaml, base: {NONE} 'mnist-x'; the nearest are"),
-        ("mnist-b", TABLE % "[1]", "run mnist-b of configs/d.yaml: base must be the name of a configuration; got [1]."),
-        ("mnist-b", TABLE % "d/mnist-b", "run mnist-b of configs/d.yaml: its base leads back to itself."),
-        ("a", "g: {base: h}\nh: {base: g, runs: {a: {}}}", "group h of configs/d.yaml: its base leads back to itself."),
-        ("a", "g: {runs: {a: 3}}", "run a of configs/d.yaml must be a mapping of arguments to values; got 3."),
-        ("a", "g: [a]", "group g of configs/d.yaml must be a mapping of arguments to values; got ['a']."),
-        ("a", "# a", "the table configs/d.yaml is empty."),
-        ("a", "[a]", "the table configs/d.yaml must be a mapping"),
-        ("a", "g: {runs: {a: {}}}\nh: {runs: {a: {}}}", "configs/d.yaml has two groups or runs named a."),
-        ("a", "g: {lr: 1, runs: {a: {lr: null, sed: null}}}", "unknown key 'sed' in run a of configs/d.yaml."),
-        ("a", "g: {runs: {a: {sed: 1}}}", "unknown key 'sed' in run a of configs/d.yaml. Did you mean seed"),
+        ("mnist-b", TABLE % "mnist-x", f"run mnist-b of {FILE}, base: {NONE} 'mnist-x'; the nearest are d/mnist"),
+        ("mnist-b", TABLE % "[1]", f"run mnist-b of {FILE}, base: {NONE} '[1]'"),
+        ("mnist-b", TABLE % "d/mnist-b", f"run mnist-b of {FILE}: its base leads back to itself."),
+        ("a", "g: {base: h}\nh: {base: g, runs: {a: {}}}", f"group h of {FILE}: its base leads back to itself."),
+        ("a", "g: {runs: {a: {}}}", f"group g of {FILE}, base: {NONE} 'base'"),
+        ("a", "g: {runs: {a: 3}}", f"run a of {FILE} must be a mapping of arguments to values; got 3."),
+        ("a", "g: {runs: [a]}", f"the runs of group g of {FILE} must be a mapping"),
+        ("a", "g: [a]", f"group g of {FILE} must be a mapping of arguments to values; got ['a']."),
+        ("a", "# a", f"the table {FILE} must be a mapping of arguments to values; got None."),
+        ("a", "base: {lr: 1}\ng: {runs: {a: {lr: null, sed: null}}}", f"unknown key 'sed' in run a of {FILE}."),
+        ("a", "base: {}\ng: {runs: {a: {sed: 1}}}", f"unknown key 'sed' in run a of {FILE}. Did you mean seed"),
         (
             "a",
-            "g: {lr: 1, recipe: fit, runs: {a: {}}}",
-            "'lr' in group g of configs/d.yaml. a is a configuration of",
+            "base: {lr: 1, recipe: x}\ng: {runs: {a: {}}}",
+            f"group base of {FILE}. a is a configuration of recipes/x",
         ),
     ],
 )
@@ -274,7 +273,7 @@ def test_unknown_yaml_key_error_lists_the_keys_if_none_is_similar(config, refusa
 
 def test_unknown_option_error_names_a_similar_one(refusal):
     message = refusal("--leraning-rate", "0.1")
-    assert "unknown argument '--leraning-rate'" in message
+    assert "unknown argument '--leraning_rate'" in message
     assert "Did you mean learning_rate" in message
 
 
