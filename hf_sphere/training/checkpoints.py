@@ -23,7 +23,7 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.optimization import check_state, total_norm
 from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, checkpoint_folders, list_checkpoints
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import (
     MANIFEST_FILE,
     REPLACED,

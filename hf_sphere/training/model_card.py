@@ -17,7 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 from hf_sphere.data.sources import BUNDLED
 from hf_sphere.training.output_dir import BEST_FOLDER, LOCAL_PATHS_FILE, LOCK_FILE
 from hf_sphere.training.tasks import Description, Prepared, Task
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import UNFINISHED, atomic_file
 from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER

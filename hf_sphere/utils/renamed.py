@@ -24,6 +24,7 @@ RENAMED_OPTIONS: dict[tuple[str, Any], tuple[str, Any]] = {
     ("mixed_precision", "bf16"): ("bf16", True),
     ("mixed_precision", "fp16"): ("fp16", True),
     ("mixed_precision", "no"): ("bf16", False),
+    ("mixed_precision", None): ("bf16", None),
     ("lr_scheduler_type", "plateau"): ("lr_scheduler_type", "reduce_lr_on_plateau"),
 }
 """New name and value of an option of training by its old ones; None stands for any value, which is kept."""

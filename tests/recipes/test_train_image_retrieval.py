@@ -400,10 +400,10 @@ def test_a_pretrained_backbone_is_evaluated_by_its_features(train, finished, res
 
 
 @pytest.fixture(scope="module")
-def omniglot(real_data, run_main, recipe, root, tmp_path_factory) -> Path:
+def omniglot(real_data, run_main, recipe, tmp_path_factory) -> Path:
     """A run of a few steps with the settings of the configuration; read only."""
     folder = tmp_path_factory.mktemp("omniglot")
-    words = ["--config", str(root / "recipes/configs/vmf/omniglot-retrieval-vmf.yaml"), "--disable_tqdm"]
+    words = ["--config", "vmf/omniglot-retrieval-vmf", "--disable_tqdm"]
     words += ["--dataset_name", str(real_data("brendenlake/omniglot")), "--cache_dir", str(folder / "decoded")]
     words += [
         "--max_train_samples",
