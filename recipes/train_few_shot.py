@@ -6,15 +6,11 @@ accelerate launch recipes/train_few_shot.py --config <run>.yaml --learning_rate 
 Every argument can be set in the YAML file or on the command line, which takes precedence.
 """
 
-from collections.abc import Sequence
+from functools import partial
 
 from hf_sphere.training.command_line import run_recipe, train
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Train, evaluate and save as the arguments define."""
-    train("few_shot", argv, script=__file__)  # hf_sphere/training/tasks/few_shot.py
-
+main = partial(train, "few_shot", script=__file__)  # hf_sphere/training/tasks/few_shot.py
 
 if __name__ == "__main__":
     run_recipe(main)

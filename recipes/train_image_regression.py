@@ -6,15 +6,11 @@ accelerate launch recipes/train_image_regression.py --config <run>.yaml --learni
 Every argument can be set in the YAML file or on the command line, which takes precedence.
 """
 
-from collections.abc import Sequence
+from functools import partial
 
 from hf_sphere.training.command_line import run_recipe, train
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Train, evaluate and save as the arguments define."""
-    train("regression", argv, script=__file__)  # hf_sphere/training/tasks/regression.py
-
+main = partial(train, "regression", script=__file__)  # hf_sphere/training/tasks/regression.py
 
 if __name__ == "__main__":
     run_recipe(main)

@@ -6,15 +6,11 @@ accelerate launch recipes/train_joint_prediction.py --config <run>.yaml --learni
 Every argument can be set in the YAML file or on the command line, which takes precedence.
 """
 
-from collections.abc import Sequence
+from functools import partial
 
 from hf_sphere.training.command_line import run_recipe, train
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Train, evaluate and save as the arguments define."""
-    train("joint", argv, script=__file__)  # hf_sphere/training/tasks/joint.py
-
+main = partial(train, "joint", script=__file__)  # hf_sphere/training/tasks/joint.py
 
 if __name__ == "__main__":
     run_recipe(main)

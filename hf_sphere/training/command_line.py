@@ -22,7 +22,7 @@ USER_ERRORS = (
 """Errors with a message for the user; others are defects of the library."""
 
 
-def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
+def train(task_name: str, argv: Sequence[str] | None = None, *, script: str) -> None:
     """Parse the arguments of a task and train.
 
     Args:

@@ -15,10 +15,12 @@ from training_runs import same, weights
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_sphere import SphereVisionConfig
+from hf_sphere.data import ImageDataOptions
 from hf_sphere.data.sources import load_splits
 from hf_sphere.nn import HEADS
 from hf_sphere.training import RecipeArguments
 from hf_sphere.training.tasks.classification import ModelArguments, build_classifier
+from hf_sphere.training.tasks.image import Setup
 
 # A linear map to 32 units and a head on the bundled digits: 200 images per epoch in 10 steps.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
@@ -227,7 +229,7 @@ def smoothed_model(finished: Path, source: str):
     data = SimpleNamespace(
         shape=SimpleNamespace(channels=1, height=8, width=8), class_names=[str(digit) for digit in range(10)]
     )
-    return build_classifier(data, model_args, args)
+    return build_classifier(Setup(model_args, ImageDataOptions(), args, data))
 
 
 @pytest.mark.parametrize("source", ["new", "saved"])

@@ -53,7 +53,7 @@ def test_task_in_one_file_is_trained_evaluated_and_described(toy, monkeypatch, r
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     argv = ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 8}", "--max_train_samples", "100"]
     argv += ["--num_train_epochs", "1", "--disable_tqdm", "--cache_dir", str(toy / "cache")]
-    train("toy_parity", [*argv, "--output_dir", str(toy / "run")], str(root / "recipes" / "toy.py"))
+    train("toy_parity", [*argv, "--output_dir", str(toy / "run")], script=str(root / "recipes" / "toy.py"))
     results = json.loads((toy / "run" / "all_results.json").read_text())
     assert 0 <= results["eval_even_fraction"] <= 1
     reported = ModelCard.load(toy / "run" / "README.md").data.eval_results

@@ -9,7 +9,7 @@ import timm
 import torch
 from torch import nn
 
-from hf_sphere.data import ImageData, ImageShape, ImagesInMemory
+from hf_sphere.data import ImageData, ImageDataOptions, ImageShape, ImagesInMemory
 from hf_sphere.models import (
     SphereVisionConfig,
     SphereVisionForFewShotClassification,
@@ -18,7 +18,7 @@ from hf_sphere.models import (
 )
 from hf_sphere.training import RecipeArguments
 from hf_sphere.training.tasks.few_shot import FewShotArguments, build_few_shot
-from hf_sphere.training.tasks.image import EncoderArguments
+from hf_sphere.training.tasks.image import EncoderArguments, Setup
 from hf_sphere.utils.arguments import Options
 
 TINY: dict[str, Any] = {"backbone": "linear_embedding", "backbone_kwargs": Options([("width", 8)])}
@@ -43,8 +43,8 @@ def make_data(side: int = 6) -> ImageData:
 def build(
     *, side: int = 6, few_shot: dict[str, Any] | None = None, **encoder: Any
 ) -> SphereVisionForFewShotClassification:
-    arguments = EncoderArguments(**encoder), RecipeArguments(output_dir="unused"), FewShotArguments(**few_shot or {})
-    return build_few_shot(make_data(side), *arguments)
+    arguments = EncoderArguments(**encoder), ImageDataOptions(), RecipeArguments(output_dir="unused")
+    return build_few_shot(Setup(*arguments, make_data(side), "conv4"), FewShotArguments(**few_shot or {}))
 
 
 @pytest.fixture

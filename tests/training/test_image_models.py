@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_sphere.data import ImageData, ImageShape, ImagesInMemory
+from hf_sphere.data import ImageData, ImageDataOptions, ImageShape, ImagesInMemory
 from hf_sphere.models import SphereVisionImageProcessor
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
 from hf_sphere.nn import HEADS
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import RecipeArguments
 from hf_sphere.training.tasks.classification import HEAD_NAMES, ModelArguments, build_classifier, describe_head
-from hf_sphere.training.tasks.image import summarize
+from hf_sphere.training.tasks.image import Setup, summarize
 from hf_sphere.training.tasks.joint import JointArguments, build_joint, describe_joint
 from hf_sphere.training.tasks.regression import (
     RegressionArguments,
@@ -78,12 +78,13 @@ def build(
     if "model_name_or_path" not in options:
         options = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "embedding_dim": 4} | options
     training = {"label_smoothing_factor": smoothing, "loss_reduction": reduction, "num_train_epochs": epochs}
-    parts = [data or make_data(task), ModelArguments(**options), RecipeArguments(output_dir="unused", **training)]
+    args = RecipeArguments(output_dir="unused", **training)
+    setup = Setup(ModelArguments(**options), ImageDataOptions(), args, data or make_data(task))
     if task == "classification":
-        return build_classifier(*parts)
+        return build_classifier(setup)
     if task == "regression":
-        return build_regression(*parts, RegressionArguments(**values or {}))
-    return build_joint(*parts, JointArguments(**values or {}))
+        return build_regression(setup, RegressionArguments(**values or {}))
+    return build_joint(setup, JointArguments(**values or {}))
 
 
 def describe(task: str, data: ImageData) -> str:

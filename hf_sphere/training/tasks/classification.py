@@ -10,7 +10,7 @@ from hf_sphere import data, models
 from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task
-from hf_sphere.training.tasks.image import EncoderArguments, HeadDescription, build_model, load_images, provide
+from hf_sphere.training.tasks.image import EncoderArguments, HeadDescription, Setup, build_model, load_images, provide
 from hf_sphere.utils.arguments import Arguments, Options, argument
 from hf_sphere.utils.texts import show_metrics
 
@@ -108,12 +108,12 @@ def prepare(
     from hf_sphere.training.evaluation import measure_classification
 
     check_head(model_args)
-    images = load_images(run, model_args, data_args, "classification", episodes=data_args.episodes)
-    model = build_classifier(images, model_args, args)
-    functions = {"measure": measure_classification, **calibration(run, images, model_args, evaluation.calibrate)}
+    setup = load_images(run, model_args, data_args, "classification", episodes=data_args.episodes)
+    model = build_classifier(setup)
+    functions = {"measure": measure_classification, **calibration(run, setup, evaluation.calibrate)}
     if evaluation.test_time_flips:
         functions["evaluate"] = partial(evaluate_with_flips, run)
-    return provide(run, model, images, model_args, data_args, describe_head(model.config), **functions)
+    return provide(run, setup, model, describe_head(model.config), **functions)
 
 
 def check_head(model_args: ModelArguments, default_head: str = "spherized") -> None:
@@ -124,74 +124,47 @@ def check_head(model_args: ModelArguments, default_head: str = "spherized") -> N
         check_options(model_args.head or default_head, model_args.head_kwargs)
 
 
-def build_classifier(
-    images: "ImageData",
-    model_args: ModelArguments,
-    args: RecipeArguments,
-    *,
-    is_open_set: bool = False,
-) -> "SphereVisionPreTrainedModel":
+def build_classifier(setup: Setup, *, is_open_set: bool = False) -> "SphereVisionPreTrainedModel":
     """Build a classifier for the data, or load the saved one; see `build_model`.
 
-    Args:
-        images: The data.
-        model_args: The arguments of the model.
-        args: Those of the training.
-        is_open_set: Whether the evaluation images have other classes, for which a saved model needs no other head.
+    If the evaluation images have other classes (`is_open_set`), a saved model needs no other head for them.
     """
-    model = build_model(
-        images,
-        model_args,
-        models.SphereVisionForImageClassification,
-        partial(head_settings, images, model_args, args),
-        needs_new_head=partial(needs_new_head, images, model_args, args, is_open_set=is_open_set),
-    )
-    if model_args.prototypes_file is not None:
-        set_prototypes(model, model_args.prototypes_file, images.class_names)
+    new_head = partial(needs_new_head, setup, is_open_set=is_open_set)
+    model_class = models.SphereVisionForImageClassification
+    model = build_model(setup, model_class, partial(head_settings, setup), needs_new_head=new_head)
+    if setup.model_args.prototypes_file is not None:
+        set_prototypes(model, setup.model_args.prototypes_file, setup.images.class_names)
     return model
 
 
 def head_settings(
-    images: "ImageData",
-    model_args: ModelArguments,
-    args: RecipeArguments,
-    saved: "SphereVisionConfig | None",
-    *,
-    default_head: str = "spherized",
+    setup: Setup, saved: "SphereVisionConfig | None", *, default_head: str = "spherized"
 ) -> dict[str, Any]:
     """Return head, its options and the names of the classes; see `settings` of `build_model`."""
     settings: dict[str, Any] = {}
     if saved is not None:
-        loss = _loss_options(saved.head, images, model_args, args)
+        loss = _loss_options(saved.head, setup)
         if saved.head_kwargs or loss:
             # Settings of the run, so those of the saved model are not kept.
             of_the_run = ("label_smoothing", "class_weights", "shard_classes")
             kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in of_the_run}
             settings["head_kwargs"] = kept | loss
-        if args.num_train_epochs:  # training changes the logits
+        if setup.args.num_train_epochs:  # training changes the logits
             settings["calibration"] = None
     else:
-        settings["head"] = model_args.head or default_head
-        loss = _loss_options(settings["head"], images, model_args, args)
-        settings["head_kwargs"] = model_args.head_kwargs | loss
-    names = dict(enumerate(images.class_names))
+        settings["head"] = setup.model_args.head or default_head
+        settings["head_kwargs"] = setup.model_args.head_kwargs | _loss_options(settings["head"], setup)
+    names = dict(enumerate(setup.images.class_names))
     return settings | {"id2label": names, "label2id": {name: index for index, name in names.items()}}
 
 
-def needs_new_head(
-    images: "ImageData",
-    model_args: ModelArguments,
-    args: RecipeArguments,
-    saved: "SphereVisionConfig",
-    *,
-    is_open_set: bool = False,
-) -> bool:
+def needs_new_head(setup: Setup, saved: "SphereVisionConfig", *, is_open_set: bool = False) -> bool:
     """Return whether the data has other classes than a saved model, and log it."""
-    before, now = [saved.id2label[index] for index in range(saved.num_labels)], images.class_names
+    before, now = [saved.id2label[index] for index in range(saved.num_labels)], setup.images.class_names
     unnamed = before == [f"LABEL_{index}" for index in range(len(now))]
     if before == now or unnamed:
         return False
-    name, evaluates = model_args.model_name_or_path, args.num_train_epochs == 0
+    name, evaluates = setup.model_args.model_name_or_path, setup.args.num_train_epochs == 0
     if evaluates and not is_open_set:
         raise ValueError(
             f"the data has {shorten(now)} but {name} was trained on {shorten(before)}, and num_train_epochs 0 "
@@ -202,27 +175,26 @@ def needs_new_head(
     return not evaluates
 
 
-def _loss_options(
-    head: str | None, images: "ImageData", model_args: ModelArguments, args: RecipeArguments
-) -> dict[str, Any]:
+def _loss_options(head: str | None, setup: Setup) -> dict[str, Any]:
     """Return the options of a head that are set by training arguments."""
     from hf_sphere.nn.heads import HEADS
     from hf_sphere.nn.heads.base import head_options
 
     options: dict[str, Any] = {}
-    if args.label_smoothing_factor:
-        options["label_smoothing"] = args.label_smoothing_factor
-    if model_args.class_weights == "balanced":
-        counts = images.train.labels.bincount(minlength=len(images.class_names))
+    if setup.args.label_smoothing_factor:
+        options["label_smoothing"] = setup.args.label_smoothing_factor
+    if setup.model_args.class_weights == "balanced":
+        counts = setup.images.train.labels.bincount(minlength=len(setup.images.class_names))
         # Their mean over the training images is 1, as in scikit-learn.
         mean_count = counts.sum() / (counts > 0).sum()
         options["class_weights"] = (mean_count / counts.clamp_min(1)).tolist()
-    if model_args.shard_classes:
+    if setup.model_args.shard_classes:
         options["shard_classes"] = True
-    if args.loss_reduction is not None and head in HEADS:
+    reduction = setup.args.loss_reduction
+    if reduction is not None and head in HEADS:
         if "reduction" in head_options(HEADS[head]):
-            options["reduction"] = args.loss_reduction
-        elif args.loss_reduction == "sum":
+            options["reduction"] = reduction
+        elif reduction == "sum":
             raise ValueError(f"head {head} does not support loss_reduction sum: its loss is a mean; leave it out.")
     return options
 
@@ -241,17 +213,16 @@ def evaluate_with_flips(run: "Run", model: Any, batches: Any) -> dict[str, float
     return evaluate(model, batches, run.accelerator, measure)
 
 
-def calibration(
-    run: "Run", images: "ImageData", model_args: ModelArguments, kind: Literal["temperature", "vector"] | None
-) -> dict[str, Any]:
+def calibration(run: "Run", setup: Setup, kind: Literal["temperature", "vector"] | None) -> dict[str, Any]:
     """Return the field `finish` of `Prepared` that fits a calibration, if requested, after checking that it can."""
     if kind is None:
         return {}
     from hf_sphere.utils.shared_rows import Rows, check_disjoint
 
+    images = setup.images
     labels = 0 if images.validation is None else len(images.validation.labels.unique())
     enough = labels == len(images.class_names) if kind == "vector" else labels > 0
-    if not enough or model_args.shard_classes:
+    if not enough or setup.model_args.shard_classes:
         whose = " of all classes" if kind == "vector" else ""
         raise ValueError(
             f"calibrate {kind} needs validation images{whose} (set validation_split or validation_fraction), and "

@@ -8,17 +8,16 @@ from hf_sphere import data, models
 from hf_sphere.data.options import ImageDataOptions, OpenSetOptions
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task
-from hf_sphere.training.tasks.image import EncoderArguments, HeadDescription, build_model, load_images, provide
+from hf_sphere.training.tasks.image import EncoderArguments, HeadDescription, Setup, build_model, load_images, provide
 from hf_sphere.utils.arguments import Options, argument
 
 if TYPE_CHECKING:
-    from hf_sphere.data import Episodes, ImageData
+    from hf_sphere.data import Episodes
     from hf_sphere.models import SphereVisionConfig
     from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
     from hf_sphere.training.run import Run
 
 VALIDATION_EPISODES = 500
-DEFAULT_BACKBONE = "conv4"
 
 
 @dataclass
@@ -68,18 +67,14 @@ def prepare(
     from hf_sphere.training.evaluation import evaluate_few_shot, measure_classification
 
     episodes = choose_episodes(data_args, few_shot)
-    images = load_images(
-        run, model_args, data_args, "few_shot", default_backbone=DEFAULT_BACKBONE, targets=few_shot, **episodes
-    )
-    model = build_few_shot(images, model_args, args, few_shot)
+    setup = load_images(run, model_args, data_args, "few_shot", default_backbone="conv4", targets=few_shot, **episodes)
+    model = build_few_shot(setup, few_shot)
     return provide(
         run,
+        setup,
         model,
-        images,
-        model_args,
-        data_args,
         describe_prototypes(model, few_shot),
-        data=data.FewShotData.of(images, few_shot.shot, eval_batch_size=args.per_device_eval_batch_size),
+        data=data.FewShotData.of(setup.images, few_shot.shot, eval_batch_size=args.per_device_eval_batch_size),
         measure=measure_classification,
         evaluate=partial(evaluate_few_shot, accelerator=run.accelerator),
     )
@@ -99,13 +94,11 @@ def choose_episodes(data_args: ImageDataOptions, few_shot: FewShotArguments) -> 
     }
 
 
-def build_few_shot(
-    images: "ImageData", model_args: EncoderArguments, args: RecipeArguments, few_shot: FewShotArguments
-) -> "SphereVisionPreTrainedModel":
+def build_few_shot(setup: Setup, few_shot: FewShotArguments) -> "SphereVisionPreTrainedModel":
     """Build a few-shot model, or load the encoder of a saved model of any class; see `build_model`."""
-    if args.label_smoothing_factor:
+    if setup.args.label_smoothing_factor:
         raise ValueError("label_smoothing_factor is for models with a head; a few-shot model has none.")
-    if args.loss_reduction == "sum":
+    if setup.args.loss_reduction == "sum":
         raise ValueError("few-shot models do not support loss_reduction sum: their loss is a mean; leave it out.")
 
     def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:
@@ -120,13 +113,12 @@ def build_few_shot(
             return {"few_shot_kwargs": classifier}
         if saved.spherization not in (None, spherization):
             raise ValueError(
-                f"spherization is {spherization} but {model_args.model_name_or_path} has "
+                f"spherization is {spherization} but {setup.model_args.model_name_or_path} has "
                 f"{saved.spherization}; leave spherization out."
             )
         return {"few_shot_kwargs": classifier, "spherization": spherization}
 
-    model_class, backbone = models.SphereVisionForFewShotClassification, DEFAULT_BACKBONE
-    return build_model(images, model_args, model_class, settings, default_backbone=backbone, from_any_class=True)
+    return build_model(setup, models.SphereVisionForFewShotClassification, settings, from_any_class=True)
 
 
 def describe_prototypes(model: Any, few_shot: FewShotArguments) -> HeadDescription:

@@ -89,6 +89,17 @@ class HeadDescription:
     targets: list[str] = field(default_factory=list)  # what it predicts besides classes, on the console
 
 
+@dataclass(frozen=True)
+class Setup:
+    """The arguments of an image task, and its data."""
+
+    model_args: Any  # `EncoderArguments`
+    data_args: ImageDataOptions
+    args: RecipeArguments
+    images: "ImageData"
+    default_backbone: str = "lenet5"  # the backbone if the argument is not set
+
+
 def load_images(
     run: "Run",
     model_args: EncoderArguments,
@@ -97,16 +108,11 @@ def load_images(
     *,
     default_backbone: str = "lenet5",
     **options: Any,
-) -> "ImageData":
+) -> Setup:
     """Load the dataset of a run; the main process decodes it first, the others read its cache.
 
-    Args:
-        run: The run.
-        model_args: The model that defines the preprocessing, if the data does not.
-        data_args: The data; options that are not set are set from the model and the run.
-        task: The task of `load_image_data`.
-        default_backbone: Backbone if the argument is not set.
-        **options: Targets and episodes, as keywords of `load_image_data`.
+    Options of the data that are not set are set from the model and the run. `options` are targets and episodes, as
+    keywords of `load_image_data`.
     """
     from timm import is_model
 
@@ -151,40 +157,37 @@ def load_images(
     if saved is not None and images.record is not None:
         record = images.record.after(DataRecord.read(saved), trains=args.num_train_epochs > 0)
         images = replace(images, record=record)
-    return images
+    return Setup(model_args, data_args, args, images, default_backbone)
 
 
 def build_model(
-    images: "ImageData",
-    args: EncoderArguments,
+    setup: Setup,
     model_class: "type[SphereVisionPreTrainedModel]",
     settings: "Callable[[SphereVisionConfig | None], dict[str, Any]]",
     *,
-    default_backbone: str = "lenet5",
     needs_new_head: "Callable[[SphereVisionConfig], bool]" = lambda saved: False,
     from_any_class: bool = False,
 ) -> "SphereVisionPreTrainedModel":
     """Build a new model for the data, or load the saved one.
 
     Args:
-        images: The data.
-        args: The encoder, or the saved model.
+        setup: Arguments and data.
         model_class: Class of the model.
         settings: Returns the settings of the configuration that depend on the task, its arguments and the data, from
             the configuration of the model to start from, or None.
-        default_backbone: Backbone if the argument is not set.
         needs_new_head: Whether the head of a saved model is for other classes than the data.
         from_any_class: Whether the saved model may be of any class.
 
     Raises:
         ValueError: If an argument does not apply, or contradicts the saved model or the data.
     """
+    args, shape = setup.model_args, setup.images.shape
     saved = args.model_name_or_path
     if saved is not None:
         config = load_pretrained(models.SphereVisionConfig, saved)
         has_new_head = needs_new_head(config)
         if has_new_head and getattr(args, "head", None) is not None:
-            config.head, config.head_kwargs = args.head, dict(args.head_kwargs)  # type: ignore[attr-defined]
+            config.head, config.head_kwargs = args.head, dict(args.head_kwargs)
         architecture = (config.architectures or [None])[0]
         if not from_any_class and architecture not in (model_class.__name__, "SphereVisionModel", None):
             raise ValueError(
@@ -202,10 +205,10 @@ def build_model(
         model.head.reset_parameters()
         return model
     config = models.SphereVisionConfig(
-        backbone=args.backbone or default_backbone,
+        backbone=args.backbone or setup.default_backbone,
         backbone_kwargs=dict(args.backbone_kwargs),
-        num_channels=images.shape.channels,
-        image_size=[images.shape.height, images.shape.width],
+        num_channels=shape.channels,
+        image_size=[shape.height, shape.width],
         embedding_dim=args.embedding_dim,
         final_activation=args.final_activation,
         freeze_batch_norm=bool(args.freeze_batch_norm),
@@ -221,45 +224,30 @@ def build_model(
     return model
 
 
-def provide(
-    run: "Run",
-    model: Any,
-    images: "ImageData",
-    model_args: EncoderArguments,
-    data_args: ImageDataOptions,
-    head: HeadDescription,
-    **functions: Any,
-) -> Prepared:
+def provide(run: "Run", setup: Setup, model: Any, head: HeadDescription, **functions: Any) -> Prepared:
     """Move a model to its device, freeze what is not trained, initialize it from data, and describe it.
 
-    Args:
-        run: The run.
-        model: The model.
-        images: The data.
-        model_args: Its arguments.
-        data_args: Those of the data.
-        head: Description of the head.
-        **functions: Further fields of `Prepared`; `data` if it is not `images`.
+    `functions` are further fields of `Prepared`, `data` among them if it is not `setup.images`.
     """
     import torch
 
     from hf_sphere.training.evaluation import initialize_from_data
     from hf_sphere.utils.modules import check_input_shape
 
-    shape = images.shape
+    images, args, shape = setup.images, setup.model_args, setup.images.shape
     # Convolutions are faster with the channels last, as the batches are; benchmarks/image_training.py measures it.
     model = model.to(run.accelerator.device, memory_format=torch.channels_last)
     check_input_shape(model.base_model, (shape.channels, shape.height, shape.width))
-    before_epoch = partial(freeze, model_args)
-    before_epoch(model, model_args.linear_probe_epochs)  # freezes stages
+    before_epoch = partial(freeze, args)
+    before_epoch(model, args.linear_probe_epochs)  # freezes stages
     in_backbone = len([*model.base_model.backbone.parameters()])
-    if model_args.linear_probe_epochs and len([*model.parameters()]) == in_backbone:
+    if args.linear_probe_epochs and len([*model.parameters()]) == in_backbone:
         raise ValueError("linear_probe_epochs needs layers after the backbone to train; set embedding_dim.")
     if run.args.resume_from_checkpoint is None:
         initialize_from_data(model, images.train)
     processor = models.SphereVisionImageProcessor.from_data(images)
-    run.accelerator.print(summarize(model, images, head, shows_pixels=data_args.crop_pct is not None))
-    description = describe(model.config, images, data_args, processor, head)
+    run.accelerator.print(summarize(model, images, head, shows_pixels=setup.data_args.crop_pct is not None))
+    description = describe(model.config, images, setup.data_args, processor, head)
     provided = {"data": images, "description": description, "before_epoch": before_epoch, **functions}
     return Prepared(model=model, processor=processor, record=images.record, **provided)
 

@@ -18,17 +18,11 @@ from hf_sphere.training.tasks.classification import (
     needs_new_head,
     set_prototypes,
 )
-from hf_sphere.training.tasks.image import HeadDescription, build_model, load_images, provide
-from hf_sphere.training.tasks.regression import (
-    RegressionArguments,
-    check_values,
-    describe_regression,
-    value_settings,
-)
+from hf_sphere.training.tasks.image import HeadDescription, Setup, build_model, load_images, provide
+from hf_sphere.training.tasks.regression import RegressionArguments, check_values, describe_regression, value_settings
 from hf_sphere.utils.arguments import argument
 
 if TYPE_CHECKING:
-    from hf_sphere.data import ImageData
     from hf_sphere.models import SphereVisionConfig
     from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
     from hf_sphere.training.run import Run
@@ -47,37 +41,29 @@ class JointArguments(CalibrationArguments, RegressionArguments):
 
 
 def prepare(
-    run: "Run",
-    model_args: ModelArguments,
-    data_args: ImageDataArguments,
-    args: RecipeArguments,
-    values: JointArguments,
+    run: "Run", model_args: ModelArguments, data_args: ImageDataArguments, args: RecipeArguments, values: JointArguments
 ) -> Prepared:
     """Check the head, load the data, build the model, and check that the values are in its range."""
     from hf_sphere.training.evaluation import measure_joint
 
     check_head(model_args, "prototype")
-    images = load_images(run, model_args, data_args, "joint", targets=values, episodes=data_args.episodes)
-    model = build_joint(images, model_args, args, values)
-    functions = {"measure": measure_joint, **calibration(run, images, model_args, values.calibrate)}
-    check_values(model, images)
-    return provide(run, model, images, model_args, data_args, describe_joint(model), **functions)
+    setup = load_images(run, model_args, data_args, "joint", targets=values, episodes=data_args.episodes)
+    model = build_joint(setup, values)
+    functions = {"measure": measure_joint, **calibration(run, setup, values.calibrate)}
+    check_values(model, setup.images)
+    return provide(run, setup, model, describe_joint(model), **functions)
 
 
-def build_joint(
-    images: "ImageData", model_args: ModelArguments, args: RecipeArguments, values: JointArguments
-) -> "SphereVisionPreTrainedModel":
+def build_joint(setup: Setup, values: JointArguments) -> "SphereVisionPreTrainedModel":
     """Build a model with a head and a regression for the data, or load the saved one; see `build_model`."""
 
     def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:
-        of_head = head_settings(images, model_args, args, saved, default_head="prototype")
-        return of_head | value_settings(images, args, values, saved)
+        return head_settings(setup, saved, default_head="prototype") | value_settings(setup, values, saved)
 
-    new_head = partial(needs_new_head, images, model_args, args)
-    model_class = models.SphereVisionForJointPrediction
-    model = build_model(images, model_args, model_class, settings, needs_new_head=new_head)
-    if model_args.prototypes_file is not None:
-        set_prototypes(model, model_args.prototypes_file, images.class_names)
+    new_head, model_class = partial(needs_new_head, setup), models.SphereVisionForJointPrediction
+    model = build_model(setup, model_class, settings, needs_new_head=new_head)
+    if setup.model_args.prototypes_file is not None:
+        set_prototypes(model, setup.model_args.prototypes_file, setup.images.class_names)
     return model
 
 

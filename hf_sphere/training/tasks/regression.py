@@ -8,7 +8,7 @@ from hf_sphere.data.options import ValueOptions
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task
 from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments
-from hf_sphere.training.tasks.image import HeadDescription, build_model, load_images, provide
+from hf_sphere.training.tasks.image import HeadDescription, Setup, build_model, load_images, provide
 from hf_sphere.utils.arguments import argument
 
 if TYPE_CHECKING:
@@ -47,28 +47,24 @@ def prepare(
     """Load the data, build the model, and check that the values are in its range."""
     from hf_sphere.training.evaluation import measure_regression
 
-    images = load_images(run, model_args, data_args, "regression", targets=values, episodes=data_args.episodes)
-    model = build_regression(images, model_args, args, values)
-    check_values(model, images)
-    return provide(run, model, images, model_args, data_args, describe_regression(model), measure=measure_regression)
+    setup = load_images(run, model_args, data_args, "regression", targets=values, episodes=data_args.episodes)
+    model = build_regression(setup, values)
+    check_values(model, setup.images)
+    return provide(run, setup, model, describe_regression(model), measure=measure_regression)
 
 
-def build_regression(
-    images: "ImageData", model_args: ModelArguments, args: RecipeArguments, values: RegressionArguments
-) -> "SphereVisionPreTrainedModel":
+def build_regression(setup: Setup, values: RegressionArguments) -> "SphereVisionPreTrainedModel":
     """Build a regression for the data, or load the saved one; see `build_model`."""
 
     def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:
-        _refuse_head_arguments(model_args, args, new=saved is None)
+        _refuse_head_arguments(setup, new=saved is None)
         new = {} if saved is not None else {"head": None}
-        return new | value_settings(images, args, values, saved)
+        return new | value_settings(setup, values, saved)
 
-    return build_model(images, model_args, models.SphereVisionForRegression, settings)
+    return build_model(setup, models.SphereVisionForRegression, settings)
 
 
-def value_settings(
-    images: "ImageData", args: RecipeArguments, values: RegressionArguments, saved: "SphereVisionConfig | None"
-) -> dict[str, Any]:
+def value_settings(setup: Setup, values: RegressionArguments, saved: "SphereVisionConfig | None") -> dict[str, Any]:
     """Return the range of the values and the options of the regression; see `settings` of `build_model`.
 
     Values that the arguments do not set are taken from the saved model, else from the data and the defaults.
@@ -77,23 +73,23 @@ def value_settings(
     limits = values.value_range or (saved.value_range if saved is not None else None)
     # The range of the training values does not bound other values.
     default = {"out_of_range": "error" if limits is not None else "clip", "reduction": "mean"}
-    requested = {"out_of_range": values.out_of_range, "reduction": args.loss_reduction}
+    requested = {"out_of_range": values.out_of_range, "reduction": setup.args.loss_reduction}
     weight = getattr(values, "task_weight", None)
     if weight is None:
         weight = (models.SphereVisionConfig if saved is None else saved).task_weight
     return {
-        "value_range": list(limits or images.value_range or ()),
+        "value_range": list(limits or setup.images.value_range or ()),
         "regression_kwargs": default | before | {k: v for k, v in requested.items() if v is not None},
         "task_weight": weight,
     }
 
 
-def _refuse_head_arguments(model_args: ModelArguments, args: RecipeArguments, *, new: bool) -> None:
-    if args.label_smoothing_factor:
+def _refuse_head_arguments(setup: Setup, *, new: bool) -> None:
+    if setup.args.label_smoothing_factor:
         raise ValueError("label smoothing is for classes, and a regression has none; leave it out.")
     heads = ("head", "head_kwargs", "prototypes_file") if new else ()
     for name in (*heads, "class_weights", "shard_classes"):
-        if getattr(model_args, name):
+        if getattr(setup.model_args, name):
             raise ValueError(f"{name} is for models with classes, and a regression has none; leave it out.")
 
 

@@ -40,12 +40,12 @@ def prepare(
     from hf_sphere.training.evaluation import evaluate_frozen, evaluate_retrieval, measure_classification
 
     check_head(model_args)
-    images = load_images(run, model_args, data_args, "retrieval", targets=classes, episodes=data_args.episodes)
-    model = build_classifier(images, model_args, args, is_open_set=True)
+    setup = load_images(run, model_args, data_args, "retrieval", targets=classes, episodes=data_args.episodes)
+    images, model = setup.images, build_classifier(setup, is_open_set=True)
     evaluate = partial(evaluate_retrieval, accelerator=run.accelerator)
     head = describe_head(model.config, is_open_set=True)
     functions = {"measure": measure_classification, "evaluate": evaluate}
-    prepared = provide(run, model, images, model_args, data_args, head, **functions)
+    prepared = provide(run, setup, model, head, **functions)
     check_queries(images)
     pretrained: dict[str, float] = {}
     names = ("model_name_or_path", "initial_weights", "pretrained_backbone", "backbone_weights")
