@@ -73,7 +73,15 @@ class ImageBatches(IterableDataset):
         self.device = torch.device(device)
         self.labels = labels.to(self.device)
         self.regression_labels = None if regression_labels is None else regression_labels.to(self.device)
-        self.batch_size = _choose_batch_size(batch_size, episodes)
+        if episodes is None:
+            if batch_size is None or batch_size < 1:
+                raise ValueError(f"the batch size must be at least 1; got {batch_size}.")
+        elif batch_size not in (None, episodes.batch_size):
+            expected = f"these episodes are batches of {episodes.batch_size} images"
+            raise ValueError(f"{expected}; leave out batch_size={batch_size}.")
+        else:
+            batch_size = episodes.batch_size
+        self.batch_size: int = batch_size
         self.augmentation = augmentation
         self.shuffle = shuffle
         self.seed = seed
@@ -260,13 +268,3 @@ class ImagesFromDisk(ImageBatches):
             if error is not None:
                 raise error
             yield images.to(self.device, non_blocking=True)
-
-
-def _choose_batch_size(given: int | None, episodes: Episodes | None) -> int:
-    if episodes is None:
-        if given is None or given < 1:
-            raise ValueError(f"the batch size must be at least 1; got {given}.")
-        return given
-    if given not in (None, episodes.batch_size):
-        raise ValueError(f"these episodes are batches of {episodes.batch_size} images; leave out batch_size={given}.")
-    return episodes.batch_size

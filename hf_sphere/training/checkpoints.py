@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from hf_sphere.utils.files import (
     write_manifest,
 )
 from hf_sphere.utils.modules import shared_tensors
-from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots, save_snapshot
+from hf_sphere.utils.snapshots import list_snapshots, save_snapshot
 
 STATE_FILE = "trainer_state.json"
 
@@ -201,25 +200,17 @@ def _free_space(folder: Path) -> str:
     return f"{shutil.disk_usage(existing).free / 2**20:.1f} MiB free"
 
 
+@dataclass(frozen=True)
 class Snapshots:
     """The snapshots of a run; see `hf_sphere.utils.snapshots`.
 
     Saves the initialization, every `every`-th epoch, all epochs up to `until`, and the last one, if either is set.
-
-    Args:
-        output_dir: Output directory of the run.
-        every: Epochs between two snapshots.
-        until: Save every epoch up to this one.
-        metadata: Metadata of each file besides the epoch.
     """
 
-    def __init__(
-        self, output_dir: str | PathLike, every: int | None, until: int | None, metadata: Mapping[str, str]
-    ) -> None:
-        self.every, self.until = every, until
-        self.folder = Path(output_dir, SNAPSHOT_FOLDER)
-        self.processes = PartialState()
-        self.metadata = metadata
+    folder: Path
+    every: int | None  # epochs between two snapshots
+    until: int | None  # save every epoch up to this one
+    metadata: Mapping[str, str]  # of each file besides the epoch
 
     def after_epoch(self, model: nn.Module, epoch: int) -> None:
         """Save the weights after an epoch (0 for the initialization) if requested."""
@@ -235,18 +226,18 @@ class Snapshots:
 
     def remove_after(self, epoch: int) -> None:
         """Remove snapshots of later epochs, left over if training was resumed from an earlier checkpoint."""
-        if self.processes.is_main_process:
+        if PartialState().is_main_process:
             for snapshot in list_snapshots(self.folder):
                 if snapshot.epoch > epoch:
                     snapshot.path.unlink()
 
     def _save(self, model: nn.Module, epoch: int, *, replace: bool = True) -> None:
         # Only the main process looks at the folder: the others could find it before or after a file is written.
-        if self.processes.is_main_process:
+        if PartialState().is_main_process:
             kept = {snapshot.epoch for snapshot in list_snapshots(self.folder)}
             try:
                 if replace or epoch not in kept:
                     save_snapshot(model, self.folder, epoch, self.metadata)
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"could not write the snapshot of epoch {epoch}: {error}") from error
-        self.processes.wait_for_everyone()
+        PartialState().wait_for_everyone()

@@ -48,6 +48,7 @@ from hf_sphere.utils.files import find_damage, remove_folder, write_json, write_
 from hf_sphere.utils.loading import load_model
 from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.renamed import rename_options
+from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 from hf_sphere.utils.texts import INTERVAL, show_metrics
 
 logger = logging.getLogger(__name__)
@@ -283,7 +284,7 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     """
     args, data, description = run.args, prepared.data, prepared.description
     about = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
-    snapshots = Snapshots(run.output_dir, args.snapshot_epochs, args.snapshot_until, about)
+    snapshots = Snapshots(run.output_dir / SNAPSHOT_FOLDER, args.snapshot_epochs, args.snapshot_until, about)
     split, prefix = (data.evaluation, "eval") if data.validation is None else (data.validation, "validation")
     loop = TrainingLoop(
         prepared.model,

@@ -19,7 +19,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 import yaml
 
 from hf_sphere.utils.configs import ABOUT, Config, YamlLoader, load_config
-from hf_sphere.utils.renamed import rename_options
+from hf_sphere.utils.renamed import OLD_OPTIONS, rename_options
 
 SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
 """Bounds of seeds, those of NumPy."""
@@ -49,7 +49,7 @@ class Arguments:
                 raise ValueError(f"--{field.name} must not be empty.")
             for number in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(number, (int, float)) and not isinstance(number, bool):
-                    _check_number(field.name, number, _about(field).bounds)
+                    _check_number(field.name, number, getattr(field.metadata.get("help"), "bounds", {}))
 
 
 class Options(dict[str, Any]):
@@ -73,15 +73,9 @@ class Options(dict[str, Any]):
 class _Help(str):
     """A help text as argparse expects it, with what is no option of argparse, to which HfArgumentParser passes all."""
 
-    def __new__(cls, text: str, *_: Any) -> "_Help":
-        return super().__new__(cls, text.replace("%", "%%"))
-
-    def __init__(self, text: str, choices: Any, bounds: Mapping[str, float]) -> None:
-        self.text, self.choices, self.bounds = text, choices, bounds
-
-
-def _about(field: dataclasses.Field) -> _Help:
-    return field.metadata.get("help") or _Help("", None, {})
+    text: str
+    choices: Iterable[str] | Callable[[], Iterable[str]] | None
+    bounds: Mapping[str, float]
 
 
 def argument(
@@ -101,7 +95,9 @@ def argument(
             fields of type `Literal`.
         **bounds: `ge`, `gt`, `le` or `lt`, for numbers and lists of numbers.
     """
-    metadata = {"help": _Help(help, choices, bounds)}
+    about = _Help(help.replace("%", "%%"))
+    about.text, about.choices, about.bounds = help, choices, bounds
+    metadata = {"help": about}
     if isinstance(default, tuple):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     if isinstance(default, type):
@@ -130,7 +126,9 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
     for cls in types:
         _add_arguments(parser, cls)
     names = [field.name for cls in types for field in dataclasses.fields(cls)]
-    words = _with_new_names(_words(argv), names)
+    words = _words(argv)
+    if not OLD_OPTIONS.isdisjoint(word[2:].partition("=")[0] for word in words):
+        words = _with_new_names(words, names)
     try:
         config_words = [word for config in _config_names(words) for word in _argv_of(config, names)]
         parsed, unknown = parser.parse_known_args(config_words + words)
@@ -208,7 +206,7 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
         if declaring not in groups:
             groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
         group = groups[declaring]
-        about = _about(field)
+        about = field.metadata["help"]
         options: dict[str, Any] = {"help": str(about)}
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if default is dataclasses.MISSING:

@@ -29,6 +29,8 @@ RENAMED_OPTIONS: dict[tuple[str, Any], tuple[str, Any]] = {
 }
 """New name and value of an option of training by its old ones; None stands for any value, which is kept."""
 
+OLD_OPTIONS = {name for name, _ in RENAMED_OPTIONS}
+
 
 def rename_options(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a run with the new names of options."""
