@@ -139,8 +139,8 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
     except ValueError as error:
         parser.error(str(error))
     if parsed.print_config:
-        settings = {name: value for arguments in values for name, value in vars(arguments).items() if name in names}
-        plain = {name: dict(value) if isinstance(value, dict) else value for name, value in settings.items()}
+        settings = {name: getattr(parsed, name) for name in names}
+        plain = {name: dict(value) if isinstance(value, Options) else value for name, value in settings.items()}
         print(yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=120), end="")
         parser.exit()
     return values

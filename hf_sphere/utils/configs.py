@@ -56,21 +56,15 @@ class Config:
     """A configuration.
 
     Attributes:
-        layers: Settings by the place where they stand, from the first base to the configuration itself.
+        settings: Values by argument.
+        recipe: Name of the script that trains the run, if it is stated.
+        layers: What was merged, by the place where it stands, from the first base to the configuration itself. Later
+            layers take precedence, and None removes a value.
     """
 
+    settings: dict[str, Any]
+    recipe: str | None
     layers: Mapping[str, Mapping[str, Any]]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Values by argument; later layers take precedence, and None removes a value."""
-        merged = {name: value for layer in self.layers.values() for name, value in layer.items()}
-        return {name: value for name, value in merged.items() if value is not None and name not in ABOUT}
-
-    @property
-    def recipe(self) -> str | None:
-        """Name of the script that trains the run, if it is stated."""
-        return next((layer["recipe"] for layer in reversed([*self.layers.values()]) if "recipe" in layer), None)
 
 
 def config_names(text: str = "") -> list[str]:
@@ -88,7 +82,7 @@ def load_config(name: str) -> Config:
         ValueError: If there is none, a name is ambiguous, or a base leads back to itself.
     """
     path, row = _locate(name)
-    output_dir = f"outputs/{path.stem}/{row}" if row else f"outputs/{path.stem}"
+    merged: dict[str, Any] = {"output_dir": f"outputs/{path.stem}/{row}" if row else f"outputs/{path.stem}"}
     layers: dict[str, Mapping[str, Any]] = {}
     while True:
         place, layer = _read_table(path)[row] if row else _read_file(path)
@@ -99,9 +93,12 @@ def load_config(name: str) -> Config:
         if base is None:
             break
         path, row = _locate(str(base), path if row else None, f"{place}, base: ")
-    if "base" in [*layers.values()][-1]:  # not a file that stands alone
-        layers = {"": {"output_dir": output_dir}, **layers}
-    return Config(layers)
+    if len(layers) == 1 and not row:  # a file that stands alone
+        merged = {}
+    for layer in layers.values():
+        merged |= layer
+    settings = {key: value for key, value in merged.items() if value is not None and key not in ABOUT}
+    return Config(settings, merged.get("recipe"), layers)
 
 
 def read_yaml(path: Path, loader: type[yaml.SafeLoader] = YamlLoader) -> Any:
