@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 
 import yaml
 
-from hf_sphere.utils.configs import ABOUT, Config, YamlLoader, load_config
+from hf_sphere.utils.configs import ABOUT, YamlLoader, load_config
 from hf_sphere.utils.renamed import OLD_OPTIONS, rename_options
 
 SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
@@ -261,12 +261,12 @@ def _config_names(words: Sequence[str]) -> list[str]:
 
 def _argv_of(word: str, names: list[str]) -> list[str]:
     """Convert a configuration to command-line arguments, so that both are validated and converted in the same way."""
-    layers = {
-        # The tables of the library may have old names without a message.
-        place: dict(_with_new_name(*pair, names, place.startswith(("run ", "group "))) for pair in layer.items())
-        for place, layer in load_config(word).layers.items()
-    }
-    config = Config(layers)
+
+    def rename(place: str, layer: Mapping[str, Any]) -> dict[str, Any]:
+        is_of_the_library = place.startswith(("run ", "group "))
+        return dict(_with_new_name(*pair, names, is_silent=is_of_the_library) for pair in layer.items())
+
+    config = load_config(word, rename)
     stated = {key for layer in config.layers.values() for key, value in layer.items() if value is not None}
     removed = stated - set(config.settings)  # by null, and those about the configuration
     for place, layer in config.layers.items():
