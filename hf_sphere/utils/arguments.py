@@ -37,9 +37,8 @@ class Arguments:
         """Add the help texts of the fields to the docstring, for `help` in Python."""
         declared = {name: value for name, value in vars(cls).items() if isinstance(value, dataclasses.Field)}
         fields = getattr(cls, "__dataclass_fields__", {}) | declared
-        lines = [
-            f"    {name}: {field.metadata['help'].text}" for name, field in fields.items() if "help" in field.metadata
-        ]
+        helps = {name: field.metadata["help"] for name, field in fields.items() if "help" in field.metadata}
+        lines = [f"    {name}: {text.replace('%%', '%')}" for name, text in helps.items()]
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or "").split("\n\nArgs:\n")[0], "\nArgs:", *lines])
 
     def __post_init__(self) -> None:
@@ -73,7 +72,6 @@ class Options(dict[str, Any]):
 class _Help(str):
     """A help text as argparse expects it, with what is no option of argparse, to which HfArgumentParser passes all."""
 
-    text: str
     choices: Iterable[str] | Callable[[], Iterable[str]] | None
     bounds: Mapping[str, float]
 
@@ -96,7 +94,7 @@ def argument(
         **bounds: `ge`, `gt`, `le` or `lt`, for numbers and lists of numbers.
     """
     about = _Help(help.replace("%", "%%"))
-    about.text, about.choices, about.bounds = help, choices, bounds
+    about.choices, about.bounds = choices, bounds
     metadata = {"help": about}
     if isinstance(default, tuple):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
@@ -206,8 +204,8 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
         if declaring not in groups:
             groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
         group = groups[declaring]
-        about = field.metadata["help"]
-        options: dict[str, Any] = {"help": str(about)}
+        about = field.metadata.get("help", "")
+        options: dict[str, Any] = {"help": about.replace("%%", "%").replace("%", "%%")}
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if default is dataclasses.MISSING:
             options["required"] = True
@@ -216,7 +214,7 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
             if default is not None and default != {}:
                 options["help"] += f" (default: {str(default).replace('%', '%%')})"
         kind = _without_none(hints[field.name])
-        choices = about.choices
+        choices = getattr(about, "choices", None)
         if get_origin(kind) is Literal:
             choices = get_args(kind)
             kind = type(choices[0])

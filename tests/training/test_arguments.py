@@ -135,6 +135,12 @@ def test_an_old_option_on_the_command_line_is_accepted(capsys, form, line, name,
     assert f"is now {message.partition('is now ')[2]}" in capsys.readouterr().err
 
 
+def test_an_old_option_of_a_file_replaces_the_new_one_of_its_base(config, capsys):
+    file = config("base: spherization/digits-lenet5-spherized\noptimizer: sgd")
+    assert parse("--config", file)[2].optim == "sgd"
+    assert capsys.readouterr().err == "optimizer sgd is now optim sgd; the old name will be removed.\n"
+
+
 def test_an_old_flag_without_a_value_is_accepted():
     assert parse("--compile", "--seed", "3")[2].torch_compile
 
