@@ -204,8 +204,8 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
         if declaring not in groups:
             groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
         group = groups[declaring]
-        about = field.metadata.get("help", "")
-        options: dict[str, Any] = {"help": about.replace("%%", "%").replace("%", "%%")}
+        about = field.metadata["help"]
+        options: dict[str, Any] = {"help": str(about)}
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         if default is dataclasses.MISSING:
             options["required"] = True
@@ -214,7 +214,7 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
             if default is not None and default != {}:
                 options["help"] += f" (default: {str(default).replace('%', '%%')})"
         kind = _without_none(hints[field.name])
-        choices = getattr(about, "choices", None)
+        choices = about.choices
         if get_origin(kind) is Literal:
             choices = get_args(kind)
             kind = type(choices[0])

@@ -333,9 +333,9 @@ def test_a_file_starts_from_its_base_and_writes_to_a_folder_of_its_own_name(tabl
     (tables / "d.yaml").write_text(TABLE % "mnist-a")
     for base in ("mnist-b", config("base: d/mnist-b\nmomentum: null", "first.yaml")):
         file = config(f"base: {base}\nlearning_rate: 2.0", "own.yaml")
-        args = parse_arguments((TrainingArguments,), ["--config", file])[0]
+        args = parse_arguments((RecipeArguments,), ["--config", file])[0]
         assert (args.seed, args.learning_rate, args.output_dir) == (1, 2.0, "outputs/own")
-        assert args.momentum == (0.2 if base == "mnist-b" else TrainingArguments("out").momentum)
+        assert args.momentum == (0.2 if base == "mnist-b" else RecipeArguments("out").momentum)
     file = config("base: ./missing.yaml")
     assert f"{file}, base: there is no configuration or file './missing.yaml'" in refusal("--config", file)
     file = config("base: {}".format(config("", "other.yaml")), "loop.yaml")
