@@ -143,7 +143,9 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
         CheckpointError: If a file is missing or damaged, does not fit the model or the optimizer, or has weights that
             are not finite.
     """
-    hooks = [part.optimizer.register_load_state_dict_pre_hook(check_state) for part in accelerator._optimizers]
+    hooks = [
+        optimizer.optimizer.register_load_state_dict_pre_hook(check_state) for optimizer in accelerator._optimizers
+    ]
     try:
         damage = [find_damage(checkpoint) if accelerator.is_main_process else None]
         broadcast_object_list(damage)
@@ -175,15 +177,15 @@ def find_checkpoint(name: str, output_dir: Path) -> Path:
     Raises:
         CheckpointError: If it does not exist or is incomplete; the message lists the checkpoints of the run.
     """
-    found = list_checkpoints(output_dir)
+    checkpoints = list_checkpoints(output_dir)
     if name == "latest":
-        if not found:
+        if not checkpoints:
             names = ", ".join(path.name for path in checkpoint_folders(output_dir))
             ignored = f" ({names}: incomplete, since there is no {MANIFEST_FILE})" if names else ""
             raise CheckpointError(f"there is no checkpoint in {output_dir} to resume from{ignored}.")
-        return found[-1]
+        return checkpoints[-1]
     if not (Path(name) / MANIFEST_FILE).is_file():
-        have = f" The checkpoints of this run: {', '.join(str(p) for p in found)}." if found else ""
+        have = f" The checkpoints of this run: {', '.join(str(p) for p in checkpoints)}." if checkpoints else ""
         raise CheckpointError(f"{name} is not a complete checkpoint: it has no {MANIFEST_FILE}.{have}")
     return Path(name)
 

@@ -161,13 +161,13 @@ class TrainingLoop:
                 head.set_epoch(state.epoch)
         bar.set_description(f"Epoch {state.epoch + 1}/{self.args.num_train_epochs}")
         group: list[Batch] = []
-        for number, batch in enumerate(self.batches.epoch(state.epoch, start=state.batch), state.batch + 1):
+        for batch_count, batch in enumerate(self.batches.epoch(state.epoch, start=state.batch), state.batch + 1):
             group.append(batch)
-            if len(group) < self.args.gradient_accumulation_steps and number < len(self.batches):
+            if len(group) < self.args.gradient_accumulation_steps and batch_count < len(self.batches):
                 continue
             self._train_step(group)
             group = []
-            state.batch = number
+            state.batch = batch_count
             bar.update()
             at_log = state.step % self.args.logging_steps == 0
             if at_log or state.step == self.total_steps:
@@ -179,7 +179,7 @@ class TrainingLoop:
                 break
             if self._should_stop(at_log):
                 self._pause(started)
-            if self.args.save_steps and state.step % self.args.save_steps == 0 and number < len(self.batches):
+            if self.args.save_steps and state.step % self.args.save_steps == 0 and batch_count < len(self.batches):
                 self._check_losses()
                 state.seconds += time.perf_counter() - started
                 started = time.perf_counter()
@@ -196,15 +196,15 @@ class TrainingLoop:
         heads = heads_of(inner)
         for position, (batch, size) in enumerate(zip(group, sizes, strict=True), 1):
             for head in heads:
-                places = global_places(getattr(self.batches, "dealt_together", 1), done, batch, self.accelerator)
-                head.before_forward(mix_seed(self.args.seed, self.state.step), places)
+                positions = global_places(getattr(self.batches, "dealt_together", 1), done, batch, self.accelerator)
+                head.before_forward(mix_seed(self.args.seed, self.state.step), positions)
                 head.warn_if_divided(1, len(group) * self.accelerator.num_processes)
             done += count_examples(batch)
             with self.accelerator.no_sync(self.model) if position < len(group) else nullcontext():
                 output = self.model(**batch)
                 # Gradients are averaged over processes, so summed losses are multiplied by the number of processes.
-                share = self.accelerator.num_processes if self._loss_is_sum else size / total
-                self.accelerator.backward(output.loss * share)
+                weight = self.accelerator.num_processes if self._loss_is_sum else size / total
+                self.accelerator.backward(output.loss * weight)
             loss = output.loss.detach()
             self._recent_losses.append((self.state.step + 1, loss))
             with torch.no_grad():
@@ -248,8 +248,8 @@ class TrainingLoop:
         self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=state.step)
         shown = "  ".join(show_metrics({k: v for k, v in entry.items() if k not in ("epoch", "step")}))
         if self.accelerator.is_main_process:
-            number = f"{epoch:.0f}" if float(epoch).is_integer() else f"{epoch:.2f}"
-            bar.write(f"epoch {number}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
+            epochs = f"{epoch:.0f}" if float(epoch).is_integer() else f"{epoch:.2f}"
+            bar.write(f"epoch {epochs}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
         if self.metric not in entry:
             raise ValueError(f"metric_for_best_model is {self.metric!r}; this run measures: {', '.join(entry)}.")
         value = entry[self.metric]
@@ -300,17 +300,17 @@ class TrainingLoop:
             raise TrainingDivergedError(f"the weights are not finite after step {self.state.step}. {self._advice()}")
 
     def _advice(self) -> str:
-        found = newest_intact(self.output_dir)
-        advice = f"The last good checkpoint is {found}" if found else "There is no checkpoint yet"
+        checkpoint = newest_intact(self.output_dir)
+        advice = f"The last good checkpoint is {checkpoint}" if checkpoint else "There is no checkpoint yet"
         return f"{advice}. A lower --learning_rate, --max_grad_norm or --warmup_epochs may help."
 
     def _save(self) -> Path:
         self._check_weights()
         self.state.scheduler = self.scheduler.state_dict()
         # Divided by the number of processes, so that the sum over processes is correct after loading.
-        share = 1 / self.accelerator.num_processes
+        fraction = 1 / self.accelerator.num_processes
         self.state.totals = {
-            name: self.accelerator.reduce(value, "sum").item() * share for name, value in self._totals.items()
+            name: self.accelerator.reduce(value, "sum").item() * fraction for name, value in self._totals.items()
         }
         return save_checkpoint(self.accelerator, self.output_dir, self.state, self.args.save_total_limit)
 
@@ -353,22 +353,22 @@ class TrainingLoop:
         """Finish the current step on the first Ctrl-C or SIGTERM; stop immediately on the second."""
         first = 0.0
 
-        def request_stop(number: int, frame: Any) -> None:
+        def request_stop(signum: int, frame: Any) -> None:
             nonlocal first
             # A launcher forwards the Ctrl-C that the terminal has already sent; this is not a second request.
             if self._stop_signal and time.monotonic() - first > 1.0:
                 raise KeyboardInterrupt
             first = first or time.monotonic()
-            self._stop_signal = number
+            self._stop_signal = signum
 
         # Only the main thread may set handlers; elsewhere signals keep their default behavior.
-        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-        previous = {number: signal.signal(number, request_stop) for number in numbers}
+        signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        previous = {signum: signal.signal(signum, request_stop) for signum in signals}
         try:
             yield
         finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)
 
     def _should_stop(self, at_log: bool) -> bool:
         """Whether a signal was received; with several processes, checked only at logging steps."""

@@ -26,7 +26,7 @@ def optimizer_from_arguments(
     model: nn.Module, args: RecipeArguments, batch: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
     """Build the optimizer of the arguments; see `hf_sphere.optim.build_optimizer`."""
-    given = {
+    arguments = {
         "lr": args.learning_rate,
         "weight_decay": args.weight_decay,
         "momentum": args.momentum,
@@ -38,7 +38,7 @@ def optimizer_from_arguments(
     }
     valid = option_defaults(args.optim)
     scales = None if args.layer_decay is None else _layer_scales(model, args.layer_decay)
-    options = {name: value for name, value in given.items() if name in valid}
+    options = {name: value for name, value in arguments.items() if name in valid}
     return build_optimizer(model, args.optim, batch, lr_scales=scales, **options)
 
 
@@ -118,8 +118,10 @@ def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:
     """Return the norm of all parameters or their gradients, including the class vectors of other processes."""
     shards, norms = class_shards(model), []
     for is_shard in (False, True):
-        parameters = [part for name, part in model.named_parameters() if (name in shards) == is_shard]
-        values = [part.grad for part in parameters if part.grad is not None] if of_gradients else parameters
+        parameters = [parameter for name, parameter in model.named_parameters() if (name in shards) == is_shard]
+        values = (
+            [parameter.grad for parameter in parameters if parameter.grad is not None] if of_gradients else parameters
+        )
         norms.append(torch.nn.utils.get_total_norm(values))
     squares = norms[1].square()
     if shards and count_processes() > 1:
@@ -138,10 +140,10 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """
     indices = [index for group in state_dict["param_groups"] for index in group["params"]]
     owners = [(group, n, parameter) for group in optimizer.param_groups for n, parameter in enumerate(group["params"])]
-    for index, (group, number, parameter) in zip(indices, owners, strict=False):  # torch compares the groups
+    for index, (group, position, parameter) in zip(indices, owners, strict=False):  # torch compares the groups
         state = state_dict["state"].get(index, {})
         for key, value in state.items():
-            name = group["param_names"][number] if group.get("param_names") else f"parameter {index}"
+            name = group["param_names"][position] if group.get("param_names") else f"parameter {index}"
             # The momentum of SGD before its first step; the norm that a weight keeps.
             if value is None or (key == "radius" and isinstance(value, float)):
                 continue

@@ -192,8 +192,8 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
 
 def _check_trackers(accelerator: Accelerator, requested: Sequence[str]) -> None:
     """Raise an error for trackers that are not installed, which Accelerate would skip silently."""
-    found = {str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with}
-    missing = [name for name in requested if name not in found and name != "all"]
+    installed = {str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with}
+    missing = [name for name in requested if name not in installed and name != "all"]
     if missing:
         raise ImportError(
             f"the package of tracker {', '.join(missing)} is not installed: pip install {' '.join(missing)} "

@@ -51,9 +51,9 @@ def _optimizer_options(args: TrainingArguments, model: nn.Module) -> tuple[Any, 
         return kind, options  # `optimizer_for_trainer` has formed the groups
     is_factory = not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer))
     if is_factory or options.keys() & {"params", "model", "optimizer_dict"}:
-        if own := collect_parameter_options(model):
+        if declared := collect_parameter_options(model):
             raise ValueError(
-                f"optim {args.optim.value} forms its own parameter groups, so the options of {', '.join(own)} would be "
+                f"optim {args.optim.value} forms its own parameter groups, so the options of {', '.join(declared)} would be "
                 "lost. Use another one, for instance adamw_torch or adam_srt."
             )
         return kind, options
@@ -104,10 +104,10 @@ class SphereCallback(TrainerCallback):
         if model.training:
             batch = batch or {"pixel_values": positional[0]}
             count = count_examples(batch)
-            # Accelerate deals the batches of other data sets to the processes in turn, ours deal single images.
-            places = global_places(1 if self._is_ours else count, self._done, batch, PartialState())
+            # Accelerate deals the batches of other datasets to the processes in turn, ours deal single images.
+            positions = global_places(1 if self._is_ours else count, self._done, batch, PartialState())
             for head in heads_of(model):
-                head.before_forward(self._seed, places)
+                head.before_forward(self._seed, positions)
                 head.warn_if_divided(1, self._parts)
             self._done += count
 
@@ -126,12 +126,12 @@ class SphereCallback(TrainerCallback):
 def _check_settings(args: Any, model: nn.Module) -> None:
     """Raise an error for settings of the Trainer with which the model would be trained in another way."""
     devices = args.world_size * max(args.n_gpu, 1)
-    parts = devices * args.gradient_accumulation_steps
+    batches = devices * args.gradient_accumulation_steps
     if getattr(model, "accepts_loss_kwargs", False):  # the Trainer then adds up the losses of batches, and of devices
-        parts = 1 if args.average_tokens_across_devices else devices
-    if loss_is_sum(model) and parts > 1:
+        batches = 1 if args.average_tokens_across_devices else devices
+    if loss_is_sum(model) and batches > 1:
         raise ValueError(
-            f"the loss is the sum over a batch, but the Trainer would average it over {parts} batches per step. Use "
+            f"the loss is the sum over a batch, but the Trainer would average it over {batches} batches per step. Use "
             "one device and gradient_accumulation_steps=1, or reduction='mean'."
         )
     if PartialState().num_processes > 1 and class_shards(model):
@@ -199,8 +199,8 @@ class SphereTrainer(Trainer):
     """
 
     def __init__(self, *args: Any, radial_logging_steps: int | None = None, **options: Any) -> None:
-        given = args[1] if len(args) > 1 else options.get("args")
-        if given is not None and not isinstance(given, TrainingArguments):
+        arguments = args[1] if len(args) > 1 else options.get("args")
+        if arguments is not None and not isinstance(arguments, TrainingArguments):
             raise TypeError("args must be transformers.TrainingArguments; those of hf_sphere.training are for recipes.")
         super().__init__(*args, **options)
         if self.args.save_strategy != "no":

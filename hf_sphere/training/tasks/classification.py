@@ -66,10 +66,10 @@ class ImageDataArguments(ImageDataOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         names = ("episode_classes", "episode_examples", "episodes_per_epoch")
-        given = [name for name in names if getattr(self, name) is not None]
-        if given and len(given) < len(names):
-            missing = ", ".join(name for name in names if name not in given)
-            raise ValueError(f"{', '.join(given)} is given without {missing}; P x K sampling needs all three.")
+        stated = [name for name in names if getattr(self, name) is not None]
+        if stated and len(stated) < len(names):
+            missing = ", ".join(name for name in names if name not in stated)
+            raise ValueError(f"{', '.join(stated)} is given without {missing}; P x K sampling needs all three.")
 
     @property
     def episodes(self) -> "Episodes | None":

@@ -314,17 +314,17 @@ def describe(
 def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig") -> None:
     """Raise an error if the arguments set another architecture than that of the saved model."""
     default: Mapping[str, Any] = vars(type(args)())
-    known = {field.name for field in fields(args)}
+    names = {field.name for field in fields(args)}
     for name in ("backbone", "backbone_kwargs", "embedding_dim", "final_activation", "head", "head_kwargs"):
-        if name not in known:
+        if name not in names:
             continue
-        given, have = getattr(args, name), getattr(saved, name)
-        have = default[name] if have is None else have
-        if given not in (default[name], have):
-            raise ValueError(f"{name} is {given} but {args.model_name_or_path} has {have}; leave {name} out.")
+        value, saved_value = getattr(args, name), getattr(saved, name)
+        saved_value = default[name] if saved_value is None else saved_value
+        if value not in (default[name], saved_value):
+            raise ValueError(f"{name} is {value} but {args.model_name_or_path} has {saved_value}; leave {name} out.")
     weights = ("pretrained_backbone", "backbone_weights", "initial_weights", "initialization")
     for name, what in (*((name, "weights") for name in weights), ("prototypes_file", "prototypes")):
-        if name in known and getattr(args, name):
+        if name in names and getattr(args, name):
             raise ValueError(f"{name} does not apply to a saved model, which has {what} already; leave {name} out.")
 
 
@@ -332,9 +332,9 @@ def _copy_backbone_weights(saved: str, model: "SphereVisionPreTrainedModel") -> 
     """Copy the tensors of a saved model's backbone that have the name and shape of one in a new model's backbone."""
     # The few-shot model can be loaded from any other model, without its head.
     source = load_model(models.SphereVisionForFewShotClassification, saved).base_model.backbone.state_dict()
-    own = model.base_model.backbone.state_dict()
-    shared = {name: tensor for name, tensor in source.items() if name in own and own[name].shape == tensor.shape}
+    state = model.base_model.backbone.state_dict()
+    shared = {name: tensor for name, tensor in source.items() if name in state and state[name].shape == tensor.shape}
     if not shared:
         raise ValueError(f"initial_weights {saved} has no tensor of the backbone {model.config.backbone}.")
-    model.base_model.backbone.load_state_dict(own | shared)
-    logger.info("%d of %d tensors of the backbone are those of %s.", len(shared), len(own), saved)
+    model.base_model.backbone.load_state_dict(state | shared)
+    logger.info("%d of %d tensors of the backbone are those of %s.", len(shared), len(state), saved)

@@ -61,9 +61,9 @@ class TextModelArguments(Arguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.spherized:
-            given = [name for name in ("spherized_layers", "spherization_kwargs", "calibrate") if getattr(self, name)]
-            if given:
-                raise ValueError(f"{', '.join(given)} is for spherized models; add --spherized, or leave it out.")
+            stated = [name for name in ("spherized_layers", "spherization_kwargs", "calibrate") if getattr(self, name)]
+            if stated:
+                raise ValueError(f"{', '.join(stated)} is for spherized models; add --spherized, or leave it out.")
         if self.calibrate and self.from_scratch:
             raise ValueError(
                 "calibrate needs a trained model, and from_scratch trains a new one; use only one of them."
