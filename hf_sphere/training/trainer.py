@@ -51,10 +51,10 @@ def _optimizer_options(args: TrainingArguments, model: nn.Module) -> tuple[Any, 
         return kind, options  # `optimizer_for_trainer` has formed the groups
     is_factory = not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer))
     if is_factory or options.keys() & {"params", "model", "optimizer_dict"}:
-        if declared := collect_parameter_options(model):
+        if names := collect_parameter_options(model):
             raise ValueError(
-                f"optim {args.optim.value} forms its own parameter groups, so the options of {', '.join(declared)} would be "
-                "lost. Use another one, for instance adamw_torch or adam_srt."
+                f"optim {args.optim.value} forms its own parameter groups, so the options of {', '.join(names)} would "
+                "be lost. Use another one, for instance adamw_torch or adam_srt."
             )
         return kind, options
     groups = parameter_groups(model)

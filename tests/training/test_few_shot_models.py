@@ -69,21 +69,6 @@ def test_embedding_dim_is_applied():
     assert model.base_model.embedding_dim == 5
 
 
-@pytest.mark.parametrize("frozen", [None, False, True])
-def test_freeze_batch_norm_is_passed_to_a_new_model(frozen):
-    assert build(**TINY, freeze_batch_norm=frozen).config.freeze_batch_norm is bool(frozen)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "frozen"),
-    [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
-)
-def test_freeze_batch_norm_of_a_saved_encoder_is_kept_or_overridden(before, now, frozen, saved):
-    folder = saved(freeze_batch_norm=before)
-    model = build(side=28, model_name_or_path=folder, freeze_batch_norm=now)
-    assert model.config.freeze_batch_norm is frozen
-
-
 @pytest.mark.parametrize("pretrained", [True, False])
 def test_pretrained_weights_are_requested_from_timm_on_demand(pretrained, monkeypatch):
     asked = []
