@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
+from hf_sphere.optim.fast_step import Block, Number, portions
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, radial_parameter_groups
 from hf_sphere.optim.layout import (
     LOW_PRECISION,
@@ -22,7 +23,6 @@ from hf_sphere.optim.layout import (
     resolve_channel_dims,
     zeros_per_group,
 )
-from hf_sphere.optim.rules import Block, Number, portions
 
 Group = dict[str, Any]
 

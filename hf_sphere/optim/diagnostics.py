@@ -47,8 +47,9 @@ def effective_step(weight: Tensor, momentum: Tensor, denominator: Tensor, lr: fl
         denominator: b, (K, D) or (K, 1).
         lr: Learning rate.
 
-    Source: Roburin et al., "A spherical perspective on learning with normalization layers", theorem on the effective
-    step of a generic scheme, equations of lr_e and c.
+    Reference:
+        Roburin et al., "A spherical perspective on learning with normalization layers", theorem on the effective step
+        of a generic scheme, equations of lr_e and c.
 
     Example:
         >>> effective_step(torch.eye(2), torch.ones(2, 2), torch.ones(2, 2), lr=0.1).angle

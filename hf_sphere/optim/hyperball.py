@@ -14,13 +14,18 @@ from hf_sphere.optim.layout import check_axes, local, round_stochastically, whol
 from hf_sphere.optim.roles import HIDDEN, UNDECAYED, find_roles
 
 
-class Hyperball(NamedOptimizer):
-    """Base class which turns the update u of another optimizer into a step on the sphere of the initial radius.
+def hyperball(x: Tensor, update: Tensor, radius: float, lr: float) -> Tensor:
+    """The rule: a step of length lr R along the update of the other optimizer, then back to the sphere of radius R."""
+    y = x + lr * radius * update / update.norm()
+    return radius * y / y.norm()
 
-    For the weights of groups with `hyperball`: x = R (x + lr R u / |u|) / |x + lr R u / |u||, where |.| is the
-    Frobenius norm of the entire tensor and R = |x| before the first step. So `lr` is the length of a step relative to
-    the weights, whatever the size of the gradient, and weight decay has no effect on them. Weights in bfloat16 are
-    rounded stochastically.
+
+class Hyperball(NamedOptimizer):
+    """Base class which turns the update of another optimizer into a step on the sphere of the initial radius.
+
+    The rule for the weights of groups with `hyperball` is the function of this name. The norm is that of the entire
+    tensor, and R the one before the first step. So `lr` is the length of a step relative to the weights, whatever the
+    size of the gradient, and weight decay has no effect on them. Weights in bfloat16 are rounded stochastically.
 
     A subclass inherits from this class and from the optimizer, whose update must not depend on the weights except by
     decoupled weight decay.

@@ -84,6 +84,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner products of the rows of two matrices (K, D): (K, 1)."""
+    return (a * b).sum(1, keepdim=True)
+
+
 class Layout:
     """Converts a weight and tensors of its shape to a matrix (K, D) of groups, a view where possible.
 

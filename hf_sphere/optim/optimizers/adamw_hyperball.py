@@ -11,8 +11,9 @@ class AdamWHyperball(Hyperball, torch.optim.AdamW):
     For these weights, `lr` is the length of a step relative to the norm; see `Hyperball`. Arguments are those of
     `torch.optim.AdamW`.
 
-    Source: Wen, Dang, Lyu, Ma and Liang, "Fantastic pretraining optimizers and where to find them 2.1: hyperball
-    optimization", 2025.
+    Reference:
+        Wen, Dang, Lyu, Ma and Liang, "Fantastic pretraining optimizers and where to find them 2.1: hyperball
+        optimization", 2025.
 
     Example:
         >>> optimizer = build_optimizer(network, "adamw_hyperball", images, lr=1e-2, adamw_lr_scale=0.1)

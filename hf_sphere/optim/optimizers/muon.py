@@ -36,8 +36,9 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
     Raises:
         RuntimeError: In a step, if a hidden matrix was flattened, as FSDP1 and DeepSpeed do.
 
-    Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; the size of the step: Liu
-    et al., "Muon is scalable for LLM training", arXiv:2502.16982.
+    Reference:
+        Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; the size of the step: Liu et
+        al., "Muon is scalable for LLM training", arXiv:2502.16982.
 
     Example:
         >>> optimizer = build_optimizer(network, "muon", images, lr=2e-3, weight_decay=0.01)
