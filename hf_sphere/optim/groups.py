@@ -13,18 +13,22 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from hf_sphere.optim.invariance import Loss, find_radial_weights, unwrap
 from hf_sphere.optim.layout import ChannelDims
-from hf_sphere.optim.roles import NO_DECAY, UNDECAYED, UNKNOWN, collect_parameter_options, find_roles
+from hf_sphere.optim.roles import Role, collect_parameter_options, find_roles
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Name of the update rule of a tensor, why the tensor has it, and the options of its parameter group."""
+    """Name of the update rule of a tensor, why the tensor has it, and the options of its parameter group.
+
+    If the tensor has the rule because of its role, `role` is that.
+    """
 
     name: str
     reason: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    role: Role | None = None
 
 
 class ParameterGroups(list[dict[str, Any]]):
@@ -88,8 +92,9 @@ def radial_parameter_groups(
         )
     groups = parameter_groups(model, found.channel_dims, batch)
     for name, reason in found.rejected.items():
-        if name in groups.rules and groups.rules[name].reason == WEIGHT:
-            groups.rules[name] = Rule(groups.rules[name].name, f"not scale-invariant: {reason}")
+        rule = groups.rules.get(name)
+        if rule and rule.role and rule.role.decays and rule.role is not Role.UNKNOWN:
+            groups.rules[name] = Rule(rule.name, f"not scale-invariant: {reason}")
     return groups
 
 
@@ -113,16 +118,13 @@ def parameter_groups(
     rules = {
         name: Rule("on the sphere", "scale-invariant", {"channel_dims": dims})
         for name, dims in (channel_dims or {}).items()
-        if roles.get(name) not in UNDECAYED
+        if name not in roles or roles[name].decays
     }
     return form_groups(model, rules, Rule("ordinary"), roles)
 
 
-WEIGHT, OWN = "weight", "options of the model"
-
-
 def form_groups(
-    model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule, roles: Mapping[str, str]
+    model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule, roles: Mapping[str, Role]
 ) -> ParameterGroups:
     """Form the groups of the rules, then ordinary weights, those without decay, and those with separate options.
 
@@ -142,21 +144,21 @@ def form_groups(
         if not parameter.requires_grad:
             continue
         if name in own:
-            used[name] = Rule(ordinary.name, OWN)
+            used[name] = Rule(ordinary.name, "options of the model")
             special.append({"params": [(name, parameter)], **ordinary.options, "weight_decay": 0.0, **own[name]})
         elif name in rules and rules[name].options != ordinary.options:
             used[name] = rules[name]
             group = by_rule.setdefault(repr(rules[name].options), {"params": [], **rules[name].options})
             group["params"].append((name, parameter))
         else:
-            role = roles.get(name, NO_DECAY)
-            reason = role if role in (*UNDECAYED, UNKNOWN) else WEIGHT
-            used[name] = rules.get(name) or Rule(ordinary.name, reason)
-            (plain if role in UNDECAYED else weights)["params"].append((name, parameter))
+            role = roles.get(name, Role.NORM)
+            reason = "weight" if role.decays and role is not Role.UNKNOWN else role.value
+            used[name] = rules.get(name) or Rule(ordinary.name, reason, role=role)
+            (weights if role.decays else plain)["params"].append((name, parameter))
     ordered = sorted(by_rule.values(), key=lambda group: group.get("channel_dims", ()), reverse=True)
     groups = ParameterGroups(group for group in (*ordered, weights, plain, *special) if group["params"])
     groups.rules = used
-    if unknown := [name for name, rule in used.items() if rule.reason.startswith(UNKNOWN)]:
+    if unknown := [name for name, rule in used.items() if rule.role is Role.UNKNOWN]:
         logger.warning(
             "The role of %s is unknown: no operation of torch uses it in a forward pass. It gets weight decay and the "
             "rule %s. Pass a batch that uses it, or choose by no_weight_decay() of its module or, for Muon, by rules.",
@@ -167,7 +169,7 @@ def form_groups(
 
 def form_groups_by_pattern(
     model: nn.Module,
-    roles: Mapping[str, str],
+    roles: Mapping[str, Role],
     found: Mapping[str, tuple[str, str]],
     options: Mapping[str, Mapping[str, Any]],
     *,
@@ -195,7 +197,7 @@ def form_groups_by_pattern(
         raise ValueError(f"adamw_lr_scale must be a nonnegative number; got {adamw_lr_scale}.")
     tensors = dict(model.named_parameters())
     options = {**options, "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
-    chosen = {name: Rule(rule, reason, options[rule]) for name, (rule, reason) in found.items()}
+    by_name = {name: Rule(rule, reason, options[rule], roles.get(name)) for name, (rule, reason) in found.items()}
     for pattern, rule in (rules or {}).items():
         if rule not in options:
             raise ValueError(f"rule {rule!r} of pattern {pattern!r} is unknown; the rules are: {', '.join(options)}.")
@@ -203,8 +205,8 @@ def form_groups_by_pattern(
         if not matching:
             kind = "parameter" if rule == "adamw" else "parameter with two or more axes"
             raise ValueError(f"pattern {pattern!r} matches no {kind}; the names are like {', '.join([*tensors][:3])}.")
-        chosen.update({name: Rule(rule, f"matches {pattern}", options[rule]) for name in matching})
-    return form_groups(model, chosen, Rule("adamw", options=options["adamw"]), roles)
+        by_name |= {name: Rule(rule, f"matches {pattern}", options[rule]) for name in matching}
+    return form_groups(model, by_name, Rule("adamw", options=options["adamw"]), roles)
 
 
 class NamedOptimizer(Optimizer):

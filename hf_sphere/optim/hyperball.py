@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, form_groups_by_pattern
 from hf_sphere.optim.invariance import find_radial_weights, unwrap
 from hf_sphere.optim.layout import check_axes, local, round_stochastically, whole
-from hf_sphere.optim.roles import HIDDEN, UNDECAYED, find_roles
+from hf_sphere.optim.roles import Role, find_roles
 
 
 def hyperball(x: Tensor, update: Tensor, radius: float, lr: float) -> Tensor:
@@ -97,19 +97,19 @@ class Hyperball(NamedOptimizer):
         model = unwrap(model)
         kept, of_matrices, *_ = [*dict(cls.rules_of), "adamw"]
         roles, radial = find_roles(model, batch), find_radial_weights(model, batch)
-        found = {}
+        rules = {}
         for name, tensor in model.named_parameters():
-            if roles.get(name) in UNDECAYED:
-                found[name] = "adamw", roles[name]
-            elif name in roles:
-                hidden, invariant = roles[name] == HIDDEN, name in radial.channel_dims
+            role = roles.get(name)
+            if role and not role.decays:
+                rules[name] = "adamw", role.value
+            elif role:
+                hidden, invariant = role is Role.HIDDEN, name in radial.channel_dims
                 keeps = hidden if hyperball_on == "matrices" else invariant and (hidden or of_matrices == "adamw")
                 at_zero = keeps and not tensor.any()
                 rule = kept if keeps and not at_zero else of_matrices if hidden else "adamw"
                 reason = "scale-invariant" if invariant else f"not scale-invariant: {radial.rejected[name]}"
-                reason = f"{roles[name]}; {reason}" + ("; its norm is 0" if at_zero else "")
-                found[name] = rule, reason
-        groups = form_groups_by_pattern(model, roles, found, dict(cls.rules_of), **options)
+                rules[name] = rule, f"{role.value}; {reason}" + ("; its norm is 0" if at_zero else "")
+        groups = form_groups_by_pattern(model, roles, rules, dict(cls.rules_of), **options)
         if all(rule.name != kept for rule in groups.rules.values()):
             hint = "" if hyperball_on == "matrices" else "; hyperball_on='matrices' keeps the norm of hidden matrices"
             used = " and ".join(sorted({rule.name for rule in groups.rules.values()}))
