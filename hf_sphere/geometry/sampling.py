@@ -4,11 +4,8 @@ A sample is `x = w mu + sqrt(1 - w^2) v`, where the cosine w has the univariate 
 `exp(kappa w) (1 - w^2)^((d-3)/2)` up to a constant, and the tangent v is uniform on the unit sphere orthogonal to mu.
 
 Randomness can come from a generator or from integer keys. Numbers that are functions of keys are the same in any batch,
-on any device and in compiled code. They come from SplitMix64: the number at place i of the stream of a key is a hash of
-`(key + i) * GAMMA`. Its arithmetic is modulo 2^64, and so is that of int64 tensors.
-
-Reference:
-    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+on any device and in compiled code. They come from SplitMix64: the number at index i of the stream of a key is
+`splitmix((key + i) * GAMMA)`.
 """
 
 import functools
@@ -21,9 +18,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.bessel import bounded, mean_resultant_length_complement
 from hf_sphere.geometry.decorators import cache_constants, differentiable_once
-
-GAMMA = 0x9E3779B97F4A7C15 - 2**64
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+from hf_sphere.utils.seeds import GAMMA, splitmix
 
 BITS = {torch.float32: 24, torch.float64: 53}
 """Random bits of a uniform number: those of the significand."""
@@ -42,22 +37,18 @@ NODES = {torch.float32: 14, torch.float64: 48}
 """Number of Gauss-Legendre nodes for the derivative with respect to the concentration."""
 
 
-def keyed_integers(keys: Tensor | int, places: Tensor) -> Tensor:
-    """Return the numbers (int64, uniform over all values) at `places` of the streams of keys; shapes broadcast.
+def keyed_integers(keys: Tensor | int, indices: Tensor) -> Tensor:
+    """Return the numbers (int64, uniform over all values) at `indices` of the streams of keys; shapes broadcast.
 
     They may be keys of further streams.
     """
-    bits = (keys + places) * GAMMA  # inductor computes `places * GAMMA` of an `arange` with unbounded integers
-    # `>>` copies the sign bit, so the copies are masked. In place, this is a third faster.
-    bits.bitwise_xor_((bits >> 30).bitwise_and_(2**34 - 1)).mul_(_FIRST)
-    bits.bitwise_xor_((bits >> 27).bitwise_and_(2**37 - 1)).mul_(_SECOND)
-    return bits.bitwise_xor_((bits >> 31).bitwise_and_(2**33 - 1))
+    return splitmix((keys + indices) * GAMMA)  # inductor computes `indices * GAMMA` of an `arange` without overflow
 
 
-def keyed_uniforms(keys: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+def keyed_uniforms(keys: Tensor, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """Return uniform numbers in [0, 1), float32 or float64; see `keyed_integers`."""
     bits = BITS[dtype]
-    return keyed_integers(keys, places).bitwise_right_shift_(64 - bits).to(dtype).mul_(0.5**bits).add_(0.5)
+    return keyed_integers(keys, indices).bitwise_right_shift_(64 - bits).to(dtype).mul_(0.5**bits).add_(0.5)
 
 
 def keyed_normals(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
