@@ -50,7 +50,7 @@ class Series(NamedTuple):
     second: Coefficients
 
     def partition_and_ratio(self, square: Tensor, inverse_root: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Terms of the log-partition function `rise - rest`, and A / kappa, at order m from kappa^2 and 1 / s.
+        """Terms of the log-partition function `rise - decrease`, and A / kappa, at order m from kappa^2 and 1 / s.
 
         The rise is s - m. All are also accurate for tiny kappa. Uses few passes over memory, since losses spend most of
         their time here.
@@ -58,11 +58,11 @@ class Series(NamedTuple):
         p = inverse_root * self.order
         inverse_sum = (square * inverse_root).add_(p, alpha=self.order).add_(self.order).reciprocal_()  # 1 / (s + m)
         rise = square * inverse_sum
-        rest = (rise * (0.5 / self.order)).log1p_().mul_(self.order)
-        rest.add_((rise * (1 / self.order)).log1p_(), alpha=0.5)
-        rest.add_(evaluate(self.quotient, p).mul_(rise).mul_(inverse_root))
+        decrease = (rise * (0.5 / self.order)).log1p_().mul_(self.order)
+        decrease.add_((rise * (1 / self.order)).log1p_(), alpha=0.5)
+        decrease.add_(evaluate(self.quotient, p).mul_(rise).mul_(inverse_root))
         ratio = evaluate(self.first, p).mul_(inverse_root).mul_(inverse_root)
-        return rise, rest, inverse_sum.sub_(ratio)
+        return rise, decrease, inverse_sum.sub_(ratio)
 
     def complement(self, concentration: Tensor, root: Tensor) -> Tensor:
         """1 - A at order m, without cancellation."""
@@ -77,9 +77,9 @@ class Series(NamedTuple):
     def derivative(self, root: Tensor) -> Tensor:
         """A' at order m, without cancellation."""
         p = self.order / root
-        rest = (1 - p.square()) * evaluate(self.second, p)
-        rest = rest + evaluate(self.first, p) * (1 - 2 * p.square())
-        return self.order / (root * (root + self.order)) + rest / root.square()
+        numerator = (1 - p.square()) * evaluate(self.second, p)
+        numerator = numerator + evaluate(self.first, p) * (1 - 2 * p.square())
+        return self.order / (root * (root + self.order)) + numerator / root.square()
 
 
 def series_for(order: float, dtype: torch.dtype) -> Series:
@@ -122,12 +122,12 @@ def _log_debye(terms: int) -> list[Polynomial]:
     logs: list[Polynomial] = [[Fraction(0)]]
     for k in range(1, terms + 1):
         # From the derivative of the exponential with respect to 1 / m: k U_k = sum_j j D_j U_{k-j}
-        rest = list(u[k])
+        remainder = list(u[k])
         for j in range(1, k):
             for a, x in enumerate(logs[j]):
                 for b, y in enumerate(u[k - j]):
-                    rest[a + b] -= Fraction(j, k) * x * y
-        logs.append(rest)
+                    remainder[a + b] -= Fraction(j, k) * x * y
+        logs.append(remainder)
     return logs[1:]
 
 

@@ -106,15 +106,15 @@ def sample_cosine(
     on_cpu = flat.device.type == "cpu" and not torch.compiler.is_compiling()
     count = PROPOSALS_PER_ROUND if on_cpu else PROPOSALS_WITHOUT_ROUNDS
 
-    def one_round(number: int, left: Tensor | slice) -> tuple[Tensor, Tensor, Tensor]:
+    def one_round(index: int, left: Tensor | slice) -> tuple[Tensor, Tensor, Tensor]:
         some = flat[left]
         if flat_keys is None:
             shape = (3, count, len(some))
             uniforms = torch.rand(shape, generator=generator, dtype=flat.dtype, device=flat.device)
         else:
             # The order of the proposals does not depend on the size of a round.
-            places = torch.arange(3 * count, device=flat.device).view(count, 3).T + 3 * count * number
-            uniforms = keyed_uniforms(flat_keys[left], places[..., None], flat.dtype)
+            indices = torch.arange(3 * count, device=flat.device).view(count, 3).T + 3 * count * index
+            uniforms = keyed_uniforms(flat_keys[left], indices[..., None], flat.dtype)
         return _first_accepted(some, dim, uniforms)
 
     rounds = 0
@@ -141,7 +141,7 @@ class Noise(NamedTuple):
 
 def fixed_noise(shape: tuple[int, ...], dim: int, seed: int, dtype: torch.dtype, device: torch.device) -> Noise:
     """Return noise for samples of `shape` that depends only on the seed; in an exported model it is a constant."""
-    return Noise(*(torch.as_tensor(part, dtype=dtype, device=device) for part in _fixed_numbers(shape, dim, seed)))
+    return Noise(*(torch.as_tensor(array, dtype=dtype, device=device) for array in _fixed_numbers(shape, dim, seed)))
 
 
 @torch.compiler.assume_constant_result
@@ -181,19 +181,19 @@ def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, 
     """
     first, second, third = uniforms
     # Two coordinates of a uniform point in polar form. Their squared radius is 1 - rest; in two dimensions it is 1.
-    rest = (first.log() * (2 / (dim - 2))).exp() if dim > 2 else torch.zeros_like(first)
-    radius = (1 - rest).sqrt()
+    square_complement = (first.log() * (2 / (dim - 2))).exp() if dim > 2 else torch.zeros_like(first)
+    radius = (1 - square_complement).sqrt()
     half = math.pi * second
-    lower = rest / (1 + radius) + 2 * radius * half.sin().square()  # 1 - x
-    upper = rest / (1 + radius) + 2 * radius * half.cos().square()  # 1 + x
+    lower = square_complement / (1 + radius) + 2 * radius * half.sin().square()  # 1 - x
+    upper = square_complement / (1 + radius) + 2 * radius * half.cos().square()  # 1 + x
     finite, shrinkage = bounded(concentration)
     root = (4 * finite.square() + (dim - 1) ** 2).sqrt() + (dim - 1)
     c = 2 * finite / root
-    rest_of_c = 2 * (dim - 1) / (2 * finite + root) * shrinkage  # 1 - c
-    denominator = rest_of_c + c * upper  # 1 + c x
+    c_complement = 2 * (dim - 1) / (2 * finite + root) * shrinkage  # 1 - c
+    denominator = c_complement + c * upper  # 1 + c x
     y = c * (0.5 * (upper - lower))
     accepted = third.log() <= (dim - 1) * (y / denominator - y.log1p())
-    return rest_of_c * lower / denominator, (1 + c) * upper / denominator, accepted
+    return c_complement * lower / denominator, (1 + c) * upper / denominator, accepted
 
 
 def _first_accepted(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -223,18 +223,18 @@ class _Point(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_point: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         loc, cosine, sine, normals, tangents = ctx.saved_tensors
-        by_cosine, by_sine = (gradient * loc).sum(-1), (gradient * tangents).sum(-1)
-        by_loc = None
+        grad_cosine, grad_sine = (grad_point * loc).sum(-1), (grad_point * tangents).sum(-1)
+        grad_loc = None
         if ctx.needs_input_grad[0]:
             # dx = w dmu - s (v.dmu) mu, since v rotates together with mu. The projection of the noise adds
             # -s (n.mu) / (n.v) times the part of dmu that is orthogonal to both mu and v.
             slip = sine * (normals * loc).sum(-1) / (normals * tangents).sum(-1)
-            by_loc = gradient * (cosine - slip)[..., None]
-            by_loc = torch.addcmul(by_loc, (slip * by_sine - sine * by_cosine)[..., None], tangents)
-            by_loc = by_loc.sum_to_size(loc.shape)
-        return by_loc, by_cosine, by_sine, None
+            grad_loc = grad_point * (cosine - slip)[..., None]
+            grad_loc = torch.addcmul(grad_loc, (slip * grad_sine - sine * grad_cosine)[..., None], tangents)
+            grad_loc = grad_loc.sum_to_size(loc.shape)
+        return grad_loc, grad_cosine, grad_sine, None
 
 
 class _Reparameterized(torch.autograd.Function):
@@ -253,10 +253,10 @@ class _Reparameterized(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, by_cosine: Tensor, by_sine: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_cosine: Tensor, grad_sine: Tensor) -> tuple[Tensor | None, ...]:
         concentration, gap, sine = ctx.saved_tensors
         rate = _angle_rate(concentration, ctx.dim, gap, sine)
-        return (by_cosine * sine - by_sine * (1 - gap)) * rate, None, None, None
+        return (grad_cosine * sine - grad_sine * (1 - gap)) * rate, None, None, None
 
 
 def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, sine: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, sine: Tensor) -> T
     curvature = (finite.square() + (0.5 * (dim - 1)) ** 2).sqrt() + 0.5 * (dim - 1)
     reach = (10.0 if angle.dtype == torch.float64 else 7.0) * (shrinkage / curvature).sqrt()
     span = torch.minimum(reach, torch.where(direction < 0, angle, math.pi - angle))
-    nodes, weights = (part.reshape(-1, *(1,) * angle.ndim) for part in _gauss_legendre(angle.dtype, angle.device))
+    nodes, weights = (rule.reshape(-1, *(1,) * angle.ndim) for rule in _gauss_legendre(angle.dtype, angle.device))
     # Differences of cosines and of sines are written as products, so that the exponent stays accurate.
     half = 0.5 * (direction * span) * nodes
     between = angle + half

@@ -71,8 +71,10 @@ def build_optimizer(
             raise ValueError(f"lr_scales names parameters that the model lacks: {', '.join(unknown)}.")
         groups = _scale_rates(groups, lr_scales, options.get("lr", valid["lr"]))
     parameters = [parameter for group in groups for _, parameter in group["params"]]
-    chosen = options.get("foreach") is not None or options.get("differentiable")
-    if "fused" in valid and not chosen:  # a fused kernel per step where torch supports it, with the same update rule
+    has_kernel = options.get("foreach") is not None or options.get("differentiable")
+    if (
+        "fused" in valid and not has_kernel
+    ):  # a fused kernel per step where torch supports it, with the same update rule
         options.setdefault("fused", all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters))
     nesterov = options.pop("nesterov", False) if name == "sgd" else False
     for group in groups:
@@ -95,11 +97,11 @@ def option_defaults(name: str) -> dict[str, Any]:
 def _scale_rates(groups: list[dict[str, Any]], scales: Mapping[str, float], lr: float) -> list[dict[str, Any]]:
     """Divide groups by learning rate; those with the rate `lr` come first, since the first group's rate is shown."""
     divided: dict[tuple[int, float], dict[str, Any]] = {}
-    for number, group in enumerate(groups):
+    for index, group in enumerate(groups):
         for name, parameter in group["params"]:
             scale = scales.get(name, 1.0)
-            part = {**group, "lr": group.get("lr", lr) * scale, "params": []}
-            divided.setdefault((number, scale), part)["params"].append((name, parameter))
+            scaled = {**group, "lr": group.get("lr", lr) * scale, "params": []}
+            divided.setdefault((index, scale), scaled)["params"].append((name, parameter))
     return sorted(divided.values(), key=lambda group: group["lr"] != lr)
 
 
@@ -126,13 +128,13 @@ def optimizer_for_trainer(context: Any) -> tuple[type[NamedOptimizer], dict[str,
     return kind, options
 
 
-def _parse(name: str, given: dict[str, str], supported: dict[str, Any]) -> dict[str, Any]:
+def _parse(name: str, texts: dict[str, str], supported: dict[str, Any]) -> dict[str, Any]:
     """Parse `optim_args`, which are strings, by the types of the defaults; the default None marks a boolean option."""
     defaults = {key: value for key, value in supported.items() if not key.startswith("channel_")}
     if "betas" in defaults:
         defaults["beta1"], defaults["beta2"] = defaults.pop("betas")
     options = {}
-    for key, text in given.items():
+    for key, text in texts.items():
         if key not in defaults:
             raise ValueError(f"optim_args of {name} has no key {key!r}; its keys are {', '.join(sorted(defaults))}.")
         read, expected = _READERS[type(defaults[key])]

@@ -82,16 +82,16 @@ def radial_parameter_groups(
         >>> optimizer = AdamSRT(radial_parameter_groups(network, images), lr=1e-3)
     """
     model = unwrap(model)
-    found = find_radial_weights(model, batch, loss, tolerance=tolerance)
-    logger.info(found.summary())
-    if not found.channel_dims:
+    radial = find_radial_weights(model, batch, loss, tolerance=tolerance)
+    logger.info(radial.summary())
+    if not radial.channel_dims:
         warnings.warn(
             f"{type(model).__name__} has no radially invariant weight, so the optimizer will be the ordinary one of "
             "torch. Print find_radial_weights(model) for the reasons.",
             stacklevel=2,
         )
-    groups = parameter_groups(model, found.channel_dims, batch)
-    for name, reason in found.rejected.items():
+    groups = parameter_groups(model, radial.channel_dims, batch)
+    for name, reason in radial.rejected.items():
         rule = groups.rules.get(name)
         if rule and rule.role and rule.role.decays and rule.role is not Role.UNKNOWN:
             groups.rules[name] = Rule(rule.name, f"not scale-invariant: {reason}")
@@ -135,7 +135,7 @@ def form_groups(
         ordinary: Rule of all other parameters.
         roles: See `find_roles`.
     """
-    own = collect_parameter_options(model)
+    options = collect_parameter_options(model)
     by_rule: dict[str, dict[str, Any]] = {}
     weights: dict[str, Any] = {"params": [], **ordinary.options}
     plain: dict[str, Any] = {"params": [], **ordinary.options, "weight_decay": 0.0}
@@ -143,9 +143,9 @@ def form_groups(
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if name in own:
+        if name in options:
             used[name] = Rule(ordinary.name, "options of the model")
-            special.append({"params": [(name, parameter)], **ordinary.options, "weight_decay": 0.0, **own[name]})
+            special.append({"params": [(name, parameter)], **ordinary.options, "weight_decay": 0.0, **options[name]})
         elif name in rules and rules[name].options != ordinary.options:
             used[name] = rules[name]
             group = by_rule.setdefault(repr(rules[name].options), {"params": [], **rules[name].options})
@@ -170,7 +170,7 @@ def form_groups(
 def form_groups_by_pattern(
     model: nn.Module,
     roles: Mapping[str, Role],
-    found: Mapping[str, tuple[str, str]],
+    reasons: Mapping[str, tuple[str, str]],
     options: Mapping[str, Mapping[str, Any]],
     *,
     lr: float = 1e-3,
@@ -197,7 +197,7 @@ def form_groups_by_pattern(
         raise ValueError(f"adamw_lr_scale must be a nonnegative number; got {adamw_lr_scale}.")
     tensors = dict(model.named_parameters())
     options = {**options, "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
-    by_name = {name: Rule(rule, reason, options[rule], roles.get(name)) for name, (rule, reason) in found.items()}
+    by_name = {name: Rule(rule, reason, options[rule], roles.get(name)) for name, (rule, reason) in reasons.items()}
     for pattern, rule in (rules or {}).items():
         if rule not in options:
             raise ValueError(f"rule {rule!r} of pattern {pattern!r} is unknown; the rules are: {', '.join(options)}.")
@@ -228,10 +228,10 @@ class NamedOptimizer(Optimizer):
         super().__init__(*args, **options)
         # Loss scaling is left to GradScaler: it unscales the gradients and skips the step if they overflow.
         self._step_supports_amp_scaling = False
-        found = [
+        has_groups = [
             group.get("param_names") or group.get(self.group_key) not in (None, False) for group in self.param_groups
         ]
-        if not any(found):  # groups with names come from form_groups, which issues its own warning
+        if not any(has_groups):  # groups with names come from form_groups, which issues its own warning
             logger.warning(
                 "%s was given parameters without its groups, so every step is an ordinary step of torch. Pass it "
                 "%s.form_groups(model), or use build_optimizer.",
@@ -287,12 +287,12 @@ class NamedOptimizer(Optimizer):
         lacking = {key for group in state_dict["param_groups"] for key in wanted - set(group)}
         if lacking:
             raise ValueError(f"not a state of {type(self).__name__}: its groups lack {', '.join(sorted(lacking))}.")
-        for number, (saved, group) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
+        for index, (saved, group) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
             for key in ("channel_dims", "muon", "hyperball", "param_names"):
                 before, now = (list(v) if isinstance(v := of.get(key), (list, tuple)) else v for of in (saved, group))
                 if (key != "param_names" or (before and now)) and before != now:
                     raise ValueError(
-                        f"{key} of parameter group {number} is {before} in the state and {now} in the optimizer. "
+                        f"{key} of parameter group {index} is {before} in the state and {now} in the optimizer. "
                         "Build the optimizer with the groups that the state was saved with."
                     )
         super().load_state_dict(state_dict)
@@ -308,7 +308,7 @@ class NamedOptimizer(Optimizer):
     @classmethod
     def option_defaults(cls) -> dict[str, Any]:
         """Return the options of the constructor with their defaults, including those of torch's optimizer."""
-        found: dict[str, Any] = dict(cls.own_defaults)
+        defaults: dict[str, Any] = dict(cls.own_defaults)
         for parent in reversed(cls.__mro__):
             is_used = issubclass(parent, Optimizer) and not (parent is Adam and issubclass(cls, AdamW))
             options = inspect.signature(parent).parameters.values() if is_used else ()
@@ -316,8 +316,8 @@ class NamedOptimizer(Optimizer):
                 if option.default is not option.empty:
                     # torch has `weight_decay: float = 0`.
                     is_float = type(option.default) is int and option.annotation not in (int, "int")
-                    found[option.name] = float(option.default) if is_float else option.default
-        return {name: default for name, default in found.items() if name not in cls.unsupported}
+                    defaults[option.name] = float(option.default) if is_float else option.default
+        return {name: default for name, default in defaults.items() if name not in cls.unsupported}
 
     @classmethod
     def take_group_options(cls, options: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Hyperball(NamedOptimizer):
             for parameter, before, _ in kept:
                 parameter.copy_(before)
             raise
-        for place, (parameter, before, lr) in enumerate(kept):
+        for index, (parameter, before, lr) in enumerate(kept):
             state = self.state[parameter]
             if "radius" not in state:
                 state["radius"] = float(_norm(before))  # a number, since torch casts tensors that it loads
@@ -73,7 +73,7 @@ class Hyperball(NamedOptimizer):
             moved.mul_(lr * state["radius"] / size.clamp_min(torch.finfo(size.dtype).tiny)).add_(before)
             moved.mul_(state["radius"] / _norm(moved))
             if parameter.dtype == torch.bfloat16:
-                seed = int(state["step"]) * 1_000_003 + place  # equal on all processes and in resumed runs
+                seed = int(state["step"]) * 1_000_003 + index  # equal on all processes and in resumed runs
                 generator = torch.Generator(parameter.device).manual_seed(seed)
                 local(parameter).copy_(round_stochastically(local(moved), generator))
             elif moved is not parameter:

@@ -101,7 +101,7 @@ def find_radial_weights(
     if not 0.0 < tolerance < 1.0:
         raise ValueError(f"tolerance must lie between 0 and 1; got {tolerance}.")
     model = unwrap(model)
-    fixed = [name for name, part in model.named_modules() if isinstance(part, _NormBase) and not part.training]
+    fixed = [name for name, module in model.named_modules() if isinstance(module, _NormBase) and not module.training]
     if model.training and fixed:
         message = (
             "batch norm %s is in evaluation mode, and weights before it are not scale-invariant; call model.train()"
@@ -201,13 +201,13 @@ def _gradients(trial: nn.Module, weights: Mapping[str, Tensor], batch: Any, loss
         if value is None:
             value = torch.stack([(leaf * torch.randn_like(leaf)).sum() for leaf in differentiable(output)]).sum()
         gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
-    return {name: part.to_dense() for name, part in zip(weights, gradients, strict=True) if part is not None}
+    return {name: grad.to_dense() for name, grad in zip(weights, gradients, strict=True) if grad is not None}
 
 
 def differentiable(output: Any) -> list[Tensor]:
     """Return the tensors of an output that have a gradient; a `ValueError` is raised if there are none."""
-    parts = [vars(leaf) if dataclasses.is_dataclass(leaf) else leaf for leaf in tree_leaves(output)]
-    leaves = [leaf for leaf in tree_leaves(parts) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    fields = [vars(leaf) if dataclasses.is_dataclass(leaf) else leaf for leaf in tree_leaves(output)]
+    leaves = [leaf for leaf in tree_leaves(fields) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not leaves:
         raise ValueError(f"the output {type(output).__name__} contains nothing to differentiate; pass a loss.")
     return leaves

@@ -122,8 +122,8 @@ class Placement:
             search = metadata.get("method", "unknown"), metadata.get("seconds", 0.0), metadata.get("interrupted", False)
             order = None if metadata.get("order") is None else OrderPreservation(**metadata["order"])
             names, numbers = metadata.get("class_names"), (search[1], *(vars(order).values() if order else ()))
-            known = isinstance(search[0], str) and isinstance(search[2], bool) and isinstance(names, list | None)
-            if not (known and all(isinstance(number, float | int) for number in numbers)):
+            is_valid = isinstance(search[0], str) and isinstance(search[2], bool) and isinstance(names, list | None)
+            if not (is_valid and all(isinstance(value, float | int) for value in numbers)):
                 raise TypeError("a value has another type than in saved files")
             if not all(isinstance(name, str) for name in names or ()):
                 raise TypeError("class names must be texts")

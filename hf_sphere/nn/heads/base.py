@@ -104,12 +104,12 @@ class Head(nn.Module):
         super().__init__()
         if num_classes < 1:
             raise ValueError(f"num_classes must be at least 1; got {num_classes}.")
-        given = [1.0] * num_classes if class_weights is None else class_weights
-        fits = np.shape(given) == (num_classes,)
-        weights = [float(weight) for weight in given] if fits else []
+        factors = [1.0] * num_classes if class_weights is None else class_weights
+        fits = np.shape(factors) == (num_classes,)
+        weights = [float(weight) for weight in factors] if fits else []
         bad = next((f"{w} for class {k}" for k, w in enumerate(weights) if not 0.0 < w < math.inf), None)
         if not fits or bad is not None:
-            got = bad if fits else f"the shape {tuple(np.shape(given))}"
+            got = bad if fits else f"the shape {tuple(np.shape(factors))}"
             raise ValueError(f"class_weights must be {num_classes} positive numbers; got {got}.")
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must lie in [0, 1); got {label_smoothing}.")
@@ -304,7 +304,7 @@ class Head(nn.Module):
     def set_epoch(self, epoch: int) -> None:
         """Update the head's schedules at the start of epoch `epoch`, counted from 0."""
 
-    def before_forward(self, seed: int, places: Tensor) -> None:
+    def before_forward(self, seed: int, positions: Tensor) -> None:
         """Prepare the next forward pass in training, so that it does not depend on how batches are divided.
 
         The recipes call it before each forward pass, and `after_step` after each optimizer step. Then random numbers
@@ -313,8 +313,8 @@ class Head(nn.Module):
 
         Args:
             seed: A different number in each optimizer step, the same on all processes.
-            places: Place of each example in the global batch, that is, among all examples of the optimizer step: (B,),
-                int64, on the device of the head.
+            positions: Position of each example in the global batch, that is, among all examples of the optimizer step:
+                (B,), int64, on the device of the head.
         """
 
     def after_step(self, reduce: Callable[[Tensor], Tensor]) -> None:
@@ -377,27 +377,27 @@ class _Watch(torch.autograd.Function):
 
 def heads_of(model: nn.Module) -> list[Head]:
     """Return the heads in a model, whose methods training loops call; not the frozen copies of PEFT."""
-    parts = model.named_modules()
-    return [part for name, part in parts if isinstance(part, Head) and "original_module" not in name.split(".")]
+    modules = model.named_modules()
+    return [module for name, module in modules if isinstance(module, Head) and "original_module" not in name.split(".")]
 
 
 def head_options(head_class: type[Head]) -> dict[str, inspect.Parameter]:
     """Return the keyword options of a head by name, including those of its base classes."""
-    found: dict[str, inspect.Parameter] = {}
+    options: dict[str, inspect.Parameter] = {}
     for cls in head_class.__mro__:
         if "__init__" not in vars(cls) or not issubclass(cls, Head):
             continue
         parameters = inspect.signature(cls.__init__).parameters.values()
-        found |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in found}
+        options |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in options}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return found
+    return options
 
 
 def _has_type(value: Any, hint: Any) -> bool:
     """Whether a value has the type of an annotation; integers are also real numbers, and booleans are not."""
     if get_origin(hint) in (Union, types.UnionType):
-        return any(_has_type(value, part) for part in get_args(hint))
+        return any(_has_type(value, alternative) for alternative in get_args(hint))
     if get_origin(hint) is Literal:
         return type(value) in map(type, get_args(hint))  # the head says which values it has
     if not isinstance(hint, type) or hint is inspect.Parameter.empty:
