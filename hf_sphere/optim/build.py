@@ -72,9 +72,7 @@ def build_optimizer(
         groups = _scale_rates(groups, lr_scales, options.get("lr", valid["lr"]))
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     has_kernel = options.get("foreach") is not None or options.get("differentiable")
-    if (
-        "fused" in valid and not has_kernel
-    ):  # a fused kernel per step where torch supports it, with the same update rule
+    if "fused" in valid and not has_kernel:  # a fused kernel per step where torch supports it, with the same rule
         options.setdefault("fused", all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters))
     nesterov = options.pop("nesterov", False) if name == "sgd" else False
     for group in groups:

@@ -184,7 +184,7 @@ def form_groups_by_pattern(
     Args:
         model: The model.
         roles: See `find_roles`.
-        found: Name of the rule, and the reason, by name of the parameter; `adamw` for all others.
+        reasons: Name of the rule, and the reason, by name of the parameter; `adamw` for all others.
         options: Group options by the name of a rule other than `adamw`.
         lr: Learning rate.
         adamw_lr_scale: Learning rate of `adamw` relative to it.

@@ -133,7 +133,7 @@ class ClassVectorHead(Head):
         parameters, local = self.select_classes(exchange.gather(labels))
         bias = parameters[1] if len(parameters) > 1 else None
         inputs = self.logit_inputs(embeddings)
-        others, total, target_weights = sum_over_other_classes(
+        others, total, targets = sum_over_other_classes(
             exchange.gather(inputs),
             parameters[0],
             bias,
@@ -141,13 +141,11 @@ class ClassVectorHead(Head):
             normalize=self.normalizes_classes,
             sum_logits=self.label_smoothing > 0,
         )
-        target_weights = exchange.sum(target_weights)
-        target_weights = F.normalize(target_weights, dim=-1) if self.normalizes_classes else target_weights
-        if target_weights.ndim == 3:  # the best center
-            target_weights = target_weights[
-                torch.arange(len(target_weights)), (target_weights * inputs[:, None]).sum(-1).argmax(1)
-            ]
-        target = self.target_logits(embeddings, target_weights)
+        targets = exchange.sum(targets)
+        targets = F.normalize(targets, dim=-1) if self.normalizes_classes else targets
+        if targets.ndim == 3:  # the best center
+            targets = targets[torch.arange(len(targets)), (targets * inputs[:, None]).sum(-1).argmax(1)]
+        target = self.target_logits(embeddings, targets)
         if bias is not None:
             target = target + exchange.sum(own_rows(bias, local).to(target.dtype))
         loss = -F.logsigmoid(target - exchange.log_sum(others))
