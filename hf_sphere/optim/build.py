@@ -12,6 +12,7 @@ from torch import nn
 from hf_sphere.optim.groups import NamedOptimizer, parameter_groups
 from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
+from hf_sphere.utils.options import check_names
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -60,8 +61,7 @@ def build_optimizer(
     valid = option_defaults(name)
     if "adamw_lr_scale" in valid:
         valid["rules"] = None
-    if unknown := sorted(set(options) - set(valid)):
-        raise ValueError(f"optimizer {name} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
+    check_names(f"optimizer {name}", options, valid)
     if name in TORCH:
         groups: list[dict[str, Any]] = parameter_groups(model, batch=batch)
     else:

@@ -28,6 +28,7 @@ from hf_sphere.prototypes.ordering import (
     measure_order,
 )
 from hf_sphere.utils.files import atomic_file
+from hf_sphere.utils.options import check_names
 
 logger = logging.getLogger(__name__)
 
@@ -283,10 +284,7 @@ def _build_method(name: str, task: Task, options: dict[str, Any]) -> Method:
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; the methods are: {', '.join(METHODS)}.")
     kind = METHODS[name]
-    unknown = sorted(set(options) - set(kind.options()))
-    if unknown:
-        valid = ", ".join(kind.options()) or "none"
-        raise ValueError(f"method {name!r} has no option {', '.join(unknown)}; its options are: {valid}.")
+    check_names(f"method {name!r}", options, kind.options())
     if task.ranking is not None and not kind.uses_class_vectors:
         able = ", ".join(other for other, each in METHODS.items() if each.uses_class_vectors)
         raise ValueError(

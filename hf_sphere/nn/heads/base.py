@@ -3,10 +3,9 @@
 import inspect
 import logging
 import math
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry.coordinates import is_batched
 from hf_sphere.nn.checks import IGNORED, check_labels, check_tensors, is_readable
+from hf_sphere.utils.options import check_names, check_types, keyword_options
 
 logger = logging.getLogger(__name__)
 
@@ -383,28 +383,7 @@ def heads_of(model: nn.Module) -> list[Head]:
 
 def head_options(head_class: type[Head]) -> dict[str, inspect.Parameter]:
     """Return the keyword options of a head by name, including those of its base classes."""
-    options: dict[str, inspect.Parameter] = {}
-    for cls in head_class.__mro__:
-        if "__init__" not in vars(cls) or not issubclass(cls, Head):
-            continue
-        parameters = inspect.signature(cls.__init__).parameters.values()
-        options |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in options}
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    return options
-
-
-def _has_type(value: Any, hint: Any) -> bool:
-    """Whether a value has the type of an annotation; integers are also real numbers, and booleans are not."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_has_type(value, alternative) for alternative in get_args(hint))
-    if get_origin(hint) is Literal:
-        return type(value) in map(type, get_args(hint))  # the head says which values it has
-    if not isinstance(hint, type) or hint is inspect.Parameter.empty:
-        return True  # not a type that can be checked
-    if isinstance(value, bool) and hint in (int, float):
-        return False
-    return isinstance(value, (int, float) if hint is float else hint)
+    return keyword_options(head_class)
 
 
 def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) -> Head:
@@ -433,10 +412,5 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     if name not in HEADS:
         raise ValueError(f"unknown head {name!r}; the heads are: {', '.join(HEADS)}.")
     valid = head_options(HEADS[name])
-    unknown = sorted(set(options) - set(valid))
-    if unknown:
-        raise ValueError(f"head {name!r} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
-    for option, value in options.items():
-        if not _has_type(value, valid[option].annotation):
-            expected = inspect.formatannotation(valid[option].annotation).replace("typing.", "")
-            raise ValueError(f"option {option} of head {name!r} must be of type {expected}; got {value!r}.")
+    check_names(f"head {name!r}", options, valid)
+    check_types(f"head {name!r}", options, valid)
