@@ -1,6 +1,5 @@
 """Base classes of the heads: embeddings in, logits and a loss out."""
 
-import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -178,7 +177,7 @@ class Head(nn.Module):
         if labels is not None:
             loss = self.reduce_loss(transformed, logits, labels)
         if self.training and logits is not None:
-            logits, loss = self._watch(logits, loss)
+            self._watch(logits, loss)
         concentration = self.compute_concentration(transformed)
         return HeadOutput(logits, loss, transformed.to(embeddings.dtype), concentration)
 
@@ -269,14 +268,23 @@ class Head(nn.Module):
         total = torch.where(used, losses, 0.0).sum()
         return total if self.reduction == "sum" else total / used.sum().clamp_min(1)
 
-    def _watch(self, logits: Tensor, loss: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return both, so that a message is logged if the head is trained by another loss, of the logits."""
+    def _watch(self, logits: Tensor, loss: Tensor | None) -> None:
+        """Have a message logged if the first gradient is of the logits alone: the head is trained by another loss."""
         is_cross_entropy = not (self.has_own_loss() or self.label_smoothing or self.class_weights)
         if is_cross_entropy or "loss" in self._warned or not logits.requires_grad:
-            return logits, loss
+            return
         if torch.compiler.is_compiling() or is_batched(logits):
-            return logits, loss
-        return _Watch.apply(logits, loss, self)
+            return
+        if loss is not None:  # whose gradient precedes that of the logits
+            loss.register_hook(lambda _: self._warned.add("loss"))
+        logits.register_hook(
+            lambda _: self._warn_once(
+                "loss",
+                "is trained by a loss of its logits instead of its own loss, which alone has its margin, label "
+                "smoothing or class weights. For that, pass the labels to the model and minimize `output.loss`; in a "
+                "Trainer, leave out compute_loss_func and, unless it is a SphereTrainer, label_smoothing_factor.",
+            )
+        )
 
     def division_advice(self) -> str:
         """Return what to do where the batch of an optimizer step is divided, if that changes the training."""
@@ -344,46 +352,15 @@ class Head(nn.Module):
 
     def extra_repr(self) -> str:
         """Describe the head with its options in a printed model."""
-        names = [name for name in head_options(type(self)) if isinstance(vars(self).get(name), (str, int, float))]
+        names = [name for name in keyword_options(type(self)) if isinstance(vars(self).get(name), (str, int, float))]
         options = "".join(f", {name}={getattr(self, name)!r}" for name in names)
         return f"{self.embedding_dim} -> {self.num_classes} classes{options}"
-
-
-class _Watch(torch.autograd.Function):
-    """Returns logits and loss unchanged, and has a message logged if the first gradient is of the logits alone."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, loss: Tensor | None, head: Head) -> tuple[Tensor, Tensor | None]:
-        ctx.head = head
-        ctx.set_materialize_grads(False)
-        return logits.clone(), None if loss is None else loss.clone()  # not views, which cannot be changed in place
-
-    @staticmethod
-    def backward(ctx: Any, grad_logits: Tensor | None, grad_loss: Tensor | None) -> tuple[Tensor | None, ...]:
-        if grad_loss is None:
-            ctx.head._warn_once(
-                "loss",
-                "is trained by a loss of its logits instead of its own loss, which alone has its margin, label "
-                "smoothing or class weights. For that, pass the labels to the model and minimize `output.loss`; in a "
-                "Trainer, leave out compute_loss_func and, unless it is a SphereTrainer, label_smoothing_factor.",
-            )
-        ctx.head._warned.add("loss")
-        return grad_logits, grad_loss, None
-
-    @staticmethod
-    def jvp(ctx: Any, logits: Tensor, loss: Tensor | None, head: None) -> tuple[Tensor, Tensor | None]:
-        return logits, loss
 
 
 def heads_of(model: nn.Module) -> list[Head]:
     """Return the heads in a model, whose methods training loops call; not the frozen copies of PEFT."""
     modules = model.named_modules()
     return [module for name, module in modules if isinstance(module, Head) and "original_module" not in name.split(".")]
-
-
-def head_options(head_class: type[Head]) -> dict[str, inspect.Parameter]:
-    """Return the keyword options of a head by name, including those of its base classes."""
-    return keyword_options(head_class)
 
 
 def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) -> Head:
@@ -411,6 +388,6 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Check name and options of a head without building it; see `build_head`."""
     if name not in HEADS:
         raise ValueError(f"unknown head {name!r}; the heads are: {', '.join(HEADS)}.")
-    valid = head_options(HEADS[name])
+    valid = keyword_options(HEADS[name])
     check_names(f"head {name!r}", options, valid)
     check_types(f"head {name!r}", options, valid)
