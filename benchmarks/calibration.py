@@ -15,10 +15,10 @@ import matplotlib.pyplot as plt
 from common import report, row
 
 from hf_sphere.data import ImageSourceOptions
-from hf_sphere.embeddings.extract import load_embedding_model, load_source_images
 from hf_sphere.metrics import calibration_errors, reliability_bins
 from hf_sphere.nn.calibration import calibrate
 from hf_sphere.ood import model_outputs
+from hf_sphere.search.extract import load_embedding_model, load_source_images
 
 ROOT = Path(__file__).parent.parent
 LOCAL = ROOT.parent / "shared" / "data" / "uoft-cs" / "cifar10"

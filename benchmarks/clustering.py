@@ -21,8 +21,8 @@ from threadpoolctl import threadpool_limits
 from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
 from hf_sphere.cluster.mixture import Parameters
 from hf_sphere.distributions import VonMisesFisher
-from hf_sphere.embeddings import read_embeddings
 from hf_sphere.geometry import project_to_sphere
+from hf_sphere.search import read_embeddings
 
 COMPONENTS, DIM = 20, 768
 

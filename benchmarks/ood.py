@@ -22,9 +22,9 @@ import torch
 from common import report, row
 
 from hf_sphere.data import ImageSourceOptions
-from hf_sphere.embeddings.extract import class_names, load_embedding_model, load_source_images
 from hf_sphere.nn.heads.mixins import INITIAL_LOG_TEMPERATURE
 from hf_sphere.ood import SCORES, compare_scores, model_outputs
+from hf_sphere.search.extract import class_names, load_embedding_model, load_source_images
 from hf_sphere.utils.files import read_json, write_json
 
 ROOT = Path(__file__).parent.parent

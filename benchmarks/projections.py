@@ -19,12 +19,12 @@ from safetensors.torch import save_file, save_model
 from scipy.stats import beta, binomtest, kstest
 from torch import nn
 
-from hf_sphere.analysis import projection_statistics
+from hf_sphere.hyperplanes import projection_statistics
 
 PEAK = """
 import json, sys
 import torch, safetensors.torch, transformers.pytorch_utils
-from hf_sphere.analysis import projection_statistics
+from hf_sphere.hyperplanes import projection_statistics
 
 def kib(name):
     lines = dict(line.split(":", 1) for line in open("/proc/self/status"))

@@ -22,8 +22,8 @@ from common import ratio, report, row, time_in_turn
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tvF
 
-from hf_sphere.embeddings import ImageEncoder, ImageSource
-from hf_sphere.metrics.search import QUERIES, NeighborSearch
+from hf_sphere.search import ImageEncoder, ImageSource
+from hf_sphere.search.neighbor_search import QUERIES, NeighborSearch
 from hf_sphere.visualization.figures import new_figure, save_figure, style_axes
 
 K = 10

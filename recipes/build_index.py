@@ -78,9 +78,9 @@ def update(args: IndexArguments, folder: str) -> None:
         )
     from transformers.utils import logging
 
-    from hf_sphere.embeddings import ImageIndex, ImageSource
-    from hf_sphere.embeddings.index_files import check_replaceable
-    from hf_sphere.metrics.search import APPROXIMATE
+    from hf_sphere.search import ImageIndex, ImageSource
+    from hf_sphere.search.index_files import check_replaceable
+    from hf_sphere.search.neighbor_search import APPROXIMATE
 
     check_replaceable(Path(folder))
     logging.disable_progress_bar()  # only the bar of the images is shown

@@ -19,7 +19,7 @@ from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 
 if TYPE_CHECKING:
-    from hf_sphere.analysis import Distances, ProjectionStatistics
+    from hf_sphere.hyperplanes import Distances, ProjectionStatistics
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     import transformers
     from tqdm.auto import tqdm
 
-    from hf_sphere.analysis.model_sources import file_name, find_weights
     from hf_sphere.training.output_dir import check_results_dir, results_dir
     from hf_sphere.utils.files import write_json
+    from hf_sphere.utils.model_sources import file_name, find_weights
 
     transformers.utils.logging.disable_progress_bar()  # only the bar of the snapshots is shown
     name = args.model_name_or_path
@@ -122,7 +122,7 @@ def read_snapshots(args: ProjectionArguments, source: Any) -> list[Any]:
 
 def measure(args: ProjectionArguments, source: Any, initial: Any) -> tuple["ProjectionStatistics", "Distances | None"]:
     """Return the statistics of weights, and their distances from the initial weights if available."""
-    from hf_sphere.analysis import distance_from_initialization, projection_statistics
+    from hf_sphere.hyperplanes import distance_from_initialization, projection_statistics
 
     statistics = projection_statistics(source, args.layers, args.normalize, args.include_1x1)
     if initial is None:
@@ -155,8 +155,8 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]
 
 def with_stages(args: ProjectionArguments, statistics: "ProjectionStatistics") -> "ProjectionStatistics":
     """Return statistics with stages, which a model defines but a file does not."""
-    from hf_sphere.analysis import projection_statistics
-    from hf_sphere.analysis.model_sources import load_classifier
+    from hf_sphere.hyperplanes import projection_statistics
+    from hf_sphere.utils.model_sources import load_classifier
 
     if all(layer.stage is not None for layer in statistics.layers.values()):
         return statistics

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hf_sphere.embeddings.options import EvaluationOptions
+from hf_sphere.evaluation.options import EvaluationOptions
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 
 if TYPE_CHECKING:
-    from hf_sphere.embeddings import Evaluation
+    from hf_sphere.evaluation import Evaluation
 
 PLOTS = ("reliability.png", "risk_coverage.png")
 
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
     """Compute the metrics, write them and plot."""
-    from hf_sphere.embeddings.evaluate import evaluate_embeddings, read_ood_embeddings
-    from hf_sphere.embeddings.store import read_embeddings
+    from hf_sphere.evaluation.evaluate import evaluate_embeddings, read_ood_embeddings
+    from hf_sphere.search.store import read_embeddings
     from hf_sphere.training.output_dir import (
         RESULTS_FILE,
         RUN_FILE,

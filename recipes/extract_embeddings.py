@@ -6,7 +6,7 @@ python recipes/extract_embeddings.py --model_name_or_path outputs/birds --datase
     --output_dir outputs/embeddings/birds-unseen
 accelerate launch recipes/extract_embeddings.py --config <run>.yaml
 
-`datasets.load_dataset(<output_dir>)` loads it; the columns are described in `hf_sphere.embeddings.store`. There are
+`datasets.load_dataset(<output_dir>)` loads it; the columns are described in `hf_sphere.search.store`. There are
 fewer columns for data without labels and models without a head. `recipes/evaluate_embeddings.py` evaluates the
 embeddings.
 """
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
     """Embed the images and write the results."""
-    from hf_sphere.embeddings.extract import (
+    from hf_sphere.search.extract import (
         backbone_name,
         class_names,
         extract_embeddings,
@@ -166,7 +166,7 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
 
 def check_output_dir(output: Path, *, overwrite: bool) -> None:
     """Raise an error if the folder contains anything but embeddings and their results, or must not be overwritten."""
-    from hf_sphere.embeddings.store import ABOUT_FILE, DATA_FOLDER
+    from hf_sphere.search.store import ABOUT_FILE, DATA_FOLDER
     from hf_sphere.utils.files import check_writable
 
     check_writable(output)

@@ -20,7 +20,7 @@ from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.texts import write_csv
 
 if TYPE_CHECKING:
-    from hf_sphere.embeddings import ImageEncoder, ImageSource
+    from hf_sphere.search import ImageEncoder, ImageSource
 
 SUFFIXES = (".csv", ".parquet")
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from transformers.utils import logging
 
-    from hf_sphere.embeddings import ImageEncoder, ImageSource
+    from hf_sphere.search import ImageEncoder, ImageSource
     from hf_sphere.utils.files import lock_folder
 
     logging.disable_progress_bar()  # only the bar of the images is shown

@@ -31,9 +31,9 @@ from hf_sphere.utils.arguments import SEED, Arguments, argument, given_arguments
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from hf_sphere.analysis import ReinitializationRobustness
-    from hf_sphere.analysis.model_sources import Classifier
     from hf_sphere.data import ImageBatches
+    from hf_sphere.hyperplanes import ReinitializationRobustness
+    from hf_sphere.utils.model_sources import Classifier
 
 CELLS_FILE, TABLE_FILE = "cells.jsonl", "reinitialization.json"
 PLOTS = ("reinitialization.png", "reinitialization.svg")
@@ -125,22 +125,23 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
     """Measure the accuracies and write the results."""
     import transformers
 
-    from hf_sphere.analysis import model_sources, reinitialization_robustness
+    from hf_sphere.hyperplanes import reinitialization_robustness
     from hf_sphere.training.output_dir import can_resume_results, check_results_dir, results_dir, write_settings
     from hf_sphere.training.run import start_accelerator
     from hf_sphere.utils.json_lines import JsonLines
+    from hf_sphere.utils.model_sources import file_name, load_classifier
     from hf_sphere.utils.modules import check_input_shape, digest_weights
     from hf_sphere.utils.snapshots import list_snapshots
 
     transformers.utils.logging.disable_progress_bar()  # only the bar of the layers is shown
     name = args.model_name_or_path
-    output_dir = Path(args.output_dir or f"outputs/reinitialization/{model_sources.file_name(name)}")
+    output_dir = Path(args.output_dir or f"outputs/reinitialization/{file_name(name)}")
     check_results_dir(output_dir, overwrite=args.overwrite_output_dir, resume=True)
     accelerator = start_accelerator()
     if accelerator.num_processes > 1:
         raise ValueError(f"this recipe needs a single process; got {accelerator.num_processes}. Start it with python.")
     run = find_run(name)
-    classifier = model_sources.load_classifier(name)
+    classifier = load_classifier(name)
     data_seed = adopt_settings(args, data_args, run, classifier, given)
     folder = run or Path(name)
     snapshots: list[Any] = args.snapshots or (list_snapshots(folder) if folder.is_dir() else [])

@@ -18,7 +18,7 @@ from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.texts import write_csv
 
 if TYPE_CHECKING:
-    from hf_sphere.embeddings import ImageIndex, ImageSource, Neighbors
+    from hf_sphere.search import ImageIndex, ImageSource, Neighbors
 
 CELL, TEXT = 128, 30
 """Side of an image of the contact sheet and height of the text below it, pixels."""
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     (args,) = parse_arguments((SearchArguments,), argv, "Find the most similar images of an index.")
     from transformers.utils import logging
 
-    from hf_sphere.embeddings import ImageIndex, ImageSource
+    from hf_sphere.search import ImageIndex, ImageSource
     from hf_sphere.utils.files import atomic_file, check_writable
 
     for output in (args.table, args.contact_sheet):

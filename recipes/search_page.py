@@ -17,7 +17,7 @@ from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import Arguments, argument, check_extra, parse_arguments
 
 if TYPE_CHECKING:
-    from hf_sphere.embeddings import ImageIndex, Neighbors
+    from hf_sphere.search import ImageIndex, Neighbors
 
 
 @dataclass
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_extra("app", "the search page", "gradio")
     import gradio as gr
 
-    from hf_sphere.embeddings import ImageIndex
+    from hf_sphere.search import ImageIndex
 
     try:
         socket.create_server((args.host or "localhost", args.port or 0)).close()
@@ -55,7 +55,7 @@ def build_page(index: "ImageIndex") -> Any:
     """Build the page."""
     import gradio as gr
 
-    from hf_sphere.metrics.search import APPROXIMATE
+    from hf_sphere.search.neighbor_search import APPROXIMATE
 
     shown = "All if none is chosen; of images without a label, predictions."
     classes = sorted(set(index.classes()) - {""})

@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def visualize(args: VisualizationArguments) -> None:
     """Check the arguments and the data, then write the results and the pictures."""
-    from hf_sphere.embeddings.store import read_embeddings
+    from hf_sphere.search.store import read_embeddings
     from hf_sphere.training.output_dir import (
         RESULTS_FILE,
         RUN_FILE,

@@ -2,7 +2,7 @@ import pytest
 import timm
 import torch
 
-from hf_sphere.analysis import distance_from_initialization, projection_statistics, reinitialization_robustness
+from hf_sphere.hyperplanes import distance_from_initialization, projection_statistics, reinitialization_robustness
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

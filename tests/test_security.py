@@ -24,16 +24,16 @@ from transformers import AutoConfig, AutoModel, CLIPConfig, CLIPImageProcessor, 
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
 from hf_sphere.analogies import LanguageModel
-from hf_sphere.analysis.model_sources import load_classifier
-from hf_sphere.embeddings import ImageEncoder
-from hf_sphere.embeddings.extract import load_embedding_model
 from hf_sphere.models.backbones import create_backbone
 from hf_sphere.prototypes import embed_class_names
+from hf_sphere.search import ImageEncoder
+from hf_sphere.search.extract import load_embedding_model
 from hf_sphere.training.checkpoints import RunState, load_checkpoint, save_checkpoint
 from hf_sphere.training.optimization import start_average
 from hf_sphere.training.tasks.masked_lm import TextModelArguments, build_language_model, load_tokenizer
 from hf_sphere.utils.arguments import Options
 from hf_sphere.utils.loading import _TIMM_FILE_OPTIONS, load_model
+from hf_sphere.utils.model_sources import load_classifier
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [

@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from hf_sphere.training.model_card import on_one_line, wrap_command
+from hf_sphere.training.model_card import TEMPLATE, on_one_line, wrap_command
 from hf_sphere.training.tasks import find_task
 from reproduction.claims import show_seeds
 from reproduction.definitions import define, is_share
@@ -133,7 +133,7 @@ def render_card(group: str, source: Source, papers: Sequence[Paper], limits: Seq
                 if values.get(name)
             ],
         ),
-        template_path=str(CARDS / "model_card.md"),
+        template_path=str(TEMPLATE),
         model_id=output,
         title=on_one_line(Path(config).name),
         summary=(

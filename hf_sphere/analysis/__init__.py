@@ -1,8 +1,5 @@
-"""Analysis of the weights of trained networks: projections of filters, distances from initialization, critical layers.
+"""Old name of `hf_sphere.hyperplanes`, for one release."""
 
-Works on any torch module, or on weights alone where these suffice.
-"""
+from hf_sphere.utils.renamed import find_renamed
 
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = find_renamed(__name__)

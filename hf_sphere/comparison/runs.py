@@ -5,15 +5,12 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hf_sphere.comparison.significance import LEVEL, Test, deviation, difference_test, equivalence_test, holm, power
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from hf_sphere.visualization.figures import Figure
 
 SHARES = {"minimum": (0.05, 0.003), "margin": (0.10, 0.005)}
 """Defaults of the minimum effect and of the margin of equivalence: a share of the reference's distance from a perfect
@@ -114,20 +111,6 @@ class Comparison(Mapping[str, Difference]):
         return "\n".join(
             [r"\begin{tabular}{lrrrrrl}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]
         )
-
-    def plot(self, path: str | Path | None = None, *, title: str = "") -> "Figure":
-        """Draw the values of all runs, their means, and the intervals of the differences.
-
-        Args:
-            path: Where to save the figure, in the format of the suffix; not saved if None.
-            title: Title of the figure.
-
-        Raises:
-            ImportError: If matplotlib is missing.
-        """
-        from hf_sphere.visualization.comparisons import plot_comparison
-
-        return plot_comparison(self, title=title, path=path)
 
     def _cells(self) -> list[list[str]]:
         test = "paired" if self.test == "paired" else "Welch"

@@ -1,12 +1,11 @@
 from .augmentation import Augmentation as Augmentation
 from .batches import (
-    FewShotBatches as FewShotBatches,
-    FewShotData as FewShotData,
     ImageBatches as ImageBatches,
     ImagesFromDisk as ImagesFromDisk,
     ImagesInMemory as ImagesInMemory,
 )
 from .decoding import CorruptImageError as CorruptImageError, ImageShape as ImageShape
+from .few_shot import FewShotBatches as FewShotBatches, FewShotData as FewShotData
 from .images import (
     ImageData as ImageData,
     ImageSplit as ImageSplit,

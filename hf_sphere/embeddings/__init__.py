@@ -1,5 +1,5 @@
-"""Predictions and embeddings of image splits: extract them with a saved model, store them, evaluate them."""
+"""Old name of `hf_sphere.search`, for one release."""
 
-import lazy_loader
+from hf_sphere.utils.renamed import find_renamed
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = find_renamed(__name__)

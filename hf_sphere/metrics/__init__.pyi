@@ -18,7 +18,6 @@ from .retrieval import (
     sampled_retrieval_scores as sampled_retrieval_scores,
     score_queries as score_queries,
 )
-from .search import NeighborSearch as NeighborSearch
 from .selective import (
     accuracy_by_certainty as accuracy_by_certainty,
     area_under_risk_coverage as area_under_risk_coverage,

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.metrics import detection_scores
-from hf_sphere.metrics.shared_rows import Rows, SharedRowsError, check_disjoint
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.ood.scores import FITTED, SCORES, UNFITTED
+from hf_sphere.utils.shared_rows import Rows, SharedRowsError, check_disjoint
 
 
 class OODDetector:

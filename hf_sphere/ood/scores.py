@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hf_sphere.cluster.mixture import log_joint, maximize
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.search import NeighborSearch
+from hf_sphere.search.neighbor_search import NeighborSearch
 
 
 class NearestNeighbors:

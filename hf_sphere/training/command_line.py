@@ -33,11 +33,10 @@ def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     parts = parse_arguments(task.arguments, argv, (task.__doc__ or "").partition("\n")[0])
     path = Path(script).resolve()
-    root = path.parent.parent
 
     from hf_sphere.training.run_training import Command, run_training
 
-    command = Command(str(path.relative_to(root)), argv, root)
+    command = Command(f"{path.parent.name}/{path.name}", argv)
     run_training(task(*parts), command)
 
 

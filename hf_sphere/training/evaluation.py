@@ -18,7 +18,8 @@ from hf_sphere.nn.processes import count_processes
 from hf_sphere.training.measures import Batch, Batches, Measure, count_targets, loss_is_sum, measure_classification
 
 if TYPE_CHECKING:  # text tasks do not import the dependencies of image tasks
-    from hf_sphere.data.batches import FewShotBatches, ImageBatches
+    from hf_sphere.data.batches import ImageBatches
+    from hf_sphere.data.few_shot import FewShotBatches
 
 _NUMBERS_AT_ONCE = 1 << 24  # maximum number of query-prototype differences, or of logits, computed at once: 64 MB
 

@@ -18,6 +18,9 @@ from hf_sphere.training.measures import show_metric
 from hf_sphere.training.tasks.base import Description
 from hf_sphere.utils.files import atomic_file
 
+TEMPLATE = Path(__file__).with_name("model_card_template.md")
+"""Jinja template of all cards."""
+
 _DEFINITIONS = {
     "eval_loss": "mean training loss on the evaluation split, including a margin of the head, without calibration",
     "eval_nll": "mean negative log-likelihood of the classes, without a margin of the head, with calibration",
@@ -41,7 +44,6 @@ class TrainingRecord:
 def write_model_card(
     folder: Path,
     *,
-    template: Path,
     model_id: str,
     model_class: str,
     pipeline_tag: str | None,
@@ -49,7 +51,7 @@ def write_model_card(
     record: TrainingRecord,
     license: str = "unknown",
 ) -> ModelCard:
-    """Write the model card, `README.md`, from a Jinja template to the folder of a model.
+    """Write the model card, `README.md`, to the folder of a model.
 
     `model_id` is the name to load the model by, and `pipeline_tag` the transformers pipeline for it, if there is one.
     """
@@ -78,7 +80,7 @@ def write_model_card(
     packages = ("hf_sphere", "torch", "transformers", *description.packages)
     card = ModelCard.from_template(
         data,
-        template_path=str(template),
+        template_path=str(TEMPLATE),
         model_id=model_id,
         title=on_one_line(description.title),
         summary=on_one_line(description.summary),

@@ -39,7 +39,6 @@ class Command:
 
     script: str  # path of the script in the repository
     argv: Sequence[str]  # command-line arguments without the program name
-    root: Path  # root of the repository
 
 
 def run_training(task: Task, command: Command) -> None:
@@ -107,7 +106,6 @@ def _train(task: Task, run: Run, command: Command) -> None:
         )
         write_model_card(
             run.output_dir,
-            template=command.root / "hub_cards" / "model_card.md",
             model_id=name,
             model_class=type(prepared.model).__name__,
             pipeline_tag=task.pipeline_tag,

@@ -1,7 +1,7 @@
 """Snapshots: model weights saved during training, one safetensors file per epoch, for later analysis.
 
 Checkpoints serve to resume training, and old ones are removed. Snapshots contain only the model, and all are kept.
-`hf_sphere.training` writes them to the folder `snapshots` of a run, and `hf_sphere.analysis` reads them.
+`hf_sphere.training` writes them to the folder `snapshots` of a run, and `hf_sphere.hyperplanes` reads them.
 """
 
 import json

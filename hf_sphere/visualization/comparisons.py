@@ -1,16 +1,13 @@
 """Runs with several seeds: values, means, and intervals of the differences from a reference."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hf_sphere.comparison import Comparison
 from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, style_axes
-
-if TYPE_CHECKING:
-    from hf_sphere.comparison import Comparison
 
 
 @plain_text()
-def plot_comparison(comparison: "Comparison", *, title: str = "", path: str | Path | None = None) -> Figure:
+def plot_comparison(comparison: Comparison, *, title: str = "", path: str | Path | None = None) -> Figure:
     """Draw a line per run: on the left the value of each seed and the mean, on the right the interval.
 
     The interval is that of the difference from the reference. The gray band is the margin of equivalence.

@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.data.images import load_thumbnails
-from hf_sphere.embeddings.extract import class_names, load_embedding_model
-from hf_sphere.embeddings.store import Embeddings
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
 from hf_sphere.metrics.checks import check_directions, check_embeddings
+from hf_sphere.search.extract import class_names, load_embedding_model
+from hf_sphere.search.store import Embeddings
 from hf_sphere.visualization.curves import plot_class_angles
 from hf_sphere.visualization.interactive import write_interactive_sphere
 from hf_sphere.visualization.sphere import Panel, plot_circle, plot_gallery, plot_sphere
 
 
 class EmbeddingPictures:
-    """Figures and metrics of embeddings that `hf_sphere.embeddings.store.read_embeddings` returns.
+    """Figures and metrics of embeddings that `hf_sphere.search.store.read_embeddings` returns.
 
     Args:
         data: The embeddings; without labels they are drawn as a single class.

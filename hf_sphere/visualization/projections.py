@@ -40,7 +40,7 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
     layers), and hatched otherwise. Dead filters, which have no direction, are noted beside the bar.
 
     Args:
-        statistics: Returned by `ProjectionStatistics.to_dict` of `hf_sphere.analysis`: `layers` and `net`, each with
+        statistics: Returned by `ProjectionStatistics.to_dict` of `hf_sphere.hyperplanes`: `layers` and `net`, each with
             `mass`, `null_mass_low`, `null_mass_high`, `num_filters`, `num_dead`, `sign_p_value_adjusted` and
             `ks_p_value_adjusted`; null where a number is undefined.
         title: Title of the figure.
@@ -54,7 +54,7 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
         Gamba, Carlsson, Azizpour and Björkman, "Hyperplane arrangements of trained ConvNets are biased", 2020.
 
     Example:
-        >>> statistics = hf_sphere.analysis.projection_statistics(network)
+        >>> statistics = hf_sphere.hyperplanes.projection_statistics(network)
         >>> figure = plot_projection_masses(statistics.to_dict(), path="masses.png")
     """
     if not statistics.get("layers"):
@@ -117,7 +117,7 @@ def plot_projection_histograms(
 
     Args:
         training: With `epochs`, a list of `{"epoch": .., "projections": ..}` where the projections are returned by
-            `ProjectionStatistics.to_dict` of `hf_sphere.analysis`; or such projections of a single model.
+            `ProjectionStatistics.to_dict` of `hf_sphere.hyperplanes`; or such projections of a single model.
         title: Title of the figure.
         path: Where to save the figure, in the format of the suffix; not saved if None.
 
@@ -126,7 +126,7 @@ def plot_projection_histograms(
         ValueError: If there is nothing to draw, or projections are not normalized.
 
     Example:
-        >>> statistics = hf_sphere.analysis.projection_statistics(network)
+        >>> statistics = hf_sphere.hyperplanes.projection_statistics(network)
         >>> figure = plot_projection_histograms(statistics.to_dict(), path="histograms.png")
     """
     from matplotlib.ticker import MaxNLocator
@@ -222,7 +222,7 @@ def plot_projections_along_training(
     Args:
         training: With `epochs`, a list of entries with `epoch` and, where known, `train_accuracy` and `eval_accuracy`
             from 0 to 1, and `projections` and `distances`, which are returned by `to_dict` of the results of
-            `projection_statistics` and `distance_from_initialization` of `hf_sphere.analysis`.
+            `projection_statistics` and `distance_from_initialization` of `hf_sphere.hyperplanes`.
         title: Title of the figure.
         path: Where to save the figure, in the format of the suffix; not saved if None.
 

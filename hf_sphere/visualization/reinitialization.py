@@ -28,9 +28,9 @@ def plot_reinitialization(
     mark at the color bar is the trained model. Numbers are omitted if the cells are too small for them.
 
     Args:
-        robustness: Returned by `ReinitializationRobustness.to_dict` of `hf_sphere.analysis`: `accuracy` from 0 to 1 and
-            `layers`, each with `snapshots` (accuracy by epoch, null if not known) and `random` (`mean` and `deviation`,
-            or null).
+        robustness: Returned by `ReinitializationRobustness.to_dict` of `hf_sphere.hyperplanes`: `accuracy` from 0 to 1
+            and `layers`, each with `snapshots` (accuracy by epoch, null if not known) and `random` (`mean` and
+            `deviation`, or null).
         quantity: Color and numbers of the cells: the accuracy, or its relative drop, (trained - accuracy) / trained,
             where a layer that is not critical has 0. Both are in percent, and critical layers are dark.
         metric: Name of the accuracy, for instance `top-5 accuracy`.

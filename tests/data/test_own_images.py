@@ -29,7 +29,7 @@ from hf_sphere.data.decoding import ImageShape, probe_shapes
 from hf_sphere.data.folders import list_files
 from hf_sphere.data.provenance import fingerprint
 from hf_sphere.data.sources import as_splits, load_splits
-from hf_sphere.embeddings import ImageSource
+from hf_sphere.search import ImageSource
 
 
 @pytest.fixture

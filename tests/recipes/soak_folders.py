@@ -39,8 +39,8 @@ from disturbances import (
 )
 from PIL import Image
 
-from hf_sphere.embeddings import ImageIndex
-from hf_sphere.embeddings.store import read_embeddings
+from hf_sphere.search import ImageIndex
+from hf_sphere.search.store import read_embeddings
 from hf_sphere.training.command_line import run_recipe
 
 State = tuple[str, ...]

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file, save_model
 from torch import nn
 from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
 
-from hf_sphere.analysis import ProjectionStatistics, projection_statistics
+from hf_sphere.hyperplanes import ProjectionStatistics, projection_statistics
 from hf_sphere.utils.snapshots import list_snapshots
 
 # LeNet with nine layers on the bundled digits: 200 images per epoch in 4 steps.

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from datasets import Dataset
 
 from hf_sphere import visualization
-from hf_sphere.embeddings.store import embeddings_writer
 from hf_sphere.metrics import (
     area_under_risk_coverage,
     calibration_errors,
@@ -22,6 +21,7 @@ from hf_sphere.metrics import (
     sampled_retrieval_scores,
 )
 from hf_sphere.ood import SCORES, OODDetector
+from hf_sphere.search.store import embeddings_writer
 
 CLASSES = ["a", "b", "c"]
 PLOTS = ["reliability.png", "risk_coverage.png"]
@@ -478,7 +478,7 @@ def test_an_interrupted_run_leaves_no_results(write, measure, monkeypatch, capsy
     def stop(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hf_sphere.embeddings.evaluate.retrieval_scores", stop)
+    monkeypatch.setattr("hf_sphere.evaluation.evaluate.retrieval_scores", stop)
     folder = write(columns_of())
     with pytest.raises(SystemExit) as status:
         measure(folder)

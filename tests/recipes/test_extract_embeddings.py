@@ -39,7 +39,7 @@ from hf_sphere import (
 )
 from hf_sphere.data import sources
 from hf_sphere.data.sources import load_splits
-from hf_sphere.embeddings import extract as extraction
+from hf_sphere.search import extract as extraction
 
 SCRIPT = "recipes/extract_embeddings.py"
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]

@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 
-from hf_sphere.embeddings import ImageEncoder, ImageIndex, ImageSource
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
+from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 

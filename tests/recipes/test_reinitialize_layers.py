@@ -12,9 +12,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from hf_sphere import SphereVisionForImageClassification
-from hf_sphere.analysis import ReinitializationRobustness
-from hf_sphere.analysis.model_sources import load_classifier
 from hf_sphere.data import ImageDataOptions, load_image_data
+from hf_sphere.hyperplanes import ReinitializationRobustness
+from hf_sphere.utils.model_sources import load_classifier
 from hf_sphere.utils.snapshots import list_snapshots
 
 # LeNet with nine layers on the bundled digits: 200 images per epoch in 4 steps.
@@ -325,7 +325,7 @@ def test_a_snapshot_of_another_architecture_is_refused_naming_layer_and_shapes(m
 
 def test_a_timm_model_requires_no_snapshots(measure, tmp_path, monkeypatch, recipe):
     untrained = load_classifier("timm:test_resnet", random_weights=True)  # pretrained weights are on the Hub
-    monkeypatch.setattr("hf_sphere.analysis.model_sources.load_classifier", lambda name: untrained)
+    monkeypatch.setattr("hf_sphere.utils.model_sources.load_classifier", lambda name: untrained)
     words = ["--dataset_name", "digits", "--max_eval_samples", "20", "--layers", "linear", "--num_random", "2"]
     result = measure("timm:test_resnet", tmp_path / "out", *words)
     assert len(result.layers["fc"].random) == 2
@@ -333,7 +333,7 @@ def test_a_timm_model_requires_no_snapshots(measure, tmp_path, monkeypatch, reci
 
 def test_data_with_more_classes_than_the_model_is_refused(measure, trained, tmp_path, monkeypatch, recipe):
     smaller = replace(load_classifier(str(trained)), num_classes=5)
-    monkeypatch.setattr("hf_sphere.analysis.model_sources.load_classifier", lambda name: smaller)
+    monkeypatch.setattr("hf_sphere.utils.model_sources.load_classifier", lambda name: smaller)
     with pytest.raises(ValueError, match=r"labels up to 9, but .* has 5 classes"):
         measure(trained, tmp_path / "out")
 

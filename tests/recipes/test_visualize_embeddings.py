@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_sphere.embeddings.store import embeddings_writer, read_embeddings
+from hf_sphere.search.store import embeddings_writer, read_embeddings
 
 pytest.importorskip("matplotlib")
 SCRIPT = "recipes/visualize_embeddings.py"

@@ -17,12 +17,11 @@ from hf_sphere.training.tasks.base import Description
 
 
 @pytest.fixture
-def write(tmp_path: Path, root: Path) -> Callable[..., ModelCard]:
+def write(tmp_path: Path) -> Callable[..., ModelCard]:
     """Write a card with the library's template and load it again."""
 
     def write_and_load(**changes) -> ModelCard:
         options = {
-            "template": root / "hub_cards" / "model_card.md",
             "model_id": "someone/a-model",
             "title": "A title",
             "summary": "A summary.",

@@ -11,8 +11,8 @@ from datasets import Dataset
 from PIL import Image as PILImage
 
 from hf_sphere import SphereVisionImageProcessor
-from hf_sphere.analysis.model_sources import processor_options
 from hf_sphere.data.decoding import EncodedImages, ImageShape
+from hf_sphere.utils.model_sources import processor_options
 from hf_sphere.utils.pixels import convert_image, resize_image
 
 

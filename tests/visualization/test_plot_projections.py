@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 from scipy.stats import beta, kstest
 
-from hf_sphere.analysis import projection_statistics
+from hf_sphere.hyperplanes import projection_statistics
 from hf_sphere.visualization import plot_projection_histograms, plot_projection_masses, plot_projections_along_training
 from hf_sphere.visualization.figures import choose_evenly, shorten_layer_names
 
@@ -20,7 +20,7 @@ def _needs_matplotlib() -> None:
 
 
 def layer(*projections: float, dim: int = 9, **more: Any) -> dict[str, Any]:
-    """A layer in the format of `hf_sphere.analysis`, not significant in any test."""
+    """A layer in the format of `hf_sphere.hyperplanes`, not significant in any test."""
     mass = sum(value <= 0 for value in projections) / len(projections) if projections else None
     low, high = (0.3, 0.7) if projections else (None, None)
     numbers = {"num_filters": len(projections), "num_dead": 0, "dim": dim, "mass": mass}

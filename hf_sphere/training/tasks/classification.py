@@ -163,7 +163,7 @@ class ImageClassification(ImageTask):
 
     def check_data(self, model: Any, image_data: "ImageData") -> None:
         """Check that the requested calibration can be fitted."""
-        from hf_sphere.metrics.shared_rows import Rows, check_disjoint
+        from hf_sphere.utils.shared_rows import Rows, check_disjoint
 
         super().check_data(model, image_data)
         held_out, kind = image_data.validation, getattr(self.part(CalibrationArguments), "calibrate", None)

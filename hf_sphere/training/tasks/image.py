@@ -122,7 +122,7 @@ class ImageTask(Task):
         if models.SphereVisionConfig(backbone=name).backbone_config is None and not is_model(name.split(".")[0]):
             create_backbone(name, num_channels=3, image_size=1)  # raises an error that lists similar names
         if self.model_args.model_name_or_path is not None:
-            from hf_sphere.analysis.model_sources import processor_options
+            from hf_sphere.utils.model_sources import processor_options
 
             processor = load_pretrained(models.SphereVisionImageProcessor, self.model_args.model_name_or_path)
             self.data_args.fill(processor_options(processor))

@@ -1,6 +1,0 @@
-from .encoder import ImageEncoder as ImageEncoder, ImageSource as ImageSource
-from .evaluate import Evaluation as Evaluation, evaluate_embeddings as evaluate_embeddings
-from .extract import extract_embeddings as extract_embeddings, load_embedding_model as load_embedding_model
-from .index import ImageIndex as ImageIndex, Neighbors as Neighbors
-from .options import EvaluationOptions as EvaluationOptions
-from .store import Embeddings as Embeddings, embeddings_writer as embeddings_writer, read_embeddings as read_embeddings

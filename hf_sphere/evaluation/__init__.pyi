@@ -1,0 +1,2 @@
+from .evaluate import Evaluation as Evaluation, evaluate_embeddings as evaluate_embeddings
+from .options import EvaluationOptions as EvaluationOptions

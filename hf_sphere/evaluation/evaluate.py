@@ -1,0 +1,232 @@
+"""Evaluate stored embeddings: accuracy, calibration, retrieval, class overlap and out-of-distribution detection."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hf_sphere.evaluation.options import EvaluationOptions
+from hf_sphere.metrics import (
+    ReliabilityBins,
+    area_under_risk_coverage,
+    calibration_errors,
+    class_overlap,
+    detection_scores,
+    reliability_bins,
+    retrieval_scores,
+    risk_coverage,
+    sampled_retrieval_scores,
+)
+from hf_sphere.ood import SCORES, OODDetector, Outputs, compare_scores
+from hf_sphere.search.store import Embeddings, read_embeddings
+from hf_sphere.utils.shared_rows import SharedRowsError
+
+
+@dataclass
+class Evaluation:
+    """Results of `evaluate_embeddings`.
+
+    Attributes:
+        distance: Distance of retrieval.
+        results: Value of each metric by name; rates are floats in [0, 1], counts are integers.
+        notes: Reasons why metrics were skipped or exclude images.
+        reliability: Bins of the reliability diagram, if there are predictions of the labels' classes.
+        risk_coverage: Coverage and risk, (N,) each, by certainty measure, under the same condition.
+    """
+
+    distance: str
+    results: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    reliability: ReliabilityBins | None = None
+    risk_coverage: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def add(self, prefix: str, values: Mapping[str, float]) -> None:
+        """Add results whose names begin with a prefix."""
+        self.results |= {f"{prefix}_{name}": value for name, value in values.items()}
+
+
+def evaluate_embeddings(
+    data: Embeddings,
+    options: EvaluationOptions | None = None,
+    *,
+    ood: Mapping[str, Embeddings] | None = None,
+    train: Embeddings | None = None,
+) -> Evaluation:
+    """Compute all metrics for which the required data is stored; others are skipped with a note.
+
+    Args:
+        data: Embeddings with labels.
+        options: Options of the metrics; the defaults if None.
+        ood: Embeddings of out-of-distribution (OOD) images by name, with the certainty measures of `data`.
+        train: Embeddings of the training images, for the scores of `hf_sphere.ood` that are fitted to them.
+
+    Returns:
+        The metrics: `eval_accuracy`, `eval_recall_at_1`, `ood_<name>_auroc_confidence` and so on. The suffix is
+        `confidence` or a score of `hf_sphere.ood`, of which `max_softmax` is equivalent to `confidence` and left out.
+
+    Raises:
+        ValueError: If the embeddings have no labels, a curvature is missing or set for another distance, or training
+            embeddings are also among those that are tested.
+
+    Example:
+        >>> evaluate_embeddings(read_embeddings("outputs/embeddings")).results["eval_recall_at_1"]  # doctest: +SKIP
+    """
+    if data.labels is None:
+        raise ValueError(f"{data.name} has no labels, which the metrics need.")
+    options = options or EvaluationOptions()
+    retrieval = {**_retrieval_distance(data, options), "ks": options.ks}
+    evaluation = Evaluation(retrieval["distance"])
+    known = _evaluate_predictions(evaluation, data, options.num_bins)
+    _evaluate_retrieval(evaluation, data, data.labels, options, retrieval)
+    if options.overlap_threshold is not None:
+        _evaluate_overlap(evaluation, data, data.labels, known, options)
+    if ood:
+        _evaluate_ood(evaluation, data, ood, train)
+    return evaluation
+
+
+def _evaluate_ood(
+    evaluation: Evaluation, data: Embeddings, ood: Mapping[str, Embeddings], train: Embeddings | None
+) -> None:
+    """Add the metrics of OOD detection by the stored confidence and the scores of `hf_sphere.ood`."""
+    for other in (*ood.values(), train or data):
+        # Paths of one folder may differ, for instance be relative or absolute.
+        models = {Path(about["model"]).resolve() for about in (data.about, other.about) if "model" in about}
+        if len(models) == 2:
+            evaluation.notes.append(f"{other.name} was embedded by another model, so its scores are not comparable.")
+    own, *others = (
+        Outputs(d.embeddings, d.logits, d.labels, d.concentrations, d.row_ids)
+        for d in (data, *ood.values(), *([] if train is None else [train]))
+    )
+    fitted = None if train is None else others.pop()
+    omitted = "max_softmax" if data.confidences is not None else None  # equivalent to the confidence
+    detectors = {name: OODDetector(name) for name in SCORES if name != omitted}
+    try:
+        comparison = compare_scores(fitted, own, dict(zip(ood, others, strict=True)), detectors)
+    except SharedRowsError as error:
+        hint = "With recipes/extract_embeddings.py, the images that the model was trained on are --split training."
+        raise SharedRowsError(f"{error} {hint}") from error
+    if data.confidences is not None:
+        comparison.results["confidence"] = {
+            name: detection_scores(data.confidences, other.certainties["confidence"]) for name, other in ood.items()
+        }
+    for score, sets in comparison.results.items():
+        for name, metrics in sets.items():
+            evaluation.add(f"ood_{name}", {f"{metric}_{score}": value for metric, value in metrics.items()})
+    evaluation.notes += [f"OOD score {name} is skipped: {reason}" for name, reason in comparison.skipped.items()]
+    if train is None:
+        evaluation.notes.append("OOD scores are fitted to the training images with --train_embeddings.")
+    evaluation.notes.append(f"the OOD score with the highest mean AUROC is {comparison.best}.")
+
+
+def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) -> dict[str, Embeddings]:
+    """Read embeddings of out-of-distribution images by `read_embeddings`, and return them by folder name.
+
+    Raises:
+        ValueError: If two folders have the same name, or a certainty measure of `data` is missing.
+    """
+    names = [Path(path).resolve().name for path in paths]
+    if len(set(names)) < len(names):
+        raise ValueError(f"results are named by folder, and two folders have the same name: {', '.join(names)}.")
+    options |= {"needed": list(data.certainties), "only_split": True}
+    return {name: read_embeddings(path, **options) for name, path in zip(names, paths, strict=True)}
+
+
+def _retrieval_distance(data: Embeddings, options: EvaluationOptions) -> dict[str, Any]:
+    distance = options.distance or data.about.get("distance", "cosine")
+    if distance == "hyperbolic":
+        curvature = options.curvature or data.about.get("curvature")
+        if curvature is None:
+            raise ValueError(f"the hyperbolic distance needs --curvature, since {data.name} does not store one.")
+        return {"distance": distance, "curvature": curvature}
+    if options.curvature is not None:
+        raise ValueError(f"--curvature is for the hyperbolic distance; that of {data.name} is {distance}.")
+    return {"distance": distance}
+
+
+def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: int) -> Tensor | None:
+    """Add accuracy, calibration and risk; return a mask (N,) of the labels that are classes of the model."""
+    skipped = "accuracy, calibration and risk are skipped"
+    if data.predictions is None:
+        evaluation.notes.append(f"{skipped}: there is no column prediction.")
+        return None
+    known, correct = data.match_predictions()
+    unknown = int((~known).sum())
+    evaluation.results["eval_num_unknown_labels"] = unknown
+    if not known.any():
+        evaluation.notes.append(f"{skipped}: no label is one of the model's classes (an open set).")
+        return None
+    if unknown:
+        evaluation.notes.append(
+            f"{unknown:,} of {len(known):,} labels are not among the model's classes; accuracy, calibration and risk "
+            "exclude them."
+        )
+    if trained := data.about.get("num_training_images"):
+        evaluation.notes.append(
+            f"the model was trained on {trained:,} of these images, so these are not the results for new images."
+        )
+    correct = correct[known]
+    certainties = {name: values[known] for name, values in data.certainties.items()}
+    evaluation.results["eval_accuracy"] = correct.double().mean().item()
+    if fitted := data.about.get("num_calibration_images"):
+        evaluation.notes.append(
+            f"calibration is skipped: that of the model was fitted to {fitted:,} of these images; evaluate other ones."
+        )
+    else:
+        evaluation.add("eval", calibration_errors(certainties["confidence"], correct))
+        evaluation.reliability = reliability_bins(certainties["confidence"], correct, num_bins=num_bins)
+    for name, values in certainties.items():
+        evaluation.risk_coverage[name] = risk_coverage(values, correct)
+        suffix = "" if name == "confidence" else f"_{name}"
+        evaluation.results[f"eval_area_under_risk_coverage{suffix}"] = area_under_risk_coverage(values, correct)
+    return known
+
+
+def _evaluate_retrieval(
+    evaluation: Evaluation, data: Embeddings, labels: Tensor, options: EvaluationOptions, retrieval: dict[str, Any]
+) -> None:
+    if labels.unique(return_counts=True)[1].max() < 2:
+        evaluation.notes.append("retrieval is skipped: no class has two images.")
+        return
+    if data.row_ids is not None and (repeated := len(data.row_ids) - len(data.row_ids.unique())):
+        evaluation.notes.append(
+            f"retrieval is skipped: {repeated:,} row(s) repeat an image, which would be its own neighbor."
+        )
+        return
+    scores = retrieval_scores(data.embeddings, labels, **retrieval)
+    evaluation.add("eval", scores)
+    if excluded := scores["num_excluded"]:
+        evaluation.notes.append(
+            f"{excluded:,} image(s) are not retrieval queries, since each is the only one of its class."
+        )
+    if data.concentrations is None or options.num_samples == 0 or evaluation.distance == "hyperbolic":
+        return
+    if zero := int((~data.embeddings.any(-1)).sum()):
+        evaluation.notes.append(
+            f"sampled retrieval is skipped: {zero:,} embedding(s) are zero vectors, which have no direction."
+        )
+        return
+    retrieval |= {"num_samples": options.num_samples, "seed": options.seed}
+    for name, score in sampled_retrieval_scores(data.embeddings, data.concentrations, labels, **retrieval).items():
+        ends = {f"{name}_low": score["low"], f"{name}_high": score["high"]}
+        evaluation.add("eval_sampled", {name: score["mean"], **ends})
+
+
+def _evaluate_overlap(
+    evaluation: Evaluation, data: Embeddings, labels: Tensor, known: Tensor | None, options: EvaluationOptions
+) -> None:
+    if known is None:
+        evaluation.notes.append("class overlap is skipped: no label is one of the model's classes.")
+        return
+    points, correct = data.embeddings[known], data.match_predictions()[1][known]
+    zero = int((~points.any(-1)).sum())
+    if zero and options.overlap_distance == "angular":
+        evaluation.notes.append(
+            f"class overlap is skipped: {zero:,} embedding(s) are zero vectors, which have no direction; use "
+            "--overlap_distance euclidean."
+        )
+        return
+    threshold: dict[str, Any] = {"threshold": options.overlap_threshold, "distance": options.overlap_distance}
+    evaluation.add("eval_overlap", class_overlap(points, labels[known], correct, **threshold))

@@ -1,0 +1,110 @@
+"""Distance of the filters of each layer from their initialization."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from torch import nn
+
+from hf_sphere.hyperplanes.effective_weights import effective_weight
+from hf_sphere.hyperplanes.layers import LayerSelection
+from hf_sphere.hyperplanes.results import SavedResult
+from hf_sphere.hyperplanes.weight_files import LayerWeight, Source, open_layers
+
+
+@dataclass(frozen=True)
+class LayerDistance:
+    """Distance of the weights of a layer, without biases, from the initial ones.
+
+    Attributes:
+        l2: |W - W0|_2 / |W0|_2, over all weights.
+        l_inf: |W - W0|_inf / |W0|_inf, the largest change of a weight relative to the largest initial weight.
+        relative: False if all initial weights are zero or there are none; both distances are then absolute.
+    """
+
+    l2: float
+    l_inf: float
+    relative: bool
+
+
+@dataclass(frozen=True, repr=False)
+class Distances(SavedResult):
+    """Distances of all layers; prints as a table.
+
+    Attributes:
+        layers: Distances by module path.
+    """
+
+    layers: Mapping[str, LayerDistance]
+
+    def __repr__(self) -> str:
+        return f"Distances({len(self.layers)} layers)"
+
+    def __str__(self) -> str:
+        width = max([len("layer"), *map(len, self.layers)])
+        lines = [f"{'layer':<{width}} {'L2':>9} {'L inf':>9}"]
+        for name, layer in self.layers.items():
+            mark = "" if layer.relative else "  absolute"
+            lines.append(f"{name:<{width}} {layer.l2:>9.4g} {layer.l_inf:>9.4g}{mark}")
+        return "\n".join(lines)
+
+    @classmethod
+    def _from_dict(cls, content: Mapping[str, Any]) -> Self:
+        return cls({name: LayerDistance(**layer) for name, layer in content["layers"].items()})
+
+
+def distance_from_initialization(
+    model: Source, initial: Source, layers: LayerSelection = "conv", include_1x1: bool = False
+) -> Distances:
+    """Compute the distance of each layer from its initialization, in float64.
+
+    Args:
+        model: A module, a state dict, a snapshot, or the path of safetensors files; see `iterate_layers`.
+        initial: The same model before training, in any of these forms.
+        layers: Kinds of layers; `all` means both.
+        include_1x1: Include pointwise (1x1) convolutions.
+
+    Returns:
+        The distances of each layer, in the order of `model`.
+
+    Raises:
+        ValueError: If the architectures differ (the message names the layer or the shapes), a weight is not finite,
+            only one of the two is a module and its forward pass changes the weight, or `iterate_layers` raises it.
+
+    Example:
+        >>> distance_from_initialization(network, network).layers["0"].l2
+        0.0
+    """
+    trained, untrained = open_layers(model, layers, include_1x1), open_layers(initial, layers, include_1x1)
+    for owner, own, other in (("the model", trained, untrained), ("its initialization", untrained, trained)):
+        only = [name for name in own if name not in other]
+        if only:
+            names, others = (", ".join(list(some)[:5]) for some in (only, other))
+            raise ValueError(
+                f"only {owner} has the layer {names}; the other one has {others}. Architectures must match."
+            )
+    modules = [source for source in (model, initial) if isinstance(source, nn.Module)]
+    for name in trained if len(modules) == 1 else ():
+        layer = modules[0].get_submodule(name)
+        if (stored := layer._parameters.get("weight")) is not None and effective_weight(layer, name) is not stored:
+            problem = f"{name} changes its weight in its forward pass, which stored weights do not show"
+            raise ValueError(f"{problem}. Pass both as modules, or both as state dicts or files.")
+    return Distances({name: _distance(read(), untrained[name]()) for name, read in trained.items()})
+
+
+def _distance(trained: LayerWeight, initial: LayerWeight) -> LayerDistance:
+    if trained.weight.shape != initial.weight.shape:
+        shapes = f"{tuple(trained.weight.shape)}, but {tuple(initial.weight.shape)}"
+        raise ValueError(f"{trained.name} has filters of shape {shapes} in the initialization: other architectures.")
+    squares = initial_squares = largest = initial_largest = 0.0
+    for after, before in zip(trained.chunks(), initial.chunks(), strict=True):
+        if not before.numel():  # a layer without inputs or outputs
+            continue
+        change = after - before
+        squares += float(change.square().sum())
+        initial_squares += float(before.square().sum())
+        largest = max(largest, float(change.abs().max()))
+        initial_largest = max(initial_largest, float(before.abs().max()))
+    if initial_squares == 0:
+        return LayerDistance(squares**0.5, largest, relative=False)
+    return LayerDistance((squares / initial_squares) ** 0.5, largest / initial_largest, relative=True)

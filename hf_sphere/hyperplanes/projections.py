@@ -1,0 +1,312 @@
+"""Projections of the filters of a network on (1, ..., 1), layer by layer, with tests for a bias.
+
+After Gamba, Carlsson, Azizpour, Bjorkman, "Hyperplane Arrangements of Trained ConvNets Are Biased", 2020: those of
+trained networks are biased to negative projections, those of random networks are not.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from hf_sphere.comparison.significance import holm
+from hf_sphere.hyperplanes import null_distribution as null
+from hf_sphere.hyperplanes.distances import Distances
+from hf_sphere.hyperplanes.layers import LayerKind, LayerSelection
+from hf_sphere.hyperplanes.null_distribution import Floats, is_significant
+from hf_sphere.hyperplanes.results import SavedResult
+from hf_sphere.hyperplanes.weight_files import LayerWeight, Source, iterate_layers
+
+LAYER_WIDTH = 28
+
+HEADER = (
+    f"{'layer':<{LAYER_WIDTH}} {'filters':>7} {'dead':>5} {'N':>6} {'mean':>8} {'mass':>6} {'isotropic':>11} "
+    f"{'p KS':>8} {'p sign':>8}"
+)
+
+CENTERED = 1e-12
+"""Projections of unit vectors up to this size are rounding errors of 0, as of the filters that weight standardization
+centers."""
+
+
+@dataclass(frozen=True, repr=False)
+class Projections:
+    """Projections of filters, compared with those of isotropic filters.
+
+    Statistics that need a live filter are None if there is none.
+
+    Attributes:
+        num_filters: F, including dead ones.
+        num_dead: Number of filters whose weights are all zero, or that have none; they have no direction and are
+            excluded from all statistics.
+        mean: Mean of the projections.
+        mass: Fraction of the projections that are <= 0.
+        null_mass_low: Lower end of a range that contains the mass of the same number of isotropic filters with a
+            probability of at least 95 %.
+        null_mass_high: Upper end of this range.
+        ks_statistic: Largest distance between the distribution functions of the normalized projections and of the null.
+        ks_p_value: Probability of at least that distance under the null; None if all filters have one dimension.
+        ks_p_value_adjusted: `ks_p_value` corrected for the number of layers (Holm).
+        sign_p_value: p-value of the two-sided sign test of the projections.
+        sign_p_value_adjusted: `sign_p_value` corrected for the number of layers (Holm).
+        projections: Projections of the live filters, in order.
+    """
+
+    num_filters: int
+    num_dead: int
+    mean: float | None
+    mass: float | None
+    null_mass_low: float | None
+    null_mass_high: float | None
+    ks_statistic: float | None
+    ks_p_value: float | None
+    ks_p_value_adjusted: float | None
+    sign_p_value: float | None
+    sign_p_value_adjusted: float | None
+    projections: tuple[float, ...]
+
+    def __repr__(self) -> str:
+        mass = "None" if self.mass is None else f"{self.mass:.4g}"
+        return f"{type(self).__name__}(num_filters={self.num_filters}, num_dead={self.num_dead}, mass={mass}, ...)"
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Create an instance from a mapping of its fields; other entries are ignored."""
+        values: dict[str, Any] = {field.name: content[field.name] for field in fields(cls)}
+        lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**values | lists)
+
+
+@dataclass(frozen=True, repr=False)
+class LayerProjections(Projections):
+    """Projections of the filters of a layer.
+
+    Attributes:
+        kind: `conv` or `linear`.
+        stage: Stage of the network that the layer is in; None in a file whose names do not number stages.
+        block: Number of the layer among the analyzed ones of its stage.
+        dim: N, the number of inputs of a filter.
+        dead: Indices of the dead filters.
+    """
+
+    kind: LayerKind
+    stage: int | None
+    block: int | None
+    dim: int
+    dead: tuple[int, ...]
+
+
+@dataclass(frozen=True, repr=False)
+class ProjectionStatistics(SavedResult):
+    """Projections of all layers of a network; prints as a table.
+
+    The column `isotropic` is the range of masses that isotropic filters have with a probability of at least 95 %. A
+    star means that one of two tests is below 0.05. Each is corrected for the number of layers, but not for the other
+    test, so more than 5 % of networks of isotropic filters can have a star.
+
+    Attributes:
+        normalized: Whether projections and means are those of filters of unit length, in [-1, 1]. The tests always use
+            unit length.
+        layers: Projections by module path.
+        net: All filters together. Its Kolmogorov-Smirnov test pools the values of the null distribution function of
+            each layer at its projections, which are uniform for every layer; its p-values need no correction.
+    """
+
+    normalized: bool
+    layers: Mapping[str, LayerProjections]
+    net: Projections
+
+    def __repr__(self) -> str:
+        return f"ProjectionStatistics({len(self.layers)} layers, normalized={self.normalized}, net={self.net!r})"
+
+    def __str__(self) -> str:
+        content = self.to_dict()
+        names = (name if len(name) <= LAYER_WIDTH else f"..{name[2 - LAYER_WIDTH :]}" for name in self.layers)
+        lines = map(_line, names, content["layers"].values())
+        net = content["net"]
+        return "\n".join([HEADER, *lines, "-" * len(HEADER), _line("all layers", net), _verdict(net)])
+
+    def by_stage(self, distances: Distances | None = None) -> dict[str, Any]:
+        """Return the results in the layout of the original program, with stage and block numbers as strings.
+
+        Args:
+            distances: Distances from initialization, for `l2_dist` and `l_inf_dist` of each layer. They must be of the
+                same network; its module paths may lack a prefix.
+
+        Returns:
+            `{stage: {block: {"projections", "mean", "mass"}}, "net": {"projections", "mean", "mass"}}`. The original
+            starts a stage at each max-pooling; see `hf_sphere.hyperplanes.layers` for where ours differ.
+
+        Raises:
+            ValueError: If the stages are unknown, as in a file whose names do not number them.
+        """
+        stages: dict[str, Any] = {}
+        for name, layer in self.layers.items():
+            if layer.stage is None:
+                raise ValueError(f"the file does not number the stage of {name}. Pass the model instead of the file.")
+            cell = stages.setdefault(str(layer.stage), {})[str(layer.block)] = _original(layer)
+            same = [other for other in (distances.layers if distances else ()) if f".{name}".endswith(f".{other}")]
+            if distances and same:
+                distance = distances.layers[max(same, key=len)]  # the longest path is the module itself
+                cell |= {"l2_dist": distance.l2, "l_inf_dist": distance.l_inf}
+        return {**stages, "net": _original(self.net)}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the statistics of the network and the number of biased layers, for a table of results."""
+        biased = {name for name, one in self.layers.items() if is_significant(one.sign_p_value_adjusted)}
+        other = {name for name, one in self.layers.items() if is_significant(one.ks_p_value_adjusted)}
+        names = ("num_filters", "num_dead", "mean", "mass", "null_mass_low", "null_mass_high", "ks_p_value")
+        return {
+            "num_layers": len(self.layers),
+            "num_layers_biased": len(biased),
+            "num_layers_unlike_isotropic": len(biased | other),
+            **{name: getattr(self.net, name) for name in (*names, "sign_p_value")},
+        }
+
+    @classmethod
+    def _from_dict(cls, content: Mapping[str, Any]) -> Self:
+        layers = {name: LayerProjections.from_dict(layer) for name, layer in content["layers"].items()}
+        return cls(bool(content["normalized"]), layers, Projections.from_dict(content["net"]))
+
+
+def projection_statistics(
+    model: Source, layers: LayerSelection = "conv", normalize: bool = True, include_1x1: bool = False
+) -> ProjectionStatistics:
+    """Compute the projections of the filters of each layer on (1, ..., 1), and test whether they are biased.
+
+    All computations are in float64. Layers are read one after another.
+
+    Args:
+        model: A module, a state dict, a snapshot, or the path of safetensors files; see `iterate_layers`.
+        layers: Kinds of layers; `all` means both.
+        normalize: Project filters of unit length, sum(w) / (|w| sqrt(N)), otherwise the unnormalized filters, sum(w).
+            The tests use the former in both cases.
+        include_1x1: Include pointwise (1x1) convolutions.
+
+    Returns:
+        Projections, their mean and mass, and the p-values of both tests, for each layer and for all layers together.
+
+    Raises:
+        ValueError: If a weight is not finite, or `iterate_layers` raises it.
+
+    Example:
+        >>> projection_statistics(network).net.num_filters
+        8
+    """
+    described: dict[str, LayerProjections] = {}
+    arrays = []
+    for layer in iterate_layers(model, layers, include_1x1):
+        sums, cosines, dead = _project(layer)
+        transform = null.projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
+        described[layer.name] = LayerProjections(
+            **_statistics(sums, cosines, transform, len(dead), normalize),
+            kind=layer.kind,
+            stage=layer.stage,
+            block=layer.block,
+            dim=layer.dim,
+            dead=dead,
+        )
+        arrays.append((sums, cosines, transform))
+    ks_adjusted = holm([layer.ks_p_value for layer in described.values()])
+    sign_adjusted = holm([layer.sign_p_value for layer in described.values()])
+    adjusted = {
+        name: replace(layer, ks_p_value_adjusted=ks, sign_p_value_adjusted=sign)
+        for (name, layer), ks, sign in zip(described.items(), ks_adjusted, sign_adjusted, strict=True)
+    }
+    num_dead = sum(layer.num_dead for layer in described.values())
+    sums, cosines, transform = (np.concatenate(of_layers) for of_layers in zip(*arrays, strict=True))
+    net = Projections(**_statistics(sums, cosines, transform, num_dead, normalize))
+    return ProjectionStatistics(normalize, adjusted, net)
+
+
+def _project(layer: LayerWeight) -> tuple[Floats, Floats, tuple[int, ...]]:
+    """Return the projections of the live filters, those of unit length, and the indices of the dead filters."""
+    raw, normalized, dead = [], [], []
+    for rows in layer.chunks():
+        sums, norms = rows.sum(dim=1), torch.linalg.vector_norm(rows, dim=1)
+        cosines = sums / (norms * math.sqrt(layer.dim))
+        extreme = ~((norms > 1e-140) & (norms < 1e140))  # squares may have underflowed or overflowed
+        if layer.dim and extreme.any():
+            peaks = rows[extreme].abs().amax(dim=1)
+            scaled = rows[extreme] / peaks.where(peaks > 0, 1.0)[:, None]
+            norms[extreme] = peaks
+            cosines[extreme] = scaled.sum(dim=1) / (torch.linalg.vector_norm(scaled, dim=1) * math.sqrt(layer.dim))
+        sums[cosines.abs() <= CENTERED] = cosines[cosines.abs() <= CENTERED] = 0.0
+        live = norms > 0
+        raw.append(sums[live])
+        normalized.append(cosines[live].clamp(-1, 1))  # rounding may exceed the range
+        dead.append(~live)
+    return torch.cat(raw).numpy(), torch.cat(normalized).numpy(), tuple(torch.cat(dead).nonzero()[:, 0].tolist())
+
+
+def _statistics(raw: Floats, normalized: Floats, transform: Floats, num_dead: int, normalize: bool) -> dict[str, Any]:
+    """Return the fields of `Projections`; `transform` is the null distribution function at the projections."""
+    projections = normalized if normalize else raw
+    count = len(projections)
+    low, high = null.mass_band(count)
+    ks_statistic, ks_p_value = null.kolmogorov_smirnov(transform)
+    sign_p_value = null.sign_test(normalized)
+    return {
+        "num_filters": count + num_dead,
+        "num_dead": num_dead,
+        "mean": float(projections.mean()) if count else None,
+        "mass": float((projections <= 0).mean()) if count else None,
+        "null_mass_low": low,
+        "null_mass_high": high,
+        "ks_statistic": ks_statistic,
+        "ks_p_value": ks_p_value,
+        "ks_p_value_adjusted": ks_p_value,
+        "sign_p_value": sign_p_value,
+        "sign_p_value_adjusted": sign_p_value,
+        "projections": tuple(projections.tolist()),
+    }
+
+
+def _original(projections: Projections) -> dict[str, Any]:
+    return {name: getattr(projections, name) for name in ("projections", "mean", "mass")}
+
+
+def _line(name: str, row: Mapping[str, Any]) -> str:
+    if row["mass"] is None:
+        numbers = f"{'-':>8} {'-':>6} {'-':>11}"
+    else:
+        band = f"{row['null_mass_low']:.3f}-{row['null_mass_high']:.3f}"
+        mean = f"{row['mean']:.4f}" if abs(row["mean"]) < 100 else f"{row['mean']:.3g}"
+        numbers = f"{mean:>8} {row['mass']:>6.3f} {band:>11}"
+    p_values = [row["ks_p_value_adjusted"], row["sign_p_value_adjusted"]]
+    star = " *" if any(map(is_significant, p_values)) else ""
+    return (
+        f"{name:<{LAYER_WIDTH}} {row['num_filters']:>7} {row['num_dead']:>5} {row.get('dim', ''):>6} {numbers} "
+        f"{_p_value(p_values[0]):>8} {_p_value(p_values[1]):>8}{star}"
+    )
+
+
+def _verdict(net: Mapping[str, Any]) -> str:
+    """Return a sentence about the bias of the arrangement and its direction."""
+    if net["mass"] is None:
+        return "There are no live filters, so no test is possible."
+    negative = f"{net['mass']:.1%} are <= 0"
+    expected = f"isotropic: {net['null_mass_low']:.1%} to {net['null_mass_high']:.1%}"
+    projections, sign, ks = net["projections"], net["sign_p_value"], net["ks_p_value"]
+    if is_significant(sign):
+        below, above = sum(value < 0 for value in projections), sum(value > 0 for value in projections)
+        side = "negative" if below > above else "positive"  # not by the mass, which counts zeros
+        zeros = len(projections) - below - above
+        return f"The arrangement is biased to {side} projections: {negative} ({expected})." + (
+            f"\n{zeros} of the {len(projections)} projections are 0, which counts for neither side." if zeros else ""
+        )
+    if is_significant(ks):
+        start = "The arrangement is not isotropic (KS test), without a significant majority of one sign"
+        return f"{start}:\n{negative} ({expected})."
+    return f"No significant bias of the projections: {negative} ({expected})."
+
+
+def _p_value(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value < 1e-300:  # including underflow
+        return "<1e-300"
+    return f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"

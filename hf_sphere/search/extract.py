@@ -1,0 +1,208 @@
+"""Compute the predictions and embeddings of an image split with a saved model."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
+from transformers.modeling_outputs import ModelOutput
+
+from hf_sphere.data import ImageBatches, ImageSourceOptions, ImageSplit, load_image_split
+from hf_sphere.data.provenance import DataRecord
+from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
+from hf_sphere.search.store import Columns, embeddings_writer
+from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.model_sources import processor_options
+
+MODELS = {
+    "SphereVisionForImageClassification": SphereVisionForImageClassification,
+    "SphereVisionModel": SphereVisionModel,
+    "SphereVisionForFewShotClassification": SphereVisionModel,  # only the encoder
+}
+"""Class to load, by saved class."""
+
+
+def load_embedding_model(name: str) -> Any:
+    """Load a model that embeds images, in float32 whatever the dtype of its file.
+
+    Args:
+        name: Folder or Hub id of a classifier, encoder or few-shot model (whose encoder is used) of type sphere_vision,
+            of a model such as CLIP with `get_image_features` and `get_text_features`, or of another image encoder of
+            transformers; see `TransformersBackbone`.
+
+    Raises:
+        ValueError: If the model is another one.
+
+    Example:
+        >>> model = load_embedding_model("outputs/my-model")  # doctest: +SKIP
+    """
+    config = load_pretrained(AutoConfig, name)
+    if hasattr(MODEL_MAPPING.get(type(config), None), "get_text_features"):
+        return load_model(AutoModel, name, complete=True)
+    if not isinstance(config, SphereVisionConfig):
+        if getattr(config, "head", None) is not None:  # a spherized image encoder
+            return load_model(AutoModelForImageClassification, name, complete=True)
+        plain = SphereVisionConfig(backbone=name, head=None, num_channels=getattr(config, "num_channels", 3))
+        return SphereVisionModel(plain, pretrained=name)
+    saved = (config.architectures or ["model of an unknown class"])[0]
+    if saved not in MODELS:
+        raise ValueError(f"{name} is a {saved}; embeddings need a {' or a '.join(MODELS)}.")
+    return load_model(MODELS[saved], name, complete=True)
+
+
+def compute_embeddings(model: Any, **inputs: Tensor) -> Any:
+    """Return the output of a model from `load_embedding_model`, with `embeddings`."""
+    if not hasattr(model, "get_text_features"):
+        return model(**inputs)
+    features = model.get_image_features if "pixel_values" in inputs else model.get_text_features
+    return ModelOutput(embeddings=features(**inputs).pooler_output)
+
+
+def backbone_name(model: Any) -> str:
+    """Return the name of a model's backbone, or for a model without one its type."""
+    return getattr(model.config, "backbone", model.config.model_type)
+
+
+def class_names(model: Any) -> list[str]:
+    """Return the names of the classes that a model predicts, by index; empty for a model without a head."""
+    labels = model.config.id2label
+    return [labels[index] for index in range(len(labels))] if hasattr(model, "head") else []
+
+
+def load_source_images(model_name: str, options: ImageSourceOptions, split: str | None, **loading: Any) -> ImageSplit:
+    """Load a split with the preprocessing of a model; `loading` are arguments of `load_image_split`.
+
+    The preprocessing is that of the model's image processor. Without one, its configuration has the size of the images,
+    and the options must have their mean and standard deviation: wrong ones would change the embeddings silently.
+    """
+    loading["record"] = DataRecord.read(model_name)
+    given = [name for name in ("image_mean", "image_std") if getattr(options, name) is not None]
+    try:
+        found = processor_options(load_pretrained(AutoImageProcessor, model_name))
+    except OSError as error:
+        config = load_pretrained(AutoConfig, model_name)
+        is_own = isinstance(config, SphereVisionConfig)
+        if len(given) < 2 or not is_own:
+            hint = "Give --image_mean and --image_std of the training images, or save" if is_own else "Save"
+            raise ValueError(
+                f"{model_name} has no image processor, so the normalization of its images is unknown. {hint} the one "
+                "of its training there by its `save_pretrained`."
+            ) from error
+        return load_image_split(
+            replace(options, image_size=[*config.input_size], num_channels=config.num_channels), split, **loading
+        )
+    if given:
+        raise ValueError(f"{model_name} has an image processor, which sets --{given[0]}; leave it out.")
+    return load_image_split(replace(options, **found), split, **loading)
+
+
+@torch.inference_mode()
+def embed_split(
+    model: Any, batches: ImageBatches, accelerator: Accelerator, *, labeled: bool = True
+) -> Iterator[Columns]:
+    """Yield the columns of `hf_sphere.search.store` in the order of the split, on every process.
+
+    Args:
+        model: A model from `load_embedding_model`, in eval mode.
+        batches: The split. Process p of n has the images p, p + n, ..., so simultaneous batches of all processes form a
+            contiguous part of the split; they are yielded together.
+        accelerator: Defines the precision of the model.
+        labeled: Whether the labels of the batches are classes.
+
+    Raises:
+        ValueError: If a value is not finite.
+    """
+    own = _embed_batches(model, batches, accelerator, labeled)
+    most_images = math.ceil(batches.num_examples / batches.num_processes)  # of any process
+    for _ in range(math.ceil(most_images / batches.batch_size)):
+        parts = [part for part in gather_object([next(own, None)]) if part is not None]
+        order = torch.cat([part["index"] for part in parts]).argsort()
+        yield {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
+
+
+def extract_embeddings(
+    model: Any,
+    images: ImageSplit,
+    folder: str | PathLike,
+    accelerator: Accelerator,
+    *,
+    about: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> list[str]:
+    """Write the predictions and embeddings of a split to a folder; the main process writes.
+
+    Args:
+        model: A model from `load_embedding_model`, in eval mode and on its device.
+        images: The split, from `load_source_images` or `load_image_split`.
+        folder: Folder to write; replaced if it exists.
+        accelerator: Defines the precision of the model and the processes.
+        about: Sources of model and images, for `embeddings.json`; backbone, head and distance are added.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The names of the columns.
+
+    Example:
+        >>> extract_embeddings(model, data, "outputs/embeddings", Accelerator())  # doctest: +SKIP
+    """
+    head = getattr(model, "head", None)
+    about = {**(about or {}), "backbone": backbone_name(model), "split": images.name}
+    about |= {"head": None, "distance": "cosine"} if head is None else {"head": model.config.head, **head.metric()}
+    if images.recorded:
+        about["num_training_images"] = images.recorded["train"]
+        if getattr(model.config, "calibration", None) is not None:
+            about["num_calibration_images"] = images.recorded.get("validation", 0)
+    names = {"class_names": images.class_names, "predicted_names": class_names(model)}
+    split = "all_splits" if images.name == "all" else re.sub(r"\W+", "_", images.name).strip("_")  # for `datasets`
+    is_main = accelerator.is_main_process
+    writer = embeddings_writer(folder, split, about, **names) if is_main else nullcontext(lambda columns: None)
+    columns: Columns = {}
+    with (
+        writer as write,
+        tqdm(total=images.num_images, desc="Embedding", unit="image", disable=not (progress and is_main)) as bar,
+    ):
+        for columns in embed_split(model, images.batches, accelerator, labeled=bool(images.class_names)):
+            columns = {**columns, "row_id": images.ids[columns["index"]]}
+            write(columns)
+            bar.update(len(columns["index"]))
+    return list(columns)
+
+
+def _embed_batches(model: Any, batches: ImageBatches, accelerator: Accelerator, labeled: bool) -> Iterator[Columns]:
+    """Yield the columns of each batch of this process."""
+    for batch, rows in zip(batches.epoch(), batches.epoch_rows().split(batches.batch_size), strict=True):
+        with accelerator.autocast():
+            output = compute_embeddings(model, pixel_values=batch["pixel_values"])
+        columns = read_output(output, [f"image {row}" for row in rows.tolist()])
+        labels = {"label": batch["labels"].cpu()} if labeled else {}
+        yield {"embedding": columns.pop("embedding"), **labels, **columns, "index": rows}
+
+
+def read_output(output: Any, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return the columns of a model's output: `embedding`, and those of its head, float32 on the CPU.
+
+    Raises:
+        ValueError: If a value is not finite; the message has one of the `names` of the images.
+    """
+    columns = {"embedding": output.embeddings.float().cpu()}
+    if "logits" in output:
+        logits = output.logits.float().cpu()
+        confidence, prediction = logits.softmax(-1).max(-1)
+        columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
+    if output.get("concentration") is not None:
+        columns["concentration"] = output.concentration.float().cpu()
+    for column, values in columns.items():
+        finite = values.isfinite().reshape(len(names), -1).all(-1)
+        if not finite.all():
+            name, hint = names[int((~finite).nonzero()[0])], "With --mixed_precision fp16 values may overflow: try bf16"
+            raise ValueError(f"{column} of {name} is not finite. Is the model trained? {hint}, or no.")
+    return columns

@@ -1,0 +1,327 @@
+"""Search for similar images: an index of embeddings in a folder of safetensors, parquet and JSON files."""
+
+import importlib.util
+import itertools
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_sphere.search.encoder import ImageEncoder, ImageSource
+from hf_sphere.search.index_files import About, check_replaceable, read_index, read_version, write_index
+from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, table_states
+from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
+from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The nearest images of queries.
+
+    Attributes:
+        queries: Columns of the queries by name, as those of `ImageIndex.images`.
+        rows: (Q, k), rows of the index, nearest first; -1 where an approximate search found none.
+        distances: (Q, k), float64.
+    """
+
+    queries: dict[str, list[Any]]
+    rows: Tensor
+    distances: Tensor
+
+
+@dataclass(repr=False)
+class ImageIndex(IndexedImages):
+    """Embeddings of images, searchable by image and, for a model such as CLIP, by text.
+
+    Attributes:
+        encoder: The model.
+        images: Columns of the indexed images: `id`, `file`, `source` (a number), `row` of the source, and as far as
+            known `label`, `prediction`, `confidence` and `concentration`; and what tells whether an image changed:
+            `size`, `time`, `digest` and the `settings` of the model. An image keeps its `id` when others are added or
+            removed, and when it is moved or overwritten.
+        embeddings: (N, d), float32.
+        sources: Folder or data set and split of the images, by number.
+        kind: Kind of the search; if None, chosen by the number of images.
+        next_id: The `id` of the next new image.
+
+    Example:
+        >>> index = ImageIndex.build("outputs/birds", "photos")
+        >>> found = index.search("bird.jpg", 5)
+        >>> [index.images["file"][row] for row in found.rows[0]]
+    """
+
+    encoder: ImageEncoder
+    images: dict[str, list[Any]]
+    embeddings: Tensor
+    sources: list[tuple[str, str | None]]
+    kind: SearchKind | None = None
+    next_id: int = 0
+    _search: NeighborSearch | None = None
+    _tables: list[dict[str, list[int]]] = field(default_factory=list)
+    _opened: dict[int, ImageSource] = field(default_factory=dict)
+    _loaded: tuple[Path, str | None] | None = None
+
+    @classmethod
+    def build(
+        cls, model: str | ImageEncoder, images: Any, *, kind: SearchKind | None = None, **options: Any
+    ) -> "ImageIndex":
+        """Embed images.
+
+        Args:
+            model: The model, or its folder or Hub id.
+            images: See `ImageSource.of`.
+            kind: Kind of the search; if None, chosen by the number of images.
+            **options: Options of `ImageEncoder.encode`.
+
+        Raises:
+            TypeError: If an image is an array; search embeddings with `hf_sphere.search.NeighborSearch`.
+            ValueError: If there are no images, or one cannot be read.
+        """
+        index = cls(model if isinstance(model, ImageEncoder) else ImageEncoder(model), {}, torch.empty(0, 0), [], kind)
+        index.add(images, **options)
+        return index
+
+    def add(self, images: Any, **options: Any) -> int:
+        """Embed and add images that the index does not have yet; return their number.
+
+        Images whose content, preprocessing or class names have changed are embedded again, and keep their `id`. Those
+        that were moved are found by their content, and get their new source and file. An approximate search is built
+        again. The arguments are those of `build`.
+        """
+        source = ImageSource.of(images)
+        key, settings = (source.name, source.split), self.encoder.settings
+        number = self.sources.index(key) if key in self.sources else len(self.sources)
+        tables = table_states(*key)
+        places = [place_of(*key, name) for name in source.names]
+        known = {place: row for row in range(len(self)) if (place := self.place(row)) is not None}
+        current = {place for place, row in known.items() if self.images["settings"][row] == settings}
+        unsure = [n for n, place in enumerate(places) if place not in current or not self.is_as_indexed(known[place])]
+        states = identify(source, unsure, progress=options.get("progress", True))
+        rows = self.match(number, places, known, states)
+        wanted = {n: (states[n].digest, settings) for n in rows}
+        same = {n for n, row in rows.items() if (self.images["digest"][row], self.images["settings"][row]) == wanted[n]}
+        moved = sum(self.place(rows[n]) != places[n] for n in rows)
+        outdated = [n for n in unsure if n not in same]
+        # Nothing is changed before all is embedded.
+        added, embeddings = self._embed(source, outdated, options) if outdated else ({"row": []}, self.embeddings[:0])
+        if source.labels:
+            self.images.setdefault("label", [None] * len(self))
+        elif source.split is None and "label" in self.images:  # an image alone is not in a class folder
+            added["label"] = [self.images["label"][rows[n]] if n in rows else None for n in added["row"]]
+        kept = {n: known[place] for n, place in enumerate(places) if n not in states} | rows
+        for n in kept.keys() - outdated:
+            here = {"file": source.names[n], "row": n, "source": number, **(states[n]._asdict() if n in states else {})}
+            for name, value in (here | ({"label": source.labels[n]} if source.labels else {})).items():
+                self.images[name][kept[n]] = value
+        again = {rows[n] for n in added["row"] if n in rows}
+        replaced = {known[places[n]] for n in (*rows, *added["row"]) if places[n] in known} - {*rows.values()}
+        rows_here = {row for row, other in enumerate(self.images.get("source", [])) if other == number}
+        if source.name and (lost := rows_here - {*kept.values()} - replaced):
+            text = "%d images of the index are no longer in %s, such as %s; remove them."
+            logger.warning(text, len(lost), source.name, self.images["file"][min(lost)])
+        fresh = itertools.count(self.next_id)
+        added["id"] = [self.images["id"][rows[n]] if n in rows else next(fresh) for n in added["row"]]
+        added |= {"source": [number] * len(embeddings), "settings": [settings] * len(embeddings)}
+        added |= {name: [getattr(states[n], name) for n in added["row"]] for name in ImageState._fields}
+        self.next_id = next(fresh)
+        self.sources, self._tables = [*self.sources, key], [*self._tables, {}]
+        self._tables[number] = tables
+        self._replace(again | replaced, added, embeddings)
+        if again or moved or replaced:
+            logger.warning("%d images of the index were embedded again, and %d have moved.", len(again), moved)
+        return len(embeddings) - len(again)
+
+    def remove(self, images: str | PathLike) -> int:
+        """Remove an image by its path or name, or all images of a folder or data set; return their number.
+
+        Args:
+            images: Path of a file or folder, which need not exist any more; name of a data set; or that of an image, as
+                in the column `file`.
+
+        Raises:
+            ValueError: If there are no such images, images of several sources have the name, or no others remain.
+        """
+        above = {str(images), os.path.abspath(images), os.path.realpath(images)}
+        paths = [self.path(row) for row in range(len(self))]
+        below = tuple(os.path.join(path, "") for path in above)
+        removed = {row for row, path in enumerate(paths) if path in above or path.startswith(below)}
+        if not removed:
+            removed = {row for row, name in enumerate(self.images["file"]) if name == str(images)}
+            if len(removed) != 1:
+                found = ", ".join(paths[row] for row in removed) or "no such image, folder or data set"
+                raise ValueError(f"{images} does not name images of the index: there is {found}.")
+        if len(removed) == len(self):
+            raise ValueError(f"{images} names all images of the index; remove its folder instead.")
+        self._replace(removed, {}, self.embeddings[:0])
+        return len(removed)
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+    def __repr__(self) -> str:
+        return f"ImageIndex({len(self):,} images, model {self.encoder.name!r})"
+
+    @property
+    def neighbor_search(self) -> NeighborSearch:
+        """The search, with its kind and recall; built when it is first used."""
+        if self._search is None:
+            self._search = NeighborSearch(self.embeddings, kind=self.kind, **self.encoder.metric)
+        return self._search
+
+    def search(self, images: Any, k: int = 10, *, classes: Sequence[str] | None = None, **options: Any) -> Neighbors:
+        """Find the nearest indexed images of images.
+
+        Args:
+            images: See `ImageSource.of`.
+            k: Number of neighbors, at most that of the images to choose from.
+            classes: Find only images whose class (see `classes`) is one of these, by an exact search.
+            **options: Options of `ImageEncoder.encode`.
+
+        Raises:
+            ValueError: If k is too large, no image has one of the classes, or an image cannot be read.
+        """
+        source = ImageSource.of(images)
+        queries, embeddings = self._embed(source, range(len(source)), options)
+        if not len(embeddings):
+            raise ValueError(f"none of the {len(source)} images can be read.")
+        return self._find(queries, embeddings, k, classes)
+
+    def search_texts(self, texts: Sequence[str], k: int = 10, *, classes: Sequence[str] | None = None) -> Neighbors:
+        """Find the indexed images that are nearest to texts; see `search`.
+
+        Raises:
+            ValueError: If the model embeds no texts, and for the reasons of `search`.
+        """
+        return self._find({"file": list(texts)}, self.encoder.encode_texts(texts), k, classes)
+
+    def classes(self, *, mark: str = "") -> list[str]:
+        """Return the class of each image: its label, else its prediction and a `mark`, else an empty text."""
+        known, predicted = (self.images.get(name, [None] * len(self)) for name in ("label", "prediction"))
+        guesses = [prediction and prediction + mark for prediction in predicted]
+        return [label or guess or "" for label, guess in zip(known, guesses, strict=True)]
+
+    def save(self, folder: str | PathLike) -> None:
+        """Write the index to a folder; an index that is there is replaced.
+
+        To change an index that others may change too, hold `hf_sphere.utils.files.lock_folder` from `load` to `save`.
+
+        Raises:
+            FileExistsError: If the folder contains other files, or has changed since the index was loaded from it.
+        """
+        folder = Path(folder)
+        search, place = self.neighbor_search, folder.resolve()
+        about = About(
+            model=self.encoder.name,
+            weights=self.encoder.weights,
+            # Found from every working directory, and not absolute, which is private.
+            model_folder=os.path.relpath(self.encoder.name, place) if Path(self.encoder.name).is_dir() else None,
+            sources=self.sources,
+            tables=self._tables,
+            kind=self.kind,
+            search=search.kind,
+            recall=search.recall,
+            next_id=self.next_id,
+            **self.encoder.metric,
+        )
+        with lock_folder(folder):
+            check_replaceable(folder)
+            version = read_version(folder)
+            if self._loaded is not None and self._loaded[0] == place and version not in (None, self._loaded[1]):
+                hint = "Load it again, repeat the changes, and save it"
+                raise FileExistsError(f"{folder} is not replaced: it has changed since it was loaded. {hint}.")
+            with atomic_folder(folder) as unfinished:
+                write_index(unfinished, about, self.images, self.embeddings, search)
+            self._loaded = place, read_version(folder)
+
+    @classmethod
+    def load(cls, folder: str | PathLike, model: str | ImageEncoder | None = None) -> "ImageIndex":
+        """Read an index that `save` wrote; the embeddings stay on disk, mapped into memory.
+
+        Without FAISS the search is exact. A warning says what has changed, see `changes`. Later changes of the folder
+        do not affect the index.
+
+        Args:
+            folder: The folder.
+            model: The model of the index, if it is not where it was when the index was built.
+
+        Raises:
+            OSError: If there is no such index or model.
+            ValueError: If a file is damaged, or the index is of another model.
+        """
+        folder = Path(folder)
+        # All before the model, which takes seconds to load.
+        about, images, embeddings, search, version = read_whole(folder, read_index)
+        beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
+        known = beside if about.model_folder and Path(beside).is_dir() else about.model
+        try:
+            encoder = model if isinstance(model, ImageEncoder) else ImageEncoder(model or known)
+        except FileNotFoundError as error:
+            hint = "" if model else f" If the model of {folder} was moved, name its folder (--model_name_or_path)."
+            raise FileNotFoundError(f"{error_text(error).rstrip('.')}.{hint}") from error
+        if encoder.weights != about.weights or encoder.metric != about.metric:
+            which = f"is of another model than {encoder.name}, or that one was trained further: the weights differ"
+            raise ValueError(f"the index {folder} {which}. Load its model ({about.model}), or build it again.")
+        index = cls(encoder, images, embeddings, about.sources, about.kind, about.next_id or 0)
+        index._search, index._tables, index._loaded = search, about.tables or [], (folder.resolve(), version)
+        if importlib.util.find_spec("faiss") is None:
+            index.kind = None  # with a message, exact
+        if texts := index.changes():
+            hint = "Add the images of each source again, which embeds what has changed; remove those that are gone"
+            logger.warning("The index %s is not up to date: %s. %s.", folder, "; ".join(texts), hint)
+        return index
+
+    def _embed(
+        self, source: ImageSource, rows: Sequence[int], options: dict[str, Any]
+    ) -> tuple[dict[str, Any], Tensor]:
+        """Return the columns of the readable images of some rows, and their embeddings (N, d)."""
+        names, embeddings = self.encoder.class_names, []
+        cells: dict[str, list[Any]] = {"file": [], "row": []}
+        for indices, columns in self.encoder.encode(source, rows, **options):
+            embeddings.append(columns["embedding"])
+            cells["row"] += indices.tolist()
+            cells["file"] += [source.names[row] for row in indices.tolist()]
+            if source.labels:
+                cells.setdefault("label", []).extend(source.labels[row] for row in indices.tolist())
+            if "prediction" in columns:
+                cells.setdefault("prediction", []).extend(names[index] for index in columns["prediction"].tolist())
+            for name in {"confidence", "concentration"} & set(columns):
+                cells.setdefault(name, []).extend(columns[name].tolist())
+        if not embeddings and not len(self):
+            raise ValueError(f"none of the {len(rows)} images can be read.")
+        if len(self) and embeddings and embeddings[0].shape[1] != (dim := self.embeddings.shape[1]):
+            raise ValueError(f"the embeddings of the index have {dim} dimensions, unlike its model's; build it again.")
+        return cells, torch.cat([self.embeddings[:0], *embeddings] if len(self) else embeddings)
+
+    def _replace(self, removed: set[int], added: Mapping[str, list[Any]], embeddings: Tensor) -> None:
+        """Remove some rows, append others, and remove sources without images."""
+        kept = [row for row in range(len(self)) if row not in removed]
+        columns = {name: self.images.get(name, [None] * len(self)) for name in {**self.images, **added}}
+        empty = [None] * len(embeddings)
+        self.images = {name: [column[row] for row in kept] + added.get(name, empty) for name, column in columns.items()}
+        used = sorted({*self.images["source"]})
+        self.images["source"] = [used.index(number) for number in self.images["source"]]
+        self.sources, self._tables = [self.sources[n] for n in used], [self._tables[n] for n in used]
+        self._opened = {}
+        if removed or len(embeddings):
+            old = [self.embeddings[kept] if removed else self.embeddings] if kept else []
+            self.embeddings, self._search = torch.cat([*old, embeddings]), None
+
+    def _find(self, queries: dict[str, Any], embeddings: Tensor, k: int, classes: Sequence[str] | None) -> Neighbors:
+        if classes is None:
+            return Neighbors(queries, *reversed(self.neighbor_search.search(embeddings, k)))
+        chosen = torch.tensor([row for row, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
+        if len(chosen) == 0:
+            known = ", ".join(sorted(set(self.classes())))
+            raise ValueError(f"no image has the class {' or '.join(classes)}; there are {known}.")
+        exact = NeighborSearch(self.embeddings[chosen], kind="torch", **self.encoder.metric)
+        distances, rows = exact.search(embeddings, k)
+        return Neighbors(queries, chosen[rows], distances)

@@ -1,0 +1,231 @@
+"""Images of an index: which have changed or moved since they were indexed, and opening them."""
+
+import hashlib
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from datasets import config
+from datasets.utils.file_utils import xopen
+from huggingface_hub.constants import HF_HUB_CACHE
+from PIL.Image import Image as PILImage
+from tqdm.auto import tqdm
+
+from hf_sphere.data.folders import TABLES, list_files
+from hf_sphere.data.image_files import open_image
+from hf_sphere.search.encoder import ImageEncoder, ImageSource
+from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.pixels import convert_image
+
+
+class ImageState(NamedTuple):
+    """Size, time (only of a file) and digest of the content of an image; None if it cannot be read."""
+
+    size: int | None
+    time: int | None
+    digest: str | None
+
+
+def file_state(path: str) -> tuple[int, int] | None:
+    """Return size and time of a regular file, or None if there is none."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+
+
+def table_states(name: str, split: str | None) -> dict[str, list[int]]:
+    """Return size and time of each table of a data set in a folder; no other source has any."""
+    files = list_files(Path(name), TABLES) if split is not None and os.path.isdir(name) else []
+    return {str(file.relative_to(name)): list(file_state(str(file)) or ()) for file in files}
+
+
+def place_of(name: str, split: str | None, file: str) -> Hashable:
+    """Return what identifies the place of an image, or None for one in memory."""
+    path = os.path.join(name, file)
+    if split is not None and not (os.path.isabs(path) and os.path.isfile(path)):
+        return path, split
+    return path if os.path.isabs(path) else None
+
+
+def identify(source: ImageSource, rows: Sequence[int], *, progress: bool = True) -> dict[int, ImageState]:
+    """Return the states of images of a source, by row, read in parallel threads.
+
+    Raises:
+        ValueError: If a data set names a file of this machine that is not its own.
+    """
+    with ThreadPool(min(16, len(rows) // 100 + 1)) as pool:
+        states = pool.imap(partial(_identify, source), rows, chunksize=100)
+        bar = tqdm(states, "Reading files", len(rows), unit="image", disable=not progress, leave=False)
+        return dict(zip(rows, bar, strict=True))
+
+
+def _identify(source: ImageSource, row: int) -> ImageState:
+    record, name = source.encoded[row]["image"], os.path.join(source.name, source.names[row])
+    path = record["path"] if record and record["bytes"] is None else None
+    if path and source.split is not None and not _is_remote(path):
+        path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        roots = (os.path.realpath(root) for root in (source.name, HF_HUB_CACHE, config.HF_DATASETS_CACHE))
+        if not path.startswith(tuple(os.path.join(root, "") for root in roots)):
+            raise ValueError(f"row {row} of {source.name} names the file {path}, which is not in it; copy it there.")
+    state = file_state(path) if path else None  # before it is read, so that a later change is noticed
+    try:
+        content = _read(record)
+    except (OSError, ValueError):  # it is named when it is embedded
+        return ImageState(None, None, None)
+    is_named = os.path.isabs(name) and (source.split is None or path == name)
+    return ImageState(len(content), state[1] if state and is_named else None, _digest(content))
+
+
+def _read(record: dict[str, Any] | None, size: int | None = None) -> bytes:
+    """Return the content of an encoded image; that of a file only if it is a regular one, of a size if that is given.
+
+    Raises:
+        ValueError: If it is missing or another one.
+        OSError: If it cannot be read.
+    """
+    if record and record["bytes"] is not None:
+        return record["bytes"]
+    path = record and record["path"]
+    if path and _is_remote(path):
+        with xopen(path, "rb") as file:
+            return file.read()
+    state = file_state(path) if path else None
+    if not path or state is None or size not in (None, state[0]):
+        raise ValueError("it has another size" if state else "it is missing")
+    return Path(path).read_bytes()
+
+
+def _is_remote(path: str) -> bool:
+    """Whether `datasets` opens a path in a zip file, or from a server."""
+    return not os.path.isabs(path) and "://" in path
+
+
+def _digest(content: bytes) -> str:
+    """Return a digest that identifies an image, and that nobody can compute who does not have the image."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+class IndexedImages:
+    """Columns and sources of the images of an index; see `ImageIndex`."""
+
+    encoder: ImageEncoder
+    images: dict[str, list[Any]]
+    sources: list[tuple[str, str | None]]
+    _tables: list[dict[str, list[int]]]
+    _opened: dict[int, ImageSource]
+
+    def path(self, row: int) -> str:
+        """Return the absolute path of an indexed image; of one of a data set, the name of that and its own."""
+        return os.path.join(self.sources[self.images["source"][row]][0], self.images["file"][row])
+
+    def open_image(self, row: int) -> PILImage:
+        """Open an indexed image from its source, if it still has the content that was indexed.
+
+        So an index from someone else opens only images that its author had, whatever files it names.
+
+        Raises:
+            ValueError: If it was in memory, is missing, cannot be read, or has another content.
+        """
+        number, path, digest = self.images["source"][row], self.path(row), self.images["digest"][row]
+        try:
+            if digest is None:
+                raise ValueError("an older version indexed it, without a digest of its content; add it again")
+            if self.place(row) is None:
+                raise ValueError("it was in memory")
+            record: Any = {"bytes": None, "path": path}
+            if self.sources[number][1] is not None:
+                if self.has_changed(number):
+                    raise ValueError("its data set has changed; add it again")
+                if number not in self._opened:
+                    self._opened[number] = ImageSource.of(*self.sources[number])
+                record = self._opened[number].encoded[self.images["row"][row]]["image"]
+            content = _read(record, self.images["size"][row])
+            if _digest(content) != digest:
+                raise ValueError("it is not the image that was indexed; add it again")
+            with open_image({"bytes": content, "path": None}) as image:
+                return convert_image(image, 3)
+        except Exception as error:  # of PIL and its plugins, of many classes
+            raise ValueError(f"{path} cannot be opened: {error_text(error).rstrip('.')}.") from error
+
+    def changes(self) -> list[str]:
+        """Return what has changed since the images were embedded, one text each.
+
+        Sizes and times of files are compared, also those of the tables of data sets in folders; data sets of the Hub
+        are not loaded. `open_image` and `add` compare contents.
+        """
+        texts, current = [], self.encoder.settings
+        for part, name in ((0, "preprocessing"), (-1, "class names")):
+            known = (text for text in self.images["settings"] if text is not None)
+            if count := sum(text.split("-")[part] != current.split("-")[part] for text in known):
+                texts.append(f"the {name} of the model changed after {count:,} images were embedded")
+        other = [n for n, time in enumerate(self.images["time"]) if time is not None and not self.is_as_indexed(n)]
+        missing = [row for row in other if not os.path.isfile(self.path(row))]
+        changed = sorted({*other} - {*missing})
+        for rows, what in ((changed, "have another size or time"), (missing, "are missing or were moved")):
+            texts += [f"{len(rows):,} images {what}, such as {self.path(row)}" for row in rows[:1]]
+        texts += [f"the data set {name} changed" for n, (name, _) in enumerate(self.sources) if self.has_changed(n)]
+        if unknown := self.images["digest"].count(None):
+            texts.append(f"changes of {unknown:,} images are unknown, because an older version indexed them")
+        return texts
+
+    def place(self, row: int) -> Hashable:
+        """Return what identifies the place of an image, or None for one in memory."""
+        name, split = self.sources[self.images["source"][row]]
+        return place_of(name, split, self.images["file"][row])
+
+    def is_as_indexed(self, row: int) -> bool:
+        """Whether an image is a file with the recorded size and time."""
+        return file_state(self.path(row)) == (self.images["size"][row], self.images["time"][row])
+
+    def has_changed(self, number: int) -> bool:
+        """Whether the tables of a data set in a folder are not those that were recorded."""
+        (name, split), tables = self.sources[number], self._tables[number]
+        is_folder = split is not None and os.path.isabs(name)
+        states = {file: file_state(os.path.join(name, file)) for file in tables}
+        return is_folder and (not tables or any(states[file] != tuple(tables[file]) for file in tables))
+
+    def match(
+        self, number: int, places: Sequence[Hashable], known: Mapping[Hashable, int], states: Mapping[int, ImageState]
+    ) -> dict[int, int]:
+        """Return the rows of those images of a source that the index has.
+
+        An image has the row with its content, if that is at its place or was at one that has another content now, or
+        else the row of its place.
+
+        Args:
+            number: Number of the source.
+            places: Place of each image of the source.
+            known: Rows of the index by place.
+            states: States of the images of the source that are not known to be unchanged.
+        """
+        digests = self.images.get("digest", [])
+        positions = {place: n for n, place in enumerate(places)}
+
+        def has_left(row: int) -> bool:
+            (name, _), place = self.sources[self.images["source"][row]], self.place(row)
+            if place is None:
+                return False
+            if place in positions:
+                state = states.get(positions[place])
+                return state is not None and state.digest != digests[row]
+            path = name if self.images["time"][row] is None else self.path(row)
+            is_of_source = name != "" and self.images["source"][row] == number
+            return is_of_source or (os.path.isabs(path) and not os.path.exists(path))
+
+        wanted = {state.digest for state in states.values()} - {None}
+        left = defaultdict(list)
+        for row in reversed(range(len(digests))):
+            if digests[row] in wanted and has_left(row):
+                left[digests[row]].append(row)
+        here = {n: known[places[n]] for n in states if places[n] in known}
+        rows = {n: row for n, row in here.items() if digests[row] == states[n].digest is not None}
+        rows |= {n: left[state.digest].pop() for n, state in states.items() if n not in rows and left[state.digest]}
+        taken = {*rows.values()}
+        return {n: row for n, row in here.items() if row not in taken} | rows

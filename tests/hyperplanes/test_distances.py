@@ -1,0 +1,106 @@
+import copy
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_model
+from torch import nn
+
+from hf_sphere.hyperplanes import Distances, LayerDistance, distance_from_initialization
+from hf_sphere.utils.snapshots import Snapshot
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 4, 3), nn.Linear(4, 2))
+
+
+def changed(model, factor):
+    other = copy.deepcopy(model)
+    for parameter in other.parameters():
+        parameter.data *= factor
+    return other
+
+
+def test_values_match_the_reference_implementation(root):
+    folder = root / "tests" / "golden"
+    known = json.loads((folder / "projections.json").read_text())["raw"]
+    tensors = load_file(folder / "projections.safetensors")
+    initial, trained = (
+        {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(part)}
+        for part in ("init", "trained")
+    )
+    distances = distance_from_initialization(trained, initial).layers
+    cells = {"features.0": known["0"]["0"], "features.2": known["0"]["1"], "features.7": known["1"]["0"]}
+    assert distances.keys() == cells.keys()
+    for name, cell in cells.items():
+        assert distances[name].l2 == pytest.approx(cell["l2_dist"], abs=1e-6)
+        assert distances[name].l_inf == pytest.approx(cell["l_inf_dist"], abs=1e-6)
+
+
+def test_a_layer_initialized_with_zeros_has_absolute_distances(model):
+    initial = copy.deepcopy(model)
+    initial[0].weight.data.zero_()
+    distances = distance_from_initialization(model, initial).layers
+    weight = model[0].weight.detach().double()
+    assert distances["0"] == LayerDistance(
+        pytest.approx(weight.norm().item()), pytest.approx(weight.abs().max().item()), relative=False
+    )
+    assert distances["1"] == LayerDistance(0, 0, relative=True)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(0, 3), (3, 0)])
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_without_weights_has_distance_zero(inputs, outputs):
+    layer = nn.Linear(inputs, outputs)
+    distances = distance_from_initialization(layer, copy.deepcopy(layer), "linear")
+    assert distances.layers[""] == LayerDistance(0, 0, relative=False)
+
+
+def test_biases_are_ignored(model):
+    other = copy.deepcopy(model)
+    other[0].bias.data += 1
+    assert distance_from_initialization(other, model).layers["0"].l2 == 0
+
+
+def test_weight_sources_and_dtypes_can_be_mixed(model, tmp_path):
+    save_model(model, str(tmp_path / "model.safetensors"))
+    trained = changed(model, 1.5)
+    expected = distance_from_initialization(trained, model, "all").to_dict()
+    assert distance_from_initialization(trained, tmp_path, "all").to_dict() == expected
+    assert distance_from_initialization(trained.state_dict(), model, "all").to_dict() == expected
+    snapshot = Snapshot(tmp_path / "model.safetensors", 0)
+    assert distance_from_initialization(trained, snapshot, "all").to_dict() == expected
+    half = distance_from_initialization(copy.deepcopy(model).bfloat16(), model, "all").layers
+    assert all(0 < layer.l2 < 0.01 for layer in half.values())
+
+
+def test_a_shape_mismatch_is_named(model):
+    other = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 5, 3), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"1 has filters of shape \(4, 27\), but \(5, 27\)"):
+        distance_from_initialization(model, other)
+
+
+def test_a_missing_layer_is_named(model):
+    with pytest.raises(ValueError, match=r"only the model has the layer 1; the other one has 0\."):
+        distance_from_initialization(model, model[:1])
+    with pytest.raises(ValueError, match="only its initialization has the layer 1"):
+        distance_from_initialization(model[:1], model)
+
+
+def test_weights_that_are_not_finite_are_rejected(model):
+    other = copy.deepcopy(model)
+    other[1].weight.data[0] = torch.nan
+    with pytest.raises(ValueError, match="1 has a weight that is nan"):
+        distance_from_initialization(other, model)
+
+
+def test_saved_distances_can_be_loaded(model, tmp_path):
+    distances = distance_from_initialization(changed(model, 1.3), model, "all")
+    distances.save(tmp_path / "distances.json")
+    assert Distances.load(tmp_path / "distances.json") == distances
+    assert "L inf" in str(distances)
+    assert repr(distances) == "Distances(3 layers)"
+    (tmp_path / "other.json").write_text('{"layers": {"0": {"l2": 1}}}')
+    with pytest.raises(ValueError, match="not the output of Distances"):
+        Distances.load(tmp_path / "other.json")

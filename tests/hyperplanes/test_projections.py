@@ -1,0 +1,271 @@
+import json
+import math
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings, strategies as st
+from safetensors.torch import load_file
+from torch import nn
+
+from hf_sphere.hyperplanes import ProjectionStatistics, distance_from_initialization, projection_statistics
+
+
+@pytest.fixture(scope="module")
+def known(root):
+    return json.loads((root / "tests" / "golden" / "projections.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def golden_model(root):
+    """Build the network of a part of the golden file: `init` or `trained`."""
+
+    def build(part):
+        layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(12, 16, 1), nn.ReLU(), nn.Conv2d(16, 20, 3), nn.ReLU()]
+        model = nn.ModuleDict({"features": nn.Sequential(*layers)})
+        tensors = load_file(root / "tests" / "golden" / "projections.safetensors")
+        model.load_state_dict(
+            {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(part)}
+        )
+        return model
+
+    return build
+
+
+def linear(weight):
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
+    layer.weight = nn.Parameter(weight)
+    return layer
+
+
+def statistics_of(weight, **options):
+    """Statistics of a single layer with these filters."""
+    return projection_statistics(linear(weight), "linear", **options).layers[""]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_values_match_the_reference_implementation(known, golden_model, normalize):
+    found = projection_statistics(golden_model("trained"), normalize=normalize).by_stage()
+    expected = known["normalized" if normalize else "raw"]
+    assert found.keys() == expected.keys()
+    cells = [("net",), *((stage, block) for stage in ("0", "1") for block in expected[stage])]
+    for cell in cells:
+        ours, theirs = found, expected
+        for key in cell:
+            ours, theirs = ours[key], theirs[key]
+        for key in ("projections", "mean", "mass"):
+            assert ours[key] == pytest.approx(theirs[key], abs=1e-6), (cell, key)
+    assert sum(len(found[stage]) for stage in ("0", "1")) == len(cells) - 1
+
+
+@pytest.mark.parametrize("initialize", [nn.init.normal_, lambda weight: weight], ids=["normal", "torch default"])
+def test_p_values_are_uniform_for_random_initializations(initialize):
+    torch.manual_seed(3)
+    layers = [nn.Conv2d(2 + number % 9, 40, 3, bias=False) for number in range(200)]
+    for layer in layers:
+        initialize(layer.weight)
+    statistics = projection_statistics(nn.ModuleList(layers))
+    p_values = [layer.ks_p_value for layer in statistics.layers.values()]
+    assert scipy.stats.kstest(p_values, "uniform").pvalue > 0.01
+    assert min(layer.ks_p_value_adjusted for layer in statistics.layers.values()) > 0.05
+    # The sign test is discrete and therefore conservative under the null.
+    assert np.mean([layer.sign_p_value <= 0.05 for layer in statistics.layers.values()]) <= 0.1
+
+
+def test_a_biased_layer_is_detected_among_unbiased_ones():
+    model = nn.Sequential(*(nn.Conv2d(16, 64, 3) for _ in range(4)))
+    for layer in model:
+        nn.init.normal_(layer.weight)
+    model[2].weight.data -= 0.2
+    statistics = projection_statistics(model)
+    found = {name for name, layer in statistics.layers.items() if layer.ks_p_value_adjusted < 1e-6}
+    assert found == {name for name, layer in statistics.layers.items() if layer.sign_p_value_adjusted < 1e-6} == {"2"}
+    assert statistics.layers["2"].mass > statistics.layers["2"].null_mass_high
+    assert statistics.net.ks_p_value < 1e-6
+    assert "biased to negative projections" in str(statistics)
+    model[2].weight.data *= -1
+    assert "biased to positive projections" in str(projection_statistics(model))
+
+
+def test_network_statistics_pool_layers_of_any_dimension():
+    model = nn.Sequential(nn.Conv2d(1, 200, (1, 2)), nn.Conv2d(200, 200, 3), nn.Conv2d(200, 30, (2, 1)))
+    for layer in model:
+        nn.init.normal_(layer.weight)
+    net = projection_statistics(model).net
+    assert net.num_filters == 430
+    assert len(net.projections) == 430
+    assert 0.01 < net.ks_p_value == net.ks_p_value_adjusted
+
+
+weights = st.integers(0, 2**31).map(
+    lambda seed: torch.randn(6, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+)
+
+
+@settings(max_examples=30)
+@given(weights, st.floats(-250, 250))
+def test_projections_do_not_depend_on_the_filter_norm(weight, exponent):
+    scaled = statistics_of(weight * 10.0**exponent)
+    assert scaled.projections == pytest.approx(statistics_of(weight).projections, abs=1e-12)
+    assert scaled.num_dead == 0
+
+
+@settings(max_examples=30)
+@given(weights)
+def test_opposite_filters_have_opposite_projections(weight):
+    ours, other = statistics_of(weight), statistics_of(-weight)
+    assert other.projections == pytest.approx([-value for value in ours.projections], abs=1e-15)
+    assert other.mass == pytest.approx(1 - ours.mass)
+    assert other.sign_p_value == ours.sign_p_value
+
+
+@settings(max_examples=30)
+@given(weights, st.permutations(range(8)))
+def test_projections_do_not_depend_on_the_order_of_the_weights(weight, order):
+    assert statistics_of(weight[:, order]).projections == pytest.approx(statistics_of(weight).projections, abs=1e-12)
+
+
+def test_equal_weights_have_the_largest_projection():
+    layer = statistics_of(torch.full((2, 7), 0.1) * torch.tensor([[1.0], [-1.0]]))
+    assert layer.projections == pytest.approx((1, -1), abs=1e-15)
+    assert max(map(abs, layer.projections)) <= 1
+
+
+def test_dead_filters_are_counted_and_excluded():
+    weight = torch.randn(5, 4)
+    expected = statistics_of(weight[[0, 2, 4]])
+    weight[[1, 3]] = 0
+    layer = statistics_of(weight)
+    assert (layer.num_filters, layer.num_dead, layer.dead) == (5, 2, (1, 3))
+    for name in ("projections", "mean", "mass", "ks_p_value", "sign_p_value", "null_mass_low"):
+        assert getattr(layer, name) == getattr(expected, name)
+
+
+def test_a_layer_of_dead_filters_has_no_statistics():
+    statistics = projection_statistics(linear(torch.zeros(3, 4)), "linear")
+    layer = statistics.layers[""]
+    assert (layer.num_dead, layer.projections, layer.mean, layer.mass, layer.ks_p_value) == (3, (), None, None, None)
+    assert "no live filters" in str(statistics)
+    assert "NaN" not in json.dumps(statistics.to_dict())
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(0, 3), (3, 0)])
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_filters_without_weights_are_dead(inputs, outputs):
+    statistics = projection_statistics(nn.Sequential(nn.Linear(inputs, outputs), nn.Linear(2, 5)), "linear")
+    layer = statistics.layers["0"]
+    assert (layer.num_filters, layer.num_dead, layer.mass, layer.dim) == (outputs, outputs, None, inputs)
+    assert statistics.net.num_filters - statistics.net.num_dead == len(statistics.net.projections) == 5
+    assert "no live filters" not in str(statistics)
+
+
+def test_a_single_filter_is_supported():
+    layer = statistics_of(torch.tensor([[1.0, 2.0, -5.0]]))
+    assert layer.projections == pytest.approx((-2 / math.sqrt(90),))
+    assert layer.mass == 1
+    assert layer.sign_p_value == 1
+    assert layer.ks_p_value == pytest.approx(1 - abs(layer.projections[0]), abs=1e-12)  # N = 3 is uniform
+
+
+def test_projections_in_one_dimension_are_signs():
+    statistics = projection_statistics(linear(torch.tensor([[2.0], [-1.0], [-3.0]])), "linear")
+    layer = statistics.layers[""]
+    assert layer.projections == (1, -1, -1)
+    assert layer.ks_p_value is layer.ks_p_value_adjusted is None
+    assert layer.sign_p_value == 1
+    assert statistics.net.ks_p_value is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_upcast_to_double(dtype):
+    weight = torch.randn(4, 3000).mul_(100).to(dtype)  # the sum of squares overflows float16
+    assert statistics_of(weight).projections == statistics_of(weight.double()).projections
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_error_for_non_finite_weights_names_the_layer(value):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight.data[1, 2] = value
+    with pytest.raises(ValueError, match=f"1 has a weight that is {value}"):
+        projection_statistics(model, "linear")
+
+
+def test_statistics_do_not_depend_on_chunking(monkeypatch):
+    weight = torch.randn(50, 30)
+    expected = statistics_of(weight)
+    monkeypatch.setattr("hf_sphere.hyperplanes.weight_files.NUMBERS_AT_A_TIME", 100)
+    assert statistics_of(weight).projections == pytest.approx(expected.projections, abs=1e-15)
+
+
+def test_hypothesis_tests_use_normalized_projections():
+    weight = torch.randn(20, 9) * torch.rand(20, 1)
+    raw, normalized = statistics_of(weight, normalize=False), statistics_of(weight)
+    assert raw.ks_p_value == normalized.ks_p_value
+    assert raw.mass == normalized.mass
+    assert raw.projections == pytest.approx(weight.double().sum(1).tolist())
+
+
+def test_saved_statistics_can_be_loaded(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.MaxPool2d(2), nn.Conv2d(5, 4, 3), nn.Linear(1, 3))
+    model[2].weight.data[1] = 0
+    statistics = projection_statistics(model, "all")
+    statistics.save(tmp_path / "projections.json")
+    loaded = ProjectionStatistics.load(tmp_path / "projections.json")
+    assert loaded == statistics
+    assert str(loaded) == str(statistics)
+
+
+def test_an_unrelated_file_is_rejected(tmp_path):
+    (tmp_path / "other.json").write_text('{"layers": {}}')
+    with pytest.raises(ValueError, match="not the output of ProjectionStatistics"):
+        ProjectionStatistics.load(tmp_path / "other.json")
+
+
+def test_zero_projections_count_for_neither_sign():
+    zero_sum, positive = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([1.0, 2.0, 3.0])
+    weight = torch.cat([zero_sum.repeat(60, 1), positive.repeat(30, 1), -positive.repeat(10, 1)])
+    statistics = projection_statistics(linear(weight), "linear")
+    assert statistics.net.mass == 0.7
+    assert "biased to positive" in str(statistics)
+    assert str(statistics).endswith("60 of the 100 projections are 0, which counts for neither side.")
+    statistics = projection_statistics(linear(-weight), "linear")
+    assert "biased to negative" in str(statistics)
+    assert max(map(len, str(statistics).splitlines())) <= 100
+
+
+@pytest.mark.parametrize("mean", [-1, 0, 1])
+def test_the_verdict_fits_a_terminal(mean):
+    weight = torch.randn(2000, 9) + mean
+    weight[:1000, 4:] *= 0.01 if mean == 0 else 1
+    text = str(projection_statistics(linear(weight), "linear"))
+    expected = {-1: "biased to negative", 0: "not isotropic (KS test), without", 1: "biased to positive"}
+    assert expected[mean] in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_table_fits_a_terminal():
+    model = nn.ModuleDict({"a_long_name_" * 4: nn.Conv2d(3, 5, 3), "short": nn.Linear(1, 2)})
+    model["short"].weight.data *= 1e8
+    statistics = projection_statistics(model, "all", normalize=False)
+    lines = str(statistics).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) == 6
+    assert len(repr(statistics)) < 150
+    assert len(repr(statistics.net)) < 100
+
+
+def test_distances_by_stage_are_those_of_the_layer_with_the_same_path():
+    """`fc` and `layer1.fc` have the same last name."""
+    model = nn.Module()
+    model.layer1 = nn.Sequential(OrderedDict(fc=nn.Linear(4, 6)))
+    model.fc = nn.Linear(6, 5)
+    initial = {name: value + 1.0 for name, value in model.state_dict().items()}
+    initial["fc.weight"] = model.state_dict()["fc.weight"]
+    distances = distance_from_initialization(model, initial, layers="linear")
+    stages = projection_statistics(model, layers="linear").by_stage(distances)
+    del stages["net"]
+    moved = sorted(cell["l2_dist"] for stage in stages.values() for cell in stage.values())
+    assert moved[0] == 0.0 < moved[1]

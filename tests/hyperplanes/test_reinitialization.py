@@ -1,0 +1,489 @@
+import copy
+import json
+import statistics
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from transformers import BertConfig, BertForSequenceClassification
+
+from hf_sphere.hyperplanes.model_state import named_tensors
+from hf_sphere.hyperplanes.reinitialization import reinitialization_robustness
+from hf_sphere.hyperplanes.results import LayerRobustness, ReinitializationRobustness
+from hf_sphere.utils.snapshots import read_snapshot, save_snapshot
+
+IMAGES = torch.randn(23, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Net(nn.Module):
+    def __init__(self, classes=3, width=6):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, width, 3), nn.BatchNorm2d(width)
+        self.conv2, self.drop, self.fc = nn.Conv2d(width, 6, 1), nn.Dropout(0.5), nn.Linear(6, classes)
+
+    def forward(self, x):
+        x = self.conv2(self.norm1(self.conv1(x)).relu())
+        return self.fc(self.drop(x.relu().mean((2, 3))))
+
+
+LAYERS = ["conv1", "conv2", "fc"]
+
+
+def new_net(seed=0, **options):
+    """A net with batch norm statistics; its weights depend on `seed`."""
+    torch.manual_seed(seed)
+    net = Net(**options)
+    for _ in range(3):
+        net(3 * torch.randn(20, 3, 8, 8) + 1)
+    return net
+
+
+def share(model):
+    """A value in [0, 1] that depends on all weights."""
+    dtype = next(model.parameters()).dtype
+    with torch.inference_mode():
+        return torch.cat([model(x.to(dtype)) for x in IMAGES.split(10)]).float().softmax(-1)[:, 0].mean().item()
+
+
+def plain_share(net, other, names):
+    """`share` of a copy of the net with the named tensors of another net."""
+    mixed = Net(classes=net.fc.out_features)
+    state = other.state_dict()
+    mixed.load_state_dict({name: state[name] if name in names else value for name, value in net.state_dict().items()})
+    return share(mixed.eval())
+
+
+def names_of(net, *modules):
+    return {name for name in net.state_dict() if name.split(".")[0] in modules}
+
+
+@pytest.mark.parametrize("with_norm", [True, False])
+def test_one_layer_at_a_time_gets_the_weights_of_each_snapshot(with_norm):
+    net, others = new_net(), [new_net(1), new_net(2)]
+    result = reinitialization_robustness(net, [others[0], others[1].state_dict()], share, include_batch_norm=with_norm)
+    assert result.accuracy == pytest.approx(share(net.eval()), abs=1e-7)
+    assert list(result.layers) == LAYERS
+    for layer in LAYERS:
+        names = names_of(net, layer, *(["norm1"] if with_norm and layer == "conv1" else []))
+        expected = {str(place): plain_share(net, other, names) for place, other in enumerate(others)}
+        assert result.layers[layer].snapshots == pytest.approx(expected, abs=1e-6)
+        assert min(abs(value - result.accuracy) for value in expected.values()) > 1e-4
+
+
+def everything_of(net):
+    """Everything that must not change: tensors by identity and value, modes, hooks, attributes."""
+    tensors = {name: (id(value), value.detach().clone()) for name, value in named_tensors(net).items()}
+    modules = {
+        name: (module.training, list(module.__dict__), list(module._forward_hooks), list(module._forward_pre_hooks))
+        for name, module in net.named_modules()
+    }
+    return tensors, modules
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+def test_the_model_is_unchanged_afterwards(error):
+    net, calls = new_net().train(), []
+    net.drop.eval()
+
+    def evaluate(model):
+        calls.append(1)
+        if error is not None and len(calls) == 4:
+            with torch.no_grad():
+                model(IMAGES[:10])  # during a forward pass
+            raise error
+        return share(model)
+
+    tensors, modules = everything_of(net)
+    try:
+        reinitialization_robustness(net, [new_net(1)], evaluate, num_random=1, fresh=Net)
+    except BaseException as raised:
+        assert type(raised) is error  # noqa: PT017
+    after, modules_after = everything_of(net)
+    assert modules_after == modules
+    assert list(after) == list(tensors)
+    for name, (identity, value) in tensors.items():
+        assert after[name][0] == identity
+        assert torch.equal(after[name][1], value)
+
+
+def test_buffers_written_by_the_model_are_restored():
+    class Range(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("peak", torch.ones(()))
+
+        def forward(self, x):
+            self.peak.copy_(0.99 * self.peak + 0.01 * x.abs().max())
+            return x / self.peak
+
+    class Residual(Net):
+        def __init__(self):
+            super().__init__()
+            self.range, self.same = Range(), nn.Conv2d(6, 6, 1)
+
+        def forward(self, x):
+            x = self.norm1(self.conv1(x)).relu()
+            return self.fc(self.range(self.same(self.conv2(x).relu()) + x).mean((2, 3)))
+
+    torch.manual_seed(0)
+    net, other = Residual(), Residual()
+    expected = share(copy.deepcopy(net).eval())
+    before = {name: (id(value), value.clone()) for name, value in named_tensors(net).items()}
+
+    def evaluate(model):
+        model.norm1.train()  # normalizes with batch statistics and updates the running ones
+        share(model)
+        model.norm1.eval()
+        model.norm1.running_mean.zero_()
+        model.norm1.running_var.fill_(1.0)
+        model.range.peak.fill_(1.0)
+        return share(model)
+
+    result = reinitialization_robustness(net, [other], evaluate)
+    assert result.accuracy == pytest.approx(expected, abs=1e-6)
+    after = named_tensors(net)
+    assert all(id(after[name]) == identity for name, (identity, _) in before.items())
+    assert all(torch.equal(after[name], value) for name, (_, value) in before.items())
+
+
+def test_a_copy_made_by_evaluate_is_independent():
+    def evaluate(model):
+        other = copy.deepcopy(model)
+        for parameter in other.parameters():
+            parameter.data *= 0.5
+        return share(other)
+
+    net, snapshot = new_net(), new_net(1)
+    expected = evaluate(copy.deepcopy(net).eval())
+    table = reinitialization_robustness(net, [snapshot], evaluate, include_batch_norm=False)
+    assert table.accuracy == pytest.approx(expected, abs=1e-7)
+
+
+def test_a_wrapper_that_changes_names_is_rejected_before_evaluation():
+    def evaluate(model):
+        pytest.fail("too late")
+
+    net = nn.Sequential(checkpoint_wrapper(nn.Sequential(nn.Linear(4, 4))), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"has no 0._checkpoint_wrapped_module.0.weight.*wrapper"):
+        reinitialization_robustness(net, [copy.deepcopy(net)], evaluate)
+
+
+def test_the_label_of_a_file_is_its_epoch_and_missing_files_are_named(tmp_path):
+    net, others = new_net(), [new_net(1), new_net(2)]
+    paths = [save_snapshot(other, tmp_path, 10 * epoch) for epoch, other in enumerate(others)]
+    gone = tmp_path / "epoch-0005.safetensors"
+    with pytest.warns(UserWarning, match=r"1 snapshots are missing.*epoch-0005"):
+        result = reinitialization_robustness(net, [read_snapshot(paths[0]), gone, str(paths[1])], share)
+    expected = reinitialization_robustness(net, others, share)
+    assert result.missing == [str(gone)]
+    for layer in LAYERS:
+        assert list(result.layers[layer].snapshots) == ["0", "10"]
+        values = list(expected.layers[layer].snapshots.values())
+        assert list(result.layers[layer].snapshots.values()) == pytest.approx(values, abs=1e-7)
+    assert "epoch-0005" in str(result)
+    with pytest.warns(UserWarning, match="missing"), pytest.raises(ValueError, match="num_random"):
+        reinitialization_robustness(net, [gone], share)
+
+
+def test_duplicate_epochs_are_rejected(tmp_path):
+    paths = [save_snapshot(new_net(), tmp_path / name, 3) for name in "ab"]
+    with pytest.raises(ValueError, match="label 3"):
+        reinitialization_robustness(new_net(), paths, share)
+
+
+def test_snapshots_must_be_a_list(tmp_path):
+    with pytest.raises(TypeError, match="must be a list"):
+        reinitialization_robustness(new_net(), str(tmp_path), share)
+    with pytest.raises(TypeError, match=r"a path, a state dict or a module; got a int"):
+        reinitialization_robustness(new_net(), [3], share)
+
+
+def test_a_different_architecture_is_rejected_before_evaluation(tmp_path):
+    def evaluate(model):
+        raise AssertionError("evaluated")
+
+    path = save_snapshot(new_net(width=5), tmp_path, 7)
+    with pytest.raises(
+        ValueError, match=r"snapshot 7 .*has conv1.weight of shape \(5, 3, 3, 3\).*'conv1'.*\(6, 3, 3, 3\)"
+    ):
+        reinitialization_robustness(new_net(), [path], evaluate)
+    with pytest.raises(ValueError, match=r"has no conv1.weight, .*'conv1'.*\(6, 3, 3, 3\)"):
+        reinitialization_robustness(new_net(), [{"other": torch.zeros(3)}], evaluate)
+    without_norm = {name: value for name, value in new_net(1).state_dict().items() if "norm" not in name}
+    with pytest.raises(ValueError, match="norm1"):
+        reinitialization_robustness(new_net(), [without_norm], evaluate)
+
+
+def test_a_tied_weight_is_found_under_its_other_name(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x).tanh())
+
+    net, other = Tied(), Tied()
+    save_file(
+        {"first.bias": other.first.bias, "second.weight": other.first.weight, "second.bias": other.second.bias},
+        tmp_path / "epoch-0001.safetensors",
+    )
+
+    def evaluate(model):
+        return model(IMAGES[:, 0, 0, :4]).sigmoid().mean().item()
+
+    result = reinitialization_robustness(net, [tmp_path / "epoch-0001.safetensors"], evaluate)
+    expected = reinitialization_robustness(net, [other], evaluate)
+    assert result.layers["first"].snapshots["1"] == pytest.approx(expected.layers["first"].snapshots["0"], abs=1e-7)
+    assert result.layers["first"].snapshots["1"] != pytest.approx(result.accuracy, abs=1e-5)
+
+
+def test_random_weights_depend_on_the_seed_and_preserve_the_random_state():
+    net = new_net()
+    state = torch.random.get_rng_state()
+    first = reinitialization_robustness(net, [], share, num_random=3, fresh=Net, seed=5)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(99)
+    again = reinitialization_robustness(net, [], share, num_random=3, fresh=Net, seed=5, layers="linear")
+    other = reinitialization_robustness(net, [], share, num_random=3, fresh=Net, seed=6)
+    for layer in LAYERS:
+        values = first.layers[layer].random
+        assert len(set(values)) == 3
+        assert values != other.layers[layer].random
+        assert first.layers[layer].random_mean == pytest.approx(statistics.fmean(values))
+        assert first.layers[layer].random_deviation == pytest.approx(statistics.stdev(values))
+    assert again.layers["fc"].random == first.layers["fc"].random  # independent of other draws
+
+
+def test_random_weights_come_from_the_model_factory():
+    net, built = new_net(), []
+
+    def build():
+        built.append(Net())
+        return built[-1]
+
+    result = reinitialization_robustness(net, [], share, num_random=2, fresh=build)
+    assert len(built) == 2
+    for layer in LAYERS:
+        names = names_of(net, layer, *(["norm1"] if layer == "conv1" else []))
+        expected = [plain_share(net, other, names) for other in built]
+        assert result.layers[layer].random == pytest.approx(expected, abs=1e-6)
+
+
+def test_random_weights_of_a_transformers_model_come_from_its_configuration():
+    config = BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, num_labels=2
+    )
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(config)
+    ids = torch.arange(20).view(4, 5)
+
+    def evaluate(model):
+        return model(input_ids=ids).logits.softmax(-1)[:, 0].mean()
+
+    result = reinitialization_robustness(model, [], evaluate, num_random=2)
+    assert len(result.layers) == 8  # three projections, three dense layers, pooler, classifier
+    assert len(set(result.layers["classifier"].random)) == 2
+
+
+def test_random_weights_of_other_models_require_a_model_factory():
+    with pytest.raises(ValueError, match="random weights of a Net need fresh, which builds a new model"):
+        reinitialization_robustness(new_net(), [], share, num_random=1)
+
+
+def test_equal_weights_are_not_evaluated():
+    net, calls = new_net(), []
+    state = new_net(1).state_dict()
+    state |= {name: value for name, value in net.state_dict().items() if name.startswith("conv2")}
+    result = reinitialization_robustness(net, [state], lambda model: calls.append(1) or share(model))
+    assert result.layers["conv2"].snapshots["0"] == result.accuracy
+    assert len(calls) == 3
+
+
+def test_known_accuracies_are_reused():
+    net, known, calls = new_net(), {}, []
+
+    def evaluate(model):
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return share(model)
+
+    with pytest.raises(KeyboardInterrupt):
+        reinitialization_robustness(net, [new_net(1), new_net(2)], evaluate, num_random=1, fresh=Net, finished=known)
+    assert list(known) == ["baseline", "conv1@0", "conv1@1", "conv1@random0"]
+    result = reinitialization_robustness(
+        net, [new_net(1), new_net(2)], evaluate, num_random=1, fresh=Net, finished=known
+    )
+    assert len(calls) == 5 + 1 + 6
+    assert result == reinitialization_robustness(net, [new_net(1), new_net(2)], share, num_random=1, fresh=Net)
+    reinitialization_robustness(net, [new_net(1), new_net(2)], evaluate, num_random=1, fresh=Net, finished=known)
+    assert len(calls) == 12
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_snapshots_are_cast_to_the_dtype_of_the_model(dtype):
+    net, other = new_net().to(dtype), new_net(1)
+    result = reinitialization_robustness(net, [other], share, include_batch_norm=False)
+    for layer in LAYERS:
+        changed = copy.deepcopy(net).eval()
+        changed.get_submodule(layer).load_state_dict(other.get_submodule(layer).state_dict())
+        assert result.layers[layer].snapshots["0"] == pytest.approx(share(changed), abs=1e-6)
+    assert {value.dtype for value in net.parameters()} == {dtype}
+    assert {value.dtype for value in other.parameters()} == {torch.float32}
+
+
+def test_a_single_layer_and_a_single_snapshot_are_supported():
+    net, other = nn.Linear(4, 2), nn.Linear(4, 2)
+    x, y = torch.randn(10, 4), torch.randint(2, (10,))
+
+    def evaluate(model):
+        return (model(x).argmax(-1) == y).float().mean()
+
+    result = reinitialization_robustness(net, [other], evaluate)
+    assert result.layers == {"": LayerRobustness({"0": evaluate(other).item()})}
+    assert "(the model)" in str(result)
+
+
+@pytest.mark.parametrize("value", [91.3, -0.1, float("nan"), "much", None, torch.zeros(2)])
+def test_invalid_results_of_evaluate_are_rejected(value):
+    with pytest.raises(ValueError, match="evaluate must return the accuracy"):
+        reinitialization_robustness(new_net(), [new_net(1)], lambda model: value)
+
+
+def test_a_negative_number_of_initializations_is_rejected():
+    with pytest.raises(ValueError, match="cannot be negative"):
+        reinitialization_robustness(new_net(), [new_net(1)], share, num_random=-1)
+
+
+def test_batch_norms_of_a_compiled_model_must_be_excluded():
+    net = new_net()
+    compiled = torch.compile(net, backend="eager")
+    with pytest.raises(ValueError, match="include_batch_norm=False"):
+        reinitialization_robustness(net, [new_net(1)], lambda model: share(compiled))
+    result = reinitialization_robustness(net, [new_net(1)], lambda model: share(compiled), include_batch_norm=False)
+    expected = reinitialization_robustness(net, [new_net(1)], share, include_batch_norm=False)
+    for layer in LAYERS:
+        assert result.layers[layer].snapshots == pytest.approx(expected.layers[layer].snapshots, abs=1e-6)
+
+
+@pytest.mark.parametrize("part", ["norm1", "conv1", "fc"])
+def test_batch_norms_in_a_compiled_submodule_must_be_excluded(part):
+    net = new_net()
+    net.get_submodule(part).compile(backend="eager")
+    if part == "norm1":
+        reinitialization_robustness(net, [new_net(1)], share)  # no layer
+        return
+    with pytest.raises(ValueError, match=f"{part}.*include_batch_norm=False"):
+        reinitialization_robustness(net, [new_net(1)], share)
+    reinitialization_robustness(net, [new_net(1)], share, include_batch_norm=False)
+
+
+def test_resetting_an_unused_layer_keeps_the_accuracy():
+    class WithHead(Net):
+        def __init__(self):
+            super().__init__()
+            self.auxiliary = nn.Linear(6, 3)
+
+    result = reinitialization_robustness(WithHead(), [WithHead()], share)
+    assert result.layers["auxiliary"].snapshots["0"] == result.accuracy
+    assert result.layers["fc"].snapshots["0"] != result.accuracy
+
+
+def test_a_progress_bar_names_layer_and_snapshot(capsys):
+    reinitialization_robustness(new_net(), [new_net(1)], share, progress=True)
+    assert "fc of 0" in capsys.readouterr().err
+
+
+@pytest.fixture
+def result():
+    layers = {
+        "stem": LayerRobustness({"0": 0.5, "5": 0.9}, [0.2, 0.4]),
+        "body": LayerRobustness({"0": 0.88, "5": 0.9}, [0.1, 0.3]),
+        "head": LayerRobustness({"0": 0.1, "5": 0.2}, [0.5, 0.5]),
+    }
+    return ReinitializationRobustness(0.9, layers, ["epoch-0003.safetensors"])
+
+
+def test_a_saved_result_can_be_loaded(result, tmp_path):
+    result.save(tmp_path / "result.json")
+    assert ReinitializationRobustness.load(tmp_path / "result.json") == result
+    stored = json.loads((tmp_path / "result.json").read_text())
+    assert stored["layers"]["stem"] == {
+        "snapshots": {"0": 0.5, "5": 0.9},
+        "random": {"mean": pytest.approx(0.3), "deviation": pytest.approx(0.2**0.5 / 10**0.5), "values": [0.2, 0.4]},
+    }
+
+
+def test_without_random_weights_the_mean_is_none():
+    layer = LayerRobustness({"0": 0.5})
+    stored = ReinitializationRobustness(0.9, {"fc": layer}).to_dict()
+    assert stored["layers"]["fc"]["random"] is None
+    assert ReinitializationRobustness.from_dict(stored).layers["fc"] == layer
+    assert LayerRobustness(random=[0.5]).random_deviation is None
+
+
+def test_critical_layers_have_the_largest_accuracy_drop(result):
+    assert result.critical_layers() == ["head", "stem"]
+    assert result.critical_layers(drop=0.5) == ["head"]
+    assert result.critical_layers(drop=0.01) == ["head", "stem", "body"]
+    borderline = ReinitializationRobustness(0.9, {"layer": LayerRobustness({"0": 0.85})})
+    assert 0.9 - 0.85 > 0.05  # because of rounding
+    assert borderline.critical_layers() == []
+    draws = {name: LayerRobustness({}, layer.random) for name, layer in result.layers.items()}
+    assert ReinitializationRobustness(0.9, draws).critical_layers() == ["body", "stem", "head"]
+
+
+@pytest.mark.parametrize("count", [0, 2, 40])
+def test_the_table_fits_a_terminal(count):
+    layers = {
+        f"model.encoder.stages.{n}.layers.0.a_rather_long_name.of_a_convolution.{n}": LayerRobustness(
+            {str(epoch): 0.5 for epoch in range(count)}, [0.1, 0.2]
+        )
+        for n in range(9)
+    }
+    text = str(ReinitializationRobustness(0.9, layers, ["a" * 20] * 9))
+    assert max(map(len, text.splitlines())) <= 100
+    if count:
+        assert text.splitlines()[2 if count == 40 else 1].split()[-2] == str(count - 1)
+
+
+def test_the_table_names_the_critical_layers(result):
+    assert "critical): head, stem" in str(result)
+    assert "lose at most 0.05: body" in str(result)
+
+
+def test_a_regular_run_does_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reinitialization_robustness(new_net(), [new_net(1)], share, num_random=1, fresh=Net)
+
+
+def test_results_do_not_depend_on_earlier_evaluations():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen += 1
+            return self.second(self.first(x)) + torch.tensor([float(self.seen), 0.0])
+
+    torch.manual_seed(0)
+    model, x = Counting(), torch.randn(64, 4)
+    snapshots = [Counting().state_dict() for _ in range(3)]
+
+    def share(net):
+        return float((net(x).argmax(-1) == 0).float().mean())
+
+    options = {"include_batch_norm": False}
+    forward = reinitialization_robustness(model, snapshots, share, **options)
+    backward = reinitialization_robustness(model, snapshots[::-1], share, **options)
+    for name, layer in forward.layers.items():
+        assert list(layer.snapshots.values()) == list(backward.layers[name].snapshots.values())[::-1]
+    assert model.seen == 0

@@ -1,0 +1,272 @@
+import json
+import os
+
+import pytest
+import timm.layers
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.utils import prune
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetModel
+
+from hf_sphere.hyperplanes import iterate_layers
+from hf_sphere.hyperplanes.weight_files import open_tensors
+from hf_sphere.utils.snapshots import save_snapshot
+
+
+def small_gpt2():
+    return GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=11, n_positions=6))
+
+
+def small_bert():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    return BertModel(BertConfig(**sizes, vocab_size=11, max_position_embeddings=6))
+
+
+def small_resnet():
+    return ResNetModel(ResNetConfig(embedding_size=4, hidden_sizes=[8, 8], depths=[1, 2], layer_type="basic"))
+
+
+def read(source, layers="all"):
+    return {layer.name: layer for layer in iterate_layers(source, layers, include_1x1=True)}
+
+
+def assert_same(found, expected, prefix=""):
+    assert found.keys() == {name.removeprefix(prefix) for name in expected}
+    for name, layer in expected.items():
+        same = found[name.removeprefix(prefix)]
+        assert (same.kind, same.dim) == (layer.kind, layer.dim)
+        assert torch.equal(same.weight, layer.weight)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write tensors to model.safetensors and return the folder."""
+
+    def write_tensors(tensors=None, config=None):
+        save_file(tensors or {"conv.weight": torch.randn(2, 3, 3, 3)}, tmp_path / "model.safetensors")
+        if config is not None:
+            (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return write_tensors
+
+
+@pytest.mark.parametrize("build", [small_bert, small_resnet])
+@pytest.mark.parametrize("max_shard_size", ["5GB", "3KB"])
+def test_files_have_the_layers_of_their_model(build, max_shard_size, tmp_path):
+    model = build()
+    model.save_pretrained(tmp_path, max_shard_size=max_shard_size)
+    assert (tmp_path / "model.safetensors.index.json").is_file() == (max_shard_size == "3KB")
+    assert_same(read(tmp_path), read(model))
+    assert_same(read(model.state_dict()), read(model))
+
+
+def test_linear_layers_with_the_inputs_first_are_refused():
+    with pytest.raises(ValueError, match=r"h\.0\.attn\.c_attn is stored with the inputs first, "):
+        read(small_gpt2().state_dict(), "linear")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_layer"),
+    [
+        ("embeddings.word_embeddings", False),
+        ("model.embed_tokens", False),
+        ("wte", False),
+        ("shared", False),
+        ("decoder.relative_attention_bias", False),
+        ("tok_emb", False),
+        ("rotary.emb", False),
+        ("quantizer.codebook", False),
+        ("embedding_table", False),
+        ("emb_proj", True),
+        ("embeddings_project", True),
+        ("embed_out", True),
+        ("patch_embed.proj", True),
+        ("lm_head", True),
+    ],
+)
+def test_embedding_tables_are_not_linear_layers(name, is_layer):
+    state = {f"{name}.weight": torch.randn(4, 3), "other.weight": torch.randn(2, 2)}
+    assert (name in read(state)) == is_layer
+
+
+@pytest.mark.parametrize("name", ["class_embed", "time_embed", "shared"])
+def test_a_tensor_with_a_bias_is_not_an_embedding_table(name):
+    state = {f"{name}.weight": torch.randn(4, 3), "other.weight": torch.randn(2, 2)}
+    assert name in read({**state, f"{name}.bias": torch.randn(4)})
+    assert name not in read({**state, f"{name}.bias": torch.randn(5)})
+
+
+def test_names_are_sorted_numerically(write):
+    folder = write({f"layers.{number}.weight": torch.randn(2, 2) for number in (10, 9, 1)})
+    assert list(read(folder)) == ["layers.1", "layers.9", "layers.10"]
+
+
+def test_the_name_of_a_bare_layer_is_empty(write):
+    assert list(read(write(nn.Linear(2, 3).state_dict()))) == [""]
+
+
+def test_tied_tensors_of_a_state_dict_count_once():
+    weight = torch.randn(3, 3)
+    assert list(read({"first.weight": weight, "second.weight": weight, "third.weight": weight.clone()})) == [
+        "first",
+        "third",
+    ]
+
+
+def test_a_file_an_index_or_a_folder_is_accepted(tmp_path):
+    small_bert().save_pretrained(tmp_path, max_shard_size="3KB")
+    index = tmp_path / "model.safetensors.index.json"
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) == 2
+    assert read(tmp_path).keys() == read(index).keys() == read(str(index)).keys()
+    parts = [read(shard).keys() for shard in shards if any("dense" in name for name in open_tensors(shard))]
+    assert set().union(*parts) == read(index).keys()
+
+
+def test_the_error_for_a_hub_id_explains_local_paths():
+    with pytest.raises(FileNotFoundError, match=r"neither a file nor a folder.*snapshot_download"):
+        read("timm/resnet18.a1_in1k")
+
+
+def test_pickled_weights_are_rejected(tmp_path):
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    for path in (tmp_path, tmp_path / "pytorch_model.bin"):
+        with pytest.raises(ValueError, match=r"pickled.*save_pretrained"):
+            read(path)
+
+
+def test_an_empty_folder_is_rejected(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no \*\.safetensors"):
+        read(tmp_path)
+
+
+def test_several_checkpoints_in_a_folder_are_ambiguous(tmp_path):
+    for name in ("a", "b"):
+        save_file({"x.weight": torch.ones(2, 2)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(ValueError, match=r"several checkpoints: a\.safetensors, b\.safetensors"):
+        read(tmp_path)
+    assert list(read(tmp_path / "a.safetensors")) == ["x"]
+
+
+def test_missing_shards_are_named(tmp_path):
+    small_bert().save_pretrained(tmp_path, max_shard_size="3KB")
+    gone = sorted(tmp_path.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(FileNotFoundError, match=f"missing: {gone.name}"):
+        read(tmp_path)
+
+
+def test_an_index_that_does_not_match_its_shards_is_rejected(tmp_path):
+    small_bert().save_pretrained(tmp_path, max_shard_size="3KB")
+    index = tmp_path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["pooler.other.weight"] = content["weight_map"]["pooler.dense.weight"]
+    index.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"pooler\.other\.weight is in model-.*, but it is not"):
+        read(index)
+    for content in ("{}", '{"weight_map": ["x"]}', '{"weight_map": {"x": 1}}', '{"weight_map": {"x": ["y"]}}'):
+        index.write_text(content)
+        with pytest.raises(ValueError, match="no weight_map"):
+            read(index)
+    index.write_text("{")
+    with pytest.raises(ValueError, match=r"index.json is damaged: "):
+        read(index)
+
+
+def test_an_index_that_names_files_elsewhere_is_rejected(tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    for name in ("../other.safetensors", "/other.safetensors"):
+        index.write_text(json.dumps({"weight_map": {"weight": name}}))
+        with pytest.raises(ValueError, match="which is not in its folder"):
+            read(index)
+
+
+def test_a_pipe_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a regular file"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 5, 200])
+def test_damaged_files_are_rejected(write, size):
+    path = write() / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        read(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_quantized_tensors_are_rejected(write, dtype):
+    folder = write({"conv.weight": torch.ones(2, 3, 3, 3), "fc.weight": torch.ones(4, 3).to(dtype)})
+    with pytest.raises(ValueError, match="fc is quantized"):
+        read(folder)
+    assert list(read(folder, "conv")) == ["conv"]
+
+
+def test_quantized_checkpoints_are_rejected(write):
+    with pytest.raises(ValueError, match="quantization_config: bitsandbytes"):
+        read(write(config={"quantization_config": {"quant_method": "bitsandbytes"}}))
+    with pytest.raises(ValueError, match="fc is quantized"):
+        read({"fc.qweight": torch.ones(4, dtype=torch.int32), "conv.weight": torch.ones(1, 1, 3, 3)})
+
+
+PARTS = {
+    "weight_norm": nn.utils.parametrizations.weight_norm,
+    "spectral_norm": nn.utils.parametrizations.spectral_norm,
+    "orthogonal": nn.utils.parametrizations.orthogonal,
+    "weight_norm hook": nn.utils.weight_norm,
+    "spectral_norm hook": nn.utils.spectral_norm,
+    "prune": lambda layer: prune.random_unstructured(layer, "weight", 0.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+@pytest.mark.parametrize("normalize", PARTS.values(), ids=PARTS)
+def test_weights_stored_in_parts_require_the_model(normalize, write):
+    model = nn.Sequential(normalize(nn.Conv1d(2, 3, 3)))
+    with pytest.raises(ValueError, match=r"weight of 0 is stored in parts.*Pass the model"):
+        read(write({name: value.contiguous() for name, value in model.state_dict().items()}))
+    assert list(read(model)) == ["0"]
+
+
+def test_scaled_standardized_weights_require_the_model(write):
+    model = nn.Sequential(timm.layers.ScaledStdConv2d(2, 3, 3))
+    with pytest.raises(ValueError, match=r"weight of 0 is standardized and multiplied by 0\.gain\. Pass the model"):
+        read(write(model.state_dict()))
+
+
+def test_a_stack_of_weights_is_no_layer():
+    model = nn.ModuleDict({"experts": timm.layers.CondConv2d(2, 3, 3, bias=True), "head": nn.Linear(3, 2)})
+    assert list(read(model.state_dict())) == list(read(model)) == ["head"]
+
+
+def test_the_error_for_a_missing_kind_lists_the_existing_layers(write):
+    with pytest.raises(ValueError, match=r"layers='linear'.* it has 1 convolution\. Choose layers='conv'"):
+        read(write(), "linear")
+
+
+def test_offloaded_tensors_are_rejected():
+    with pytest.raises(ValueError, match="meta device"):
+        read(nn.Linear(2, 2, device="meta").state_dict())
+
+
+def test_unsupported_sources_are_rejected():
+    with pytest.raises(TypeError, match="got int"):
+        read(3)
+    with pytest.raises(ValueError, match="got the keys model"):
+        read({"model": {"fc.weight": torch.ones(2, 2)}})
+
+
+def test_layers_of_a_snapshot_have_the_order_of_the_model(tmp_path):
+    model = nn.ModuleDict({"stem": nn.Conv2d(3, 4, 3), "body": nn.Conv2d(4, 4, 3), "a_head": nn.Linear(4, 2)})
+    found = [layer.name for layer in iterate_layers(save_snapshot(model, tmp_path, 0), "all")]
+    assert found == ["stem", "body", "a_head"]
+
+
+@pytest.mark.parametrize("order", ["by name", "3", "null", '{"b": 0}', "[1, [2]]", '"b"'])
+def test_an_invalid_stored_order_is_ignored(order, tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({f"{name}.weight": torch.ones(2, 2) for name in "ba"}, path, metadata={"order": order})
+    assert list(read(path)) == ["a", "b"]

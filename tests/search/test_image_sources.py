@@ -1,0 +1,261 @@
+import io
+import json
+import math
+import os
+from pathlib import Path
+
+import PIL.ImageFile
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image as ImageFeature, IterableDataset
+from PIL import Image
+
+from hf_sphere.data.decoding import EncodedImages, ImageShape
+from hf_sphere.data.image_files import examine_files
+from hf_sphere.search import ImageSource
+
+
+def test_a_folder_has_all_its_image_files_with_their_class_folders(photos):
+    (photos / ".hidden").mkdir()
+    Image.new("L", (2, 2)).save(photos / ".hidden" / "a.png")
+    source = ImageSource.of(photos)
+    assert source.names == [f"{'even/' * (n < 3)}{'odd/' * (2 < n < 6)}test_{n}.png" for n in range(7)]
+    assert source.labels == ["even"] * 3 + ["odd"] * 3 + [""]
+    assert (source.name, source.split, len(source)) == (str(photos), None, 7)
+
+
+def test_a_data_set_has_its_split_rows_and_classes():
+    source = ImageSource.of("digits")
+    assert (source.name, source.split) == ("digits", "test")
+    assert source.names[:2] == ["test/0", "test/1"]
+    assert source.labels[:3] == ["5", "0", "9"]
+    assert len(ImageSource.of("digits", "train")) > len(source)
+
+
+def test_the_class_is_the_folder_of_the_file_as_in_training(photos):
+    source = ImageSource.of(photos.parent)
+    assert source.labels == ["even"] * 3 + ["odd"] * 3 + ["photos"]
+    with pytest.raises(ValueError, match=f"has no splits; name its folder {photos / 'even'}"):
+        ImageSource.of(photos, "even")
+
+
+def test_classes_of_a_metadata_file_are_those_of_training(tmp_path, digits):
+    for number, name in enumerate(["six.png", "even/two.png"]):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        digits[number].save(tmp_path / name)
+    (tmp_path / "metadata.csv").write_text("file_name,label\nsix.png,6\neven/two.png,2\n")
+    source = ImageSource.of(tmp_path)
+    assert dict(zip(source.names, source.labels, strict=True)) == {"six.png": "6", "even/two.png": "2"}
+    assert (source.name, source.split) == (str(tmp_path), "all")
+    (tmp_path / "metadata.csv").unlink()
+    pq.write_table(
+        pa.table({"file_name": ["six.png", "even/two.png"], "label": ["6", "2"]}), tmp_path / "metadata.parquet"
+    )
+    source = ImageSource.of(tmp_path)
+    assert dict(zip(source.names, source.labels, strict=True)) == {"six.png": "6", "even/two.png": "2"}
+    (tmp_path / "metadata.parquet").unlink()
+    (tmp_path / "metadata.csv").write_text("title,taken\nA bird,2024\n")
+    assert (len(ImageSource.of(tmp_path)), ImageSource.of(tmp_path).split) == (2, None)
+
+
+def test_a_picture_beside_the_tables_of_a_data_set_is_not_the_data(tmp_path, digits):
+    digits[0].save(tmp_path / "logo.png")
+    for split in ("train", "test"):
+        stored = Dataset.from_dict({"image": digits[:3], "label": ["a", "b", "a"]}).cast_column("image", ImageFeature())
+        stored.to_parquet(tmp_path / f"{split}.parquet")
+    source = ImageSource.of(tmp_path)
+    assert (source.split, source.names, source.labels) == ("test", [f"test/{n}" for n in range(3)], ["a", "b", "a"])
+
+
+def test_a_linked_folder_is_a_class(photos, tmp_path):
+    (photos / "odd").rename(tmp_path / "elsewhere")
+    (photos / "odd").symlink_to(tmp_path / "elsewhere")
+    assert ImageSource.of(photos).labels == ["even"] * 3 + ["odd"] * 3 + [""]
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_a_name_that_is_not_utf_8_is_named(tmp_path, digits, several):
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")
+    digits[0].save(odd)
+    with pytest.raises(ValueError, match=r"/\\xff\.png' is not UTF-8 text; rename the file"):
+        ImageSource.of([odd] if several else tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Dataset, DatasetDict, IterableDataset])
+def test_a_data_set_in_memory_has_its_images_and_classes(kind, digits):
+    features = Features({"img": ImageFeature(), "label": ClassLabel(names=["ant", "bee"])})
+    data = Dataset.from_dict({"img": digits[:3], "label": [0, 1, 0]}, features)
+    data = {DatasetDict: DatasetDict(test=data), IterableDataset: data.to_iterable_dataset()}.get(kind, data)
+    source = ImageSource.of(data)
+    assert (source.name, source.split) == ("", None)
+    assert (source.names, source.labels) == (["image 0", "image 1", "image 2"], ["ant", "bee", "ant"])
+    assert [source.open(n, 1).tobytes() for n in range(3)] == [digit.tobytes() for digit in digits[:3]]
+
+
+def test_a_generator_of_images_has_all_of_them(digits):
+    source = ImageSource.of(digit for digit in digits[:3])
+    assert [source.open(n, 1).tobytes() for n in range(3)] == [digit.tobytes() for digit in digits[:3]]
+
+
+@pytest.mark.parametrize(("images", "got"), [(5, "int"), ({"image": 1}, "dict"), (b"", "bytes"), ([None], "NoneType")])
+def test_anything_else_is_an_error_that_lists_what_is_accepted(images, got):
+    with pytest.raises(TypeError, match=f"are files, a folder, a data set or images of PIL; got {got}"):
+        ImageSource.of(images)
+
+
+def test_an_opened_photo_has_the_pixels_of_its_file_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.effect_noise((24, 16), 50).convert("RGB").save(tmp_path / "photo.jpg", exif=exif)
+    opened = Image.open(io.BytesIO((tmp_path / "photo.jpg").read_bytes()))
+    of_file, of_image = ImageSource.of(tmp_path / "photo.jpg"), ImageSource.of(opened)
+    assert of_image.open(0).size == (16, 24)
+    assert of_image.open(0).tobytes() == of_file.open(0).tobytes()
+
+
+def test_a_damaged_photo_that_was_opened_is_named(tmp_path):
+    Image.effect_noise((60, 60), 50).save(tmp_path / "photo.jpg")
+    (tmp_path / "photo.jpg").write_bytes((tmp_path / "photo.jpg").read_bytes()[:-99])
+    with pytest.raises(ValueError, match=r"photo\.jpg cannot be read as an image: .*truncated"):
+        ImageSource.of([Image.open(tmp_path / "photo.jpg")])
+
+
+def test_an_image_with_a_transparent_palette_keeps_its_transparency():
+    image = Image.new("P", (2, 2))
+    image.info["transparency"] = 0
+    assert ImageSource.of(image).open(0).getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_a_test_split_without_labels_has_images_without_classes(tmp_path, digits):
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=["ant", "bee"])})
+    Dataset.from_dict({"image": digits[:2], "label": [-1, -1]}, features).to_parquet(tmp_path / "test.parquet")
+    assert ImageSource.of(tmp_path).labels == []
+
+
+def test_images_of_a_data_set_with_equal_file_names_have_names_of_their_own(tmp_path, digits):
+    for number, name in enumerate(["a.png", "b.png"]):
+        digits[number].save(tmp_path / name)
+    stored = [{"bytes": (tmp_path / name).read_bytes(), "path": "0.png"} for name in ("a.png", "b.png")]
+    (tmp_path / "parquet").mkdir()
+    Dataset.from_dict({"image": stored}, Features({"image": ImageFeature()})).to_parquet(
+        tmp_path / "parquet" / "test.parquet"
+    )
+    assert ImageSource.of(tmp_path / "parquet").names == ["test/0", "test/1"]
+    stored[1]["path"] = None
+    Dataset.from_dict({"image": stored}, Features({"image": ImageFeature()})).to_parquet(
+        tmp_path / "parquet" / "test.parquet"
+    )
+    assert ImageSource.of(tmp_path / "parquet").names == ["test/0", "test/1"]
+
+
+def test_files_and_images_are_accepted(photos, digits):
+    source = ImageSource.of([photos / "test_6.png", digits[2]])
+    assert source.names == [str(photos / "test_6.png"), "image 1"]
+    assert source.open(1, channels=1).tobytes() == digits[2].tobytes()
+    assert len(ImageSource.of(photos / "test_6.png")) == len(ImageSource.of(digits[0])) == 1
+    assert ImageSource.of(source) is source
+
+
+def test_photos_are_rotated_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (4, 2)).save(tmp_path / "photo.jpg", exif=exif)
+    assert ImageSource.of(tmp_path).open(0).size == (2, 4)
+
+
+def animated(path: Path) -> None:
+    Image.new("L", (4, 4)).save(path, save_all=True, append_images=[Image.new("L", (4, 4), 255)])
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "message"),
+    [
+        ("empty.png", lambda path: path.write_bytes(b""), "cannot identify image file"),
+        ("text.jpg", lambda path: path.write_text("no image"), "cannot identify image file"),
+        ("film.gif", animated, "it is animated; save one of its frames"),
+        ("scan.tiff", lambda path: Image.new("F", (4, 4)).save(path), "have no known range"),
+    ],
+)
+def test_a_bad_image_is_named(tmp_path, name, write, message):
+    write(tmp_path / name)
+    with pytest.raises(ValueError, match=f"^{name} cannot be read as an image: .*{message}"):
+        ImageSource.of(tmp_path).open(0)
+
+
+def test_a_huge_image_is_named(photos, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(ValueError, match=r"^even/test_0.png cannot be read as an image: .*decompression bomb"):
+        ImageSource.of(photos).open(0)
+
+
+def test_folders_without_images_and_unknown_splits_are_rejected(tmp_path, photos):
+    with pytest.raises(ValueError, match="has no images"):
+        ImageSource.of(_empty(tmp_path))
+    with pytest.raises(ValueError, match="has no splits; leave out 'train'"):
+        ImageSource.of(photos, "train")
+    with pytest.raises(ValueError, match="no split 'nonsense'; the data has train, test"):
+        ImageSource.of("digits", "nonsense")
+    with pytest.raises(ValueError, match="no images are given"):
+        ImageSource.of([])
+
+
+def _empty(folder: Path) -> Path:
+    (folder / "empty").mkdir()
+    return folder / "empty"
+
+
+def test_a_pipe_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "a.jpg")
+    source = ImageSource.of([tmp_path / "a.jpg"])
+    assert "is not a regular file" in examine_files(source.encoded, "image", [0])[0][0]
+    with pytest.raises(ValueError, match="is not a regular file"):
+        source.open(0)
+
+
+def test_exhausted_memory_is_not_a_damaged_image(tmp_path, monkeypatch, digits):
+    def exhaust(*_: object) -> None:
+        raise MemoryError
+
+    digits[0].save(tmp_path / "a.png")
+    source = ImageSource.of([tmp_path / "a.png"])
+    images = EncodedImages(source.encoded, "image", ImageShape(1, 8, 8))
+    monkeypatch.setattr(PIL.ImageFile.ImageFile, "load", exhaust)
+    for use in (lambda: source.open(0), lambda: images[0]):
+        with pytest.raises(MemoryError):
+            use()
+
+
+def test_a_processor_with_other_channels_than_the_model_is_an_error(save_model, tmp_path):
+    from hf_sphere.models import SphereVisionImageProcessor
+    from hf_sphere.search import ImageEncoder
+
+    folder = save_model(tmp_path / "model")
+    SphereVisionImageProcessor(num_channels=3, size={"height": 8, "width": 8}).save_pretrained(folder)
+    with pytest.raises(ValueError, match="makes 3 channels, but its model has 1"):
+        ImageEncoder(folder)
+
+
+@pytest.mark.parametrize("settings", [{"image_std": [0.0]}, {"image_std": [math.inf]}, {"image_mean": [math.nan]}])
+def test_a_processor_with_impossible_statistics_is_an_error(settings, save_model, tmp_path):
+    from hf_sphere.search import ImageEncoder
+
+    folder = Path(save_model(tmp_path / "model"))
+    known = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(known | settings))
+    with pytest.raises(ValueError, match=f"{next(iter(settings))} in preprocessor_config.json of .* is"):
+        ImageEncoder(str(folder))
+
+
+def test_a_model_whose_weights_are_not_finite_is_an_error(save_model, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    from hf_sphere.search import ImageEncoder
+
+    folder = Path(save_model(tmp_path / "model"))
+    weights = load_file(folder / "model.safetensors")
+    next(value for name, value in weights.items() if name.endswith("weight")).fill_(torch.nan)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="is not finite: the file is damaged, or its training diverged"):
+        ImageEncoder(str(folder))

@@ -1,0 +1,799 @@
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from datasets import Dataset, Image as ImageFeature
+from PIL import Image
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    AutoProcessor,
+    CLIPModel,
+    PreTrainedTokenizerFast,
+    SiglipConfig,
+    SiglipImageProcessor,
+    SiglipModel,
+    SiglipProcessor,
+    ViTConfig,
+    ViTImageProcessor,
+    ViTModel,
+)
+
+from hf_sphere import SphereViTConfig, SphereViTForImageClassification
+from hf_sphere.search import (
+    ImageEncoder,
+    ImageIndex,
+    ImageSource,
+    encoder as encoder_module,
+    index_files,
+    neighbor_search,
+)
+from hf_sphere.utils.files import write_manifest
+
+QUIET = {"progress": False}
+STATE = {"size", "time", "digest", "settings"}
+
+
+@pytest.fixture(scope="module")
+def encoder(model):
+    return ImageEncoder(model)
+
+
+@pytest.fixture
+def index(encoder, photos) -> ImageIndex:
+    return ImageIndex.build(encoder, photos, **QUIET)
+
+
+@torch.no_grad()
+def embed(model: str, images: list[Image.Image]) -> torch.Tensor:
+    """Embeddings by public interfaces of transformers only."""
+    pixels = AutoImageProcessor.from_pretrained(model)(images, return_tensors="pt")
+    return AutoModelForImageClassification.from_pretrained(model)(**pixels).embeddings
+
+
+def test_neighbors_are_the_nearest_by_cosine(index, model, digits):
+    found = index.search(digits[8:11], 3, **QUIET)
+    similarities = torch.nn.functional.cosine_similarity(
+        embed(model, digits[8:11])[:, None].double(), embed(model, digits[:7]).double(), dim=2
+    )
+    expected = similarities.sort(dim=1, descending=True)
+    assert torch.equal(found.rows, expected.indices[:, :3])
+    torch.testing.assert_close(found.distances, 1 - expected.values[:, :3], atol=1e-6, rtol=1e-4)
+
+
+def test_an_index_knows_files_classes_and_certainties(index):
+    assert index.images["file"][:2] == ["even/test_0.png", "even/test_1.png"]
+    assert (
+        set(index.images)
+        == {"id", "file", "row", "source", "label", "prediction", "confidence", "concentration"} | STATE
+    )
+    assert index.classes()[:6] == ["even"] * 3 + ["odd"] * 3
+    assert index.classes()[6] == index.images["prediction"][6]  # it has no class folder
+
+
+@pytest.mark.parametrize("head", ["cosine", "softmax", "hyperbolic"])
+def test_the_distance_is_that_of_the_head(head, save_model, tmp_path, photos):
+    index = ImageIndex.build(save_model(tmp_path / "model", head), photos, **QUIET)
+    assert index.neighbor_search.distance == index.encoder.model.head.distance
+    assert index.search(photos, 1, **QUIET).rows[:, 0].tolist() == list(range(7))
+
+
+@pytest.mark.parametrize("kind", [None, "torch", "ivf", "hnsw"])
+def test_a_saved_index_finds_the_same(kind, encoder, photos, digits, tmp_path):
+    built = ImageIndex.build(encoder, photos, kind=kind, **QUIET)
+    built.save(tmp_path / "index")
+    loaded = ImageIndex.load(tmp_path / "index")
+    for index in (built, loaded):
+        assert index.search(digits[9], 7, **QUIET).rows.tolist() == built.search(digits[9], 7, **QUIET).rows.tolist()
+    assert loaded.images == built.images
+    assert loaded.open_image(4).convert("L").tobytes() == digits[4].tobytes()
+    assert not any(file.suffix in (".pkl", ".pt", ".npy", ".bin") for file in (tmp_path / "index").iterdir())
+
+
+def test_only_new_images_are_added(index, photos, digits, tmp_path):
+    assert index.add(photos, **QUIET) == 0
+    digits[8].save(photos / "odd" / "new.png")
+    assert index.add(photos, **QUIET) == 1
+    assert index.add("digits", **QUIET, batch_size=500) == 360 or len(index) > 300
+    index.save(tmp_path / "index")
+    loaded = ImageIndex.load(tmp_path / "index", index.encoder)
+    assert loaded.search(digits[8], 2, **QUIET).distances.max() < 1e-9  # the new image, and the same of the data set
+    row = loaded.images["file"].index("test/8")
+    assert loaded.open_image(row).convert("L").tobytes() == digits[8].tobytes()
+
+
+def test_images_in_memory_are_added_though_their_names_are_equal(encoder, digits):
+    index = ImageIndex.build(encoder, digits[:2], **QUIET)
+    assert index.add(digits[2], **QUIET) == 1
+    assert index.add([digits[1], digits[3]], **QUIET) == 2
+    assert index.search(digits[2], 1, **QUIET).rows.tolist() == [[2]]
+
+
+def test_a_loaded_index_can_be_saved(encoder, photos, tmp_path):
+    ImageIndex.build(encoder, photos, kind="ivf", **QUIET).save(tmp_path / "index")
+    for folder in (tmp_path / "copy", tmp_path / "index"):
+        loaded = ImageIndex.load(tmp_path / "index", encoder)
+        loaded.save(folder)
+        expected = loaded.search(photos, 2, **QUIET).rows
+        assert torch.equal(ImageIndex.load(folder, encoder).search(photos, 2, **QUIET).rows, expected)
+
+
+def test_search_within_classes(index, digits):
+    assert set(index.search(digits[9], 3, classes=["odd"], **QUIET).rows[0].tolist()) <= {3, 4, 5, 6}
+    with pytest.raises(ValueError, match="no image has the class cat; there are even, odd"):
+        index.search(digits[9], 1, classes=["cat"], **QUIET)
+
+
+def test_a_constant_image_has_neighbors(index):
+    found = index.search([Image.new("L", (8, 8), value) for value in (0, 128, 255)], 7, **QUIET)
+    assert found.distances.isfinite().all()
+
+
+def test_without_faiss_the_search_is_exact(encoder, photos, tmp_path, monkeypatch, caplog):
+    ImageIndex.build(encoder, photos, kind="ivf", **QUIET).save(tmp_path / "index")
+    expected = ImageIndex.load(tmp_path / "index", encoder).search(photos, 3, **QUIET)
+    monkeypatch.setattr(neighbor_search.importlib.util, "find_spec", lambda name: None)
+    loaded = ImageIndex.load(tmp_path / "index", encoder)
+    torch.testing.assert_close(loaded.search(photos, 3, **QUIET).distances, expected.distances)
+    assert loaded.neighbor_search.kind == "torch"
+    assert "FAISS is not installed, so the search is exact" in caplog.text
+
+
+def test_bad_images_are_named_or_skipped(encoder, photos, caplog):
+    (photos / "bad.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"bad.png cannot be read as an image.*--skip_unreadable_images"):
+        ImageIndex.build(encoder, photos, **QUIET)
+    assert len(ImageIndex.build(encoder, photos, skip_unreadable=True, **QUIET)) == 7
+    assert "Skipped: bad.png" in caplog.text
+    with pytest.raises(ValueError, match="none of the 1 images can be read"):
+        ImageIndex.build(encoder, photos / "bad.png", skip_unreadable=True, **QUIET)
+
+
+def test_a_truncated_photo_is_named_before_any_image_is_embedded(encoder, tmp_path, monkeypatch):
+    for name in ("0.jpg", "1.jpg"):
+        Image.effect_noise((60, 60), 50).save(tmp_path / name)
+    (tmp_path / "1.jpg").write_bytes((tmp_path / "1.jpg").read_bytes()[:-99])
+    monkeypatch.setattr(encoder, "_embed", lambda *_, **__: pytest.fail("embedded"))
+    with pytest.raises(ValueError, match=r"^1\.jpg cannot be read as an image: .*truncated"):
+        list(encoder.encode(tmp_path, batch_size=1))
+
+
+def test_transparent_parts_have_the_color_of_the_processor(encoder, monkeypatch, caplog):
+    monkeypatch.setattr(encoder.processor, "background_color", [128] * 3)
+    drawing, gray = Image.new("LA", (8, 8)), Image.new("L", (8, 8), 128)
+    (_, columns), *_ = encoder.encode([drawing, gray], progress=False)
+    assert columns["embedding"][0].tolist() == columns["embedding"][1].tolist()
+    assert "1 of 2 images have an alpha channel or a transparent color" in caplog.text
+
+
+def test_adding_only_unreadable_images_adds_none(index, photos, caplog):
+    (photos / "bad.png").write_bytes(b"")
+    assert index.add(photos, skip_unreadable=True, **QUIET) == 0
+    assert len(index) == 7
+    with pytest.raises(ValueError, match="none of the 1 images can be read"):
+        index.search(photos / "bad.png", skip_unreadable=True, **QUIET)
+
+
+def test_a_file_reached_by_a_link_has_the_name_that_it_has_in_the_index(index, photos, tmp_path):
+    (tmp_path / "link").symlink_to(photos)
+    found = index.search(tmp_path / "link" / "even" / "test_1.png", 1, **QUIET)
+    assert found.queries["file"] == [index.path(found.rows.item())]
+
+
+def test_files_are_embedded_without_a_source(encoder, model, photos, digits):
+    ((rows, columns),) = encoder.encode([photos / "even" / "test_0.png", digits[1]], **QUIET)
+    assert rows.tolist() == [0, 1]
+    torch.testing.assert_close(columns["embedding"], embed(model, digits[:2]))
+
+
+def test_texts_of_siglip_have_the_length_of_its_training(tmp_path):
+    (tmp_path / "vocab.json").write_text(json.dumps({token: n for n, token in enumerate(["<pad>", "a", "b"])}))
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "b": 2}, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", model_max_length=9)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = small | {"vocab_size": 3, "max_position_embeddings": 5, "projection_size": 16, "pad_token_id": 0}
+    config = SiglipConfig(text_config=text, vision_config=small | {"image_size": 8, "patch_size": 4})
+    model = SiglipModel(config).eval()
+    model.save_pretrained(tmp_path)
+    SiglipProcessor(SiglipImageProcessor(size={"height": 8, "width": 8}), tokenizer).save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = model.get_text_features(input_ids=torch.tensor([[1, 0, 0, 0, 0], [1, 2, 0, 0, 0]])).pooler_output
+    found = ImageEncoder(str(tmp_path)).encode_texts(["a", "a b"])
+    torch.testing.assert_close(found, expected)
+
+
+def test_invalid_searches_are_rejected(index, digits):
+    with pytest.raises(ValueError, match="k must be from 1 to the number of references, 7; got 8"):
+        index.search(digits[9], 8, **QUIET)
+    with pytest.raises(ValueError, match="embeds no texts; search with images"):
+        index.search_texts(["a digit"])
+
+
+def test_other_folders_damaged_files_and_other_models_are_named(index, model, save_model, tmp_path):
+    folder = tmp_path / "index"
+    index.save(folder)
+    with pytest.raises(ValueError, match=r"is of another model than .*other"):
+        ImageIndex.load(folder, save_model(tmp_path / "other", seed=1))
+    for none in (model, tmp_path / "missing"):
+        with pytest.raises(FileNotFoundError, match=r"there is no .*index.json; build an index"):
+            ImageIndex.load(none)
+    with pytest.raises(FileExistsError, match="is not part of an index"):
+        index.save(model)
+    for name in ("images.parquet", "embeddings.safetensors", "index.json", "manifest.json"):
+        copy = shutil.copytree(folder, tmp_path / name)
+        content = bytearray((copy / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (copy / name).write_bytes(content)
+        with pytest.raises(ValueError, match=f"the index .* is damaged: {name}"):
+            ImageIndex.load(copy)
+
+
+def rewrite(folder: Path, about: dict | None = None, columns: dict | None = None, embeddings: Any = None) -> Path:
+    """Change the files of an index, with a manifest that fits; a column or value of None is left out."""
+    if about is not None:
+        values = json.loads((folder / "index.json").read_text()) | about
+        known = {name: value for name, value in values.items() if about.get(name, value) is not None or name == "kind"}
+        (folder / "index.json").write_text(json.dumps(known))
+    if columns is not None:
+        table = pq.read_table(folder / "images.parquet").to_pydict() | columns
+        pq.write_table(pa.table({name: v for name, v in table.items() if v is not None}), folder / "images.parquet")
+    if embeddings is not None:
+        save_file({"embeddings": embeddings}, folder / "embeddings.safetensors")
+    write_manifest(folder)
+    return folder
+
+
+CRAFTED = {
+    "names of other rows": {"columns": None, "embeddings": torch.zeros(3, 6)},
+    "no files": {"columns": {"file": None}},
+    "missing names": {"columns": {"file": ["a.png"] * 6 + [None]}},
+    "numbers for names": {"columns": {"file": [[1]] * 7}},
+    "a name above the source": {"columns": {"file": ["a.png"] * 6 + ["../secret.png"]}},
+    "a name that leaves the source": {"columns": {"file": ["even/../../secret.png"] * 7}},
+    "an absolute name": {"columns": {"file": ["/etc/secret.png"] * 7}},
+    "an empty name": {"columns": {"file": [""] * 7}},
+    "an unknown source": {"columns": {"source": [0] * 6 + [1]}},
+    "a negative source": {"columns": {"source": [-1] * 7}},
+    "a negative row": {"columns": {"row": [-1] * 7}},
+    "equal ids": {"columns": {"id": [0] * 7}},
+    "ids to come": {"columns": {"id": list(range(1, 8))}},
+    "texts for certainties": {"columns": {"confidence": ["high"] * 7}},
+    "certainties that are not finite": {"columns": {"confidence": [float("nan")] * 7}},
+    "embeddings that are not finite": {"embeddings": torch.full((7, 6), torch.nan)},
+    "integers for embeddings": {"embeddings": torch.zeros(7, 6, dtype=torch.int64)},
+    "a vector for embeddings": {"embeddings": torch.zeros(7)},
+    "a distance of its own": {"about": {"distance": "manhattan"}},
+    "a number for the model": {"about": {"model": 3}},
+    "no weights": {"about": {"weights": None}},
+    "a text for the sources": {"about": {"sources": "photos"}},
+    "a source without a split": {"about": {"sources": [["photos"]]}},
+    "a relative source": {"about": {"sources": [["photos", None]]}},
+    "an unknown kind": {"about": {"search": "exact"}},
+    "a recall above 1": {"about": {"recall": 2.0}},
+    "an id for new images that parquet cannot store": {"about": {"next_id": 2**63}},
+    "a curvature of 0": {"about": {"curvature": 0.0}},
+    "an absolute model_folder": {"about": {"model_folder": "/"}},
+    "tables elsewhere": {"about": {"tables": [{"../x.csv": [1, 1]}]}},
+    "tables of more sources": {"about": {"tables": [{}, {}]}},
+}
+
+
+@pytest.mark.parametrize("crafted", CRAFTED.values(), ids=CRAFTED)
+def test_a_crafted_index_is_one_error_that_names_it(crafted, index, tmp_path):
+    index.save(tmp_path / "index")
+    rewrite(tmp_path / "index", **crafted)
+    with pytest.raises(ValueError, match=r"^the index .*index is damaged: [^\n]+\. Build it again\.$"):
+        ImageIndex.load(tmp_path / "index", index.encoder)
+
+
+def test_embeddings_of_another_dimension_than_those_of_the_model_are_an_error(index, photos, tmp_path):
+    index.save(tmp_path / "index")
+    rewrite(tmp_path / "index", embeddings=torch.zeros(7, 5))
+    crafted = ImageIndex.load(tmp_path / "index", index.encoder)
+    with pytest.raises(ValueError, match="the embeddings of the index have 5 dimensions, unlike its model's"):
+        crafted.search(photos, 1, **QUIET)
+
+
+@pytest.mark.parametrize("name", ["images.parquet", "embeddings.safetensors", "index.json", "search.safetensors"])
+def test_a_device_or_pipe_for_a_file_is_an_error(name, encoder, photos, tmp_path):
+    ImageIndex.build(encoder, photos, kind="ivf", **QUIET).save(tmp_path / "index")
+    (tmp_path / "index" / name).unlink()
+    os.mkfifo(tmp_path / "index" / name)
+    with pytest.raises(ValueError, match=r"is damaged: .*not a regular file"):
+        ImageIndex.load(tmp_path / "index", encoder)
+    (tmp_path / "index" / "manifest.json").write_text('{"files": {}}')
+    with pytest.raises(ValueError, match=r"is damaged: manifest.json .*does not list index.json"):
+        ImageIndex.load(tmp_path / "index", encoder)
+
+
+def test_the_search_of_other_embeddings_is_an_error(encoder, tmp_path):
+    ImageIndex.build(encoder, "digits", kind="ivf", **QUIET).save(tmp_path)
+    neighbor_search.NeighborSearch(torch.randn(354, 6), kind="ivf").save(tmp_path / "search.safetensors")
+    with pytest.raises(ValueError, match=r"the index .* is damaged: .*search.safetensors"):
+        ImageIndex.load(rewrite(tmp_path), encoder)
+
+
+@pytest.mark.parametrize("source", ["folder", "files", "link", "data set"])
+def test_an_index_opens_no_other_picture_than_the_one_that_was_indexed(source, index, photos, digits, tmp_path):
+    secret = tmp_path / "private" / "secret.png"
+    secret.parent.mkdir()
+    digits[9].save(secret)
+    index.save(tmp_path / "index")
+    name, file, split = str(secret.parent), "secret.png", None
+    if source == "files":
+        name, file = "", str(secret)
+    elif source == "link":
+        (photos / "secret.png").symlink_to(secret)
+        name = str(photos)
+    elif source == "data set":
+        name, split = str(tmp_path / "tables"), "train"
+        Path(name).mkdir()
+        pq.write_table(pa.table({"image": [{"bytes": None, "path": str(secret)}] * 9}), Path(name, "train.parquet"))
+    for digest in (index.images["digest"], None):
+        rewrite(tmp_path / "index", {"sources": [[name, split]]}, {"file": [file] * 7, "digest": digest})
+        with pytest.raises((ValueError, OSError), match=r"secret.png cannot be opened: .*add it again|another size"):
+            ImageIndex.load(tmp_path / "index", index.encoder).open_image(0)
+
+
+def test_a_data_set_that_names_files_elsewhere_is_not_indexed(encoder, photos, tmp_path):
+    (tmp_path / "data").mkdir()
+    images = [{"bytes": None, "path": str(photos / "test_6.png")}]
+    dataset = Dataset.from_dict({"image": images}).cast_column("image", ImageFeature(decode=False))
+    pq.write_table(
+        dataset.with_format("arrow")[:].replace_schema_metadata(dataset.features.arrow_schema.metadata),
+        tmp_path / "data" / "train.parquet",
+    )
+    with pytest.raises(ValueError, match=r"row 0 of .*data names the file .*test_6.png, which is not in it"):
+        ImageIndex.build(encoder, tmp_path / "data", **QUIET)
+
+
+# Changes
+
+
+def change_preprocessing(photos: Path, model: Path) -> None:
+    file = model / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [0.3]}))
+
+
+def change_classes(photos: Path, model: Path) -> None:
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"id2label": {"0": "straight", "1": "crooked"}}))
+
+
+def overwrite(photos: Path, model: Path) -> None:
+    Image.effect_noise((8, 8), 90).save(photos / "even" / "test_0.png")
+
+
+def move(photos: Path, model: Path) -> None:
+    (photos / "even").rename(photos / "straight")
+
+
+def remove(photos: Path, model: Path) -> None:
+    (photos / "even" / "test_0.png").unlink()
+
+
+CHANGES = [
+    (change_preprocessing, "the preprocessing of the model changed after 7 images were embedded", 7),
+    (change_classes, "the class names of the model changed after 7 images were embedded", 7),
+    (overwrite, "1 images have another size or time, such as .*test_0.png", 1),
+    (move, "3 images are missing or were moved, such as .*test_0.png", 0),
+    (remove, "1 images are missing or were moved, such as .*test_0.png", 0),
+]
+
+
+@pytest.mark.parametrize(("change", "message", "embedded"), CHANGES, ids=[change.__name__ for change, _, _ in CHANGES])
+def test_changes_are_told_once_and_what_they_concern_is_embedded_again(
+    change, message, embedded, save_model, photos, tmp_path, caplog, monkeypatch
+):
+    model = save_model(tmp_path / "model")
+    ImageIndex.build(model, photos, **QUIET).save(tmp_path / "index")
+    assert ImageIndex.load(tmp_path / "index").changes() == []
+    caplog.clear()
+    change(photos, tmp_path / "model")
+    index = ImageIndex.load(tmp_path / "index")
+    (text,) = caplog.messages
+    assert re.search(f"^The index .*index is not up to date: {message}", text)
+    rows: list[int] = []
+    embed = index.encoder._embed
+    monkeypatch.setattr(index.encoder, "_embed", lambda names, **inputs: rows.extend(names) or embed(names, **inputs))
+    assert index.add(photos, **QUIET) == 0
+    assert len(rows) == embedded
+    assert sorted(index.images["id"]) == list(range(7))
+    if change is not remove:
+        assert index.changes() == []
+        fresh = ImageIndex.build(model, photos, **QUIET)
+        order = sorted(range(7), key=index.images["file"].__getitem__)
+        assert [index.images["file"][row] for row in order] == fresh.images["file"]
+        torch.testing.assert_close(index.embeddings[order], fresh.embeddings)
+        for name in ("label", "prediction", "digest", "settings", "size", "time"):
+            assert [index.images[name][row] for row in order] == fresh.images[name]
+
+
+def test_a_touched_image_is_not_embedded_again(index, photos, monkeypatch):
+    os.utime(photos / "test_6.png", (1, 1))
+    assert len(index.changes()) == 1
+    monkeypatch.setattr(index.encoder, "encode", lambda *_, **__: pytest.fail("embedded"))
+    assert index.add(photos, **QUIET) == 0
+    assert index.changes() == []
+
+
+def test_exchanged_images_keep_their_identities(index, photos, digits):
+    names = ["even/test_0.png", "odd/test_3.png"]
+    for name, digit in zip(names, (digits[3], digits[0]), strict=True):
+        digit.save(photos / name)
+    assert index.add(photos, **QUIET) == 0
+    ids = dict(zip(index.images["file"], index.images["id"], strict=True))
+    assert [ids[name] for name in names] == [3, 0]
+    assert index.classes()[0] == "odd"
+
+
+def test_an_image_that_replaces_another_one_is_the_only_one_of_its_name(index, photos):
+    (photos / "even" / "test_1.png").replace(photos / "even" / "test_0.png")
+    assert index.add(photos, **QUIET) == 0
+    assert index.images["file"].count("even/test_0.png") == 1
+    assert sorted(index.images["id"]) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("way", ["folder", "subfolder", "copy"])
+def test_moved_images_are_not_duplicated_and_copies_are_kept(way, index, photos, tmp_path):
+    if way == "folder":
+        photos = photos.rename(tmp_path / "pictures")
+        assert index.add(photos, **QUIET) == 0
+        assert index.sources == [(str(photos), None)]
+    elif way == "subfolder":
+        assert index.add(photos / "odd", **QUIET) == index.add(photos / "odd" / "test_3.png", **QUIET) == 0
+    else:
+        shutil.copytree(photos, tmp_path / "copy")
+        assert index.add(tmp_path / "copy", **QUIET) == 7
+    assert len(index) == (14 if way == "copy" else 7)
+    assert index.changes() == []
+    assert index.open_image(3).size == (8, 8)
+
+
+def test_a_reordered_data_set_is_told_and_its_images_keep_their_identities(encoder, digits, tmp_path, caplog):
+    folder = tmp_path / "data"
+    folder.mkdir()
+
+    def write(order: list[int]) -> None:
+        rows = Dataset.from_dict({"image": [digits[n] for n in order]}).cast_column("image", ImageFeature())
+        rows.to_parquet(folder / "train.parquet")
+
+    write([0, 1, 2, 3])
+    ImageIndex.build(encoder, folder, **QUIET).save(tmp_path / "index")
+    assert ImageIndex.load(tmp_path / "index", encoder).open_image(1).convert("L").tobytes() == digits[1].tobytes()
+    assert caplog.messages == []
+    write([3, 1, 0, 2])
+    index = ImageIndex.load(tmp_path / "index", encoder)
+    assert f"the data set {folder} changed" in caplog.text
+    with pytest.raises(ValueError, match=r"train/0 cannot be opened: its data set has changed; add it again"):
+        index.open_image(0)
+    assert index.add(folder, **QUIET) == 0
+    assert dict(zip(index.images["file"], index.images["id"], strict=True)) == {
+        f"train/{n}": number for n, number in enumerate([3, 1, 0, 2])
+    }
+    for row, number in enumerate(index.images["id"]):
+        assert index.open_image(row).convert("L").tobytes() == digits[number].tobytes()
+        assert index.search(digits[number], 1, **QUIET).rows.tolist() == [[row]]
+
+
+@pytest.mark.parametrize("what", ["even", "even/test_0.png"])
+def test_an_image_that_is_embedded_again_without_its_class_folder_keeps_its_class(what, index, photos):
+    overwrite(photos, photos)
+    assert index.add(photos / what, **QUIET) == 0
+    assert index.images["label"][index.images["id"].index(0)] == "even"
+
+
+def write_metadata(photos: Path, name: str, *, backwards: bool = False) -> None:
+    files = sorted((path.relative_to(photos) for path in photos.rglob("*.png")), reverse=backwards)
+    (photos / "metadata.csv").write_text("\n".join(["file_name,label", *(f"{file},{name}" for file in files)]))
+
+
+@pytest.mark.parametrize("change", ["written", "deleted", "other classes", "backwards", "one more"])
+def test_an_image_is_indexed_once_with_its_class_whatever_happens_to_the_metadata(
+    change, encoder, photos, digits, monkeypatch
+):
+    for path in photos.rglob("test_*.png"):  # `datasets` takes the name for a split
+        path.rename(path.with_name(path.name.removeprefix("test_")))
+    if change != "written":
+        write_metadata(photos, "first")
+    index = ImageIndex.build(encoder, photos, **QUIET)
+    ids = dict(zip(index.images["file"], index.images["id"], strict=True))
+    if change == "one more":
+        digits[8].save(photos / "a.png")
+    if change == "deleted":
+        (photos / "metadata.csv").unlink()
+    else:
+        write_metadata(photos, "second", backwards=change == "backwards")
+    monkeypatch.setattr(encoder, "_embed", encoder._embed if change == "one more" else pytest.fail)
+    assert index.add(photos, **QUIET) == (change == "one more")
+    assert ids.items() <= dict(zip(index.images["file"], index.images["id"], strict=True)).items()
+    assert len(index) == 7 + (change == "one more")
+    assert set(index.images["label"]) == ({"even", "odd", ""} if change == "deleted" else {"second"})
+    assert index.changes() == []
+    assert all(index.open_image(row).size == (8, 8) for row in range(len(index)))
+
+
+@pytest.mark.parametrize("split", ["train", "all"])
+def test_a_file_of_two_splits_is_indexed_once(split, encoder, digits, tmp_path):
+    for name, images in (("train", digits[:2]), ("test", digits[2:4])):
+        (tmp_path / name).mkdir()
+        for n, image in enumerate(images):
+            image.save(tmp_path / name / f"{n}.png")
+        write_metadata(tmp_path / name, name)
+    index = ImageIndex.build(encoder, ImageSource.of(tmp_path, split), **QUIET)
+    index.add(ImageSource.of(tmp_path, "all"), **QUIET)
+    assert len(index) == 4
+
+
+def test_an_image_whose_name_changed_only_in_case_is_known_where_the_disk_ignores_case(index, photos, monkeypatch):
+    (photos / "even" / "test_0.png").rename(photos / "even" / "Test_0.png")
+    monkeypatch.setattr(os.path, "exists", lambda path: os.path.lexists(path) or "test_0" in path)
+    assert index.add(photos, **QUIET) == 0
+    assert len(index) == 7
+
+
+def test_images_that_left_a_data_set_are_told(encoder, digits, tmp_path, caplog):
+    def write(images: list[Image.Image]) -> None:
+        rows = Dataset.from_dict({"image": images}).cast_column("image", ImageFeature())
+        rows.to_parquet(tmp_path / "train.parquet")
+
+    write(digits[:4])
+    index = ImageIndex.build(encoder, tmp_path, **QUIET)
+    write(digits[:2])
+    assert index.add(tmp_path, **QUIET) == 0
+    assert f"2 images of the index are no longer in {tmp_path}, such as train/2; remove them." in caplog.text
+
+
+def test_an_index_of_an_older_version_is_loaded_and_completed(index, photos, digits, tmp_path, caplog):
+    index.save(tmp_path / "index")
+    (tmp_path / "index" / "search.faiss").write_bytes(b"of FAISS")
+    rewrite(tmp_path / "index", {"tables": None, "next_id": None, "search": "ivf"}, dict.fromkeys((*STATE, "id")))
+    old = ImageIndex.load(tmp_path / "index", index.encoder)
+    assert caplog.text.count("changes of 7 images are unknown, because an older version indexed them") == 1
+    assert old.images["id"] == list(range(7))
+    assert torch.equal(old.search(digits[9], 3, **QUIET).rows, index.search(digits[9], 3, **QUIET).rows)
+    with pytest.raises(ValueError, match="an older version indexed it, without a digest of its content; add it again"):
+        old.open_image(0)
+    assert old.add(photos, **QUIET) == 0
+    assert old.images == index.images
+    assert old.changes() == []
+
+
+# Identities and removal
+
+
+@pytest.mark.parametrize("what", ["test_6.png", "photos/test_6.png", "photos/odd", "absolute", "deleted"])
+def test_images_are_removed_by_name_folder_and_source(what, index, photos, digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    index.add("digits", **QUIET)
+    row = index.images["file"].index("test/7")
+    number = index.images["id"][row]
+    given = {"absolute": str(photos), "deleted": "photos"}.get(what, what)
+    if what == "deleted":
+        shutil.rmtree(photos)
+    removed = index.remove(given)
+    assert removed == {"photos/odd": 3, "absolute": 7, "deleted": 7}.get(what, 1)
+    row = index.images["id"].index(number)
+    assert index.search(digits[7], 1, **QUIET).rows.tolist() == [[row]]
+    assert index.open_image(row).convert("L").tobytes() == digits[7].tobytes()
+    assert len(index.sources) == (1 if removed == 7 else 2)
+
+
+def test_identities_are_not_given_twice(index, photos, tmp_path):
+    index.remove("test_6.png")
+    index.save(tmp_path / "index")
+    index = ImageIndex.load(tmp_path / "index", index.encoder)
+    assert index.add(photos, **QUIET) == 1
+    assert index.images["id"] == [0, 1, 2, 3, 4, 5, 7]
+
+
+def test_removals_that_name_nothing_or_everything_are_errors(index, photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "copy")
+    index.add(tmp_path / "copy", **QUIET)
+    for what, message in {
+        "cat.png": "there is no such image, folder or data set",
+        "test_6.png": r"(photos|copy)/test_6.png, .*(copy|photos)/test_6.png",
+        str(tmp_path): "names all images of the index; remove its folder instead",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            index.remove(what)
+    assert len(index) == 14
+
+
+# Several processes
+
+
+def test_a_change_by_someone_else_is_not_overwritten(index, photos, digits, tmp_path):
+    index.save(tmp_path / "index")
+    first, second = (ImageIndex.load(tmp_path / "index", index.encoder) for _ in range(2))
+    first.add(digits[8], **QUIET)
+    first.save(tmp_path / "index")
+    first.save(tmp_path / "index")
+    second.add(digits[9], **QUIET)
+    with pytest.raises(FileExistsError, match=r"index is not replaced: it has changed since it was loaded\. Load it"):
+        second.save(tmp_path / "index")
+    assert len(ImageIndex.load(tmp_path / "index", index.encoder)) == 8
+
+
+@pytest.mark.parametrize("moment", ["while it is read", "while the model is loaded"])
+def test_a_reader_gets_one_version_of_an_index_that_is_extended(moment, index, photos, tmp_path, monkeypatch):
+    index.save(tmp_path / "index")
+    longer = ImageIndex.build(index.encoder, "digits", **QUIET)
+    owner, name = {
+        "while it is read": (index_files, "load_file"),
+        "while the model is loaded": (encoder_module, "load_embedding_model"),
+    }[moment]
+    original = getattr(owner, name)
+
+    def replace(*args: Any) -> Any:
+        monkeypatch.setattr(owner, name, original)
+        longer.save(tmp_path / "index")
+        return original(*args)
+
+    monkeypatch.setattr(owner, name, replace)
+    loaded = ImageIndex.load(tmp_path / "index")
+    expected = longer if moment == "while it is read" else index
+    assert loaded.images == expected.images
+    assert torch.equal(loaded.embeddings, expected.embeddings)
+
+
+def test_an_index_whose_replacement_was_interrupted_is_restored(index, tmp_path):
+    index.save(tmp_path / "index")
+    (tmp_path / "index").rename(tmp_path / ".index.replaced")
+    assert len(ImageIndex.load(tmp_path / "index", index.encoder)) == 7
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", "hnsw"])
+def test_a_reader_keeps_its_version_while_the_index_is_extended(kind, encoder, photos, digits, tmp_path):
+    ImageIndex.build(encoder, photos, kind=kind, **QUIET).save(tmp_path / "index")
+    reader, writer = (ImageIndex.load(tmp_path / "index", encoder) for _ in range(2))
+    before = reader.search(digits[9], 7, **QUIET)
+    writer.add("digits", **QUIET)
+    writer.remove(photos / "odd")
+    writer.save(tmp_path / "index")
+    after = reader.search(digits[9], 7, **QUIET)
+    assert torch.equal(after.rows, before.rows)
+    assert torch.equal(after.distances, before.distances)
+    assert reader.open_image(3).convert("L").tobytes() == digits[3].tobytes()
+
+
+def test_a_missing_image_is_named(index, photos):
+    (photos / "test_6.png").unlink()
+    with pytest.raises((OSError, ValueError), match=r"test_6.png"):
+        index.open_image(6)
+
+
+def test_the_weights_and_not_the_name_identify_the_model(index, model, tmp_path):
+    index.save(tmp_path / "index")
+    moved = shutil.copytree(model, tmp_path / "moved")
+    assert len(ImageIndex.load(tmp_path / "index", str(moved))) == 7
+    assert json.loads((tmp_path / "index" / "index.json").read_text())["model"] == model
+
+
+def test_the_error_for_a_model_that_was_moved_names_the_option(save_model, photos, tmp_path):
+    ImageIndex.build(str(save_model(tmp_path / "gone")), photos, **QUIET).save(tmp_path / "index")
+    (tmp_path / "gone").rename(tmp_path / "moved")
+    with pytest.raises(FileNotFoundError, match=r"no folder or file .*gone.* was moved, name its folder"):
+        ImageIndex.load(tmp_path / "index")
+
+
+def test_an_index_finds_its_model_from_another_working_directory(save_model, photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ImageIndex.build(save_model("model"), photos, **QUIET).save("index")
+    monkeypatch.chdir(photos)
+    assert ImageIndex.load(tmp_path / "index").encoder.name == str(tmp_path / "model")
+
+
+def test_arrays_are_an_error_that_names_the_search_of_embeddings(encoder):
+    for images in (torch.zeros(3, 4), [torch.zeros(4)]):
+        with pytest.raises(TypeError, match=r"got an array.*hf_sphere.search.NeighborSearch"):
+            ImageIndex.build(encoder, images, **QUIET)
+
+
+def test_an_index_is_shown_without_its_images(index, model):
+    assert repr(index) == f"ImageIndex(7 images, model {model!r})"
+
+
+def test_predicted_classes_are_marked_on_request(index):
+    assert index.classes(mark="?")[5:] == ["odd", index.images["prediction"][6] + "?"]
+
+
+def test_a_path_identifies_an_image(index, photos, digits):
+    index.add(digits[8], **QUIET)
+    assert [index.path(row) for row in (3, 7)] == [str(photos / "odd" / "test_3.png"), "image 0"]
+
+
+def test_a_model_such_as_clip_is_searched_by_text(clip, photos, digits):
+    index = ImageIndex.build(clip, photos, **QUIET)
+    found = index.search_texts(["a b", "b"], 7)
+    model, processor = index.encoder.model, clip_processor(clip)
+    with torch.no_grad():
+        texts = model.get_text_features(**processor.tokenizer(["a b", "b"], padding=True, return_tensors="pt"))
+        pixels = processor.image_processor([image.convert("RGB") for image in digits[:7]], return_tensors="pt")
+        images = model.get_image_features(**pixels)
+    similarities = torch.nn.functional.cosine_similarity(
+        texts.pooler_output[:, None], images.pooler_output[None], dim=2
+    ).double()
+    torch.testing.assert_close(found.distances, 1 - similarities.gather(1, found.rows), atol=1e-5, rtol=1e-4)
+    assert found.queries["file"] == ["a b", "b"]
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["clip", "model", "encoder", "spherized"])
+def test_every_encoder_is_computed_in_float32(kind, half, clip, model, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes |= {"image_size": 8, "patch_size": 4}
+    saved = {
+        "clip": lambda: CLIPModel.from_pretrained(clip),
+        "model": lambda: AutoModelForImageClassification.from_pretrained(model),
+        "encoder": lambda: ViTModel(ViTConfig(**sizes)),
+        "spherized": lambda: SphereViTForImageClassification(SphereViTConfig(**sizes, head="cosine", num_labels=3)),
+    }[kind]()
+    saved.to(half).save_pretrained(tmp_path)
+    if kind in ("clip", "model"):
+        AutoProcessor.from_pretrained({"clip": clip, "model": model}[kind]).save_pretrained(tmp_path)
+    else:
+        ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path)
+    assert {parameter.dtype for parameter in ImageEncoder(str(tmp_path)).model.parameters()} == {torch.float32}
+
+
+def test_an_encoder_of_transformers_is_searched_without_training(photos, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    encoder = ViTModel(ViTConfig(**sizes)).eval()
+    encoder.save_pretrained(tmp_path / "vit")
+    processor = ViTImageProcessor(size={"height": 8, "width": 8})
+    processor.save_pretrained(tmp_path / "vit")
+    ImageIndex.build(str(tmp_path / "vit"), photos, **QUIET).save(tmp_path / "index")
+    index = ImageIndex.load(tmp_path / "index")
+    pixels = processor(index.open_image(0).convert("RGB"), return_tensors="pt")
+    with torch.no_grad():
+        expected = encoder(**pixels).last_hidden_state[0, 0]
+    torch.testing.assert_close(index.embeddings[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_spherized_encoder_with_a_head_is_indexed_with_it(photos, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = SphereViTConfig(**sizes, image_size=8, patch_size=4, head="spherized", num_labels=3)
+    SphereViTForImageClassification(config).save_pretrained(tmp_path / "vit")
+    ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "vit")
+    index = ImageIndex.build(str(tmp_path / "vit"), photos, **QUIET)
+    torch.testing.assert_close(index.embeddings.norm(dim=1), torch.full((len(index),), 5.0))  # the head's radius
+    assert set(index.images["prediction"]) <= {"LABEL_0", "LABEL_1", "LABEL_2"}
+
+
+def clip_processor(folder: str):
+    from transformers import AutoProcessor
+
+    return AutoProcessor.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory) -> str:
+    """A tiny random CLIP model with a tokenizer of three tokens."""
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
+
+    folder = tmp_path_factory.mktemp("clip")
+    vocabulary = {token: n for n, token in enumerate(["<|startoftext|>", "<|endoftext|>", "a</w>", "b</w>", "a", "b"])}
+    (folder / "vocab.json").write_text(json.dumps(vocabulary))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = CLIPTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = CLIPConfig(
+        text_config=small | {"vocab_size": 6, "bos_token_id": 0, "eos_token_id": 1},
+        vision_config=small | {"image_size": 8, "patch_size": 4},
+        projection_dim=8,
+    )
+    CLIPModel(config).save_pretrained(folder)
+    sizes = {"size": {"shortest_edge": 8}, "crop_size": {"height": 8, "width": 8}}
+    CLIPProcessor(CLIPImageProcessor(**sizes), tokenizer).save_pretrained(folder)
+    return str(folder)

@@ -1,0 +1,306 @@
+import logging
+import math
+import os
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from hf_sphere.search import neighbor_search
+from hf_sphere.search.neighbor_search import NeighborSearch, choose_kind
+
+pytest.importorskip("faiss")
+EXACT = [
+    ("torch", "cosine"),
+    ("torch", "euclidean"),
+    ("torch", "hyperbolic"),
+    ("flat", "cosine"),
+    ("flat", "euclidean"),
+]
+
+
+def points(count: int, dim: int, seed: int = 0) -> torch.Tensor:
+    """Points in the ball of radius 0.9."""
+    drawn = torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+    return 0.9 * drawn / drawn.norm(dim=1).max()
+
+
+def formula(queries, references, distance: str) -> torch.Tensor:
+    """All distances, (Q, N), float64, by their definitions."""
+    queries, references = queries.double(), references.double()
+    if distance == "cosine":
+        return 1 - F.cosine_similarity(queries[:, None], references, dim=2)
+    gaps = (queries[:, None] - references).norm(dim=2)
+    if distance == "euclidean":
+        return gaps
+    inside = (1 - queries.square().sum(1))[:, None] * (1 - references.square().sum(1))
+    return torch.acosh(1 + 2 * gaps.square() / inside)
+
+
+@pytest.mark.parametrize(("kind", "distance"), EXACT)
+@pytest.mark.parametrize("count", [1, 30, 9001])
+def test_exact_search_matches_the_formula(kind, distance, count):
+    references, queries, k = points(count, 6), points(20, 6, seed=1), min(count, 5)
+    expected = formula(queries, references, distance).sort(dim=1)
+    distances, rows = NeighborSearch(references, distance=distance, curvature=1.0, kind=kind).search(queries, k)
+    assert torch.equal(rows, expected.indices[:, :k])
+    torch.testing.assert_close(distances, expected.values[:, :k], atol=1e-12, rtol=1e-9)
+
+
+@given(st.integers(1, 60), st.integers(1, 4), st.integers(0, 100))
+@settings(max_examples=40, deadline=None)
+def test_torch_and_faiss_find_the_same_neighbors(count, dim, seed):
+    references = points(count, dim, seed).mul(4).round()  # with many equal distances
+    k = min(count, 4)
+    found = [
+        NeighborSearch(references, distance="euclidean", kind=kind).search(references, k) for kind in ("torch", "flat")
+    ]
+    torch.testing.assert_close(found[0][0], found[1][0])
+
+
+def test_results_do_not_depend_on_the_blocks(monkeypatch):
+    references, queries = points(1003, 5), points(30, 5, seed=1)
+    expected = NeighborSearch(references, kind="torch").search(queries, 7)
+    monkeypatch.setattr(neighbor_search, "QUERIES", 7)
+    monkeypatch.setattr(neighbor_search, "REFERENCES", 101)
+    monkeypatch.setattr(neighbor_search, "NUMBERS", 200)
+    found = NeighborSearch(references, kind="torch").search(queries, 7)
+    assert torch.equal(found[1], expected[1])
+    assert torch.equal(found[0], expected[0])
+
+
+def test_equal_references_are_in_their_order():
+    references = torch.ones(5, 3)
+    distances, rows = NeighborSearch(references, kind="torch").search(references[:1], 5)
+    assert rows.tolist() == [[0, 1, 2, 3, 4]]
+    assert distances.abs().max() < 1e-15
+
+
+@pytest.mark.parametrize("kind", ["torch", "flat"])
+def test_a_zero_vector_has_the_cosine_distance_one_from_all(kind):
+    found = NeighborSearch(torch.tensor([[1.0, 0], [0, 2], [0, 0]]), kind=kind).search(torch.zeros(1, 2), 3)
+    assert found[0].tolist() == [[1, 1, 1]]
+
+
+def test_large_and_small_numbers_neither_overflow_nor_underflow():
+    references = torch.tensor([[1e30, 1e30], [1e-30, 0.0], [0.0, 1e-30]])
+    _, rows = NeighborSearch(references, kind="torch").search(torch.tensor([[3.0, 3.0], [1e-35, 0.0]]), 1)
+    assert rows.tolist() == [[0], [1]]
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_approximate_search_finds_most_neighbors_and_is_saved(kind, distance, tmp_path):
+    references, queries = points(4000, 8), points(200, 8, seed=1)
+    built = NeighborSearch(references, distance=distance, kind=kind)
+    assert built.recall >= neighbor_search.TARGET_RECALL
+    exact = NeighborSearch(references, distance=distance, kind="flat").search(queries, 10)
+    distances, rows = built.search(queries, 10)
+    assert (distances <= exact[0][:, -1:] + 1e-9).double().mean() > 0.93
+    built.save(tmp_path / "index")
+    loaded = NeighborSearch(references, distance=distance, kind=kind, file=tmp_path / "index")
+    assert torch.equal(loaded.search(queries, 10)[1], rows)
+    assert math.isnan(loaded.recall)  # not in the file
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+@pytest.mark.parametrize("count", [1, 2, 50])
+def test_approximate_search_of_few_references_finds_all(kind, count):
+    references = points(count, 3)
+    _, rows = NeighborSearch(references, kind=kind).search(references, count)
+    assert rows.sort(dim=1).values.tolist() == [list(range(count))] * count
+
+
+def test_missing_neighbors_are_marked():
+    searched = NeighborSearch(points(3, 2), kind="torch")
+    assert searched._distances(torch.ones(1, 2), torch.tensor([[0, -1]]))[0, 1] == torch.inf
+
+
+def test_the_kind_is_chosen_by_the_number_of_references(monkeypatch, caplog):
+    assert [choose_kind(count, "cosine") for count in (10, 200_000, 200_001)] == ["flat", "flat", "ivf"]
+    assert choose_kind(10**6, "hyperbolic") == "torch"
+    monkeypatch.setattr(neighbor_search.importlib.util, "find_spec", lambda name: None)
+    with caplog.at_level(logging.WARNING):
+        assert choose_kind(10**6, "cosine") == "torch"
+    assert "FAISS is not installed, so the search is exact" in caplog.text
+    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[faiss\]'"):
+        NeighborSearch(points(3, 2), kind="flat")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"distance": "manhattan"}, "unknown distance 'manhattan'; choose one of cosine"),
+        ({"kind": "tree"}, "unknown kind of search 'tree'; choose one of torch, flat, ivf, hnsw"),
+        ({"kind": "ivf", "distance": "hyperbolic"}, "FAISS does not support the hyperbolic distance"),
+    ],
+)
+def test_unknown_options_are_rejected(options, message):
+    with pytest.raises(ValueError, match=message):
+        NeighborSearch(points(3, 2), **options)
+
+
+@pytest.mark.parametrize(
+    ("queries", "k", "message"),
+    [
+        (torch.ones(1, 3), 1, "queries must have 2 dimensions, as the references; got 3"),
+        (torch.ones(1, 2), 4, "k must be from 1 to the number of references, 3; got 4"),
+        (torch.ones(1, 2), 0, "k must be from 1"),
+        (torch.full((1, 2), torch.nan), 1, "must be finite"),
+    ],
+)
+def test_invalid_queries_are_rejected(queries, k, message):
+    with pytest.raises(ValueError, match=message):
+        NeighborSearch(points(3, 2)).search(queries, k)
+
+
+def test_a_file_of_another_index_is_rejected(tmp_path):
+    NeighborSearch(points(50, 2), kind="ivf").save(tmp_path / "index")
+    others = [(points(3, 2), "cosine"), (points(50, 2, seed=1), "cosine"), (points(50, 2), "euclidean")]
+    for references, distance in others:
+        with pytest.raises(ValueError, match="index cannot be used: it was built for other embeddings"):
+            NeighborSearch(references, distance=distance, kind="ivf", file=tmp_path / "index")
+    with pytest.raises(ValueError, match="it does not have the tensors of the kind hnsw"):
+        NeighborSearch(points(50, 2), kind="hnsw", file=tmp_path / "index")
+    for content in (b"nothing", b"", (tmp_path / "index").read_bytes()[:-8]):
+        (tmp_path / "index").write_bytes(content)
+        with pytest.raises(ValueError, match=r"index cannot be used: .*Build the index again"):
+            NeighborSearch(points(50, 2), kind="ivf", file=tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("ivf", "lists", lambda lists: lists + 10**9),
+        ("ivf", "lists", lambda lists: lists - 10**9),
+        ("ivf", "lists", lambda lists: lists[:-1]),
+        ("ivf", "lists", lambda lists: lists.double()),
+        ("ivf", "centroids", lambda centroids: centroids[:, :1]),
+        ("ivf", "centroids", lambda centroids: centroids * torch.nan),
+        ("ivf", "effort", lambda effort: effort * 0),
+        ("ivf", "effort", lambda effort: effort + 10**12),
+        ("ivf", "more", lambda _: torch.ones(1)),
+        ("hnsw", "links", lambda links: links + 1000),
+        ("hnsw", "links", lambda links: links - 1000),
+        ("hnsw", "links", lambda links: links[1:]),
+        ("hnsw", "links", lambda links: torch.full_like(links, 7)),
+        ("hnsw", "levels", lambda levels: levels * 0),
+        ("hnsw", "levels", lambda levels: levels + 100),
+        ("hnsw", "levels", lambda levels: levels.flip(0)),
+        ("hnsw", "entry", lambda entry: entry - 10**6),
+        ("hnsw", "entry", lambda _: torch.ones(2).long()),
+        ("hnsw", "effort", lambda effort: effort + 10**12),
+    ],
+)
+def test_a_crafted_file_is_rejected(kind, name, value, tmp_path):
+    references, file = points(900, 4), tmp_path / "index"
+    NeighborSearch(references, kind=kind).save(file)
+    with safe_open(file, "pt") as stored:
+        about, parts = stored.metadata(), {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+    save_file({**parts, name: value(parts.get(name)).contiguous()}, file, about)
+    with pytest.raises(ValueError, match="index cannot be used: "):
+        NeighborSearch(references, kind=kind, file=file)
+
+
+@pytest.mark.parametrize("path", ["fifo", "/dev/zero", ".", "missing"])
+def test_only_a_regular_file_is_read(path, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        NeighborSearch(points(50, 2), kind="ivf", file=tmp_path / path)
+
+
+@pytest.mark.parametrize("count", [100, 20_000])
+def test_of_many_equal_references_the_first_are_found(count):
+    references = torch.ones(count, 3)
+    assert NeighborSearch(references, kind="torch").search(references[:1], 5)[1].tolist() == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_float64_embeddings_are_compared_in_float64(distance):
+    near = [[1.0, 1e-9 * number] for number in range(30)]  # equal in float32
+    if distance == "euclidean":
+        near = [[16777217.0 + 0.01 * number] for number in range(30)]
+    assert NeighborSearch(near, distance=distance).search(near[25:26], 2)[1][0, 0] == 25
+
+
+KINDS = [*EXACT, *((kind, distance) for kind in ("ivf", "hnsw") for distance in ("cosine", "euclidean"))]
+
+
+@pytest.mark.parametrize(("kind", "distance"), KINDS)
+@pytest.mark.parametrize("k", [3, 30])
+def test_of_many_copies_of_a_vector_the_first_are_found(kind, distance, k):
+    vectors, generator = points(40, 4), torch.Generator().manual_seed(0)
+    numbers = torch.randint(40, (4000,), generator=generator)  # about 100 copies of each, in any order
+    distances, rows = NeighborSearch(vectors[numbers], distance=distance, kind=kind).search(vectors, k)
+    assert rows.tolist() == [(numbers == number).nonzero()[:k, 0].tolist() for number in range(40)]
+    assert (distances == distances[:, :1]).all()
+
+
+@pytest.mark.parametrize("kind", ["torch", "flat"])
+@pytest.mark.parametrize(("distance", "k"), [("euclidean", 3), ("euclidean", 200), ("cosine", 3)])
+def test_different_vectors_at_equal_distances_are_in_the_order_of_the_references(kind, distance, k):
+    grid = torch.cartesian_prod(
+        *[torch.arange(5.0) + (100 if distance == "euclidean" else -2)] * 4
+    )  # up to 40 of 625 are equally far from a point
+    grid = grid[torch.randperm(len(grid), generator=torch.Generator().manual_seed(0))[:601]]
+    if distance == "cosine":  # powers of two are exact
+        grid = torch.cat([grid * 2.0**power for power in range(20)])
+    search = NeighborSearch(grid, distance=distance, kind=kind)
+    queries = torch.cat([grid[:30], torch.zeros(2, 4)])
+    expected = search._distances(queries, torch.arange(len(grid)).expand(len(queries), -1)).sort(dim=1, stable=True)
+    distances, rows = search.search(queries, k)
+    assert torch.equal(distances, expected.values[:, :k])
+    assert torch.equal(rows, expected.indices[:, :k])
+
+
+@pytest.mark.parametrize("kind", ["torch", "flat", "ivf", "hnsw"])
+def test_a_zero_query_has_the_first_references_as_neighbors(kind):
+    rows = NeighborSearch(points(500, 3), kind=kind).search(torch.zeros(1, 3), 4)[1]
+    assert rows.tolist() == ([[0, 1, 2, 3]] if kind != "ivf" else rows.sort(dim=1).values.tolist())
+
+
+def test_collapsed_embeddings_are_searched_as_fast_as_others():
+    references = torch.ones(50_000, 64)
+    start = time.process_time()
+    assert NeighborSearch(references, kind="torch").search(references, 3)[1].unique(dim=0).tolist() == [[0, 1, 2]]
+    assert time.process_time() - start < 30
+
+
+@pytest.mark.parametrize("kind", ["torch", "flat"])
+@pytest.mark.parametrize("value", [1e300, 1e155, 1e20])
+def test_values_whose_squares_overflow_are_named_by_row(kind, value):
+    large = torch.full((3, 2), 1.0, dtype=torch.float64)
+    large[2, 1] = value
+    if kind == "torch" and value == 1e20:  # fits into float64
+        assert NeighborSearch(large, distance="euclidean", kind=kind).search(large[:1], 1)[1].tolist() == [[0]]
+        return
+    with pytest.raises(ValueError, match=r"references must be below .* to be compared .*the first at index 2"):
+        NeighborSearch(large, distance="euclidean", kind=kind)
+    with pytest.raises(ValueError, match=r"queries must be below .*the first at index 2"):
+        NeighborSearch(large[:2], distance="euclidean", kind=kind).search(large, 1)
+
+
+@pytest.mark.parametrize("kind", ["torch", "flat"])
+def test_a_query_that_float32_cannot_represent_has_a_direction(kind):
+    search = NeighborSearch(torch.eye(2), kind=kind)
+    distances, rows = search.search(torch.tensor([[1e300, 0], [0, 1e-300]], dtype=torch.float64), 1)
+    assert rows.tolist() == [[0], [1]]
+    assert distances.abs().max() == 0
+
+
+@pytest.mark.parametrize("kind", ["torch", "flat"])
+def test_one_large_reference_does_not_change_the_neighbors_of_others(kind):
+    references, queries = points(500, 3), points(30, 3, seed=1)
+    before = NeighborSearch(references, distance="euclidean", kind=kind).search(queries, 5)
+    references = torch.cat([references, torch.full((1, 3), 1e15)])
+    assert torch.equal(NeighborSearch(references, distance="euclidean", kind=kind).search(queries, 5)[1], before[1])
+
+
+@pytest.mark.parametrize("curvature", [0, -1, math.nan, math.inf])
+def test_a_curvature_that_is_not_positive_is_rejected(curvature):
+    with pytest.raises(ValueError, match="curvature must be finite and positive"):
+        NeighborSearch(points(3, 2), distance="hyperbolic", curvature=curvature)

@@ -1,0 +1,379 @@
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, List, Value, load_dataset
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from hf_sphere.data import parquet
+from hf_sphere.data.sampling import draw_subset
+from hf_sphere.search import store
+from hf_sphere.search.store import Columns, Embeddings, embeddings_writer, read_embeddings
+
+CLASSES = ["cat", "dog"]
+MODEL_CLASSES = ["dog", "cat", "bird"]
+
+
+@pytest.fixture(autouse=True)
+def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
+
+
+def columns_of(count: int = 4, start: int = 0) -> dict[str, torch.Tensor]:
+    """Columns as written by the recipe."""
+    logits = torch.randn(count, 3)
+    confidence, prediction = logits.softmax(-1).max(-1)
+    return {
+        "embedding": torch.randn(count, 5),
+        "label": torch.arange(count) % 2,
+        "prediction": prediction,
+        "confidence": confidence,
+        "logits": logits,
+        "concentration": torch.rand(count) + 1,
+        "index": torch.arange(start, start + count),
+        "row_id": (7 << 32) + torch.arange(start, start + count),
+    }
+
+
+def write(folder: Path, *parts: Columns, split: str = "test", about: dict | None = None) -> Path:
+    names = {"class_names": CLASSES, "predicted_names": MODEL_CLASSES}
+    with embeddings_writer(folder, split, about or {}, **names) as add:
+        for part in parts:
+            add(part)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "embedded"
+
+
+@pytest.fixture
+def save(folder) -> Callable[..., str]:
+    """Save a data set as another program would."""
+
+    def save_rows(split: str = "train", **columns) -> str:
+        folder.mkdir(exist_ok=True)
+        Dataset.from_dict(columns).to_parquet(folder / f"{split}.parquet")
+        return str(folder)
+
+    return save_rows
+
+
+class TestWriting:
+    def test_datasets_loads_written_embeddings(self, folder):
+        written = columns_of()
+        rows = load_dataset(str(write(folder, written)))["test"].with_format("torch")
+        for name, values in written.items():
+            assert torch.equal(rows[name][:], values), name
+
+    def test_columns_have_the_expected_features(self, folder):
+        features = load_dataset(str(write(folder, columns_of())))["test"].features
+        assert features["embedding"] == List(Value("float32"), length=5)
+        assert features["logits"] == List(Value("float32"), length=3)
+        assert features["label"] == ClassLabel(names=CLASSES)
+        assert features["prediction"] == ClassLabel(names=MODEL_CLASSES)
+        assert (features["confidence"], features["index"]) == (Value("float32"), Value("int64"))
+
+    def test_batches_are_written_in_order(self, folder):
+        parts = [columns_of(250), columns_of(3, start=250)]
+        rows = load_dataset(str(write(folder, *parts)))["test"]
+        assert rows["index"][:] == list(range(253))
+
+    def test_many_embeddings_are_split_into_files_that_load_in_order(self, folder, monkeypatch):
+        monkeypatch.setattr(parquet, "BYTES_A_FILE", 1000)
+        rows = load_dataset(str(write(folder, columns_of(100))))["test"]
+        assert len(list((folder / "data").iterdir())) > 1
+        assert rows["index"][:] == list(range(100))
+
+    @pytest.mark.parametrize("split", ["test", "query", "images_background", "part.2"])
+    def test_any_split_name_loads(self, folder, split):
+        assert list(load_dataset(str(write(folder, columns_of(), split=split)))) == [split]
+
+    def test_result_files_are_not_loaded_as_data(self, folder):
+        write(folder, columns_of())
+        (folder / "evaluation").mkdir()
+        (folder / "evaluation" / "test.json").write_text('{"eval_accuracy": 1.0}')
+        assert load_dataset(str(folder))["test"].num_rows == 4
+
+    @pytest.mark.parametrize("split", ["", "test[:10]", "../test", "test-1"])
+    def test_a_split_name_unsupported_by_datasets_is_rejected(self, folder, split):
+        with pytest.raises(ValueError, match="the name of a split consists of letters"):
+            write(folder, columns_of(), split=split)
+
+    def test_model_and_size_are_stored_with_the_data(self, folder):
+        write(folder, columns_of(3), columns_of(4), about={"model": "some/model"})
+        about = json.loads((folder / "embeddings.json").read_text())
+        assert about == {"model": "some/model", "embedding_dim": 5, "num_images": 7}
+
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    def test_an_error_keeps_the_existing_files_and_adds_none(self, folder, error):
+        write(folder, columns_of())
+        before = sorted(path.name for path in folder.parent.rglob("*"))
+        with pytest.raises(error), embeddings_writer(folder, "test", {}, class_names=CLASSES) as add:  # noqa: PT012
+            add({"embedding": torch.randn(300, 2)})
+            raise error
+        assert sorted(path.name for path in folder.parent.rglob("*")) == before
+        assert len(read_embeddings(str(folder)).embeddings) == 4
+
+    def test_writing_no_embeddings_is_rejected(self, folder):
+        with pytest.raises(ValueError, match="no embeddings were added"):
+            write(folder)
+        assert not folder.exists()
+
+
+class TestReading:
+    def test_written_embeddings_are_read(self, folder):
+        written = columns_of()
+        data = read_embeddings(str(write(folder, written, about={"distance": "cosine"})))
+        for name, values in (
+            ("embedding", data.embeddings),
+            ("label", data.labels),
+            ("prediction", data.predictions),
+            ("confidence", data.confidences),
+            ("concentration", data.concentrations),
+        ):
+            assert torch.equal(values, written[name]), name
+        assert (data.class_names, data.predicted_names) == (CLASSES, MODEL_CLASSES)
+        assert data.about["distance"] == "cosine"
+
+    def test_only_the_embedding_column_is_required(self, save):
+        data = read_embeddings(save(embedding=[[1.0, 2.0], [3.0, 4.0]]))
+        assert data.embeddings.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+        assert data.embeddings.dtype == torch.float32
+        assert (data.labels, data.predictions, data.confidences, data.concentrations) == (None,) * 4
+        assert data.about == {}
+
+    @pytest.mark.parametrize(
+        ("labels", "names"),
+        [([3, 0, 3], ["0", "3"]), (["b", "a", "b"], ["a", "b"]), (["0", "-1", "0"], ["-1", "0"])],
+        ids=["integers", "names", "numeric names"],
+    )
+    def test_labels_can_be_integers_or_names(self, save, labels, names):
+        data = read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
+        assert data.class_names == names
+        assert data.labels.tolist() == [1, 0, 1]
+
+    def test_integer_vectors_are_accepted(self, save):
+        assert read_embeddings(save(embedding=[[1, 2], [3, 4]])).embeddings.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+    def test_the_error_for_a_missing_column_lists_the_existing_ones(self, save):
+        with pytest.raises(ValueError, match="no column label; it has: embedding, text"):
+            read_embeddings(save(embedding=[[1.0]], text=["a"]), needed=["label"])
+
+    def test_data_without_embeddings_is_rejected(self, save):
+        with pytest.raises(ValueError, match="no column embedding; it has: text"):
+            read_embeddings(save(text=["a"]))
+
+    def test_predictions_without_confidences_are_rejected(self, save):
+        with pytest.raises(ValueError, match="no column confidence"):
+            read_embeddings(save(embedding=[[1.0]], prediction=[0]))
+
+    def test_predictions_without_class_names_are_rejected(self, save):
+        with pytest.raises(ValueError, match=r"without the names of classes\. Cast it"):
+            read_embeddings(save(embedding=[[1.0]], prediction=[0], confidence=[0.5]))
+
+    @pytest.mark.parametrize(
+        ("vectors", "message"),
+        [
+            ([[1.0, 2.0], [3.0]], "row 1 has no vector or another length"),
+            ([[1.0, 2.0], None], "row 1 has no vector or another length"),
+            ([[], []], "not lists of numbers"),
+            ([[1.0, None], [3.0, 4.0]], "some numbers are missing"),
+            ([1.0, 2.0], "not lists of numbers"),
+            ([["a"], ["b"]], "not lists of numbers"),
+        ],
+        ids=str,
+    )
+    def test_invalid_vectors_are_rejected(self, save, vectors, message):
+        with pytest.raises(ValueError, match=message):
+            read_embeddings(save(embedding=vectors))
+
+    def test_several_splits_require_a_choice(self, save):
+        save("train", embedding=[[1.0]])
+        name = save("test", embedding=[[2.0]])
+        with pytest.raises(ValueError, match=r"has the splits train, test; choose one with --split"):
+            read_embeddings(name)
+        assert read_embeddings(name, split="test").embeddings.tolist() == [[2.0]]
+        with pytest.raises(ValueError, match="no split 'validation'"):
+            read_embeddings(name, split="validation")
+
+    def test_a_wrong_name_for_the_only_split_is_rejected_by_default(self, save):
+        name = save(embedding=[[1.0]])
+        assert read_embeddings(name).split == read_embeddings(name, split="train").split == "train"
+        with pytest.raises(ValueError, match=r"no split 'test'; the data has train\. Choose one with --split"):
+            read_embeddings(name, split="test")
+        assert read_embeddings(name, split="test", only_split=True).split == "train"
+
+    def test_a_wrong_name_among_several_splits_is_always_rejected(self, save):
+        save("train", embedding=[[1.0]])
+        with pytest.raises(ValueError, match="no split 'validation'"):
+            read_embeddings(save("test", embedding=[[2.0]]), split="validation", only_split=True)
+
+    def test_row_sampling_depends_on_the_seed(self, save):
+        name = save(embedding=[[float(row)] for row in range(100)])
+        drawn = [read_embeddings(name, max_samples=10, seed=seed).embeddings[:, 0].tolist() for seed in (0, 0, 1)]
+        assert drawn[0] == drawn[1] != drawn[2]
+        assert drawn[0] == sorted(set(drawn[0]))
+        assert len(drawn[0]) == 10
+
+    def test_more_samples_than_rows_returns_all_rows(self, save):
+        assert len(read_embeddings(save(embedding=[[1.0]] * 3), max_samples=10).embeddings) == 3
+
+    @pytest.mark.parametrize("labels", [[-1, -1, -1], [0, 2, -1]])
+    def test_negative_labels_are_rejected(self, save, labels):
+        row = labels.index(-1)
+        with pytest.raises(ValueError, match=f"label of .*split 'train', is -1 in row {row}; .* a missing label"):
+            read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
+
+    @pytest.mark.parametrize(
+        ("column", "value", "message"),
+        [
+            ("confidence", 1.5, r"is 1\.5 in row 2; it must be a probability"),
+            ("confidence", -0.5, r"is -0\.5 in row 2; it must be a probability"),
+            ("concentration", -3.0, r"is -3\.0 in row 2; it must be at least 0"),
+        ],
+    )
+    def test_an_invalid_certainty_is_reported_with_column_file_and_row(self, folder, column, value, message):
+        columns = columns_of()
+        columns[column][2] = value
+        name = str(write(folder, columns))
+        with pytest.raises(ValueError, match=f"column {column} of {name}, split 'test', {message}"):
+            read_embeddings(name)
+
+    @pytest.mark.parametrize(("column", "values"), [("confidence", [0.0, 1.0]), ("concentration", [0.0, 1e8])])
+    def test_certainties_at_the_bounds_are_accepted(self, folder, column, values):
+        columns = columns_of(2) | {column: torch.tensor(values)}
+        data = read_embeddings(str(write(folder, columns)))
+        assert {"confidence": data.confidences, "concentration": data.concentrations}[column].tolist() == values
+
+    def test_errors_in_sampled_rows_report_the_row_in_the_file(self, folder):
+        columns = columns_of(50)
+        columns["concentration"][7:] = -1.0
+        name = str(write(folder, columns))
+        drawn = torch.randperm(50, generator=torch.Generator().manual_seed(0))[:5].sort().values
+        first = int(drawn[drawn >= 7][0])
+        with pytest.raises(ValueError, match=rf"is -1\.0 in row {first};"):
+            read_embeddings(name, max_samples=5)
+
+    @pytest.mark.parametrize("column", ["embedding", "logits"])
+    @pytest.mark.parametrize("value", [1e300, 1e39, float("nan"), float("inf")])
+    def test_a_vector_that_is_not_finite_in_float32_is_named_by_its_row(self, save, column, value):
+        vectors = {"embedding": [[0.0, 1.0]] * 40} | {column: [[0.0, 1.0]] * 39 + [[value, 1.0]]}
+        name = save(**vectors)
+        with pytest.raises(ValueError, match=rf"column {column} .*must be finite in float32; 1 row.* such as row 39\."):
+            read_embeddings(name)
+        drawn = next(seed for seed in range(99) if 39 in draw_subset(40, 20, seed))
+        with pytest.raises(ValueError, match=r"such as row 39\."):
+            read_embeddings(name, max_samples=20, seed=drawn)
+
+    @pytest.mark.parametrize("column", ["index", "row_id"])
+    def test_a_row_without_a_number_is_named(self, save, column):
+        with pytest.raises(ValueError, match=f"column {column} of .* has no value in row 1; remove it"):
+            read_embeddings(save(embedding=[[1.0]] * 3, **{column: [4, None, 5]}))
+
+    @pytest.mark.parametrize(
+        ("about", "message"),
+        [
+            ({"embedding_dim": 7}, "embedding_dim must be 2, as in the data; it is 7"),
+            ({"embedding_dim": "2"}, "embedding_dim must be 2"),
+            ({"num_images": 800}, "num_images must be 3, as in the data; it is 800"),
+            ({"distance": "manhattan"}, "distance must be one of cosine, euclidean, hyperbolic"),
+            ({"curvature": 0}, "curvature must be a positive number; it is 0"),
+            ({"curvature": -1.0}, "curvature must be a positive number"),
+            ({"curvature": float("nan")}, "curvature must be a positive number"),
+            ({"curvature": "1"}, "curvature must be a positive number"),
+            ({"curvature": True}, "curvature must be a positive number"),
+            ({"num_training_images": "many"}, "num_training_images must be a number of images; it is 'many'"),
+            ({"num_calibration_images": -1}, "num_calibration_images must be a number of images"),
+        ],
+        ids=str,
+    )
+    def test_a_description_that_does_not_fit_the_data_is_rejected(self, save, folder, about, message):
+        name = save(embedding=[[1.0, 2.0]] * 3)
+        (folder / "embeddings.json").write_text(json.dumps(about))
+        with pytest.raises(ValueError, match=rf"embeddings\.json is damaged: {message}"):
+            read_embeddings(name)
+
+    def test_the_description_of_a_sample_fits(self, folder):
+        assert len(read_embeddings(str(write(folder, columns_of(9))), max_samples=2).embeddings) == 2
+
+    @pytest.mark.parametrize("inner", ["embeddings.json", "more.parquet", "metadata.jsonl"])
+    @pytest.mark.parametrize("kind", ["fifo", "device"])
+    def test_only_regular_files_are_read(self, save, folder, inner, kind):
+        name = save(embedding=[[1.0, 2.0]])
+        if kind == "fifo":
+            os.mkfifo(folder / inner)
+        else:
+            (folder / inner).symlink_to("/dev/zero")
+        with pytest.raises(ValueError, match=f"{inner} is not a regular file"):
+            read_embeddings(name)
+
+    def test_max_samples_of_zero_is_rejected(self, save):
+        with pytest.raises(ValueError, match="--max_samples must be at least 1; got 0"):
+            read_embeddings(save(embedding=[[1.0]]), max_samples=0)
+
+
+NAMES = ["cat", "dog", "bird", "cow"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    class_names=st.lists(st.sampled_from(NAMES), min_size=1, unique=True),
+    predicted_names=st.lists(st.sampled_from(NAMES), min_size=1, unique=True),
+    data=st.data(),
+)
+def test_labels_and_predictions_are_compared_by_name(class_names, predicted_names, data):
+    rows = st.tuples(st.sampled_from(class_names), st.sampled_from(predicted_names))
+    pairs = data.draw(st.lists(rows, min_size=1, max_size=20))
+    labels = torch.tensor([class_names.index(label) for label, _ in pairs])
+    predictions = torch.tensor([predicted_names.index(prediction) for _, prediction in pairs])
+    empty = torch.empty(len(pairs))
+    made = Embeddings(
+        "made", "test", empty[:, None], labels, class_names, predictions, predicted_names, empty, None, {}
+    )
+    known, correct = made.match_predictions()
+    assert known.tolist() == [label in predicted_names for label, _ in pairs]
+    assert correct.tolist() == [label == prediction for label, prediction in pairs]
+
+
+def test_stored_source_rows_are_read(tmp_path):
+    for name, more, expected in (("with", {"index": torch.tensor([4, 2, 9])}, [4, 2, 9]), ("without", {}, None)):
+        with embeddings_writer(tmp_path / name, "test", {}) as add:
+            add({"embedding": torch.eye(3), **more})
+        indices = read_embeddings(str(tmp_path / name)).indices
+        assert (indices if indices is None else indices.tolist()) == expected
+
+
+def test_identities_of_images_are_read_and_optional(tmp_path):
+    columns = columns_of()
+    assert torch.equal(read_embeddings(str(write(tmp_path / "now", columns))).row_ids, columns.pop("row_id"))
+    assert read_embeddings(str(write(tmp_path / "earlier", columns))).row_ids is None
+
+
+def test_embeddings_whose_replacement_was_interrupted_are_restored(tmp_path):
+    write(tmp_path / "vectors", columns_of()).rename(tmp_path / ".vectors.replaced")
+    assert len(read_embeddings(str(tmp_path / "vectors")).embeddings) == len(columns_of()["embedding"])
+
+
+def test_embeddings_that_are_replaced_while_they_are_read_are_of_one_version(tmp_path, monkeypatch):
+    def write_version(version: str) -> None:
+        with embeddings_writer(tmp_path / "vectors", "test", {"model": version}) as add:
+            add({"embedding": torch.full((2, 2), float(version))})
+
+    def load_and_replace(name: str) -> Any:
+        monkeypatch.setattr(store, "load_splits", load_splits)
+        splits = load_splits(name)
+        write_version("2")
+        return splits
+
+    write_version("1")
+    load_splits = store.load_splits
+    monkeypatch.setattr(store, "load_splits", load_and_replace)
+    data = read_embeddings(str(tmp_path / "vectors"))
+    assert (data.about["model"], data.embeddings[0, 0]) == ("2", 2)

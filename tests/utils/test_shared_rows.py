@@ -1,0 +1,90 @@
+"""The check that nothing is tested on the rows to which it was fitted."""
+
+import pytest
+import torch
+
+from hf_sphere.utils.shared_rows import Rows, SharedRowsError, check_disjoint
+
+OTHER_DATA = 5 << 32
+
+
+@pytest.fixture
+def values() -> torch.Tensor:
+    return torch.randn(400, 6, generator=torch.Generator().manual_seed(0))
+
+
+def check(tested: Rows, fitted: Rows) -> None:
+    check_disjoint(tested, fitted, "tested images", "images of the fit")
+
+
+def test_equal_values_are_refused_with_their_number(values):
+    message = "50 of the 200 tested images are among the 250 images of the fit, by their values"
+    with pytest.raises(SharedRowsError, match=message):
+        check(Rows.of(values[200:]), Rows.of(values[:250]))
+
+
+def test_a_shared_row_of_one_data_set_is_refused(values):
+    rows = torch.arange(400)
+    with pytest.raises(SharedRowsError, match=r"1 of the 200 tested images are among the 201 images of the fit\. "):
+        check(Rows.of(values[200:], rows[200:]), Rows.of(values[:201] + 1, rows[:201]))
+
+
+def test_equal_values_of_different_rows_of_one_data_set_are_duplicates(values):
+    rows = torch.arange(400)
+    check(Rows.of(values[:200], rows[:200]), Rows.of(values[:200], rows[200:]))
+
+
+def test_equal_values_of_two_data_sets_are_compared(values):
+    rows = torch.arange(200)
+    with pytest.raises(SharedRowsError, match="200 of the 200 tested images"):
+        check(Rows.of(values[:200], rows), Rows.of(values[:200], rows + OTHER_DATA))
+
+
+def test_equal_numbers_in_two_data_sets_are_different_rows(values):
+    rows = torch.arange(200)
+    check(Rows.of(values[:200], rows), Rows.of(values[200:], rows + OTHER_DATA))
+
+
+@pytest.mark.parametrize("known", [0, 1])
+def test_values_are_compared_if_only_one_set_has_identities(values, known):
+    sets = [Rows.of(values[:50], torch.arange(50) if number == known else None) for number in range(2)]
+    with pytest.raises(SharedRowsError, match="50 of the 50"):
+        check(*sets)
+
+
+def test_a_few_duplicates_are_logged(values, caplog):
+    check(Rows.of(values[198:]), Rows.of(values[:200]))
+    assert "2 of the 202 tested images are among the 200 images of the fit" in caplog.text
+
+
+def test_one_input_may_be_that_of_the_fit(values):
+    check(Rows.of(values[:1]), Rows.of(values))
+    with pytest.raises(SharedRowsError):
+        check(Rows.of(values[:2]), Rows.of(values))
+
+
+def test_the_values_of_a_collapsed_network_are_no_evidence(values):
+    check(Rows.of(torch.zeros(50, 6)), Rows.of(torch.cat([values, torch.zeros(3, 6)])))
+    check(Rows.of(values[:1].expand(50, -1)), Rows.of(values))
+
+
+@pytest.mark.parametrize("width", [3, 84, 2048])
+def test_most_values_that_differ_by_rounding_are_equal(width):
+    values = torch.randn(500, width, generator=torch.Generator().manual_seed(0)).relu()
+    rounded = values * (1 + 3e-7 * torch.randn(500, width, generator=torch.Generator().manual_seed(1)))
+    assert torch.isin(Rows.of(rounded).digests, Rows.of(values).digests).double().mean() > 0.5
+
+
+@pytest.mark.parametrize("width", [2, 3, 16])
+def test_near_values_are_not_equal(width):
+    """Ten thousand directions of one class, within 0.1 of each other."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.eye(width)[0] + 0.1 * torch.rand(20_000, width, generator=generator)
+    one, two = torch.nn.functional.normalize(points, dim=1).chunk(2)
+    check(Rows.of(one), Rows.of(two))
+
+
+def test_dtype_and_sign_of_zero_do_not_matter(values):
+    values[:, 0] = 0.0
+    negative = values.double() * torch.tensor([-1.0, 1, 1, 1, 1, 1])
+    assert torch.equal(Rows.of(negative).digests, Rows.of(values).digests)
