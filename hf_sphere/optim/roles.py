@@ -43,18 +43,12 @@ class Role(enum.Enum):
 class Use(enum.Enum):
     """How an operation or a module uses a parameter."""
 
-    PRODUCT = enum.auto()
-    """Factor of a matrix product."""
-    KERNEL = enum.auto()
-    """Kernel of a convolution."""
-    EMBEDDED = enum.auto()
-    """Table of `F.embedding`."""
-    INDEXED = enum.auto()
-    """Table that is indexed."""
-    ELEMENTWISE = enum.auto()
-    """Operand of an operation on elements, such as a sum or a concatenation."""
-    CUSTOM = enum.auto()
-    """Operand of an `autograd.Function`."""
+    PRODUCT = enum.auto()  # factor of a matrix product
+    KERNEL = enum.auto()  # kernel of a convolution
+    EMBEDDED = enum.auto()  # table of `F.embedding`
+    INDEXED = enum.auto()  # table that is indexed
+    ELEMENTWISE = enum.auto()  # operand of an operation on elements, such as a sum or a concatenation
+    CUSTOM = enum.auto()  # operand of an `autograd.Function`
 
 
 Uses = dict[str, set[Use]]

@@ -20,21 +20,9 @@ def adam_s(
 ) -> Moments:  # fmt: skip
     """The rule of Adam-S: one second moment per group, so that the step keeps the direction of the momentum.
 
-    The arguments of the rules of all optimizers on the sphere are those of this one.
-
-    Args:
-        x: Weights, (K, D), with a group per row.
-        g: Gradient, (K, D); with L2 weight decay, g + weight_decay x.
-        m: Momentum, (K, D), zero before the first step.
-        v: Second moment, (K, 1), zero before the first step.
-        t: Number of the step, from 1.
-        lr: Learning rate.
-        betas: Decay rates of the moments.
-        eps: Added to the root of the second moment.
-        shrink: 1 - lr weight_decay with decoupled weight decay.
-
-    Returns:
-        The new weights and moments.
+    Like every rule, it maps the weights x, (K, D) with a group per row, and the moments m, (K, D), and v, (K, 1), which
+    are zero before step t = 1, to new ones. L2 weight decay is part of the gradient g, (K, D), as g + weight_decay x,
+    and `shrink` is 1 - lr weight_decay for decoupled weight decay. Other options are those of `AdamS`.
     """
     m = betas[0] * m + (1 - betas[0]) * g
     v = betas[1] * v + (1 - betas[1]) * inner(g, g)
