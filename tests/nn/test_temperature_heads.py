@@ -69,9 +69,12 @@ def test_returned_embeddings_are_normalized(name):
 def test_gradients_pass_gradcheck(name):
     head, x = build_head(name, 6, 4, log_temperature=-1.0).double(), torch.randn(5, 6, dtype=torch.float64)
     inputs = [x.requires_grad_(), head.weight, head.log_temperature]
-    assert torch.autograd.gradcheck(
-        lambda x, *_: (lambda output: (output.logits, output.loss))(head(x, LABELS)), inputs
-    )
+
+    def logits_and_loss(x: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+        output = head(x, LABELS)
+        return output.logits, output.loss
+
+    assert torch.autograd.gradcheck(logits_and_loss, inputs)
 
 
 @HEADS
