@@ -107,10 +107,11 @@ class Comparison(Mapping[str, Difference]):
 
     def to_latex(self) -> str:
         """Return the table for a paper, a `tabular` with the rules of the package booktabs."""
-        head, *rows = [" & ".join(map(_escape, cells)) + r" \\" for cells in self._cells()]
-        return "\n".join(
-            [r"\begin{tabular}{lrrrrrl}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]
-        )
+        import pandas as pd
+
+        header, *rows = self._cells()
+        text = pd.DataFrame(rows, columns=header).to_latex(index=False, escape=True, column_format="lrrrrrl")
+        return text.replace("±", r"$\pm$").replace("<", "$<$").strip()
 
     def _cells(self) -> list[list[str]]:
         test = "paired" if self.test == "paired" else "Welch"
@@ -272,15 +273,3 @@ def _show(values: Mapping[int, float]) -> list[str]:
 def show_p_value(p_value: float | None) -> str:
     """Format a p-value; empty without one."""
     return "" if p_value is None else "< 0.001" if p_value < 0.001 else f"{p_value:.2g}"
-
-
-def _escape(text: str) -> str:
-    special = {
-        "\\": r"\textbackslash{}",
-        "±": r"$\pm$",
-        "<": "$<$",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-    }
-    special |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
-    return "".join(special.get(letter, letter) for letter in text)
