@@ -14,13 +14,12 @@ import math
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.polynomial.polynomial import polyadd, polyder, polydiv, polyint, polymul, polysub
 from torch import Tensor
 
 from hf_sphere.geometry.decorators import cache_constants
-
-Polynomial = list[Fraction]
-"""Coefficients in ascending order."""
 
 Coefficients = list[Any]
 """Coefficients in ascending order, as numbers or as 0-dim tensors."""
@@ -101,51 +100,26 @@ def _float_series(order: float, dtype: torch.dtype) -> Series:
     order += steps
     # At large orders the last terms are below the rounding error; the first five polynomials are below 0.02.
     enough = (k for k in range(1, 4) if 0.02 / order ** (k + 1) < torch.finfo(dtype).eps)
-    total = _combine(next(enough, terms), order)
-    first = [k * c for k, c in enumerate(total)]
-    second = [k * c for k, c in enumerate(first)]
-    polynomials = (_divide_by_root_at_one(total), [first[0] + Fraction(1, 2), *first[1:]], second)
-    return Series(order, steps, *(list(map(float, p)) for p in polynomials))
+    logs = _log_debye(next(enough, terms))
+    total = functools.reduce(polyadd, [d / Fraction(order) ** k for k, d in enumerate(logs, 1)])  # P
+    first, second = (total * np.arange(len(total)) ** power for power in (1, 2))  # p P' and p (p P')'
+    quotient = polydiv(polysub(total, [total.sum()]), [Fraction(-1), Fraction(1)])[0]  # exact
+    return Series(order, steps, *(list(map(float, p)) for p in (quotient, polyadd(first, [Fraction(1, 2)]), second)))
 
 
 @functools.cache
-def _log_debye(terms: int) -> list[Polynomial]:
+def _log_debye(terms: int) -> list[np.ndarray]:
     """Exact D_1..D_n with `log(1 + sum_k U_k(p) / m^k) = sum_k D_k(p) / m^k`."""
-    u: list[Polynomial] = [[Fraction(1)]]
-    for _ in range(terms):
-        # DLMF 10.41.9: U_{k+1} = p^2 (1 - p^2) U_k' / 2 + (1/8) integral from 0 to p of (1 - 5 t^2) U_k(t)
-        following = [Fraction(0)] * (len(u[-1]) + 3)
-        for power, c in enumerate(u[-1]):
-            following[power + 1] += c * (Fraction(power, 2) + Fraction(1, 8 * (power + 1)))
-            following[power + 3] -= c * (Fraction(power, 2) + Fraction(5, 8 * (power + 3)))
-        u.append(following)
-    logs: list[Polynomial] = [[Fraction(0)]]
+    half, eighth = Fraction(1, 2), Fraction(1, 8)
+    u, logs = [np.array([Fraction(1)])], [np.array([Fraction(0)])]
     for k in range(1, terms + 1):
+        # DLMF 10.41.9: U_{k+1} = p^2 (1 - p^2) U_k' / 2 + (1/8) integral from 0 to p of (1 - 5 t^2) U_k(t)
+        slope = polymul([0, 0, half, 0, -half], polyder(u[-1]))
+        u.append(polyadd(slope, polyint(polymul([eighth, 0, -5 * eighth], u[-1]))))
         # From the derivative of the exponential with respect to 1 / m: k U_k = sum_j j D_j U_{k-j}
-        remainder = list(u[k])
-        for j in range(1, k):
-            for a, x in enumerate(logs[j]):
-                for b, y in enumerate(u[k - j]):
-                    remainder[a + b] -= Fraction(j, k) * x * y
-        logs.append(remainder)
+        products = [polymul(logs[j], u[k - j]) * Fraction(-j, k) for j in range(1, k)]
+        logs.append(functools.reduce(polyadd, products, u[k]))
     return logs[1:]
-
-
-def _combine(terms: int, order: float) -> Polynomial:
-    """P(p) = sum_k D_k(p) / m^k."""
-    total = [Fraction(0)] * (3 * terms + 1)
-    for k, polynomial in enumerate(_log_debye(terms), 1):
-        for power, c in enumerate(polynomial):
-            total[power] += c / Fraction(order) ** k
-    return total
-
-
-def _divide_by_root_at_one(polynomial: Polynomial) -> Polynomial:
-    """(P(p) - P(1)) / (p - 1), by synthetic division."""
-    quotient: Polynomial = []
-    for c in reversed(polynomial[1:]):
-        quotient.append(c + (quotient[-1] if quotient else 0))
-    return quotient[::-1]
 
 
 def evaluate(coefficients: Coefficients, x: Tensor) -> Tensor:
