@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SHARES = {"minimum": (0.05, 0.003), "margin": (0.10, 0.005)}
-"""Defaults of the minimum effect and of the margin of equivalence: a share of the reference's distance from a perfect
-value, at most a share of that value."""
+"""Defaults of the minimum effect and of the margin of equivalence: a fraction of the reference's distance from a
+perfect value, at most a fraction of that value."""
 
 Verdict = Literal["better", "worse", "equivalent", "no significant difference", "incomplete", ""]
 """What a comparison says about a run; empty for one that cannot be tested."""

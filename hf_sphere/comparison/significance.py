@@ -134,7 +134,7 @@ def power(difference: float, deviation: float, seeds: int, *, tests: int = 1, te
         )
     pairs = test == "paired"
     freedom = (1 if pairs else 2) * (seeds - 1)
-    # Welch's degrees of freedom depend on the share of one group in the variance: the mean over quantiles of the share.
+    # Welch's degrees of freedom depend on the fraction of the variance in one group: the mean over its quantiles.
     fractions = 0.0 if pairs else stats.beta.ppf((np.arange(200) + 0.5) / 200, (seeds - 1) / 2, (seeds - 1) / 2)
     critical = stats.t.isf(LEVEL / tests / 2, (seeds - 1) / (fractions**2 + (1 - fractions) ** 2))
     effect = abs(difference) / deviation * math.sqrt(seeds if pairs else seeds / 2)

@@ -233,8 +233,8 @@ class _LogClassSum(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         *tensors, labels, recompute = arguments
         _, cosine, _, _, weights, _ = tensors
-        own = partition_and_ratio(torch.linalg.vector_norm(weights, dim=1).square(), weights.shape[1])
-        inputs = *tensors, own.log_partition
+        classes = partition_and_ratio(torch.linalg.vector_norm(weights, dim=1).square(), weights.shape[1])
+        inputs = *tensors, classes.log_partition
         saved: list[Tensor] = []
         sums = []
         for block in class_blocks(len(weights), cosine.numel(), cosine.device, SAMPLE_BLOCK):
@@ -242,7 +242,7 @@ class _LogClassSum(torch.autograd.Function):
             sums.append(peak + terms.sum(-1).log())
             saved += [] if recompute else [peak, terms, *others]
         result = torch.stack(sums).logsumexp(0)
-        ctx.save_for_backward(*inputs, own.ratio, labels, result, *saved)
+        ctx.save_for_backward(*inputs, classes.ratio, labels, result, *saved)
         ctx.set_materialize_grads(False)
         return result, own_rows(weights, labels)
 

@@ -93,8 +93,9 @@ class SphereOptimizer(NamedOptimizer):
             rate = f"{options['weight_decay']} at lr {options['lr']}"
             raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
         if options["low_precision"] not in LOW_PRECISION:
-            given = options["low_precision"]
-            raise ValueError(f"low_precision must be one of {', '.join(LOW_PRECISION)}; got {given!r}.")
+            raise ValueError(
+                f"low_precision must be one of {', '.join(LOW_PRECISION)}; got {options['low_precision']!r}."
+            )
         if options["low_precision"] == "stochastic" and options["capturable"]:
             raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
 

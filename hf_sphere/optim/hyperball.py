@@ -1,4 +1,4 @@
-"""Weights that keep their norm, and whose steps are a fixed share of it."""
+"""Weights that keep their norm, and whose steps are a fixed fraction of it."""
 
 import math
 import warnings

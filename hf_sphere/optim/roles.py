@@ -164,9 +164,9 @@ def uses_by_owner(model: nn.Module) -> Uses:
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, WeightNorm):
                 uses[names[owned.pop(f"{hook.name}_g")[1]]].add(Use.ELEMENTWISE)
-        for name, parts in _parametrizations(module):
-            originals = dict(parts.named_parameters(recurse=False))
-            if isinstance(next(parts.children()), _WeightNorm):
+        for name, parametrizations in _parametrizations(module):
+            originals = dict(parametrizations.named_parameters(recurse=False))
+            if isinstance(next(parametrizations.children()), _WeightNorm):
                 uses[names[originals["original0"]]].add(Use.ELEMENTWISE)
                 owned["original1"] = name, originals["original1"]
             elif "original" in originals:
@@ -230,9 +230,9 @@ def _run(trial: nn.Module, batch: Any) -> tuple[list[Tensor], dict[Node, set[str
         for module in trial.modules():
             owned = {names[weight] for weight in module._parameters.values() if weight is not None}
             module.register_forward_pre_hook(lambda *_, owned=owned: called.update(owned))
-            for name, parts in _parametrizations(module):
+            for name, parametrizations in _parametrizations(module):
                 node = get_gradient_edge(getattr(module, name)).node
-                made[node] = {names[weight] for weight in parts.parameters(recurse=False)}
+                made[node] = {names[weight] for weight in parametrizations.parameters(recurse=False)}
         try:
             copies = tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.is_floating_point()).clone(), batch)
             output = call(trial, copies)

@@ -290,15 +290,15 @@ class Head(nn.Module):
         """Return what to do where the batch of an optimizer step is divided, if that changes the training."""
         return ""
 
-    def warn_if_divided(self, part: float | Tensor, whole: float | Tensor) -> None:
+    def warn_if_divided(self, size: float | Tensor, total: float | Tensor) -> None:
         """Log a message, once, if dividing the batch of an optimizer step changes the training; see `division_advice`.
 
         Args:
-            part: Size of a batch in training, for instance its number of targets.
-            whole: That of the optimizer step, with gradient accumulation and on all processes.
+            size: Size of a batch in training, for instance its number of targets.
+            total: That of the optimizer step, with gradient accumulation and on all processes.
         """
         advice = self.division_advice()
-        if advice and not torch.compiler.is_compiling() and "division" not in self._warned and part < whole:
+        if advice and not torch.compiler.is_compiling() and "division" not in self._warned and size < total:
             self._warn_once("division", f"does not train as with one large batch where it is divided: {advice}")
 
     def _warn_once(self, about: str, message: str) -> None:

@@ -5,7 +5,7 @@ from hf_sphere.optim.optimizers.muon import Muon
 
 
 class MuonHyperball(Hyperball, Muon):
-    """Muon whose scale-invariant matrices keep their norm, with steps that are a fixed share of it.
+    """Muon whose scale-invariant matrices keep their norm, with steps that are a fixed fraction of it.
 
     Other hidden matrices take Muon, and all other parameters AdamW. For the matrices that keep their norm, `lr` is the
     length of a step relative to the norm; see `Hyperball`. Arguments and errors are those of `Muon`.
