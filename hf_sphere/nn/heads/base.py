@@ -275,7 +275,7 @@ class Head(nn.Module):
             return
         if torch.compiler.is_compiling() or is_batched(logits):
             return
-        if loss is not None:  # whose gradient precedes that of the logits
+        if loss is not None and loss.requires_grad:  # autograd visits what was computed last first: before the logits
             loss.register_hook(lambda _: self._warned.add("loss"))
         logits.register_hook(
             lambda _: self._warn_once(
