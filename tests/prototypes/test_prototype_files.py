@@ -15,10 +15,11 @@ def file(tmp_path):
 
 def test_round_trip_preserves_everything(file):
     placed = place_prototypes(
-        5, 3, class_vectors=torch.randn(5, 4), ordering="assignment", class_names=["a", "b", "c", "d", "é"]
+        5, 3, class_vectors=torch.randn(5, 4), ordering="assignment", class_names=["a", "b", "c", 7, "é"]
     )
     placed.save(file)
     loaded = Placement.load(file)
+    assert loaded.class_names == ("a", "b", "c", "7", "é")
     torch.testing.assert_close(loaded.prototypes, placed.prototypes, rtol=0, atol=1e-15)
     assert loaded.separation == pytest.approx(placed.separation, abs=1e-15)
     for name in ("bound", "optimal", "method", "seconds", "interrupted", "order", "class_names"):
