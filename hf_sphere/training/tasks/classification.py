@@ -178,7 +178,7 @@ def needs_new_head(setup: Setup, saved: "SphereVisionConfig", *, is_open_set: bo
 def _loss_options(head: str | None, setup: Setup) -> dict[str, Any]:
     """Return the options of a head that are set by training arguments."""
     from hf_sphere.nn.heads import HEADS
-    from hf_sphere.nn.heads.base import head_options
+    from hf_sphere.utils.options import keyword_options
 
     options: dict[str, Any] = {}
     if setup.args.label_smoothing_factor:
@@ -192,7 +192,7 @@ def _loss_options(head: str | None, setup: Setup) -> dict[str, Any]:
         options["shard_classes"] = True
     reduction = setup.args.loss_reduction
     if reduction is not None and head in HEADS:
-        if "reduction" in head_options(HEADS[head]):
+        if "reduction" in keyword_options(HEADS[head]):
             options["reduction"] = reduction
         elif reduction == "sum":
             raise ValueError(f"head {head} does not support loss_reduction sum: its loss is a mean; leave it out.")
