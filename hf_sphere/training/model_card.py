@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
@@ -22,9 +22,6 @@ from hf_sphere.utils.files import UNFINISHED, atomic_file
 from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 from hf_sphere.utils.texts import show_metric
-
-if TYPE_CHECKING:
-    from hf_sphere.training.run import Run
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 """Jinja template of all cards."""
@@ -64,9 +61,9 @@ class TrainingRecord:
 
 
 def publish(
-    run: "Run", task: Task, prepared: Prepared, results: Mapping[str, Any], command: Command, *, metric: str
+    run: Any, task: Task, prepared: Prepared, results: Mapping[str, Any], command: Command, *, metric: str
 ) -> None:
-    """Write the model card, and upload the output directory if requested; `metric` has selected the best epoch."""
+    """Write the model card of a `Run`, and upload its directory if requested; `metric` has selected the best epoch."""
     args, description = run.args, prepared.description
     hub = HfApi() if args.push_to_hub else None
     name = hide_private(str(run.output_dir))
@@ -122,7 +119,7 @@ def _selection_note(metric: str, prepared: Prepared, args: Any, results: Mapping
 
 
 @contextmanager
-def _explain_failed_upload(run: "Run") -> Iterator[None]:
+def _explain_failed_upload(run: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # huggingface_hub also raises the errors of its HTTP library

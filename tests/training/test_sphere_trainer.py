@@ -144,8 +144,8 @@ def test_every_head_has_the_loss_curve_of_the_recipe(head, digits, arguments, lo
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        ({"optimizer": "adam_srt"}, {"optim": "adam_srt"}),
-        ({"optimizer": "sgd"}, {"optim": "sgd", "optim_args": "momentum=0.9"}),
+        ({"optim": "adam_srt"}, {"optim": "adam_srt"}),
+        ({"optim": "sgd"}, {"optim": "sgd", "optim_args": "momentum=0.9"}),
     ],
 )
 def test_optimizer_has_the_loss_curve_of_the_recipe(ours, theirs, digits, arguments, losses_of_recipe):
