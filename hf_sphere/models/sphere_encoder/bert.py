@@ -52,6 +52,9 @@ class SphereBertModel(SphereEncoderMixin, plain.BertModel):
     plain_map_path = "output.dense"
     replaced_classes = {"BertIntermediate": SphereBertIntermediate, "BertOutput": SphereBertOutput}
 
+    def __init__(self, config: SphereBertConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config, add_pooling_layer)
+
 
 class SphereBertForMaskedLM(SphereEncoderMixin, plain.BertForMaskedLM):
     """`BertForMaskedLM` of transformers with spherized feed-forwards."""

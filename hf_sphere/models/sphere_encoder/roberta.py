@@ -28,6 +28,9 @@ class SphereRobertaModel(SphereEncoderMixin, plain.RobertaModel):
     plain_map_path = "output.dense"
     replaced_classes = {"RobertaIntermediate": SphereBertIntermediate, "RobertaOutput": SphereBertOutput}
 
+    def __init__(self, config: SphereRobertaConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config, add_pooling_layer)
+
 
 class SphereRobertaForMaskedLM(SphereEncoderMixin, plain.RobertaForMaskedLM):
     """`RobertaForMaskedLM` of transformers with spherized feed-forwards."""
