@@ -67,9 +67,7 @@ def test_a_plain_model_is_unaffected_by_the_construction_of_a_spherized_one(enco
 
 
 def test_a_version_of_transformers_that_builds_other_classes_is_an_error(monkeypatch):
-    monkeypatch.setattr(
-        modeling_sphere_encoder, "_in_layers", lambda constructor, name, *_: constructor.__globals__[name]
-    )
+    monkeypatch.setattr(modeling_sphere_encoder, "_in_layers", lambda layers, plain, spherized: plain)
     with pytest.raises(RuntimeError, match="SphereBertModel has layers that are not spherized: this version of transf"):
         BERT.model()
 

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from transformers import BertConfig
 from transformers.models.bert import modeling_bert as plain
 
-from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin, SphericalMap
 
@@ -47,10 +46,7 @@ class SphereBertModel(SphereEncoderMixin, plain.BertModel):
     """`BertModel` of transformers with spherized feed-forwards."""
 
     config: SphereBertConfig
-    layers_path = "encoder.layer"
-    feed_forward_path = "intermediate"
-    plain_map_path = "output.dense"
-    replaced_classes = {"BertIntermediate": SphereBertIntermediate, "BertOutput": SphereBertOutput}
+    feed_forward_classes = {"BertIntermediate": SphereBertIntermediate, "BertOutput": SphereBertOutput}
 
     def __init__(self, config: SphereBertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config, add_pooling_layer)
@@ -59,22 +55,16 @@ class SphereBertModel(SphereEncoderMixin, plain.BertModel):
 class SphereBertForMaskedLM(SphereEncoderMixin, plain.BertForMaskedLM):
     """`BertForMaskedLM` of transformers with spherized feed-forwards."""
 
-    config: SphereBertConfig
-    replaced_classes = {"BertModel": SphereBertModel}
-    forward = weighted_by_targets(plain.BertForMaskedLM.forward)
+    encoder_class = SphereBertModel
 
 
 class SphereBertForSequenceClassification(SphereEncoderMixin, plain.BertForSequenceClassification):
     """`BertForSequenceClassification` of transformers with spherized feed-forwards."""
 
-    config: SphereBertConfig
-    replaced_classes = {"BertModel": SphereBertModel}
-    forward = weighted_by_targets(plain.BertForSequenceClassification.forward)
+    encoder_class = SphereBertModel
 
 
 class SphereBertForTokenClassification(SphereEncoderMixin, plain.BertForTokenClassification):
     """`BertForTokenClassification` of transformers with spherized feed-forwards."""
 
-    config: SphereBertConfig
-    replaced_classes = {"BertModel": SphereBertModel}
-    forward = weighted_by_targets(plain.BertForTokenClassification.forward)
+    encoder_class = SphereBertModel

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from transformers import DistilBertConfig
 from transformers.models.distilbert import modeling_distilbert as plain
 
-from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin, SphericalMap
 
@@ -44,28 +43,22 @@ class SphereDistilBertModel(SphereEncoderMixin, plain.DistilBertModel):
     layers_path = "transformer.layer"
     feed_forward_path = "ffn"
     plain_map_path = "ffn.lin2"
-    replaced_classes = {"FFN": SphereFFN}
+    feed_forward_classes = {"FFN": SphereFFN}
 
 
 class SphereDistilBertForMaskedLM(SphereEncoderMixin, plain.DistilBertForMaskedLM):
     """`DistilBertForMaskedLM` of transformers with spherized feed-forwards."""
 
-    config: SphereDistilBertConfig
-    replaced_classes = {"DistilBertModel": SphereDistilBertModel}
-    forward = weighted_by_targets(plain.DistilBertForMaskedLM.forward)
+    encoder_class = SphereDistilBertModel
 
 
 class SphereDistilBertForSequenceClassification(SphereEncoderMixin, plain.DistilBertForSequenceClassification):
     """`DistilBertForSequenceClassification` of transformers with spherized feed-forwards."""
 
-    config: SphereDistilBertConfig
-    replaced_classes = {"DistilBertModel": SphereDistilBertModel}
-    forward = weighted_by_targets(plain.DistilBertForSequenceClassification.forward)
+    encoder_class = SphereDistilBertModel
 
 
 class SphereDistilBertForTokenClassification(SphereEncoderMixin, plain.DistilBertForTokenClassification):
     """`DistilBertForTokenClassification` of transformers with spherized feed-forwards."""
 
-    config: SphereDistilBertConfig
-    replaced_classes = {"DistilBertModel": SphereDistilBertModel}
-    forward = weighted_by_targets(plain.DistilBertForTokenClassification.forward)
+    encoder_class = SphereDistilBertModel

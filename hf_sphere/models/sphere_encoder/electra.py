@@ -5,7 +5,6 @@ from huggingface_hub.dataclasses import strict
 from transformers import ElectraConfig
 from transformers.models.electra import modeling_electra as plain
 
-from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.sphere_encoder.bert import SphereBertIntermediate, SphereBertOutput
 from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin
@@ -23,31 +22,22 @@ class SphereElectraModel(SphereEncoderMixin, plain.ElectraModel):
     """`ElectraModel` of transformers with spherized feed-forwards."""
 
     config: SphereElectraConfig
-    layers_path = "encoder.layer"
-    feed_forward_path = "intermediate"
-    plain_map_path = "output.dense"
-    replaced_classes = {"ElectraIntermediate": SphereBertIntermediate, "ElectraOutput": SphereBertOutput}
+    feed_forward_classes = {"ElectraIntermediate": SphereBertIntermediate, "ElectraOutput": SphereBertOutput}
 
 
 class SphereElectraForMaskedLM(SphereEncoderMixin, plain.ElectraForMaskedLM):
     """`ElectraForMaskedLM` of transformers with spherized feed-forwards."""
 
-    config: SphereElectraConfig
-    replaced_classes = {"ElectraModel": SphereElectraModel}
-    forward = weighted_by_targets(plain.ElectraForMaskedLM.forward)
+    encoder_class = SphereElectraModel
 
 
 class SphereElectraForSequenceClassification(SphereEncoderMixin, plain.ElectraForSequenceClassification):
     """`ElectraForSequenceClassification` of transformers with spherized feed-forwards."""
 
-    config: SphereElectraConfig
-    replaced_classes = {"ElectraModel": SphereElectraModel}
-    forward = weighted_by_targets(plain.ElectraForSequenceClassification.forward)
+    encoder_class = SphereElectraModel
 
 
 class SphereElectraForTokenClassification(SphereEncoderMixin, plain.ElectraForTokenClassification):
     """`ElectraForTokenClassification` of transformers with spherized feed-forwards."""
 
-    config: SphereElectraConfig
-    replaced_classes = {"ElectraModel": SphereElectraModel}
-    forward = weighted_by_targets(plain.ElectraForTokenClassification.forward)
+    encoder_class = SphereElectraModel

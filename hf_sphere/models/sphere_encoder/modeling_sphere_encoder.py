@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, conversion_mapping, initialization as init
 
+from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.nn.layers import SphericalLinear, Spherization, names_kept_in_float32
 
 
@@ -67,18 +68,27 @@ class SpherizedClassificationHead(nn.Module):
 class SphereEncoderMixin(PreTrainedModel):
     """Construction and loading of the models, from checkpoints of the spherized and the plain encoder.
 
+    A model takes the arguments of the plain one, and its configuration those of `SphereEncoderConfigMixin` too. Inputs
+    and outputs are those of the plain model.
+
     Attributes:
-        replaced_classes: The classes that are built, by the name of the class of transformers in whose place: in a
-            model without a head those of the feed-forward, in spherized layers only; in one with a head the encoder.
-        layers_path: Path of the layers in the model without a head.
+        encoder_class: In a model with a head, the spherized encoder that is built in the place of the plain one.
+        feed_forward_classes: In an encoder, the classes that are built in its spherized layers, by the names of those
+            of transformers in whose places.
+        layers_path: Path of the layers in the encoder.
         feed_forward_path: Path in a layer of the module whose input is the residual: the feed-forward, or its norm.
         plain_map_path: Path in a plain layer of the feed-forward's second map.
+
+    Example:
+        >>> config = SphereBertConfig(spherized_layers=[-2, -1])
+        >>> model = SphereBertForMaskedLM(config)
     """
 
-    replaced_classes: ClassVar[dict[str, type[nn.Module]]]
-    layers_path: ClassVar[str]
-    feed_forward_path: ClassVar[str]
-    plain_map_path: ClassVar[str]
+    encoder_class: ClassVar[Any] = None
+    feed_forward_classes: ClassVar[dict[str, type[nn.Module]]]
+    layers_path: ClassVar[str] = "encoder.layer"  # the paths of BERT
+    feed_forward_path: ClassVar[str] = "intermediate"
+    plain_map_path: ClassVar[str] = "output.dense"
     config: Any
     config_class: Any
     classifier: Any
@@ -89,17 +99,25 @@ class SphereEncoderMixin(PreTrainedModel):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "encoder_class" in vars(cls):
+            cls.config_class = cls.encoder_class.config_class
+            if "forward" not in vars(cls):
+                cls.forward = weighted_by_targets(cls.forward)
         # Names in older checkpoints of the plain model, which transformers looks up by the name of the class.
         conversions = conversion_mapping.get_checkpoint_conversion_mapping(cls.__name__.removeprefix("Sphere"))
         if conversions is not None:
             conversion_mapping.register_checkpoint_conversion_mapping(cls.__name__, conversions, overwrite=True)
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        constructor, layers = super().__init__, config.spherized_layer_indices
-        classes = {
-            name: kind if issubclass(kind, PreTrainedModel) else _in_layers(constructor, name, kind, layers)
-            for name, kind in self.replaced_classes.items()
-        }
+        constructor = super().__init__
+        if self.encoder_class is not None:
+            classes = {self.encoder_class.__name__.removeprefix("Sphere"): self.encoder_class}
+        else:
+            layers = config.spherized_layer_indices
+            classes = {
+                name: _in_layers(layers, constructor.__globals__[name], spherized)
+                for name, spherized in self.feed_forward_classes.items()
+            }
         _construct(constructor, classes, config, *args, **kwargs)
 
     def post_init(self) -> None:
@@ -178,9 +196,9 @@ class SphereEncoderMixin(PreTrainedModel):
         return {int(match.group(1)) for match in matches if match}
 
 
-def _in_layers(constructor: Any, name: str, spherized: type[nn.Module], layers: Collection[int]) -> Callable[..., Any]:
+def _in_layers(layers: Collection[int], plain: Any, spherized: Any) -> Callable[..., Any]:
     """Return a constructor of modules that each layer has once, which spherizes those of some layers."""
-    plain, index = constructor.__globals__[name], itertools.count()
+    index = itertools.count()
     return lambda *args, **kwargs: (spherized if next(index) in layers else plain)(*args, **kwargs)
 
 

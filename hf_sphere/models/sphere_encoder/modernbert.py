@@ -9,7 +9,6 @@ from transformers import ModernBertConfig
 from transformers.activations import ACT2FN
 from transformers.models.modernbert import modeling_modernbert as plain
 
-from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin, SphericalMap
 
@@ -49,28 +48,22 @@ class SphereModernBertModel(SphereEncoderMixin, plain.ModernBertModel):
     layers_path = "layers"
     feed_forward_path = "mlp_norm"
     plain_map_path = "mlp.Wo"
-    replaced_classes = {"ModernBertMLP": SphereModernBertMLP}
+    feed_forward_classes = {"ModernBertMLP": SphereModernBertMLP}
 
 
 class SphereModernBertForMaskedLM(SphereEncoderMixin, plain.ModernBertForMaskedLM):
     """`ModernBertForMaskedLM` of transformers with spherized feed-forwards."""
 
-    config: SphereModernBertConfig
-    replaced_classes = {"ModernBertModel": SphereModernBertModel}
-    forward = weighted_by_targets(plain.ModernBertForMaskedLM.forward)
+    encoder_class = SphereModernBertModel
 
 
 class SphereModernBertForSequenceClassification(SphereEncoderMixin, plain.ModernBertForSequenceClassification):
     """`ModernBertForSequenceClassification` of transformers with spherized feed-forwards."""
 
-    config: SphereModernBertConfig
-    replaced_classes = {"ModernBertModel": SphereModernBertModel}
-    forward = weighted_by_targets(plain.ModernBertForSequenceClassification.forward)
+    encoder_class = SphereModernBertModel
 
 
 class SphereModernBertForTokenClassification(SphereEncoderMixin, plain.ModernBertForTokenClassification):
     """`ModernBertForTokenClassification` of transformers with spherized feed-forwards."""
 
-    config: SphereModernBertConfig
-    replaced_classes = {"ModernBertModel": SphereModernBertModel}
-    forward = weighted_by_targets(plain.ModernBertForTokenClassification.forward)
+    encoder_class = SphereModernBertModel

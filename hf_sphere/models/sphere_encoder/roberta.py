@@ -5,7 +5,6 @@ from huggingface_hub.dataclasses import strict
 from transformers import RobertaConfig
 from transformers.models.roberta import modeling_roberta as plain
 
-from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.sphere_encoder.bert import SphereBertIntermediate, SphereBertOutput
 from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin
@@ -23,10 +22,7 @@ class SphereRobertaModel(SphereEncoderMixin, plain.RobertaModel):
     """`RobertaModel` of transformers with spherized feed-forwards."""
 
     config: SphereRobertaConfig
-    layers_path = "encoder.layer"
-    feed_forward_path = "intermediate"
-    plain_map_path = "output.dense"
-    replaced_classes = {"RobertaIntermediate": SphereBertIntermediate, "RobertaOutput": SphereBertOutput}
+    feed_forward_classes = {"RobertaIntermediate": SphereBertIntermediate, "RobertaOutput": SphereBertOutput}
 
     def __init__(self, config: SphereRobertaConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config, add_pooling_layer)
@@ -35,22 +31,16 @@ class SphereRobertaModel(SphereEncoderMixin, plain.RobertaModel):
 class SphereRobertaForMaskedLM(SphereEncoderMixin, plain.RobertaForMaskedLM):
     """`RobertaForMaskedLM` of transformers with spherized feed-forwards."""
 
-    config: SphereRobertaConfig
-    replaced_classes = {"RobertaModel": SphereRobertaModel}
-    forward = weighted_by_targets(plain.RobertaForMaskedLM.forward)
+    encoder_class = SphereRobertaModel
 
 
 class SphereRobertaForSequenceClassification(SphereEncoderMixin, plain.RobertaForSequenceClassification):
     """`RobertaForSequenceClassification` of transformers with spherized feed-forwards."""
 
-    config: SphereRobertaConfig
-    replaced_classes = {"RobertaModel": SphereRobertaModel}
-    forward = weighted_by_targets(plain.RobertaForSequenceClassification.forward)
+    encoder_class = SphereRobertaModel
 
 
 class SphereRobertaForTokenClassification(SphereEncoderMixin, plain.RobertaForTokenClassification):
     """`RobertaForTokenClassification` of transformers with spherized feed-forwards."""
 
-    config: SphereRobertaConfig
-    replaced_classes = {"RobertaModel": SphereRobertaModel}
-    forward = weighted_by_targets(plain.RobertaForTokenClassification.forward)
+    encoder_class = SphereRobertaModel

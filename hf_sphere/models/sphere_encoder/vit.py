@@ -63,7 +63,7 @@ class SphereViTModel(SphereEncoderMixin, plain.ViTModel):
     layers_path = "layers"
     feed_forward_path = "layernorm_after"
     plain_map_path = "mlp.fc2"
-    replaced_classes = {"ViTMLP": SphereViTMLP}
+    feed_forward_classes = {"ViTMLP": SphereViTMLP}
 
     def __init__(self, config: SphereViTConfig, add_pooling_layer: bool = True, use_mask_token: bool = False) -> None:
         super().__init__(config, add_pooling_layer, use_mask_token)
@@ -72,8 +72,7 @@ class SphereViTModel(SphereEncoderMixin, plain.ViTModel):
 class SphereViTForImageClassification(ModelWithHead, SphereEncoderMixin, plain.ViTForImageClassification):
     """`ViTForImageClassification` of transformers with spherized feed-forwards, and any head."""
 
-    config: SphereViTConfig
-    replaced_classes = {"ViTModel": SphereViTModel}
+    encoder_class = SphereViTModel
 
     def post_init(self) -> None:
         """Replace the linear classifier by the head if the configuration has one."""
