@@ -17,7 +17,7 @@ from hf_sphere import (
     SphereVisionForRegression,
     SphereVisionModel,
 )
-from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionModelOutput, SphereVisionPreTrainedModel
+from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionOutput, SphereVisionPreTrainedModel
 from hf_sphere.nn.heads import prototype
 from hf_sphere.training.measures import loss_is_sum
 
@@ -189,7 +189,7 @@ def gradient_of_embeddings(weight: float) -> Tensor:
     """Gradient of the joint loss with respect to the embeddings (7, 4)."""
     model = small_model("joint", task_weight=weight)
     embeddings = torch.randn(7, 4, generator=torch.Generator().manual_seed(2), requires_grad=True)
-    model.sphere_vision.forward = lambda pixels, **options: SphereVisionModelOutput(embeddings=embeddings)
+    model.sphere_vision.forward = lambda pixels, **options: SphereVisionOutput(embeddings=embeddings)
     model(images(), **targets("joint")).loss.backward()
     return embeddings.grad
 

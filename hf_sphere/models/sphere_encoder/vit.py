@@ -15,7 +15,7 @@ from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereE
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin, SphericalMap
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import (
     ModelWithHead,
-    SphereVisionClassifierOutput,
+    SphereVisionOutput,
     reset_missing_parameters,
 )
 
@@ -105,4 +105,4 @@ class SphereViTForImageClassification(ModelWithHead, SphereEncoderMixin, plain.V
         encoded = encoder(pixel_values, return_dict=True, **kwargs)
         output = vars(self.classify(encoded.last_hidden_state[:, 0], labels))
         states, attentions = encoded.hidden_states, encoded.attentions
-        return SphereVisionClassifierOutput(**output, hidden_states=states, attentions=attentions)
+        return SphereVisionOutput(**output, hidden_states=states, attentions=attentions)
