@@ -208,11 +208,12 @@ def create_backbone(
     """
     architecture = name.split(".")[0]
     if not timm.is_model(architecture):
-        known = timm.list_models()
-        own = [backbone for backbone in BACKBONES if backbone.startswith(architecture)]
-        close = own + [match for match in difflib.get_close_matches(architecture, known, n=5) if match not in own]
-        close = close or timm.list_models("*_cifar")
-        raise ValueError(f"unknown backbone {name!r}; similar names: {', '.join(close)}; see `timm.list_models()`.")
+        names = [backbone for backbone in BACKBONES if backbone.startswith(architecture)]
+        names += [
+            name for name in difflib.get_close_matches(architecture, timm.list_models(), n=5) if name not in names
+        ]
+        names = names or timm.list_models("*_cifar")
+        raise ValueError(f"unknown backbone {name!r}; similar names: {', '.join(names)}; see `timm.list_models()`.")
     pretrained_cfg = timm.get_pretrained_cfg(architecture)
     has_fixed_size = pretrained_cfg is not None and pretrained_cfg.fixed_input_size  # timm's mark of such models
     if has_fixed_size or "img_size" in inspect.signature(timm.model_entrypoint(architecture)).parameters:

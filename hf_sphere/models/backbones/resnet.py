@@ -198,7 +198,7 @@ def resnet12(
         raise ValueError(f"widths of resnet12 must be four positive numbers of channels; got {list(widths)}.")
     feature_side("resnet12", img_size, least=16, halvings=4)
     pairs = itertools.pairwise([in_chans, *widths])
-    blocks = nn.Sequential(*(PooledBlock(*pair, activation=place < 3) for place, pair in enumerate(pairs)))
+    blocks = nn.Sequential(*(PooledBlock(*pair, activation=index < 3) for index, pair in enumerate(pairs)))
     he = functools.partial(nn.init.kaiming_normal_, a=SLOPE, mode="fan_out", nonlinearity="leaky_relu")
     initialize(blocks, he, nn.Conv2d)
     # After the last pooling, which is equivalent because leaky ReLU is increasing.

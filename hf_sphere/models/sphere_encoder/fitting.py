@@ -202,7 +202,7 @@ def _layer_pairs(
     """
     encoder, spherical = model.base_model, _spherical_map(layer)
     modules = [spherical, plain.get_submodule(encoder.plain_map_path)]
-    modules += [half.get_submodule(encoder.feed_forward_path) for half in (layer, plain)]
+    modules += [each.get_submodule(encoder.feed_forward_path) for each in (layer, plain)]
     for inputs, mask in batches:
         with ExitStack() as stack:
             calls = [stack.enter_context(_record(module)) for module in modules]
