@@ -252,7 +252,7 @@ def _spherized(args: TextModelArguments, config: Any) -> tuple[Any, Any]:
     name = args.model_name_or_path
     if config.model_type not in SPHERIZED:
         done = config.model_type.startswith("sphere_")
-        none = f"it has no spherized form; these have one: {', '.join(SPHERIZED)}."
+        none = f"it has no spherized form; these have one: {', '.join(SPHERIZED)}. Add it as in docs/extending.md."
         advice = "it is spherized already; leave --spherized out." if done else none
         raise ValueError(f"{name} is a {config.model_type} model: {advice}")
     if unknown := [key for key in args.spherization_kwargs if key not in SETTINGS]:
