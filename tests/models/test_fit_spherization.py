@@ -429,6 +429,10 @@ def texts_of(count: int) -> list[dict[str, Tensor]]:
     return [{"input_ids": rows, "attention_mask": torch.ones_like(rows)} for rows in ids]
 
 
+def joined(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+
 @pytest.fixture
 def pair(family) -> tuple[Any, Any]:
     return family.model(), family.plain()
@@ -438,19 +442,17 @@ def pair(family) -> tuple[Any, Any]:
 def test_padding_only_texts_do_not_change_the_fit(pair, position):
     model, reference = pair
     batches = texts_of(8)
-    padding = {name: torch.zeros_like(value) for name, value in batches[0].items()}
-    padding = {name: value[:2] for name, value in padding.items()}
+    padding = {name: torch.zeros_like(value[:2]) for name, value in batches[0].items()}
     (fit,) = fit_spherization(model, reference, batches, ridge=0.01)
     expected = new_map(model).clone()
     (other,) = fit_spherization(model, reference, [*batches[:position], padding, *batches[position:]], ridge=0.01)
     assert other == fit
-    torch.testing.assert_close(new_map(model).clone(), expected)
+    torch.testing.assert_close(new_map(model), expected)
 
 
 def test_texts_with_tokens_are_held_out_if_every_fifth_is_padding(pair):
     model, reference = pair
-    batches = texts_of(8)
-    at_once = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    at_once = joined(texts_of(8))
     at_once["attention_mask"][4::5] = 0
     (fit,) = fit_spherization(model, reference, [at_once], ridge=0.01)
     assert fit.num_tokens == int(at_once["attention_mask"].sum())
@@ -463,8 +465,7 @@ def test_padding_only_text_does_not_shift_others_in_the_batch(pair):
     for batch in batches:
         batch["attention_mask"][-1] = 0
     (fit,) = fit_spherization(model, reference, batches, ridge=0.01)
-    at_once = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-    (other,) = fit_spherization(model, reference, [at_once], ridge=0.01)
+    (other,) = fit_spherization(model, reference, [joined(batches)], ridge=0.01)
     assert other.explained_variance == pytest.approx(fit.explained_variance, rel=1e-6)
 
 
@@ -473,10 +474,7 @@ def test_padding_only_text_does_not_shift_others_in_the_batch(pair):
     [
         ("one long text " * 100, "texts must be an iterable of texts or batches; got one str"),
         ({"input_ids": torch.ones(9, 9)}, "texts must be an iterable of texts or batches; got one dict"),
-        (
-            [{"text": "a row of a dataset"}],
-            r"with input_ids; got the columns \['text'\]",
-        ),
+        ([{"text": "a row of a dataset"}], r"with input_ids; got the columns \['text'\]"),
         ([["a", "b"]], "texts must be strings, or batches with input_ids; got a list"),
         ([torch.ones(2, 9)], "texts must be strings, or batches with input_ids; got a Tensor"),
     ],
@@ -486,7 +484,7 @@ def test_inputs_other_than_texts_or_batches_are_rejected(pair, texts, message):
     before = new_map(pair[0]).clone()
     with pytest.raises(ValueError, match=message):
         fit_spherization(*pair, texts)
-    assert torch.equal(new_map(pair[0]).clone(), before)
+    assert torch.equal(new_map(pair[0]), before)
 
 
 def test_texts_without_a_tokenizer_are_rejected(pair):

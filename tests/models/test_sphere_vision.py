@@ -25,7 +25,6 @@ from hf_sphere import (
     SphereVisionImageProcessor,
     SphereVisionModel,
 )
-from hf_sphere.models.sphere_vision import modeling_sphere_vision as modeling
 from hf_sphere.nn import HEADS
 
 
@@ -199,29 +198,15 @@ def test_pretrained_backbone_weights_survive_the_initialization(monkeypatch):
     assert (model.sphere_vision.backbone.conv1.weight == 0.25).all()
 
 
-def test_spherized_head_replaces_the_last_activation():
-    model = small_model(head="spherized")
-    assert model.sphere_vision(torch.randn(8, 1, 28, 28)).embeddings.min() < 0
+@pytest.mark.parametrize(("head", "replaces"), [("spherized", True), ("softmax", False)])
+def test_spherized_head_replaces_the_last_activation(head, replaces):
+    assert (small_model(head=head).sphere_vision(torch.randn(8, 1, 28, 28)).embeddings.min() < 0) == replaces
 
 
 def test_spherized_head_replaces_the_last_activation_of_a_resnet():
     model = SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet20_cifar")).eval()
     nn.init.ones_(model.sphere_vision.backbone.layer3[-1].bn2.weight)  # timm zero-initializes residual branches
     assert model.sphere_vision(torch.randn(8, 3, 32, 32)).embeddings.min() < 0
-
-
-def test_backbone_that_keeps_the_activation_warns(monkeypatch):
-    said = []
-    monkeypatch.setattr(modeling.logger, "warning_once", said.append)
-    SphereVisionModel(SphereVisionConfig(backbone="resnet18", embedding_dim=8))
-    assert said == []
-    SphereVisionModel(SphereVisionConfig(backbone="resnet18"))
-    assert "Set `embedding_dim`" in said[0]
-
-
-def test_softmax_head_keeps_the_last_activation():
-    model = small_model(head="softmax")
-    assert model.sphere_vision(torch.randn(8, 1, 28, 28)).embeddings.min() == 0
 
 
 def test_embedding_dim_adds_a_projection():
@@ -293,19 +278,12 @@ def test_frozen_batch_norms_use_running_statistics_in_training():
 
 
 def test_frozen_batch_norms_always_stay_in_eval_mode():
-    model = small_model(backbone="lenet5_bn", freeze_batch_norm=True)
+    model = SphereVisionForImageClassification(small_config(backbone="lenet5_bn", freeze_batch_norm=True))
+    assert not any(norm.training for norm in norms(model))  # from the start
     for mode in (True, False, True):
         model.train(mode)
         assert model.training is model.sphere_vision.training is model.head.training is mode
         assert not any(norm.training for norm in norms(model))
-
-
-def test_new_model_has_frozen_batch_norms_from_the_start():
-    config = small_config(backbone="lenet5_bn", freeze_batch_norm=True)
-    model = SphereVisionForImageClassification(config)
-    before = statistics(model)
-    model(torch.randn(8, 1, 28, 28))
-    assert same(before, statistics(model))
 
 
 def test_scales_and_shifts_of_frozen_batch_norms_are_trained():

@@ -149,11 +149,6 @@ def test_images_of_invalid_episode_shape_are_rejected(queries, examples):
         small_model()(torch.randn(queries), torch.randn(examples))
 
 
-def test_wrong_number_of_channels_is_rejected():
-    with pytest.raises(ValueError, match=r"expected pixel_values of shape \(batch, 1, height, width\); got"):
-        small_model()(**episodes(channels=3))
-
-
 def test_labels_outside_the_support_are_rejected():
     episode = episodes() | {"labels": torch.full((6,), 3)}
     with pytest.raises(ValueError, match="labels run from 3 to 3, but the support has 3 classes"):
