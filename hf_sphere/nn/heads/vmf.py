@@ -109,7 +109,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
 
     name = "vmf"
     embedding_scale: Tensor
-    is_calibrated: Tensor  # whether `embedding_scale` is initialized; the name is that in saved checkpoints
+    is_initialized: Tensor  # whether `embedding_scale` is
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         self._keys: Tensor | None = None  # no buffer: those of the first process would be copied to the others
         self.register_buffer("embedding_scale", torch.empty(()))
-        self.register_buffer("is_calibrated", torch.empty((), dtype=torch.bool))
+        self.register_buffer("is_initialized", torch.empty((), dtype=torch.bool))
         self.reset_parameters()
         self.keep_own_classes()
 
@@ -168,13 +168,13 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         nn.init.normal_(self.weight)
         self.weight.copy_(self.initial_concentration * F.normalize(self.weight, dim=-1))
         self.embedding_scale.fill_(1.0)
-        self.is_calibrated.fill_(False)
+        self.is_initialized.fill_(False)
         self._warn_if_uninitialized = True
 
     @property
     def needs_data_initialization(self) -> bool:  # type: ignore[override]  # a class attribute of the other heads
         """Whether `initialize_from_data` has not been called yet."""
-        return not bool(self.is_calibrated)
+        return not bool(self.is_initialized)
 
     @torch.no_grad()
     def initialize_from_data(self, embeddings: Tensor) -> None:
@@ -191,7 +191,12 @@ class VMFHead(ClassVectorHead, TemperatureHead):
             raise ValueError(f"embeddings with a mean absolute value of {typical.item():g} cannot be scaled.")
         # The norm of a vector of d coordinates with the same absolute value is sqrt(d) times that value.
         self.embedding_scale.fill_(self.initial_concentration / self.embedding_dim**0.5 / typical)
-        self.is_calibrated.fill_(True)
+        self.is_initialized.fill_(True)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if (old := f"{prefix}is_calibrated") in state_dict:  # its name until version 0.1
+            state_dict[f"{prefix}is_initialized"] = state_dict.pop(old)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def before_forward(self, seed: int, positions: Tensor) -> None:
         """Determine the samples of the next forward pass in training by `seed` and the `positions` of its examples."""
