@@ -7,7 +7,6 @@ from hf_sphere.analogies import (
     Question,
     ScoreCache,
     SearchResult,
-    bootstrap_interval,
     make_questions,
     measure_questions,
     score_questions,
@@ -18,7 +17,7 @@ from hf_sphere.analogies import (
 from hf_sphere.analogies.evaluation import AnalogyEvaluation, Scores, report_accuracy, untuned_configuration
 from hf_sphere.analogies.scoring import base, scoring_class
 from hf_sphere.analogies.scoring.base import Engine
-from hf_sphere.analogies.search import guessing_quantile
+from hf_sphere.analogies.search import bootstrap_interval, guessing_quantile
 
 PAIRS = [("cat", "dog"), ("red", "sea"), ("man", "king"), ("in", "out"), ("eat", "food")]
 QUESTIONS = make_questions(PAIRS[:3], [PAIRS[1:3], PAIRS[2:5], PAIRS[3:5]], [0, 2, 1])

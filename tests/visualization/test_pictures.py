@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
 from hf_sphere.distributions import VonMisesFisher
-from hf_sphere.visualization import View, choose_view, plot_sphere, project_to_great_sphere
+from hf_sphere.visualization import View, plot_sphere
 from hf_sphere.visualization.figures import new_figure
 from hf_sphere.visualization.scene import (
     LARGEST_LEGEND,
@@ -16,8 +16,10 @@ from hf_sphere.visualization.scene import (
     mark_of,
     place_apart,
     place_names,
+    project_to_great_sphere,
     shorten,
 )
+from hf_sphere.visualization.sphere import choose_view
 
 ABC = ["a", "b", "c"]
 EDGES = torch.zeros(2), torch.full((2,), 100.0)
