@@ -101,7 +101,7 @@ def evaluate(args: AnalogyArguments) -> None:
     import transformers
 
     from hf_sphere.analogies import LanguageModel, Question, ScoreCache, load_questions
-    from hf_sphere.analogies.evaluation import LEGEND, AnalogyEvaluation, BenchmarkRun, short_names, write_results
+    from hf_sphere.analogies.evaluation import LEGEND, BenchmarkRun, short_names, write_results
     from hf_sphere.analogies.questions import check_questions, sample_questions
     from hf_sphere.analogies.scoring.base import Engine
     from hf_sphere.training import prepare_output_dir
@@ -131,11 +131,9 @@ def evaluate(args: AnalogyArguments) -> None:
         results = []
         for name in args.model_name_or_path:
             model = LanguageModel.load(name, dtype=getattr(torch, args.dtype) if args.dtype else None)
-            evaluation = AnalogyEvaluation(Engine(model, args.batch_size, cache), args.grid)
-            run = BenchmarkRun(
-                evaluation, benchmarks, templates, finished, args.num_shuffles, args.seed, args.disable_tqdm
-            )
-            results += run.print_results()
+            engine = Engine(model, args.batch_size, cache)
+            options = args.num_shuffles, args.seed, args.disable_tqdm
+            results += BenchmarkRun(engine, args.grid, benchmarks, templates, finished, *options).print_results()
         write_results(output / RESULTS_FILE, results, benchmarks)
     print(f"{LEGEND}\nsaved {output / RESULTS_FILE}, results.csv and predictions.json")
     try:

@@ -174,16 +174,10 @@ def search_configurations(
 
 
 def join_results(results: Sequence[SearchResult]) -> SearchResult:
-    """Concatenate searches on the same questions, such as those of several templates.
-
-    Args:
-        results: One or more, the simplest first.
+    """Concatenate searches on the same questions, such as those of several templates, the simplest first.
 
     Raises:
         ValueError: If they are on different questions.
-
-    Example:
-        >>> join_results([search_configurations(measured, questions) for measured in by_template])  # doctest: +SKIP
     """
     first = results[0]
     if not all(torch.equal(first.answers, result.answers) for result in results):
@@ -240,19 +234,10 @@ def bootstrap_interval(correct: Tensor) -> tuple[float, float]:
     The number of correct answers in a resample of N answers is binomially distributed, so no resamples are drawn. Ties
     are broken at random in each resample.
 
-    Args:
-        correct: (N,), whether each answer is correct: boolean, or 0 and 1, and 1/k for a tie of k choices.
-
-    Returns:
-        Lower and upper bound.
+    `correct` (N,) is whether each answer is correct: boolean, or 0 and 1, and 1/k for a tie of k choices.
 
     Raises:
         ValueError: If `correct` is not of the shape (N,) with N >= 1 or has values outside [0, 1].
-
-    Example:
-        >>> low, high = bootstrap_interval(torch.tensor([True] * 60 + [False] * 40))
-        >>> low < 0.6 < high
-        True
     """
     correct = check_scores("correct", correct)
     if not ((correct >= 0) & (correct <= 1)).all():

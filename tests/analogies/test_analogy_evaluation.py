@@ -14,7 +14,13 @@ from hf_sphere.analogies import (
     search_configurations,
     selection_noise,
 )
-from hf_sphere.analogies.evaluation import AnalogyEvaluation, Scores, report_accuracy, untuned_configuration
+from hf_sphere.analogies.evaluation import (
+    Scores,
+    answer_questions,
+    report_accuracy,
+    search_templates,
+    untuned_configuration,
+)
 from hf_sphere.analogies.scoring import base, scoring_class
 from hf_sphere.analogies.scoring.base import Engine
 from hf_sphere.analogies.search import bootstrap_interval, guessing_quantile
@@ -37,7 +43,7 @@ def in_pieces(monkeypatch):
 @pytest.mark.parametrize("scoring", ["embedding_similarity", "hypothesis_bias", "marginal_bias", "perplexity", "pmi"])
 def test_chunked_scores_equal_scores_of_one_call(tiny, in_pieces, scoring):
     told = []
-    found = AnalogyEvaluation(Engine(tiny, 512, progress=told.append)).search(QUESTIONS, scoring, ["is-to-as"])
+    found = search_templates(Engine(tiny, 512, progress=told.append), QUESTIONS, scoring, ["is-to-as"])
     measured = measure_questions(QUESTIONS, tiny, scoring, template="is-to-as", batch_size=512)
     expected = search_configurations(measured, QUESTIONS)
     assert told == [1, 1, 1]
@@ -49,7 +55,7 @@ def test_chunked_scores_equal_scores_of_one_call(tiny, in_pieces, scoring):
 @pytest.mark.parametrize("scoring", scoring_names())
 def test_without_a_grid_there_is_one_configuration_per_template(tiny, scoring):
     templates = ["is-to-what", "is-to-as"]
-    found = AnalogyEvaluation(Engine(tiny), grid="none").search(QUESTIONS, scoring, templates)
+    found = search_templates(Engine(tiny), QUESTIONS, scoring, templates, "none")
     assert [found.configuration(number) for number in range(2)] == [
         {"scoring": scoring, "template": template} for template in templates
     ]
@@ -61,7 +67,7 @@ def test_without_a_grid_there_is_one_configuration_per_template(tiny, scoring):
 
 def test_the_published_grid_is_a_subset_of_the_full_grid(tiny):
     sizes = [
-        len(AnalogyEvaluation(Engine(tiny), grid=grid).search(QUESTIONS, "perplexity", ["is-to-what"]))
+        len(search_templates(Engine(tiny), QUESTIONS, "perplexity", ["is-to-what"], grid))
         for grid in ("full", "published")
     ]
     assert sizes == [6 * 11 * 19, 6 * 11 * 15]
@@ -71,26 +77,24 @@ def test_the_published_grid_is_a_subset_of_the_full_grid(tiny):
 def test_chunked_answers_of_a_configuration_equal_those_of_one_call(tiny, in_pieces, scoring):
     told = []
     untuned = untuned_configuration(scoring, None)
-    found = AnalogyEvaluation(Engine(tiny, progress=told.append)).answer(QUESTIONS, untuned)
+    found = answer_questions(Engine(tiny, progress=told.append), QUESTIONS, untuned)
     assert sum(told) == 3
     assert torch.equal(found.costs, score_questions(QUESTIONS, tiny, scoring).costs)
 
 
 def test_the_best_configuration_reproduces_its_answers_of_the_search(tiny):
-    evaluation = AnalogyEvaluation(Engine(tiny))
-    found = evaluation.search(QUESTIONS, "marginal_bias", ["is-to-what", "is-to-as"])
+    found = search_templates(Engine(tiny), QUESTIONS, "marginal_bias", ["is-to-what", "is-to-as"])
     for number in (found.best(), 0, len(found) - 1):
-        answers = evaluation.answer(QUESTIONS, found.configuration(number))
+        answers = answer_questions(Engine(tiny), QUESTIONS, found.configuration(number))
         assert answers.predictions.tolist() == found.predictions[number].tolist()
 
 
 def test_only_the_permutations_that_a_configuration_needs_are_scored(tiny, tmp_path):
     cache = ScoreCache(tmp_path / "scores.jsonl")
-    evaluation = AnalogyEvaluation(Engine(tiny, cache=cache))
-    evaluation.answer(QUESTIONS[:1], {"scoring": "perplexity", "positive_aggregation": "index_3"})
-    assert len(cache) == 2
-    evaluation.answer(QUESTIONS[:1], {"scoring": "perplexity", "positive_aggregation": "mean"})
-    assert len(cache) == 2 * 8
+    for aggregation, count in (("index_3", 1), ("mean", 8)):
+        configuration = {"scoring": "perplexity", "positive_aggregation": aggregation}
+        answer_questions(Engine(tiny, cache=cache), QUESTIONS[:1], configuration)
+        assert len(cache) == 2 * count
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from hf_sphere.analogies import (
     scoring_names,
     search_configurations,
 )
-from hf_sphere.analogies.evaluation import AnalogyEvaluation
 
 PAIRS = [
     ("cat", "dog"),
@@ -226,8 +225,8 @@ def test_the_default_scorings_are_the_best_and_a_cheap_one(evaluate, tmp_path):
 
 def test_test_questions_are_answered_by_reported_configurations_only(evaluate, recipe, tmp_path, monkeypatch):
     asked = []
-    answer = AnalogyEvaluation.answer
-    monkeypatch.setattr(AnalogyEvaluation, "answer", lambda self, *args: asked.append(args[:2]) or answer(self, *args))
+    answer = evaluation.answer_questions
+    monkeypatch.setattr(evaluation, "answer_questions", lambda *args: asked.append(args[1:]) or answer(*args))
     words = ["--benchmarks", "easy", "--scorings", "perplexity", "--templates", "is-to-as", "is-to-what"]
     chosen = results_by_scoring(evaluate(tmp_path / "run", *words))["perplexity"]["configuration"]
     assert [configuration for _, configuration in asked] == [chosen, {"scoring": "perplexity", "template": "is-to-as"}]
@@ -323,8 +322,8 @@ def test_without_matplotlib_only_the_figure_is_missing(evaluate, recipe, tmp_pat
 def searched(recipe, monkeypatch) -> list[str]:
     """The scorings for which a search is run."""
     seen = []
-    search = AnalogyEvaluation.search
-    monkeypatch.setattr(AnalogyEvaluation, "search", lambda self, *args: seen.append(args[1]) or search(self, *args))
+    search = evaluation.search_templates
+    monkeypatch.setattr(evaluation, "search_templates", lambda *args: seen.append(args[2]) or search(*args))
     return seen
 
 
