@@ -42,8 +42,8 @@ class AnalogyArguments(Arguments):
     output_dir: str = argument("outputs/analogies", "Output directory.")
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir; scores of sentences are kept.")
     dataset_name: str = argument("relbert/analogy_questions", "Questions: Hub id or folder.")
-    dataset_revision: str | None = argument(None, "Revision of the data set on the Hub.")
-    benchmarks: list[str] = argument(("sat", "u2", "u4", "google", "bats"), "Configurations of the data set.")
+    dataset_revision: str | None = argument(None, "Revision of the dataset on the Hub.")
+    benchmarks: list[str] = argument(("sat", "u2", "u4", "google", "bats"), "Configurations of the dataset.")
     validation_split: str = argument("validation", "Split to select configurations on.")
     test_split: str = argument("test", "Split to report accuracies on.")
     scorings: list[str] = argument(

@@ -73,14 +73,14 @@ def template_text(template: str) -> str:
 def _parse(text: str) -> tuple[tuple[str, str], ...]:
     """Split a template into pairs of a literal text and the field after it, which is empty at the end."""
     try:
-        pieces = tuple(string.Formatter().parse(text))
+        parsed = tuple(string.Formatter().parse(text))
     except ValueError:  # an unmatched brace
-        pieces = ()
-    fields = sorted(f"{field}{form}{conversion or ''}" for _, field, form, conversion in pieces if field is not None)
+        parsed = ()
+    fields = sorted(f"{field}{form}{conversion or ''}" for _, field, form, conversion in parsed if field is not None)
     if fields != ["a", "b", "c", "d"]:
         allowed = f"one of {', '.join(TEMPLATES)}, or a text with each of {{a}}, {{b}}, {{c}} and {{d}} once"
         raise ValueError(f"{text!r} is not a template. Use {allowed}.")
-    return tuple((literal, field or "") for literal, field, _, _ in pieces)
+    return tuple((literal, field or "") for literal, field, _, _ in parsed)
 
 
 def fill(

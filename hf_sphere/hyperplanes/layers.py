@@ -97,10 +97,10 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
         if identity not in seen:
             kinds[name] = (kind, kind == "conv" and math.prod(module.kernel_size) == 1)
         seen.add(identity)
-    chosen = select_layers(kinds, layers, include_1x1, f"the model, a {type(model).__name__},")
-    if inside := [name for name in chosen if f"{name}.".startswith(tuple(adapters))]:
+    selected = select_layers(kinds, layers, include_1x1, f"the model, a {type(model).__name__},")
+    if inside := [name for name in selected if f"{name}.".startswith(tuple(adapters))]:
         raise ValueError(f"{inside[0]} {OF_ADAPTER}")
-    return {name: model.get_submodule(name) for name in chosen}
+    return {name: model.get_submodule(name) for name in selected}
 
 
 def select_layers(
@@ -199,8 +199,8 @@ def numbered_stage(name: str) -> int | None:
     match = NUMBERED.search(name)
     if match is None:
         return None
-    number = int(next(filter(None, match.groups())))
-    return number if match["from_one"] else number + 1
+    stage = int(next(filter(None, match.groups())))
+    return stage if match["from_one"] else stage + 1
 
 
 def stages_of_model(model: nn.Module) -> dict[str, int]:
@@ -217,12 +217,12 @@ def stages_of_model(model: nn.Module) -> dict[str, int]:
     classifier is in stage 0, too.
     """
     kinds = {name: kind for name, module in model.named_modules() if (kind := layer_kind(module))}
-    numbers = {name: numbered_stage(name) for name in kinds}
+    stages_in_names = {name: numbered_stage(name) for name in kinds}
     stages: dict[str, int] = {}
     stage = 0
-    if any(number is not None for number in numbers.values()):
-        for name, number in numbers.items():
-            stage = stages[name] = stage if number is None else number
+    if any(stage_in_name is not None for stage_in_name in stages_in_names.values()):
+        for name, stage_in_name in stages_in_names.items():
+            stage = stages[name] = stage if stage_in_name is None else stage_in_name
         return stages
 
     modules = dict(model.named_modules())

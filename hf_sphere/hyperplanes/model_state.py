@@ -58,20 +58,22 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     The model works with copies of its buffers and of the tensors among its attributes, so a forward pass that updates
     statistics or stores features has no side effects. They are also restored after an exception.
     """
-    places: list[dict[str, Any]] = [place for module in model.modules() for place in (module._buffers, vars(module))]
-    before = [dict(place) for place in places]
+    namespaces: list[dict[str, Any]] = [
+        namespace for module in model.modules() for namespace in (module._buffers, vars(module))
+    ]
+    before = [dict(namespace) for namespace in namespaces]
     copies: dict[int, Tensor] = {}
     try:
-        for place in places:
-            for key, value in place.items():
+        for namespace in namespaces:
+            for key, value in namespace.items():
                 if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                    place[key] = copies.setdefault(id(value), value.detach().clone())
+                    namespace[key] = copies.setdefault(id(value), value.detach().clone())
         model.eval()
         yield
     finally:
-        for place, kept in zip(places, before, strict=True):
-            place.clear()
-            place.update(kept)
+        for namespace, original in zip(namespaces, before, strict=True):
+            namespace.clear()
+            namespace.update(original)
 
 
 def compiled_modules(model: nn.Module) -> set[nn.Module]:
@@ -89,7 +91,7 @@ def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> I
         layer returned, unless another module received it first, such as an in-place activation. Filled while the model
         runs.
     """
-    found: dict[str, list[str]] = {}
+    norms_by_layer: dict[str, list[str]] = {}
     outputs: dict[str, weakref.ref[Tensor]] = {}
 
     def received(norm: str | None, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -100,12 +102,12 @@ def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> I
             if any(output() is tensor for tensor in tensors):
                 if norm is None:
                     del outputs[layer]
-                elif norm not in found[layer]:
-                    found[layer].append(norm)
+                elif norm not in norms_by_layer[layer]:
+                    norms_by_layer[layer].append(norm)
 
     def returned(layer: str, module: nn.Module, args: tuple, output: Any) -> None:
         if not torch.compiler.is_compiling():
-            found.setdefault(layer, [])
+            norms_by_layer.setdefault(layer, [])
             if isinstance(output, Tensor):
                 outputs[layer] = weakref.ref(output)
 
@@ -118,4 +120,4 @@ def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> I
                 hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
             if path in layers:
                 hooks.callback(module.register_forward_hook(partial(returned, path)).remove)
-        yield found
+        yield norms_by_layer

@@ -171,7 +171,7 @@ def test_the_best_model_of_a_run_uses_the_snapshots_of_the_run(measure, corrupte
     assert len(result.layers["head.linear"].snapshots) == 3
 
 
-def test_a_model_without_a_run_requires_a_data_set(measure, corrupted, tmp_path):
+def test_a_model_without_a_run_requires_a_dataset(measure, corrupted, tmp_path):
     for file in ("config.json", "preprocessor_config.json", "model.safetensors"):
         (tmp_path / file).write_bytes((corrupted / file).read_bytes())
     with pytest.raises(ValueError, match="--dataset_name"):

@@ -268,7 +268,7 @@ def test_a_missing_extra_is_noted_if_the_default_figures_are_drawn(draw, tmp_pat
 
 
 @needs_plotly
-def test_a_missing_data_set_omits_only_the_thumbnails(draw, embeddings, tmp_path, capsys):
+def test_a_missing_dataset_omits_only_the_thumbnails(draw, embeddings, tmp_path, capsys):
     moved = write(tmp_path / "own", *clusters(3))
     write_about(moved, embeddings, dataset=str(tmp_path / "gone"), model="gone")
     folder = draw(moved, "--pictures", "interactive")
