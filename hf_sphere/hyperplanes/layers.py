@@ -61,24 +61,14 @@ def layer_kind(module: nn.Module) -> LayerKind | None:
 
 
 def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: bool = False) -> dict[str, nn.Module]:
-    """Find the layers of a model.
+    """Return the layers of a model by path, in the order of definition; `all` means both kinds.
 
-    Args:
-        model: Any module.
-        layers: Kinds of layers; `all` means both.
-        include_1x1: Include pointwise (1x1) convolutions. Gamba et al. omit them.
-
-    Returns:
-        The modules by path, in the order of definition, except those that share the weight of an earlier one. The path
-        of a model that is itself a layer is "".
+    Layers that share the weight of an earlier one are left out, and pointwise (1x1) convolutions unless `include_1x1`,
+    as in Gamba et al. The path of a model that is itself a layer is "".
 
     Raises:
         TypeError: If `model` is not a module.
         ValueError: If `layers` is unknown, the model has no such layer, or one is quantized or has an adapter of PEFT.
-
-    Example:
-        >>> list(find_layers(network, "all"))
-        ['0', '2', '5']
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}.")

@@ -66,12 +66,6 @@ def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredT
     return dict(opened), missing
 
 
-def tensor_names(state: Mapping[str, Any], path: str) -> list[str]:
-    """Return the names of the tensors of a module and its children, including those of parametrizations."""
-    prefix = f"{path}." if path else ""
-    return [name for name in state if name.startswith(prefix)]
-
-
 def check_names(state: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
     """Raise a ValueError if names in the state dict do not match the module paths; others would not be replaced."""
     for path, module in modules.items():
@@ -81,21 +75,27 @@ def check_names(state: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -
                 raise ValueError(f"the state dict has no {full}. Pass the model without the wrapper around {path!r}.")
 
 
-def check_architecture(state: Mapping[str, Tensor], label: str, tensors: StoredTensors, paths: Iterable[str]) -> None:
-    """Raise a ValueError if a tensor of the modules to replace is missing in a snapshot, or has another shape."""
+def tensors_of_modules(
+    state: Mapping[str, Tensor], label: str, tensors: StoredTensors, paths: Iterable[str]
+) -> dict[str, StoredTensor]:
+    """Return the tensors of a snapshot for modules and their children, by their names in the state dict.
+
+    A file may store a tensor under the name of another one that is tied to it.
+
+    Raises:
+        ValueError: If one is missing in the snapshot, or has another shape.
+    """
+    selected: dict[str, StoredTensor] = {}
     for path in paths:
-        for name in tensor_names(state, path):
-            stored = _find(state, tensors, name)
+        for name in state if not path else (name for name in state if name.startswith(f"{path}.")):
+            tied = (other for other in tensors if other in state and state[other] is state[name])
+            stored = tensors.get(name) or next((tensors[other] for other in tied), None)
             if stored is None or stored.shape != tuple(state[name].shape):
                 has = f"has {name} of shape {stored.shape}" if stored else f"has no {name}"
                 expected = f"in the layer {path!r} of the model it has the shape {tuple(state[name].shape)}"
                 raise ValueError(f"snapshot {label} {has}, but {expected}. Pass snapshots of this architecture.")
-
-
-def _find(state: Mapping[str, Tensor], tensors: StoredTensors, name: str) -> StoredTensor | None:
-    """Return a stored tensor; a file may store it under the name of a tied tensor."""
-    tied = (other for other in tensors if other in state and state[other] is state[name])
-    return tensors.get(name) or next((tensors[other] for other in tied), None)
+            selected[name] = stored
+    return selected
 
 
 def reinitialization_robustness(
@@ -166,7 +166,7 @@ def reinitialization_robustness(
     norms = norms if include_batch_norm else {}
     check_names(state, modules | norms)
     for label, tensors in by_label.items():
-        check_architecture(state, label, tensors, modules | norms)
+        tensors_of_modules(state, label, tensors, modules | norms)  # before the first evaluation
     if num_random and fresh is None and not isinstance(model, PreTrainedModel):
         raise ValueError(f"random weights of a {type(model).__name__} need fresh, which builds a new model.")
     build = fresh or (lambda: type(model)(copy.deepcopy(model.config)))
@@ -190,11 +190,9 @@ def reinitialization_robustness(
             return _check_accuracy(evaluate_with(model, evaluate, values))
 
     def replacement(layer: str, label: str, following: Sequence[str]) -> dict[str, Tensor]:
-        paths = [layer, *following]
         weights = by_label[label] if label in by_label else sample(random_labels[label])
-        check_architecture(state, label, weights, paths)
-        stored = {name: _find(state, weights, name) for path in paths for name in tensor_names(state, path)}
-        return {name: one.read().detach().to(state[name], copy=True) for name, one in stored.items() if one is not None}
+        stored = tensors_of_modules(state, label, weights, [layer, *following])
+        return {name: tensor.read().detach().to(state[name], copy=True) for name, tensor in stored.items()}
 
     if remaining or "baseline" not in accuracies:
         with tqdm(total=1 + len(remaining), desc="baseline", disable=not progress) as bar:

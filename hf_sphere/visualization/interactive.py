@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
+from torchvision.utils import make_grid
 
 from hf_sphere.utils.arguments import check_extra
 from hf_sphere.utils.files import write_text
@@ -72,13 +73,10 @@ def make_sheets(images: Tensor) -> dict[str, Any]:
 
 def _encoded(images: Tensor, quality: int, columns: int = 16) -> bytes:
     """Arrange images (n, C, h, w) in rows of `columns`, padded with black, and encode them as WebP."""
-    count, channels, height, width = images.shape
-    rows = math.ceil(count / columns)
-    tiles = torch.cat([images, images.new_zeros(rows * columns - count, channels, height, width)])
-    sheet = tiles.view(rows, columns, channels, height, width).permute(0, 3, 1, 4, 2)
-    pixels = sheet.reshape(rows * height, columns * width, channels).expand(-1, -1, 3)
+    black = images.new_zeros(-len(images) % columns, *images.shape[1:])
+    sheet = make_grid(torch.cat([images, black]), columns, padding=0)
     buffer = io.BytesIO()
-    Image.fromarray(pixels.numpy()).save(buffer, "WEBP", quality=quality, method=2)
+    Image.fromarray(sheet.expand(3, -1, -1).permute(1, 2, 0).numpy()).save(buffer, "WEBP", quality=quality, method=2)
     return buffer.getvalue()
 
 

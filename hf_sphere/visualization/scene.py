@@ -145,20 +145,11 @@ def project_to_great_sphere(points: Tensor, dim: int = 3) -> tuple[Tensor, Tenso
     The points are normalized, projected on their leading principal directions about the origin (the great sphere that
     is closest to them) and normalized again. A point that is orthogonal to all these directions maps to the origin.
 
-    Args:
-        points: (N, d), of any nonzero norms.
-        dim: Number of coordinates of the result, at most d.
-
     Returns:
         Unit vectors (N, dim), and the orthonormal directions (d, dim) in columns, both float64 on the CPU.
 
     Raises:
         ValueError: If `dim` exceeds d, or a point is zero or not finite.
-
-    Example:
-        >>> points, basis = project_to_great_sphere(embeddings, 3)
-        >>> points.shape
-        torch.Size([60, 3])
     """
     directions = check_directions(points, what="points")
     width = directions.shape[1]

@@ -184,10 +184,6 @@ def choose_view(points: Tensor) -> View:
     The positive octant, which contains all points of a spherized head, is viewed along its diagonal, with the whole
     hemisphere, since the class directions of such a head are often outside the octant. Points on all sides are viewed
     from two opposite sides.
-
-    Example:
-        >>> choose_view(torch.eye(3)).reach
-        90.0
     """
     if (points >= -1e-6).all():
         return View(90.0 - _OCTANT, 45.0)
