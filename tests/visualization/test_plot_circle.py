@@ -1,6 +1,5 @@
 import itertools
 import math
-import sys
 
 import pytest
 import torch
@@ -11,12 +10,6 @@ from hf_sphere.visualization.scene import project_to_great_sphere
 from hf_sphere.visualization.sphere import ROSE_NOTE, _density
 
 ABC = ["a", "b", "c"]
-
-
-@pytest.fixture(autouse=True)
-def _needs_matplotlib() -> None:
-    pytest.importorskip("matplotlib")
-    torch.manual_seed(0)
 
 
 def at(*degrees: float) -> torch.Tensor:
@@ -167,16 +160,3 @@ def test_names_and_titles_are_not_parsed_as_math(tmp_path, lengths):
         points, torch.arange(30) % 3, names, title="$a^$", lengths=lengths, path=tmp_path / "circle.png"
     )
     assert set(names_in(figure)) == set(names)
-
-
-@pytest.mark.parametrize("lengths", [False, True])
-def test_the_figure_is_written_into_a_new_folder(tmp_path, lengths):
-    path = tmp_path / "new" / "circle.png"
-    plot_circle(torch.randn(30, 2), torch.arange(30) % 3, ABC, lengths=lengths, path=path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_missing_matplotlib_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-        plot_circle(torch.randn(3, 2), torch.arange(3), ABC)

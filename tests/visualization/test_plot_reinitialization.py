@@ -1,16 +1,10 @@
 import itertools
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
 from hf_sphere.visualization import plot_reinitialization
-
-
-@pytest.fixture(autouse=True)
-def _needs_matplotlib() -> None:
-    pytest.importorskip("matplotlib")
 
 
 def layer(*accuracies: float | None, random: float | None = None, deviation: float | None = 0.02) -> dict[str, Any]:
@@ -193,16 +187,3 @@ def test_long_names_are_shortened():
 def test_empty_input_is_rejected(layers):
     with pytest.raises(ValueError, match="there are no accuracies to draw"):
         plot_reinitialization(robustness(**layers))
-
-
-@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
-def test_the_figure_is_written_into_a_new_folder(tmp_path, name, start):
-    figure = plot_reinitialization(robustness(a=layer(0.5)), title="digits", path=tmp_path / "new" / name)
-    assert (tmp_path / "new" / name).read_bytes().startswith(start)
-    assert figure.get_suptitle() == "digits"
-
-
-def test_missing_matplotlib_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-        plot_reinitialization(robustness(a=layer(0.5)))

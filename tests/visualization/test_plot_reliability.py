@@ -1,4 +1,3 @@
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +8,6 @@ from scipy.stats import binomtest
 from hf_sphere.metrics import reliability_bins, risk_coverage
 from hf_sphere.visualization import plot_reliability, plot_risk_coverage
 from hf_sphere.visualization.curves import _start_of_axis
-
-
-@pytest.fixture(autouse=True)
-def _needs_matplotlib() -> None:
-    pytest.importorskip("matplotlib")
 
 
 def bins_of(*bins: tuple[float, float, int]) -> SimpleNamespace:
@@ -119,16 +113,6 @@ class TestReliability:
         bins = reliability_bins(confidences, torch.rand(60) < confidences, num_bins=5)
         assert len(line_of(plot_reliability(bins))) == 5
 
-    @pytest.mark.parametrize(("name", "start"), [("reliability.png", b"\x89PNG"), ("reliability.pdf", b"%PDF")])
-    def test_the_figure_is_written_into_a_new_folder(self, tmp_path, name, start):
-        plot_reliability(bins_of((0.3, 0.25, 40)), path=tmp_path / "new" / name)
-        assert (tmp_path / "new" / name).read_bytes().startswith(start)
-
-    def test_missing_matplotlib_names_the_extra(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-            plot_reliability(bins_of((0.3, 0.25, 40)))
-
 
 def curve(*risks: float) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(1, len(risks) + 1) / len(risks), torch.tensor(risks)
@@ -179,12 +163,3 @@ class TestRiskCoverage:
         figure = plot_risk_coverage({"confidence": risk_coverage(torch.rand(60), torch.rand(60) < 0.8)}, title="digits")
         assert len(curves_of(figure)["confidence"]) == 60
         assert figure.axes[0].get_title() == "digits"
-
-    def test_the_figure_is_written_into_a_new_folder(self, tmp_path):
-        plot_risk_coverage({"confidence": curve(0.0, 0.25)}, path=tmp_path / "new" / "risk.png")
-        assert (tmp_path / "new" / "risk.png").read_bytes().startswith(b"\x89PNG")
-
-    def test_missing_matplotlib_names_the_extra(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-            plot_risk_coverage({"confidence": curve(0.0, 0.25)})
