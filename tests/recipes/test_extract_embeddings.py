@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -46,11 +45,6 @@ NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 COLUMNS = ["embedding", "label", "prediction", "confidence", "logits", "index", "row_id"]
 
 Extract = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
 
 
 @pytest.fixture(scope="module")

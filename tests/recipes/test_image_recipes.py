@@ -23,8 +23,6 @@ from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
@@ -464,34 +462,29 @@ def address(root, folder, start):
     return f"http://127.0.0.1:{port}"
 
 
-def test_the_page_shows_neighbors_errors_and_classes(address, photos):
-    playwright = pytest.importorskip("playwright.sync_api")
-    if BROWSER is None:
-        pytest.skip("needs Chromium or Chrome")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.set_default_timeout(60_000)
-        others: list[str] = []
-        page.on(
-            "request", lambda request: request.url.startswith((address, "data:", "blob:")) or others.append(request.url)
-        )
-        page.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
-        page.goto(address)
-        page.get_by_role("button", name="Search").click()
-        page.get_by_text("choose an image first").wait_for()
-        page.locator("input[type=file]").first.set_input_files(photos / "a" / "2.png")
-        page.get_by_text("Query: prediction").wait_for()
-        caption = page.get_by_text("a/2.png a, distance")
-        caption.first.wait_for()
-        assert page.get_by_text("b/7.png b, distance").count() >= 1
-        page.get_by_label("Classes").click()
-        page.get_by_role("option", name="b").click()
-        page.keyboard.press("Escape")
-        page.get_by_role("button", name="Search").click()
-        caption.first.wait_for(state="detached")
-        page.get_by_text("b/7.png b, distance").first.wait_for()
-        browser.close()
+def test_the_page_shows_neighbors_errors_and_classes(address, photos, chromium):
+    page = chromium.new_page()
+    page.set_default_timeout(60_000)
+    others: list[str] = []
+    page.on(
+        "request", lambda request: request.url.startswith((address, "data:", "blob:")) or others.append(request.url)
+    )
+    page.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
+    page.goto(address)
+    page.get_by_role("button", name="Search").click()
+    page.get_by_text("choose an image first").wait_for()
+    page.locator("input[type=file]").first.set_input_files(photos / "a" / "2.png")
+    page.get_by_text("Query: prediction").wait_for()
+    caption = page.get_by_text("a/2.png a, distance")
+    caption.first.wait_for()
+    assert page.get_by_text("b/7.png b, distance").count() >= 1
+    page.get_by_label("Classes").click()
+    page.get_by_role("option", name="b").click()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Search").click()
+    caption.first.wait_for(state="detached")
+    page.get_by_text("b/7.png b, distance").first.wait_for()
+    page.close()
     assert others == []
 
 
