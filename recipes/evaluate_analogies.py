@@ -16,7 +16,6 @@ to `predictions.json` and a plot to `analogies.png`.
 """
 
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Literal
 
 from hf_sphere.analogies.prompts import TEMPLATES, template_text
 from hf_sphere.analogies.scoring import scoring_names
-from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.command_line import interruptible, run_recipe
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 
 FREE_TO_CHANGE = {
@@ -87,11 +86,8 @@ class AnalogyArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate models on word analogies."""
     (args,) = parse_arguments((AnalogyArguments,), argv, "Evaluate language models on word analogies.")
-    try:
+    with interruptible("Stopped. Finished results are kept; the same command resumes."):
         evaluate(args)
-    except KeyboardInterrupt:
-        print("\nStopped. Finished results are kept; the same command resumes.", file=sys.stderr)
-        sys.exit(130)
 
 
 def evaluate(args: AnalogyArguments) -> None:

@@ -26,11 +26,8 @@ def encode(
 ) -> list[Encoding]:
     """Tokenize sentences.
 
-    Args:
-        language_model: The model whose tokenizer is used.
-        sentences: The sentences.
-        words: Find the tokens of every word in `spans`. A token belongs to a word if they share a character.
-        start_token: Token to add before a sentence if the tokenizer adds none.
+    With `words`, find the tokens of every word in `spans`: a token belongs to a word if they share a character.
+    `start_token` is added before a sentence if the tokenizer adds none.
 
     Raises:
         ValueError: If a text is empty or too long for the model, a sentence has hidden words but the model is not

@@ -335,10 +335,8 @@ def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: 
     single = entries[0] if len(entries) == 1 else {}
     top = {name: value for name, value in single.items() if name.startswith("eval_")}
     write_json(path, {**top, "results": entries, "averages": averages(entries)})
-    with (
-        atomic_file(path.with_name("results.csv")) as unfinished,
-        open(unfinished, "w", newline="", encoding="utf-8") as file,
-    ):
+    table = path.with_name("results.csv")
+    with atomic_file(table) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
         write_csv([entry | {"configuration": json.dumps(entry["configuration"])} for entry in entries], file)
 
 

@@ -148,6 +148,7 @@ def _score(
                 ids = torch.from_numpy(np.stack([ids_of_rows[index] for index in batch_rows]))
                 batch_targets = [(row, *target) for row, index in enumerate(batch_rows) for target in targets[index]]
                 row, position, token, sentence = torch.tensor(batch_targets).T
+                # Each position is read once, and -log softmax at a token is logsumexp(logits) - logits[token].
                 positions, target_of = torch.stack([row, position]).unique(dim=1, return_inverse=True)
                 logits = reader.read(ids, *positions)
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -215,7 +216,10 @@ class _LogitReader:
         return bool((selected[0] - full).abs().max() <= tolerance)
 
     def _choose(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Hook of the head: the first module that receives hidden states (B, L, H) gets (1, M, H) instead."""
+        """Hook of the head: the first module that receives hidden states (B, L, H) gets (1, M, H) instead.
+
+        The head then costs M of the B L products with the vocabulary: one in L for a masked model.
+        """
         return tuple(map(self._cut, args)), {name: self._cut(value) for name, value in kwargs.items()}
 
     def _cut(self, value: Any) -> Any:

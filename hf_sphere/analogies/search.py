@@ -263,6 +263,7 @@ def guessing_quantile(num_choices: Tensor) -> float:
         raise ValueError(f"num_choices must be at least 1, of the shape (Q,) with Q >= 1; got {num_choices}.")
     probabilities = torch.zeros(len(num_choices) + 1, dtype=torch.float64)  # of each number of correct answers
     probabilities[0] = 1
+    # Add one question after another: P(k) = P(k) (1 - 1/n) + P(k - 1) / n, with n choices.
     for count in num_choices.tolist():
         right = probabilities / count
         probabilities -= right

@@ -38,7 +38,7 @@ def evaluate_with(model: nn.Module, evaluate: Callable[[Any], Any], values: Mapp
     """
     state = named_tensors(model)
     new = {id(state[name]): value.detach() for name, value in values.items()}
-    # Each place once: with tie_weights=True, functional_call would not restore a module that has two names.
+    # Each once: with tie_weights=True, functional_call would not restore a module that has two names.
     replaced = {
         f"model.{path}.{key}" if path else f"model.{key}": new[id(tensor)]
         for path, module in model.named_modules()
@@ -58,22 +58,20 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     The model works with copies of its buffers and of the tensors among its attributes, so a forward pass that updates
     statistics or stores features has no side effects. They are also restored after an exception.
     """
-    namespaces: list[dict[str, Any]] = [
-        namespace for module in model.modules() for namespace in (module._buffers, vars(module))
-    ]
-    before = [dict(namespace) for namespace in namespaces]
+    scopes: list[dict[str, Any]] = [scope for module in model.modules() for scope in (module._buffers, vars(module))]
+    before = [dict(scope) for scope in scopes]
     copies: dict[int, Tensor] = {}
     try:
-        for namespace in namespaces:
-            for key, value in namespace.items():
+        for scope in scopes:
+            for key, value in scope.items():
                 if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                    namespace[key] = copies.setdefault(id(value), value.detach().clone())
+                    scope[key] = copies.setdefault(id(value), value.detach().clone())
         model.eval()
         yield
     finally:
-        for namespace, original in zip(namespaces, before, strict=True):
-            namespace.clear()
-            namespace.update(original)
+        for scope, original in zip(scopes, before, strict=True):
+            scope.clear()
+            scope.update(original)
 
 
 def compiled_modules(model: nn.Module) -> set[nn.Module]:

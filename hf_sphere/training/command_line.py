@@ -1,10 +1,12 @@
 """The entry point of every recipe. Imports nothing heavy, so that `--help` and a mistyped argument return at once."""
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
@@ -38,6 +40,31 @@ def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
 
     command = Command(f"{path.parent.name}/{path.name}", argv)
     run_training(task(*parts), command)
+
+
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """Print a message and exit with status 130 at Ctrl-C, also if a library turns it into another error.
+
+    Reading a tensor from a file does: `torch.asarray` replaces a KeyboardInterrupt by a ValueError.
+    """
+    received = False
+
+    def interrupt(signal_number: int, frame: Any) -> None:
+        nonlocal received
+        received = True
+        signal.default_int_handler(signal_number, frame)
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if not (received or isinstance(error, KeyboardInterrupt)):
+            raise
+        print(f"\n{message}", file=sys.stderr)
+        sys.exit(130)
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def run_recipe(main: Callable[[Sequence[str] | None], None], **environment: str) -> None:

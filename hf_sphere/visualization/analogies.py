@@ -85,14 +85,12 @@ def _draw_scoring(
     """Draw the bars of one scoring; a model without it leaves a gap."""
     width = GROUP_WIDTH / len(models)
     for index, model in enumerate(models):
-        model_results = [result for result in results if result["model"] == model]
-        if not model_results:
+        rows = [result for result in results if result["model"] == model]
+        if not rows:
             continue
-        positions = [
-            benchmarks.index(result["benchmark"]) + (index - (len(models) - 1) / 2) * width for result in model_results
-        ]
+        positions = [benchmarks.index(row["benchmark"]) + (index - (len(models) - 1) / 2) * width for row in rows]
         accuracy, low, high, noise = (
-            [100 * result[name] for result in model_results]
+            [100 * row[name] for row in rows]
             for name in ("eval_accuracy", "eval_accuracy_low", "eval_accuracy_high", "selection_noise_high")
         )
         below = [max(0.0, value - end) for value, end in zip(accuracy, low, strict=True)]

@@ -70,28 +70,22 @@ def add_legend(figure: Figure, indices: Sequence[int], class_names: Sequence[str
 
 
 def place_names(
-    axes: Any,
-    positions: Tensor,
-    indices: Sequence[int],
-    names: Sequence[str],
-    size: float,
-    beside: Tensor | None = None,
+    axes: Any, points: Tensor, indices: Sequence[int], names: Sequence[str], size: float, beside: Tensor | None = None
 ) -> None:
-    """Draw class names as close to their places (K, 2), in data units, as possible without overlap.
+    """Draw class names as close to their points (K, 2), in data units, as possible without overlap.
 
-    The axes must be complete and laid out by `Figure.draw_without_rendering`. Names are centered on their places, or
+    The axes must be complete and laid out by `Figure.draw_without_rendering`. Names are centered on their points, or
     beside them in the direction of the unit vectors `beside` (K, 2). Names without room are omitted, and their number
-    is written in the corner of the axes. `indices` are the classes of the places, and `size` is the font size in
-    points.
+    is written in the corner of the axes. `indices` are the classes of the points, and `size` is the font size.
     """
     from matplotlib.colors import to_rgb
     from matplotlib.patheffects import withStroke
 
     texts = []
-    for position, index in zip(positions.tolist(), indices, strict=True):
+    for point, index in zip(points.tolist(), indices, strict=True):
         color = [0.6 * channel for channel in to_rgb(mark_of(index)[0])]  # legible on points of the same color
         name = shorten(names[index])
-        text = axes.text(*position, name, color=color, weight="bold", size=size, ha="center", va="center", zorder=6)
+        text = axes.text(*point, name, color=color, weight="bold", size=size, ha="center", va="center", zorder=6)
         text.set_path_effects([withStroke(linewidth=3, foreground="white")])
         text.set_in_layout(False)
         texts.append(text)
@@ -99,7 +93,7 @@ def place_names(
         return
     boxes = [text.get_window_extent() for text in texts]
     sizes = torch.tensor([(box.width + 4, box.height + 2) for box in boxes], dtype=torch.float64)
-    start = torch.as_tensor(axes.transData.transform(positions.numpy()))
+    start = torch.as_tensor(axes.transData.transform(points.numpy()))
     if beside is not None:
         start = start + beside * (sizes / 2 + _GAP)
     moved, kept = place_apart(start, sizes, *torch.as_tensor(axes.get_window_extent().get_points()))
@@ -110,7 +104,7 @@ def place_names(
             continue
         text.set_position(ends[row].tolist())
         if (moved[row] - start[row]).norm() > _CONNECTED:
-            line = torch.stack([positions[row], ends[row]]).T
+            line = torch.stack([points[row], ends[row]]).T
             axes.plot(*line.numpy(), color="0.25", linewidth=0.8, zorder=5, scalex=False, scaley=False)
     if not kept.all():
         note = f"{int((~kept).sum())} names omitted for lack of space"

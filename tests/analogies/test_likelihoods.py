@@ -155,11 +155,10 @@ def test_threads_can_share_a_model(tiny_bert):
     assert len(list(itertools.groupby(running))) == 2  # sequential
 
 
-def test_scores_do_not_depend_on_chunking(tiny_bert, monkeypatch):
+@pytest.mark.parametrize("batch_tokens", [3, 50])  # 3 splits a sentence into several chunks
+def test_scores_do_not_depend_on_chunking(tiny_bert, monkeypatch, batch_tokens):
     expected = perplexities(tiny_bert, SENTENCES)
-    monkeypatch.setattr(LanguageModel, "batch_tokens", 3)  # splits a sentence into several chunks
-    torch.testing.assert_close(perplexities(tiny_bert, SENTENCES), expected, rtol=1e-5, atol=0)
-    monkeypatch.setattr(LanguageModel, "batch_tokens", 50)
+    monkeypatch.setattr(LanguageModel, "batch_tokens", batch_tokens)
     torch.testing.assert_close(perplexities(tiny_bert, SENTENCES), expected, rtol=1e-5, atol=0)
 
 

@@ -62,12 +62,9 @@ class TestCircle:
             assert math.hypot(x, y) > 1.55
             assert math.degrees(math.atan2(y, x)) % 360 == pytest.approx(degrees, abs=1.0)
 
-    def test_directions_are_lines_to_the_circle(self):
+    def test_directions_are_lines_to_the_circle_and_explained(self):
         figure = plot_circle(at(0, 120, 240), torch.arange(3), ABC, directions=2 * at(10, 100, 200))
         assert directions_in(figure) == [pytest.approx(end) for end in at(10, 100, 200).tolist()]
-
-    def test_the_caption_explains_direction_lines(self):
-        figure = plot_circle(at(0, 120, 240), torch.arange(3), ABC, directions=at(10, 100, 200))
         assert figure.get_supxlabel().splitlines() == [ROSE_NOTE, "lines: directions of the classes"]
 
     def test_directions_outside_of_a_quadrant_are_counted(self):

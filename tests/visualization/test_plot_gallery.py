@@ -48,9 +48,6 @@ def test_embeddings_with_norms_are_drawn_in_a_plane_next_to_a_circle():
     assert (plane.axison, circle.axison) == (True, False)
     assert len(plane.collections[0].get_offsets()) == 30
     assert figure.get_supxlabel() == ROSE_NOTE
-
-
-def test_planes_without_circles_have_no_circle_caption():
     assert plot_gallery({"plain": panel(2, lengths=True)}, ABC, dim=2).get_supxlabel() == ""
 
 

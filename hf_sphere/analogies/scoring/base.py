@@ -152,14 +152,9 @@ class Scoring(ABC):
         return Measurements(self, terms, counts)
 
     def costs(self, questions: Sequence[Question], engine: Engine) -> Tensor:
-        """Compute the costs of the choices; the choice with the lowest cost is the answer.
+        """Compute the costs of the choices of Q valid questions, (Q, K), float64; the lowest cost is the answer.
 
-        Args:
-            questions: Q valid questions of up to K choices.
-            engine: The model.
-
-        Returns:
-            (Q, K), float64; infinite for choices that a question does not have.
+        Choices that a question does not have cost infinity.
         """
         needed = _needed(self.positive_aggregation, range(NUM_POSITIVE))
         if self.negative_weight:
