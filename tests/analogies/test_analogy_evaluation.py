@@ -59,14 +59,6 @@ def test_without_a_grid_there_is_one_configuration_per_template(tiny_bert, scori
         assert found.accuracy[number] == pytest.approx(scores.accuracy(QUESTIONS))
 
 
-def test_the_published_grid_is_a_subset_of_the_full_grid(tiny_bert):
-    sizes = [
-        len(search_templates(Engine(tiny_bert), QUESTIONS, "perplexity", ["is-to-what"], grid))
-        for grid in ("full", "published")
-    ]
-    assert sizes == [6 * 11 * 19, 6 * 11 * 15]
-
-
 @pytest.mark.parametrize("scoring", scoring_names())
 def test_chunked_answers_of_a_configuration_equal_those_of_one_call(tiny_bert, in_pieces, scoring):
     told = []

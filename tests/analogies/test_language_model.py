@@ -128,16 +128,14 @@ def test_an_invalid_model_is_rejected(model):
         LanguageModel.load(model)
 
 
-def test_a_checkpoint_without_its_head_is_rejected(build, save):
-    with pytest.raises(
-        ValueError, match=r"saved without cls\.predictions.* so the head of its BertForMaskedLM would be random"
-    ):
-        LanguageModel.load(save(build("Bert"), architectures=["BertForMaskedLM"]))
-
-
-def test_a_replaced_token_detection_checkpoint_is_rejected(build, save):
-    with pytest.raises(ValueError, match=r"so the head of its ElectraForMaskedLM would be random"):
-        LanguageModel.load(save(build("Electra", "ForPreTraining")))
+@pytest.mark.parametrize(
+    ("architecture", "head", "changes"),
+    [("Bert", "", {"architectures": ["BertForMaskedLM"]}), ("Electra", "ForPreTraining", {})],  # of replaced tokens
+)
+def test_a_checkpoint_without_a_head_for_masked_tokens_is_rejected(build, save, architecture, head, changes):
+    message = rf"saved without .* so the head of its {architecture}ForMaskedLM would be random"
+    with pytest.raises(ValueError, match=message):
+        LanguageModel.load(save(build(architecture, head), **changes))
 
 
 def test_a_replaced_token_detection_model_object_is_rejected(build, tokenizer):

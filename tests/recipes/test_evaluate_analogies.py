@@ -158,11 +158,6 @@ def test_the_choice_is_independent_of_the_test_answers(evaluate, questions, tmp_
     assert [row["predictions"] for row in answered[0]] == [row["predictions"] for row in answered[1]]
 
 
-def test_chance_level_is_one_over_the_number_of_choices(entries):
-    chances = [entry["chance_level"] for entry in entries if entry["benchmark"] == "easy"]
-    assert chances == pytest.approx([(1 / 2 + 1 / 3 + 1 / 2) / 3] * 5)
-
-
 def test_validation_noise_is_high_for_large_searches(entries):
     for entry in entries:
         assert entry["validation_noise"] <= entry["validation_noise_high"]

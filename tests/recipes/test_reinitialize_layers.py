@@ -294,15 +294,6 @@ def test_different_weights_of_the_same_name_are_not_mixed(measured, measure, tra
         measure(trained, measured, "--num_random", "2", "--snapshots", *snapshots[:2])
 
 
-def test_missing_snapshots_are_named_and_skipped(measure, trained, tmp_path):
-    absent = str(tmp_path / "epoch-0009.safetensors")
-    words = ["--snapshots", str(list_snapshots(trained)[0].path), absent, "--num_random", "0", "--layers", "linear"]
-    with pytest.warns(UserWarning, match="epoch-0009"):
-        result = measure(trained, tmp_path / "out", *words)
-    assert [*result.missing] == [absent]
-    assert all(list(layer.snapshots) == ["0"] for layer in result.layers.values())
-
-
 def test_a_snapshot_of_another_architecture_is_refused_naming_layer_and_leaving_the_folder_unused(
     measure, trained, tmp_path
 ):
