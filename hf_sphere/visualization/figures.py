@@ -93,11 +93,11 @@ def style_axes(axes: Any, grid: Literal["both", "x", "y"] | None = "both") -> No
         axes.set_axisbelow(True)
 
 
-def save_figure(figure: Figure, path: str | Path | None, *, dpi: int = 150) -> Figure:
+def save_figure(figure: Figure, path: str | Path | None) -> Figure:
     """Save a figure atomically, unless `path` is None, and return it."""
     if path is not None:
         with atomic_file(path) as unfinished:
-            figure.savefig(unfinished, dpi=dpi, format=Path(path).suffix.removeprefix(".") or None)
+            figure.savefig(unfinished, dpi=150, format=Path(path).suffix.removeprefix(".") or None)
     return figure
 
 

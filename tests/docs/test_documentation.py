@@ -9,7 +9,7 @@ import code_blocks
 import pytest
 
 from hf_sphere.nn import HEADS
-from hf_sphere.utils.renamed import RENAMED
+from hf_sphere.utils import renamed
 
 PAGES = {str(page.relative_to(code_blocks.ROOT)): page for page in code_blocks.pages()}
 
@@ -72,9 +72,13 @@ def test_every_page_is_in_the_navigation(root):
     assert [name for name in PAGES if name.startswith("docs/") and name.removeprefix("docs/") not in listed] == []
 
 
-def test_the_page_of_renamed_objects_lists_the_table(root):
-    rows = re.findall(r"^\| `(hf_sphere\.[\w.]+)` \| `([\w.]+)` \|$", (root / "docs" / "renamed.md").read_text(), re.M)
-    assert rows == list(RENAMED.items())
+def test_the_page_of_renamed_objects_and_options_lists_the_tables(root):
+    def shown(name, value):
+        return f"--{name}" if value is None else f"--{name} {str(value).lower()}"
+
+    options = getattr(renamed, "RENAMED_OPTIONS", {}).items()
+    rows = re.findall(r"^\| `(.+)` \| `(.+)` \|$", (root / "docs" / "renamed.md").read_text(), re.M)
+    assert rows == [*renamed.RENAMED.items(), *((shown(*old), shown(*new)) for old, new in options)]
 
 
 @pytest.mark.parametrize("package", ["analogies", "hyperplanes", "visualization"])
