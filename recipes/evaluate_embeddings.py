@@ -3,7 +3,7 @@
 python recipes/evaluate_embeddings.py --embeddings outputs/embeddings/mnist-test \
     --train_embeddings outputs/embeddings/mnist-train --out_of_distribution outputs/embeddings/digits-test --ks 1 2 4 8
 
-The embeddings come from `recipes/extract_embeddings.py`, or are any data set with the columns `embedding` and `label`.
+The embeddings come from `recipes/extract_embeddings.py`, or are any dataset with the columns `embedding` and `label`.
 Metrics for which a column is missing are skipped with a note. Results are written to `all_results.json`.
 """
 
@@ -34,8 +34,8 @@ class EvaluationArguments(Arguments):
     )
     output_dir: str | None = argument(None, "Output folder; <embeddings>/evaluation if not set.")
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir.")
-    split: str | None = argument(None, "Split to read, for data sets with several splits.")
-    max_samples: int | None = argument(None, "Maximum number of embeddings of each data set.", ge=1)
+    split: str | None = argument(None, "Split to read, for datasets with several splits.")
+    max_samples: int | None = argument(None, "Maximum number of embeddings of each dataset.", ge=1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -63,8 +63,7 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
 
     if args.output_dir is None and not read_whole(args.embeddings, Path.is_dir):
         raise ValueError(
-            f"{args.embeddings} is not a folder. If it is a data set on the Hub, set an output folder with "
-            "--output_dir."
+            f"{args.embeddings} is not a folder. If it is a dataset on the Hub, set an output folder with --output_dir."
         )
     if (Path(args.embeddings) / "index.json").is_file():
         raise ValueError(

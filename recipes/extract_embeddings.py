@@ -1,4 +1,4 @@
-"""Write the predictions and embeddings of a split as a data set.
+"""Write the predictions and embeddings of a split as a dataset.
 
 python recipes/extract_embeddings.py --model_name_or_path outputs/mnist --dataset_name ylecun/mnist \
     --split test --output_dir outputs/embeddings/mnist-test
@@ -38,9 +38,9 @@ class ExtractionArguments(Arguments):
     model_name_or_path: str = argument(
         help="Model of this library, or image encoder of transformers: folder or Hub id."
     )
-    dataset_name: str = argument(help="Hub id, folder, or a bundled data set: `digits` or `two_clusters`.")
+    dataset_name: str = argument(help="Hub id, folder, or a bundled dataset: `digits` or `two_clusters`.")
     output_dir: str = argument(help="Output folder.")
-    dataset_config_name: str | None = argument(None, "Configuration of the data set.")
+    dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
     split: str | None = argument(
         None,
         "Split to embed, or by the record of a model that was trained on the data: training, evaluation or validation, "

@@ -1,4 +1,4 @@
-"""Classify the images of a folder or data set, and write a CSV or parquet file.
+"""Classify the images of a folder or dataset, and write a CSV or parquet file.
 
 python recipes/predict_images.py --model_name_or_path outputs/birds --images photos --output photos.csv
 python recipes/predict_images.py --model_name_or_path outputs/digits --images digits --output digits.parquet
@@ -30,9 +30,9 @@ class PredictionArguments(Arguments):
     """Model, images and file."""
 
     model_name_or_path: str = argument(help="Image model with a head: folder or Hub id.")
-    images: str = argument(help="Folder of images (at any depth), image file, or name of a data set.")
+    images: str = argument(help="Folder of images (at any depth), image file, or name of a dataset.")
     output: str = argument(help="File to write, with the suffix .csv or .parquet.")
-    split: str | None = argument(None, "Split of a data set; the evaluation split if not set.")
+    split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
     top_k: int = argument(5, "Number of predictions per image, at most that of the classes.", ge=1)
     batch_size: int = argument(64, "Images per batch.", ge=1)
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)

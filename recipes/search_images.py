@@ -32,10 +32,10 @@ class SearchArguments(Arguments):
     """Index, query and output."""
 
     index: str = argument(help="Folder of the index.")
-    query: str | None = argument(None, "Image file, folder of images, or name of a data set.")
+    query: str | None = argument(None, "Image file, folder of images, or name of a dataset.")
     text: str | None = argument(None, "Instead, a text, for a model such as CLIP.")
     top_k: int = argument(5, "Number of neighbors; a query that is in the index is one of them.", ge=1)
-    leave_out_query: bool = argument(False, "Leave out a neighbor that is the same file, or row of a data set.")
+    leave_out_query: bool = argument(False, "Leave out a neighbor that is the same file, or row of a dataset.")
     classes: list[str] | None = argument(
         None, "Find only images of these classes; that of an image without a label is its prediction, shown with a '?'."
     )
@@ -96,14 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def leave_out_queries(index: "ImageIndex", found: "Neighbors", source: "ImageSource", top_k: int) -> "Neighbors":
-    """Return neighbors without the queries themselves, top_k per query.
-
-    Args:
-        index: The index.
-        found: The neighbors, top_k + 1 per query.
-        source: The queries.
-        top_k: Number of neighbors to keep.
-    """
+    """Return the neighbors of queries, of which there are top_k + 1 each, without the queries themselves."""
     queries = [str(Path(source.name) / name) for name in found.queries["file"]]
     pairs = zip(found.rows.tolist(), queries, strict=True)
     same = found.rows.new_tensor([[row >= 0 and index.path(row) == query for row in rows] for rows, query in pairs])
@@ -137,10 +130,7 @@ def make_table(index: "ImageIndex", found: "Neighbors") -> list[dict[str, Any]]:
 def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequence[Any]) -> Any:
     """Draw a row of images per query: the query, and its neighbors with distance and class; "?" marks predictions.
 
-    Args:
-        index: The index.
-        found: The neighbors.
-        queries: Image of each query, or None for a text.
+    The image of a query that is a text is None.
     """
     from PIL import Image, ImageDraw
 

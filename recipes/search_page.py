@@ -80,7 +80,7 @@ def build_page(index: "ImageIndex") -> Any:
                 gallery = gr.Gallery(label="Neighbors", columns=5, object_fit="contain", height="auto")
 
         def find(path: str | None, *inputs: Any) -> Any:
-            # gradio lets clients of its API name any file, and with the suffix of an SVG any folder or data set.
+            # gradio lets clients of its API name any file, and with the suffix of an SVG any folder or dataset.
             if path and not (
                 os.path.isfile(path) and Path(image.GRADIO_CACHE).resolve() in Path(path).resolve().parents
             ):

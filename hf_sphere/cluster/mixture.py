@@ -217,11 +217,9 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
 def maximize(sums: Tensor, counts: Tensor, squares: Tensor | None = None, *, shared: bool = False) -> Parameters:
     """Return the parameters with the largest likelihood.
 
-    Args:
-        sums: Weighted sums of the rows of each component, (k, d).
-        counts: Sums of the weights, (k,).
-        squares: Sums of the squared weights, (k,), if the bias of the concentrations is to be corrected.
-        shared: Whether all components have the same concentration.
+    `sums` (k, d) are the weighted sums of the rows of each component, `counts` (k,) the sums of the weights, and
+    `squares` (k,) those of the squared weights, if the bias of the concentrations is to be corrected. If `shared`, all
+    components have the same concentration.
     """
     norms = torch.linalg.vector_norm(sums, dim=1)
     lengths = (norms / torch.where(counts > 0, counts, 1.0)).clamp(max=1)

@@ -81,8 +81,7 @@ class EncodedImages(torch.utils.data.Dataset):
         transform: Applied to each decoded image and its row, a scalar tensor.
 
     Attributes:
-        num_transparent: Number of images with an alpha channel or a transparent color, once `decode_all` or
-            `check_files` has counted them.
+        num_transparent: Number of images with transparency, once `decode_all` or `check_files` has counted them.
     """
 
     def __init__(
@@ -145,21 +144,15 @@ def decode_all(
     num_workers: int | None = None,
     progress: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Decode every image once.
+    """Decode every image once; return the images, uint8 (N, channels, height, width), and their indices, (N,).
 
     Args:
         images: The images.
-        skip_corrupt: Skip corrupt images and log their number, instead of raising an error.
-        cache_dir: Folder for decoded data, keyed by the fingerprint of the data set; None for the default one below the
+        skip_corrupt: Skip corrupt images and log their number, instead of raising a `CorruptImageError`.
+        cache_dir: Folder for decoded data, keyed by the fingerprint of the dataset; None for the default one below the
             Hugging Face home.
         num_workers: Number of decoding processes; if None, one per core, or 0 for small data.
         progress: Whether to show a progress bar.
-
-    Returns:
-        Images, uint8 of shape (N, channels, height, width), and their indices among `images`, int64 of shape (N,).
-
-    Raises:
-        CorruptImageError: If an image cannot be decoded and `skip_corrupt` is not set, or if none can.
     """
     cache = _cache_file(images, cache_dir)
     stored = _read_cache(cache)
@@ -187,8 +180,7 @@ def decode_all(
 def check_files(images: EncodedImages, *, skip_corrupt: bool = False, progress: bool = True) -> None:
     """Check the image files without decoding them, see `examine_files`, and count and log those with transparency.
 
-    Raises:
-        CorruptImageError: If a file is damaged and `skip_corrupt` is not set.
+    A damaged file is a `CorruptImageError`, unless `skip_corrupt` is set.
     """
     errors, transparent = examine_files(images._records, images.column, images.rows.tolist(), progress=progress)
     if errors and not skip_corrupt:

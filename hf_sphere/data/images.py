@@ -1,4 +1,4 @@
-"""Preparation of image data sets for training: columns, classes, splits, statistics, batches; and thumbnails."""
+"""Preparation of image datasets for training: columns, classes, splits, statistics, batches; and thumbnails."""
 
 import logging
 import os
@@ -92,7 +92,7 @@ class ImageSplit:
     """The result of `load_image_split`.
 
     Attributes:
-        batches: Batches in the order of the split; `batches.epoch_rows()` are the data set's rows of its images.
+        batches: Batches in the order of the split; `batches.epoch_rows()` are the dataset's rows of its images.
         class_names: Name of each class, by index; empty, and all labels -1, if the split has no labels.
         num_images: Number of images, over all processes.
         name: Name of the split, or `train+test` if both splits were pooled.
@@ -125,7 +125,7 @@ def load_image_data(
     num_processes: int = 1,
     progress: bool = True,
 ) -> ImageData:
-    """Load a labeled image data set as batches.
+    """Load a labeled image dataset as batches.
 
     A validation split has the classes of the training split, except in an open set. `max_train_samples` and
     `max_eval_samples` images are sampled with `seed`. Statistics that are not set are measured on the training images.
@@ -136,10 +136,11 @@ def load_image_data(
     together.
 
     Args:
-        options: The data set, its columns and splits, the shape of the images, corruption and augmentation. The data
-            set is a bundled one, an id on the Hub or a folder; see `hf_sphere.data.sources.load_splits`. One without
-            evaluation split is divided: `eval_fraction` of its images, or in an open set of its classes, is held out.
-        dataset: Use this data set of `datasets` instead: a `Dataset` (the split `train`), a `DatasetDict`, or a
+        options: The dataset, its columns and splits, the shape of the images, corruption and augmentation. The
+            dataset is a bundled one, an id on the Hub or a folder; see `hf_sphere.data.sources.load_splits`. One
+            without evaluation split is divided: `eval_fraction` of its images, or in an open set of its classes, is
+            held out.
+        dataset: Use this dataset of `datasets` instead: a `Dataset` (the split `train`), a `DatasetDict`, or a
             streaming one, which is read to its end or to `max_train_samples` and `max_eval_samples`.
         task: `classification`: `labels` are class indices, int64; `regression`: `labels` are real values, float32;
             `joint`: class indices, with real values as `regression_labels`; `retrieval` and `few_shot`, the open sets:
@@ -168,7 +169,7 @@ def load_image_data(
         torch.Size([128, 1, 8, 8])
     """
     if not isinstance(options, ImageDataOptions):
-        raise TypeError(f"options must be ImageDataOptions, and a data set is `dataset`; got {type(options).__name__}.")
+        raise TypeError(f"options must be ImageDataOptions, and a dataset is `dataset`; got {type(options).__name__}.")
     values = targets if isinstance(targets, ValueOptions) else ValueOptions()
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
     check_task(task, options, values, train_classes, episodes)
@@ -252,7 +253,7 @@ def load_image_split(
     """Load one split as in evaluation: in its order and without random changes.
 
     Args:
-        options: The data set, its columns, the shape of the images and the corruption, as in training: with the same
+        options: The dataset, its columns, the shape of the images and the corruption, as in training: with the same
             `seed` or `corruption_seed`, classes and pixels are those of `load_image_data`. Mean and standard deviation
             are required; the image processor of a model has them. The split may have no labels. Other options are
             ignored.
@@ -389,10 +390,10 @@ def load_thumbnails(
     """Load images by row, downscaled if they are larger.
 
     Args:
-        name: Bundled data set, Hub id, or folder; see `hf_sphere.data.sources.load_splits`.
+        name: Bundled dataset, Hub id, or folder; see `hf_sphere.data.sources.load_splits`.
         splits: The split; several are concatenated.
         rows: (N,) rows of the split, in any order.
-        config_name: Configuration, for a data set with several.
+        config_name: Configuration, for a dataset with several.
         image_column: Column of the images; detected by name if None.
         side: Length of the longest side of a thumbnail in pixels. All have the aspect ratio of the first image.
         cache_dir: Folder for decoded images; in the Hugging Face home if None.

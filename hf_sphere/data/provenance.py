@@ -1,4 +1,4 @@
-"""Where images come from: the identity of each row of a data set, and the record of the images of a training run."""
+"""Where images come from: the identity of each row of a dataset, and the record of the images of a training run."""
 
 import base64
 import contextlib
@@ -98,11 +98,7 @@ class DataRecord:
 
     @classmethod
     def read(cls, model: str | os.PathLike) -> "DataRecord | None":
-        """Read the record of a model, in a folder or on the Hub; None if it has none.
-
-        Raises:
-            ValueError: If the record is damaged.
-        """
+        """Read the record of a model, in a folder or on the Hub; None if it has none. A damaged record is an error."""
         causes = ("gated_repo", "missing_entries", "connection_errors")
         path = None
         with contextlib.suppress(OSError):  # loading the model reports it
@@ -133,9 +129,6 @@ def resolve_split(
 
     Other names are returned as they are, with None: those of splits first, except for `training`. If there is no name,
     it is that of the evaluation split in the record of the data, whose fingerprint is `data`.
-
-    Raises:
-        ValueError: If there is no such record of the data.
     """
     if split is None and record is not None and record.data == data:
         # Where the classes were divided, both parts are of one split.

@@ -55,16 +55,13 @@ class Episodes:
 
 
 def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | None = None, what: str = "an") -> None:
-    """Raise an error if episodes cannot be sampled.
+    """Raise an error if there are too few classes for episodes, or of distinct images too few in a class.
 
     Args:
         labels: (N,) class of each image, integers.
         episodes: The episodes.
         names: Name of each class, by label, for error messages.
         what: Article and kind of the episode, for error messages.
-
-    Raises:
-        ValueError: If there are too few classes, or if images must be distinct and a class has too few of them.
     """
     classes, counts = labels.unique(return_counts=True)
     origin = f" {episodes.origin}" if episodes.origin else ""

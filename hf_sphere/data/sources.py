@@ -1,4 +1,4 @@
-"""Sources of image data sets, their columns, and parts of them by name."""
+"""Sources of image datasets, their columns, and parts of them by name."""
 
 import difflib
 import glob
@@ -52,12 +52,7 @@ VALUE_COLUMNS = ("value", "target", "year", "creation_year", "age", "regression_
 
 
 def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
-    """Load all splits of an image data set.
-
-    Args:
-        name: `digits` or `two_clusters` (bundled), Hub id, or folder of parquet files or images.
-        config_name: Configuration, for a data set with several.
-    """
+    """Load all splits of an image dataset: a bundled one, one on the Hub, or a folder of parquet files or images."""
     if name in BUNDLED:
         return DatasetDict(BUNDLED[name]())
     if Path(name).is_file():
@@ -81,26 +76,18 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
 
 
 def require_splits(splits: Any, name: str) -> DatasetDict:
-    """Return the splits of the data set `name`, or raise an error if it was not loaded as such."""
+    """Return the splits of the dataset `name`, or raise an error if it was not loaded as such."""
     if not isinstance(splits, DatasetDict):
-        raise ValueError(f"data set {name!r} does not load as named splits; got {type(splits).__name__}.")
+        raise ValueError(f"dataset {name!r} does not load as named splits; got {type(splits).__name__}.")
     return splits
 
 
 def find_column(
     dataset: Dataset, given: str | None, candidates: tuple[str, ...], what: str, *, instead: str = ""
 ) -> str:
-    """Return the requested column, or the first candidate that exists, or the only column of images.
+    """Return the column `given`, else the first of the usual names `candidates` that exists, or the only one of images.
 
-    Args:
-        dataset: The split.
-        given: Name of the column; None for the first candidate.
-        candidates: Usual names.
-        what: Content of the column, for error messages.
-        instead: An alternative to such a column, for the end of the error message.
-
-    Raises:
-        ValueError: If there is no such column; the message lists the columns.
+    If there is none, the error lists the columns, says `what` was looked for, and what can be done `instead`.
     """
     option = f"--{what}_column_name"
     if given is not None and given not in dataset.column_names:
@@ -140,13 +127,9 @@ def choose_eval_split(splits: Mapping[str, Any], name: str | None, train: str = 
 
 
 def find_split(splits: DatasetDict, name: str, option: str, label_column: str | None = None) -> Dataset:
-    """Return a split or a part of the data; raise an error that lists the splits if it does not exist or is empty.
+    """Return a split or part of the data, see `read_split`; an error lists the splits if there is none, or it is empty.
 
-    Args:
-        splits: All splits.
-        name: See `hf_sphere.data.sources.read_split`.
-        option: Option that chooses it, for error messages.
-        label_column: Column of the classes, for parts that are held out.
+    The error names the `option` that chooses the split. Parts are held out by the classes of the `label_column`.
     """
     try:
         rows = read_split(splits, name, label_column)
@@ -277,28 +260,23 @@ def _as_splits(splits: dict[str, tuple[np.ndarray, np.ndarray]], names: list[str
 
 
 BUNDLED: dict[str, Callable[[], DatasetDict]] = {"digits": _digits, "two_clusters": _two_clusters}
-"""Data sets that need no network."""
+"""Datasets that need no network."""
 
 
 _HELD_OUT = re.compile(r"(kept|held_out)\((.+), ([-+.e0-9]+), seed=([0-9]+)\)")
 
 
 def as_splits(data: Any, max_rows: Mapping[str | None, int | None]) -> DatasetDict:
-    """Return the splits of a data set of `datasets`, and those of a streaming one as files of its cache.
+    """Return the splits of a dataset of `datasets`, and those of a streaming one as files of its cache.
 
     Args:
         data: A `Dataset`, which becomes the split `train`, `DatasetDict`, `IterableDataset` or `IterableDatasetDict`.
-        max_rows: Number of rows, by split, to read from a streaming data set; without a number, it is read to its end.
-
-    Raises:
-        TypeError: If it is something else.
+        max_rows: Number of rows, by split, to read from a streaming dataset; without a number, it is read to its end.
     """
     splits = data if isinstance(data, (DatasetDict, IterableDatasetDict)) else {"train": data}
     for part in splits.values():
         if not isinstance(part, (Dataset, IterableDataset)):
-            raise TypeError(
-                f"a data set must be one of `datasets` or a dictionary of these; got {type(part).__name__}."
-            )
+            raise TypeError(f"a dataset must be one of `datasets` or a dictionary of these; got {type(part).__name__}.")
     return DatasetDict({name: _stored(part, max_rows.get(name)) for name, part in splits.items()})
 
 
@@ -330,17 +308,13 @@ def held_out_names(split: str, fraction: float, seed: int) -> tuple[str, str]:
 
 
 def read_split(splits: DatasetDict, name: str, label_column: str | None = None) -> Dataset:
-    """Return the rows of a split or of a part of the data.
+    """Return the rows of a split or of a part of the data; a KeyError is that of a split that does not exist.
 
     Args:
         splits: All splits.
         name: Name of a split; an expression of `datasets` such as `train[:80%]` or `train+test`; `all`; or one of
             `held_out_names`, whose parts have the same proportion of classes.
         label_column: Column of the classes; None if there is none.
-
-    Raises:
-        KeyError: If there is no such split.
-        ValueError: If the expression is invalid, or no part can be held out.
     """
     if name in splits:
         return splits[name]
@@ -386,17 +360,9 @@ def _slices(splits: DatasetDict, name: str) -> list[Any]:
 def draw_held_out(
     count: int, fraction: float, seed: int, classes: Tensor | None = None, names: Sequence[str] = ()
 ) -> Tensor:
-    """Draw a random fraction of the images, bool (`count`,), with the same proportion of each class if there are any.
+    """Draw a random fraction of `count` images, bool (`count`,), with the same proportion of each class, if any.
 
-    Args:
-        count: Number of images.
-        fraction: Fraction to draw, between 0 and 1.
-        seed: Seed of the draw.
-        classes: (`count`,), class indices.
-        names: Names of the classes, for error messages.
-
-    Raises:
-        ValueError: If a part would be empty or lack a class.
+    No part may be empty or lack a class. The `names` of the `classes` (`count`,) are for the error message.
     """
     from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 

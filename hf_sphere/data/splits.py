@@ -48,9 +48,9 @@ class Split:
 
     Attributes:
         name: Name of the split.
-        num_rows: Rows of the data set.
+        num_rows: Rows of the dataset.
         images: Encoded, or decoded as uint8 (N, C, H, W).
-        rows: (N,) row of the data set of each image.
+        rows: (N,) row of the dataset of each image.
         classes: (N,) class indices, for tasks with classes.
         values: (N,) real values, for tasks with values.
         num_transparent: Number of images with an alpha channel or a transparent color.
@@ -253,11 +253,7 @@ def check_computable(value: str, shape: ImageShape) -> None:
 
 
 def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> ImageShape:
-    """Return the shape set by the options, by default that of all images, and three channels if some have colors.
-
-    Raises:
-        ValueError: If the images have several sizes and the options set none.
-    """
+    """Return the shape set by the options, by default that of all images, and three channels if some have colors."""
     resizing = options.crop_pct, options.interpolation or "bilinear", tuple(options.background_color or WHITE)
     if options.image_size and options.num_channels:
         return ImageShape(options.num_channels, options.image_size[0], options.image_size[-1], *resizing)
@@ -316,17 +312,9 @@ def find_statistics(
 
 
 def first_classes(labels: Tensor, count: int) -> Tensor:
-    """Return a mask of the images of the first classes, the split of CUB-200-2011 and Cars196 for metric learning.
+    """Return a mask of the images of the first `count` of the classes (N,) that occur, which must leave others.
 
-    Args:
-        labels: (N,) class indices.
-        count: Number of classes, among those that occur.
-
-    Returns:
-        bool, (N,).
-
-    Raises:
-        ValueError: If one of the two parts would be empty.
+    This is the split of CUB-200-2011 and Cars196 for metric learning.
     """
     classes = labels.unique()
     if not 1 <= count < len(classes):
@@ -338,19 +326,7 @@ def first_classes(labels: Tensor, count: int) -> Tensor:
 
 
 def held_out_classes(labels: Tensor, fraction: float, seed: int) -> Tensor:
-    """Return a mask of the images of randomly sampled classes.
-
-    Args:
-        labels: (N,) class indices.
-        fraction: Fraction of the classes that occur, between 0 and 1; rounded to at least one class in each part.
-        seed: Seed of the sampling.
-
-    Returns:
-        bool, (N,).
-
-    Raises:
-        ValueError: If there is a single class.
-    """
+    """Return a mask of the images of a random fraction of the classes (N,) that occur: at least one in each part."""
     classes = labels.unique()
     if len(classes) < 2:
         raise ValueError(

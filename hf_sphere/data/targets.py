@@ -59,11 +59,7 @@ def check_task(
 
 
 def read_values(rows: Dataset, column: str, split: str) -> Tensor:
-    """Read real values, float32, (N,).
-
-    Raises:
-        ValueError: If a value is missing, not a number or not finite; the message contains the split.
-    """
+    """Read real values, float32, (N,); one that is missing, not a number or not finite is an error."""
     cells = rows.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
     if not (pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)):
         raise ValueError(
@@ -135,13 +131,7 @@ def slant(images: Tensor) -> Tensor:
 
     It is computed from central second moments of the ink: tan(slant) = mu_xy / mu_yy, with x to the right and y up.
     Shearing an image by -tan(slant) makes the stroke upright. Images without ink, or with ink in a single row only,
-    have slant 0.
-
-    Args:
-        images: uint8, (N, C, H, W), light on dark.
-
-    Returns:
-        float32, (N,), in degrees.
+    have slant 0. Images are uint8 (N, C, H, W), light on dark; the slants are float32 (N,).
     """
     height, width = images.shape[-2:]
     across = torch.arange(width, dtype=torch.float64, device=images.device)

@@ -1,4 +1,4 @@
-"""Preparation of text data sets for training: column, splits, tokens, blocks, batches."""
+"""Preparation of text datasets for training: column, splits, tokens, blocks, batches."""
 
 import os
 from collections.abc import Iterator
@@ -58,13 +58,13 @@ def load_text_data(
     num_processes: int = 1,
     progress: bool = True,
 ) -> TextData:
-    """Load a text data set as batches.
+    """Load a text dataset as batches.
 
     The texts of a split are tokenized, joined, and cut into blocks; an incomplete last block is dropped. The tokens,
     five bytes each, are kept on the device. `max_train_samples` and `max_eval_samples` count blocks.
 
     Args:
-        options: The data set (see `load_text_splits`), its column and splits, and the masking. `max_seq_length` is
+        options: The dataset (see `load_text_splits`), its column and splits, and the masking. `max_seq_length` is
             ignored in favor of `block_length`.
         tokenizer: A transformers tokenizer with a mask token.
         block_length: Tokens per block, special tokens included.
@@ -138,16 +138,13 @@ def load_text_data(
 def load_text_splits(
     name: str, config_name: str | None = None, cache_dir: str | os.PathLike | None = None
 ) -> DatasetDict:
-    """Load all splits of a text data set.
+    """Load all splits of a text dataset.
 
     Args:
         name: Hub id, folder of parquet or text files (or its subfolder `config_name`, if that exists), or a single
             file, which becomes the split `train`.
-        config_name: Configuration, for a data set with several.
+        config_name: Configuration, for a dataset with several.
         cache_dir: Cache folder of `datasets`; its default if None.
-
-    Raises:
-        ValueError: If the kind of a file is not supported, it cannot be read, or the data has no named splits.
     """
     path, cache = Path(name), None if cache_dir is None else str(cache_dir)
     kind = path.suffix.lower()

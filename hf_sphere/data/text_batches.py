@@ -84,16 +84,13 @@ class Masking:
             raise ValueError(f"mask_probability must be above 0 and at most 1; got {self.probability}.")
 
     def __call__(self, tokens: Tensor, starts: Tensor, vocabulary: Vocabulary, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Mask tokens of blocks.
+        """Mask tokens of blocks; return the input tokens, and the labels: the token where it is a target, else -100.
 
         Args:
-            tokens: (B, L) tokens of the text, int64.
+            tokens: (B, L) tokens of the text, int64, as the two results.
             starts: (B, L) whether a token begins a word.
             vocabulary: The mask token, the special tokens, and the ordinary tokens for random replacement.
             keys: (B,) determine the mask of each block, int64; see `keyed_integers`.
-
-        Returns:
-            The input tokens, and the labels: the token where it is a target, else -100; both (B, L).
         """
         streams = keyed_integers(keys[:, None, None], torch.arange(3, device=keys.device)[:, None])
         places = torch.arange(tokens.shape[1], device=keys.device)

@@ -122,11 +122,7 @@ def _evaluate_ood(
 
 
 def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) -> dict[str, Embeddings]:
-    """Read embeddings of out-of-distribution images by `read_embeddings`, and return them by folder name.
-
-    Raises:
-        ValueError: If two folders have the same name, or a certainty measure of `data` is missing.
-    """
+    """Read embeddings of out-of-distribution images, by folder name, with the certainty measures of `data`."""
     names = [Path(path).resolve().name for path in paths]
     if len(set(names)) < len(names):
         raise ValueError(f"results are named by folder, and two folders have the same name: {', '.join(names)}.")

@@ -70,7 +70,7 @@ class Gallery:
     def nearest(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the similarities of the queries `rows` (b,) with their class and with neighbors of other classes.
 
-        `count`, the number of neighbors, is at least that of the other members of any query's class.
+        `count` is at least the number of other members of any query's class.
 
         Returns:
             Similarities (b, p) with the other members of the class, where p is their number in the largest class, and

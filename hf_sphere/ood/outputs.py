@@ -22,7 +22,7 @@ class Outputs(NamedTuple):
         logits: (N, K).
         labels: (N,), any integers.
         concentrations: (N,), of models that compute one: those with the head `vmf` or `adaface`.
-        ids: (N,), integers that identify the inputs, for instance their rows in one data set: inputs with the same
+        ids: (N,), integers that identify the inputs, for instance their rows in one dataset: inputs with the same
             number are the same, and others are not, even if their values are equal.
     """
 

@@ -40,8 +40,8 @@ class ImageSource:
     """Images that are opened on access.
 
     Attributes:
-        name: Absolute path of the folder, or name of the data set; empty for files and images in memory.
-        split: Split of the data set, if it is one.
+        name: Absolute path of the folder, or name of the dataset; empty for files and images in memory.
+        split: Split of the dataset, if it is one.
         names: Name of each image: its file, relative to the folder, or `<split>/<row>`.
         labels: Name of the class of each image; empty if the source has none.
         encoded: The images in the column `image`, not decoded.
@@ -70,13 +70,13 @@ class ImageSource:
 
     @classmethod
     def of(cls, images: Any, split: str | None = None) -> "ImageSource":
-        """Make a source of a folder, a data set or its name, a file, an image of PIL, or several files and images.
+        """Make a source of a folder, a dataset or its name, a file, an image of PIL, or several files and images.
 
         Args:
             images: The images. Those of a folder are all its image files, at any depth; the folder of a file is its
-                class. Any other folder, and any other text, is a data set; see `hf_sphere.data.sources.load_splits`.
+                class. Any other folder, and any other text, is a dataset; see `hf_sphere.data.sources.load_splits`.
                 A folder that `datasets` reads from tables, or from a metadata file that names its images, is one too.
-            split: Split of a data set; if None its evaluation split, or all images of a folder.
+            split: Split of a dataset; if None its evaluation split, or all images of a folder.
 
         Raises:
             TypeError: If an image is an array or something else.
@@ -104,7 +104,7 @@ class ImageSource:
             if not isinstance(image, (str, os.PathLike, PILImage.Image)):
                 hint = "Convert images by PIL.Image.fromarray; search embeddings with hf_sphere.search.NeighborSearch."
                 got = "an array" if hasattr(image, "ndim") else type(image).__name__
-                raise TypeError(f"images are files, a folder, a data set or images of PIL; got {got}. {hint}")
+                raise TypeError(f"images are files, a folder, a dataset or images of PIL; got {got}. {hint}")
         if not several:
             raise ValueError("no images are given.")
         names = [
@@ -124,7 +124,7 @@ class ImageSource:
 
     @classmethod
     def _of_splits(cls, name: str, splits: DatasetDict, split: str | None) -> "ImageSource":
-        """Make a source of a data set; `name` is empty if it is in memory."""
+        """Make a source of a dataset; `name` is empty if it is in memory."""
         split = sources.choose_eval_split(splits, split) or next(iter(splits))
         rows = sources.find_split(splits, split, "--split")
         column = sources.find_column(rows, None, sources.IMAGE_COLUMNS, "image")

@@ -188,10 +188,9 @@ def _embed_batches(model: Any, batches: ImageBatches, accelerator: Accelerator, 
 
 
 def read_output(output: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the columns of a model's output: `embedding`, and those of its head, float32 on the CPU.
+    """Return the columns of a model's output: `embedding`, and those of its head, float32 on the CPU, all finite.
 
-    Raises:
-        ValueError: If a value is not finite; the message has one of the `names` of the images.
+    The error of a value that is not finite has one of the `names` of the images.
     """
     columns = {"embedding": output.embeddings.float().cpu()}
     if "logits" in output:

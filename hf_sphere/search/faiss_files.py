@@ -47,12 +47,7 @@ def write_index(path: Path, index: Any, references: str) -> None:
 
 
 def read_index(path: Path, kind: str, vectors: Tensor, metric: int, references: str) -> Any:
-    """Return the FAISS index of a file and the vectors (U, d), float32, of its references.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is damaged, or of other references.
-    """
+    """Return the FAISS index of a file and the vectors (U, d), float32, of its references, of which it must be."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; build the index again.")
     try:

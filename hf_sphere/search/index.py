@@ -49,7 +49,7 @@ class ImageIndex(IndexedImages):
             `size`, `time`, `digest` and the `settings` of the model. An image keeps its `id` when others are added or
             removed, and when it is moved or overwritten.
         embeddings: (N, d), float32.
-        sources: Folder or data set and split of the images, by number.
+        sources: Folder or dataset and split of the images, by number.
         kind: Kind of the search; if None, chosen by the number of images.
         next_id: The `id` of the next new image.
 
@@ -141,10 +141,10 @@ class ImageIndex(IndexedImages):
         return len(embeddings) - len(again)
 
     def remove(self, images: str | PathLike) -> int:
-        """Remove an image by its path or name, or all images of a folder or data set; return their number.
+        """Remove an image by its path or name, or all images of a folder or dataset; return their number.
 
         Args:
-            images: Path of a file or folder, which need not exist any more; name of a data set; or that of an image, as
+            images: Path of a file or folder, which need not exist any more; name of a dataset; or that of an image, as
                 in the column `file`.
 
         Raises:
@@ -157,7 +157,7 @@ class ImageIndex(IndexedImages):
         if not removed:
             removed = {row for row, name in enumerate(self.images["file"]) if name == str(images)}
             if len(removed) != 1:
-                found = ", ".join(paths[row] for row in removed) or "no such image, folder or data set"
+                found = ", ".join(paths[row] for row in removed) or "no such image, folder or dataset"
                 raise ValueError(f"{images} does not name images of the index: there is {found}.")
         if len(removed) == len(self):
             raise ValueError(f"{images} names all images of the index; remove its folder instead.")

@@ -44,7 +44,7 @@ class About:
 
     Attributes:
         model_folder: Folder of the model, relative to that of the index.
-        tables: Size and time of each table, by source; only data sets in folders have some. None in older versions.
+        tables: Size and time of each table, by source; only datasets in folders have some. None in older versions.
         next_id: The `id` of the next new image; None in older versions.
     """
 
@@ -69,11 +69,7 @@ class About:
 def read_index(folder: Path) -> tuple[About, dict[str, list[Any]], Tensor, NeighborSearch | None, str | None]:
     """Read and validate all files of an index: description, images, embeddings, approximate search, and version.
 
-    Without FAISS there is no approximate search.
-
-    Raises:
-        FileNotFoundError: If there is no index.
-        ValueError: If a file is damaged, or the files do not fit together.
+    Without FAISS there is no approximate search. Files that are damaged or do not fit together are an error.
     """
     if not (folder / ABOUT_FILE).exists():
         raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; build an index with recipes/build_index.py.")

@@ -41,7 +41,7 @@ def file_state(path: str) -> tuple[int, int] | None:
 
 
 def table_states(name: str, split: str | None) -> dict[str, list[int]]:
-    """Return size and time of each table of a data set in a folder; no other source has any."""
+    """Return size and time of each table of a dataset in a folder; no other source has any."""
     files = list_files(Path(name), TABLES) if split is not None and os.path.isdir(name) else []
     return {str(file.relative_to(name)): list(file_state(str(file)) or ()) for file in files}
 
@@ -57,8 +57,7 @@ def place_of(name: str, split: str | None, file: str) -> Hashable:
 def identify(source: ImageSource, rows: Sequence[int], *, progress: bool = True) -> dict[int, ImageState]:
     """Return the states of images of a source, by row, read in parallel threads.
 
-    Raises:
-        ValueError: If a data set names a file of this machine that is not its own.
+    A dataset that names a file of this machine that is not its own is an error.
     """
     with ThreadPool(min(16, len(rows) // 100 + 1)) as pool:
         states = pool.imap(partial(_identify, source), rows, chunksize=100)
@@ -84,12 +83,7 @@ def _identify(source: ImageSource, row: int) -> ImageState:
 
 
 def _read(record: dict[str, Any] | None, size: int | None = None) -> bytes:
-    """Return the content of an encoded image; that of a file only if it is a regular one, of a size if that is given.
-
-    Raises:
-        ValueError: If it is missing or another one.
-        OSError: If it cannot be read.
-    """
+    """Return the content of an encoded image; that of a file only if it is a regular one, and of a `size` if given."""
     if record and record["bytes"] is not None:
         return record["bytes"]
     path = record and record["path"]
@@ -122,7 +116,7 @@ class IndexedImages:
     _opened: dict[int, ImageSource]
 
     def path(self, row: int) -> str:
-        """Return the absolute path of an indexed image; of one of a data set, the name of that and its own."""
+        """Return the absolute path of an indexed image; of one of a dataset, the name of that and its own."""
         return os.path.join(self.sources[self.images["source"][row]][0], self.images["file"][row])
 
     def open_image(self, row: int) -> PILImage:
@@ -142,7 +136,7 @@ class IndexedImages:
             record: Any = {"bytes": None, "path": path}
             if self.sources[number][1] is not None:
                 if self.has_changed(number):
-                    raise ValueError("its data set has changed; add it again")
+                    raise ValueError("its dataset has changed; add it again")
                 if number not in self._opened:
                     self._opened[number] = ImageSource.of(*self.sources[number])
                 record = self._opened[number].encoded[self.images["row"][row]]["image"]
@@ -157,7 +151,7 @@ class IndexedImages:
     def changes(self) -> list[str]:
         """Return what has changed since the images were embedded, one text each.
 
-        Sizes and times of files are compared, also those of the tables of data sets in folders; data sets of the Hub
+        Sizes and times of files are compared, also those of the tables of datasets in folders; datasets of the Hub
         are not loaded. `open_image` and `add` compare contents.
         """
         texts, current = [], self.encoder.settings
@@ -170,7 +164,7 @@ class IndexedImages:
         changed = sorted({*other} - {*missing})
         for rows, what in ((changed, "have another size or time"), (missing, "are missing or were moved")):
             texts += [f"{len(rows):,} images {what}, such as {self.path(row)}" for row in rows[:1]]
-        texts += [f"the data set {name} changed" for n, (name, _) in enumerate(self.sources) if self.has_changed(n)]
+        texts += [f"the dataset {name} changed" for n, (name, _) in enumerate(self.sources) if self.has_changed(n)]
         if unknown := self.images["digest"].count(None):
             texts.append(f"changes of {unknown:,} images are unknown, because an older version indexed them")
         return texts
@@ -185,7 +179,7 @@ class IndexedImages:
         return file_state(self.path(row)) == (self.images["size"][row], self.images["time"][row])
 
     def has_changed(self, number: int) -> bool:
-        """Whether the tables of a data set in a folder are not those that were recorded."""
+        """Whether the tables of a dataset in a folder are not those that were recorded."""
         (name, split), tables = self.sources[number], self._tables[number]
         is_folder = split is not None and os.path.isabs(name)
         states = {file: file_state(os.path.join(name, file)) for file in tables}

@@ -1,4 +1,4 @@
-"""Store embeddings as data sets: folders of parquet files that `datasets.load_dataset` loads.
+"""Store embeddings as datasets: folders of parquet files that `datasets.load_dataset` loads.
 
 `recipes/extract_embeddings.py` writes them and `recipes/evaluate_embeddings.py` reads them. The columns:
 
@@ -9,9 +9,9 @@ confidence     softmax probability of that class
 logits         (K,) real numbers
 concentration  concentration of the embedding's distribution, if the head defines one
 index          row of the source split, or of the concatenation of two pooled splits
-row_id         identity of the image: the same in all splits and parts of a data set (`hf_sphere.data.provenance`)
+row_id         identity of the image: the same in all splits and parts of a dataset (`hf_sphere.data.provenance`)
 
-`embeddings.json` in the same folder contains the model, the data set and the distance.
+`embeddings.json` in the same folder contains the model, the dataset and the distance.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.utils.files import atomic_folder, read_json, read_whole, write_json
 
 ABOUT_FILE = "embeddings.json"
-"""Model, data set and distance of the embeddings."""
+"""Model, dataset and distance of the embeddings."""
 
 DATA_FOLDER = "data"
 """Folder of the parquet files; only in a folder of this name does `datasets` accept arbitrary split names."""
@@ -60,7 +60,7 @@ class Embeddings:
     """Embeddings with stored labels and predictions.
 
     Attributes:
-        name: Name of the data set or path of the folder.
+        name: Name of the dataset or path of the folder.
         split: Name of the split.
         embeddings: (N, d), float32.
         labels: (N,) indices into `class_names`, if there are labels.
@@ -70,7 +70,7 @@ class Embeddings:
         confidences: (N,), in [0, 1], if there are predictions.
         concentrations: (N,), at least 0, if the embeddings have them.
         about: Content of `embeddings.json`; empty without the file.
-        indices: (N,) rows of the source data set, if stored.
+        indices: (N,) rows of the source dataset, if stored.
         logits: (N, K), float32, if stored.
         row_ids: (N,), int64, identities of the images, if stored.
     """
@@ -125,7 +125,7 @@ def embeddings_writer(
     Args:
         folder: Folder to write.
         split: Name of the split.
-        about: Model, data set and distance, for `embeddings.json`; the numbers of rows and of dimensions are added.
+        about: Model, dataset and distance, for `embeddings.json`; the numbers of rows and of dimensions are added.
         class_names: Names of the classes of `label`, by index.
         predicted_names: Names of the classes of `prediction`, by index.
 
@@ -172,12 +172,12 @@ def read_embeddings(
     max_samples: int | None = None,
     seed: int = 0,
 ) -> Embeddings:
-    """Read an embedding data set, possibly written by other code: only the column `embedding` is required.
+    """Read an embedding dataset, possibly written by other code: only the column `embedding` is required.
 
     Args:
         name: Folder or Hub id.
         split: Split to read; optional if there is only one.
-        only_split: If the data set has a single split, read it even if it has another name.
+        only_split: If the dataset has a single split, read it even if it has another name.
         needed: Further required columns.
         max_samples: Maximum number of rows, sampled with `seed`.
         seed: Seed of the sampling.

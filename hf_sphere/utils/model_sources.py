@@ -42,10 +42,6 @@ def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> n
 
     Returns:
         A file or folder of safetensors, or a model of timm.
-
-    Raises:
-        ValueError: If timm has no such model, or `random_weights` is set for another model.
-        FileNotFoundError: If there is no such file or folder, and no such repository on the Hub, or no network.
     """
     if (timm_name := _timm_name(name, random_weights)) is not None:
         return _build(timm_name, pretrained=not random_weights, seed=seed)
@@ -64,10 +60,6 @@ def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -
     """Load an image classifier and the configuration of its preprocessing.
 
     The arguments are those of `find_weights`; `AutoModelForImageClassification` loads models on the Hub and in folders.
-
-    Raises:
-        ValueError: If there is no such model.
-        OSError: If it cannot be loaded; the message is that of transformers.
     """
     if (timm_name := _timm_name(name, random_weights)) is not None:
         from timm.data import resolve_model_data_config

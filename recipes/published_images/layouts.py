@@ -1,6 +1,6 @@
-"""Readers of image data sets in their published layouts of folders and lists.
+"""Readers of image datasets in their published layouts of folders and lists.
 
-ImageNet-200, OmniArt, CUB-200-2011, Stanford Online Products, and few-shot data sets split by class.
+ImageNet-200, OmniArt, CUB-200-2011, Stanford Online Products, and few-shot datasets split by class.
 """
 
 import csv
@@ -18,12 +18,12 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 FIRST_YEAR, LAST_YEAR = 1000, 1932
 """The years that OmniArt spans, as published."""
 CLASS_LISTS = {"train": "train.csv", "validation": "val.csv", "test": "test.csv"}
-"""File name of the list of each split of a few-shot data set."""
+"""File name of the list of each split of a few-shot dataset."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """Published numbers of a data set; unknown and varying ones are left out.
+    """Published numbers of a dataset; unknown and varying ones are left out.
 
     Attributes:
         classes: Classes of all splits together.
@@ -60,7 +60,7 @@ Splits = dict[str, list[Row]]
 
 
 class Reader:
-    """Reads the rows of a data set and counts those that are skipped.
+    """Reads the rows of a dataset and counts those that are skipped.
 
     Args:
         source: Folder of the data as published.
@@ -235,7 +235,7 @@ def _read_products(reader: Reader, name: str) -> list[Row]:
 
 
 def read_class_split(reader: Reader) -> tuple[Splits, Features]:
-    """Read three lists of images with disjoint classes, the usual layout of few-shot data sets.
+    """Read three lists of images with disjoint classes, the usual layout of few-shot datasets.
 
     Classes are stored as names: with a `ClassLabel` every split would have all classes.
     """

@@ -1,4 +1,4 @@
-"""Convert published image data sets to parquet files that `load_image_data` reads."""
+"""Convert published image datasets to parquet files that `load_image_data` reads."""
 
 import io
 from collections import Counter
@@ -25,7 +25,7 @@ def prepare_images(
     expect_counts: bool = True,
     progress: bool = True,
 ) -> None:
-    """Convert a data set and print a summary. Image files are stored unchanged, and writing is atomic.
+    """Convert a dataset and print a summary. Image files are stored unchanged, and writing is atomic.
 
     Args:
         kind: One of `published_images.layouts.READERS`.
@@ -36,10 +36,6 @@ def prepare_images(
         expect_counts: Raise an error, instead of printing a warning, if the numbers of classes and images or their size
             differ from the published ones.
         progress: Whether to show progress bars.
-
-    Raises:
-        FileExistsError: If `output` exists and may not be replaced.
-        ValueError: If the data is incomplete or unreadable.
     """
     if not source.is_dir():
         raise ValueError(f"--source {source} is not a folder.")

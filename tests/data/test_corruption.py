@@ -51,7 +51,7 @@ def places(size: tuple[int, int], channels: int = 1) -> np.ndarray:
 
 @pytest.fixture
 def load_split(load_one):
-    """Load a split of the data set registered last with `load_image_split`."""
+    """Load a split of the dataset registered last with `load_image_split`."""
     return lambda split="test", **options: load_one("made_up", split, **options)
 
 

@@ -98,7 +98,7 @@ class TestLoadedData:
             load(both)
 
     def test_a_folder_without_its_options_is_an_error(self):
-        with pytest.raises(TypeError, match="options must be ImageDataOptions, and a data set is `dataset`; got str"):
+        with pytest.raises(TypeError, match="options must be ImageDataOptions, and a dataset is `dataset`; got str"):
             load_image_data("shots")
 
     def test_a_label_column_missing_from_the_evaluation_split_is_an_error(self, make_dataset, embed, load_named):

@@ -24,7 +24,7 @@ def marked(count: int, size: tuple[int, int] = SMALL) -> list[np.ndarray]:
 
 @pytest.fixture
 def make_valued(make_dataset):
-    """Make a data set of marked images, labeled by their index, with a column of values."""
+    """Make a dataset of marked images, labeled by their index, with a column of values."""
 
     def make(values, size=SMALL, *, column: str = "year", feature: Value | None = None, classes=None) -> Dataset:
         dataset = make_dataset(marked(len(values), size), range(len(values)) if classes is None else classes)

@@ -69,7 +69,7 @@ def plain_tokens(tokenizer, lines: list[str]) -> list[int]:
 
 @pytest.fixture
 def load(tokenizer, tmp_path: Path):
-    """Load lines per split, or a named data set, in blocks of six text tokens."""
+    """Load lines per split, or a named dataset, in blocks of six text tokens."""
     numbers = itertools.count()
 
     def load_splits(splits: dict | None = None, name: str | None = None, **options):
@@ -318,7 +318,7 @@ def test_an_unsupported_file_type_is_refused(load, tmp_path):
 
 def test_an_unreadable_file_is_refused_with_the_reason(load, tmp_path):
     (tmp_path / "a.txt").write_bytes("caf\u00e9 ".encode("latin-1") * 9)
-    with pytest.raises(ValueError, match=r"a.txt cannot be read as a data set: 'utf-8' codec can't decode byte 0xe9"):
+    with pytest.raises(ValueError, match=r"a.txt cannot be read as a dataset: 'utf-8' codec can't decode byte 0xe9"):
         load(name=str(tmp_path / "a.txt"))
 
 

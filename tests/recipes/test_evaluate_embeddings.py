@@ -560,7 +560,7 @@ def test_two_ood_sets_with_the_same_name_are_refused(write, measure, tmp_path):
 
 def test_a_hub_data_set_requires_output_dir(measure):
     with pytest.raises(
-        ValueError, match=r"is not a folder\. If it is a data set on the Hub, set an output folder .* --output_dir"
+        ValueError, match=r"is not a folder\. If it is a dataset on the Hub, set an output folder .* --output_dir"
     ):
         measure(Path("someone/embeddings"))
 

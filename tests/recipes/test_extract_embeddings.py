@@ -114,7 +114,7 @@ def extracted(extract_in, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def made_up(monkeypatch) -> Callable[..., str]:
-    """Register images (8, 8), or bytes that are not images, as a data set and return its name."""
+    """Register images (8, 8), or bytes that are not images, as a dataset and return its name."""
 
     def offer(*images, **columns) -> str:
         cells = [{"bytes": i, "path": None} if isinstance(i, bytes) else fromarray(i) for i in images]

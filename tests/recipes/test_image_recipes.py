@@ -351,7 +351,7 @@ def test_an_index_is_replaced_only_if_asked(load_recipe, run_main, model, folder
     ("words", "message"),
     [
         (["--add_to", "index"], "give one of --output_dir for a new index, --add_to and --remove_from"),
-        (["--split", "test"], "--remove_from removes a data set as a whole"),
+        (["--split", "test"], "--remove_from removes a dataset as a whole"),
         (["--kind", "ivf"], "--kind ivf is for a new index; another one has its own"),
         (["--overwrite_output_dir"], "--overwrite_output_dir is for --output_dir; other indices are changed"),
         (["--images", "cats"], "cats does not name images of the index"),
@@ -495,12 +495,12 @@ def test_the_page_shows_neighbors_errors_and_classes(address, photos):
     assert others == []
 
 
-@pytest.mark.parametrize("target", ["file", "folder", "data set"])
+@pytest.mark.parametrize("target", ["file", "folder", "dataset"])
 def test_visitors_of_the_page_cannot_name_files_folders_or_data_sets(target, address, photos):
     file = {
         "file": {"path": str(photos / "a" / "2.png")},
         "folder": {"path": str(photos), "orig_name": "drawing.svg"},
-        "data set": {"path": "json", "orig_name": "drawing.svg"},
+        "dataset": {"path": "json", "orig_name": "drawing.svg"},
     }[target]
     call = f"{address}/gradio_api/call/find"
     event = httpx.post(call, json={"data": [file, "", [], 1]}).json()["event_id"]

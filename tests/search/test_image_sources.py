@@ -101,7 +101,7 @@ def test_a_generator_of_images_has_all_of_them(digits):
 
 @pytest.mark.parametrize(("images", "got"), [(5, "int"), ({"image": 1}, "dict"), (b"", "bytes"), ([None], "NoneType")])
 def test_anything_else_is_an_error_that_lists_what_is_accepted(images, got):
-    with pytest.raises(TypeError, match=f"are files, a folder, a data set or images of PIL; got {got}"):
+    with pytest.raises(TypeError, match=f"are files, a folder, a dataset or images of PIL; got {got}"):
         ImageSource.of(images)
 
 

@@ -106,7 +106,7 @@ def test_only_new_images_are_added(index, photos, digits, tmp_path):
     assert index.add("digits", **QUIET, batch_size=500) == 360 or len(index) > 300
     index.save(tmp_path / "index")
     loaded = ImageIndex.load(tmp_path / "index", index.encoder)
-    assert loaded.search(digits[8], 2, **QUIET).distances.max() < 1e-9  # the new image, and the same of the data set
+    assert loaded.search(digits[8], 2, **QUIET).distances.max() < 1e-9  # the new image, and the same of the dataset
     row = loaded.images["file"].index("test/8")
     assert loaded.open_image(row).convert("L").tobytes() == digits[8].tobytes()
 
@@ -323,7 +323,7 @@ def test_the_search_of_other_embeddings_is_an_error(encoder, tmp_path):
         ImageIndex.load(rewrite(tmp_path), encoder)
 
 
-@pytest.mark.parametrize("source", ["folder", "files", "link", "data set"])
+@pytest.mark.parametrize("source", ["folder", "files", "link", "dataset"])
 def test_an_index_opens_no_other_picture_than_the_one_that_was_indexed(source, index, photos, digits, tmp_path):
     secret = tmp_path / "private" / "secret.png"
     secret.parent.mkdir()
@@ -335,7 +335,7 @@ def test_an_index_opens_no_other_picture_than_the_one_that_was_indexed(source, i
     elif source == "link":
         (photos / "secret.png").symlink_to(secret)
         name = str(photos)
-    elif source == "data set":
+    elif source == "dataset":
         name, split = str(tmp_path / "tables"), "train"
         Path(name).mkdir()
         pq.write_table(pa.table({"image": [{"bytes": None, "path": str(secret)}] * 9}), Path(name, "train.parquet"))
@@ -474,8 +474,8 @@ def test_a_reordered_data_set_is_told_and_its_images_keep_their_identities(encod
     assert caplog.messages == []
     write([3, 1, 0, 2])
     index = ImageIndex.load(tmp_path / "index", encoder)
-    assert f"the data set {folder} changed" in caplog.text
-    with pytest.raises(ValueError, match=r"train/0 cannot be opened: its data set has changed; add it again"):
+    assert f"the dataset {folder} changed" in caplog.text
+    with pytest.raises(ValueError, match=r"train/0 cannot be opened: its dataset has changed; add it again"):
         index.open_image(0)
     assert index.add(folder, **QUIET) == 0
     assert dict(zip(index.images["file"], index.images["id"], strict=True)) == {
@@ -601,7 +601,7 @@ def test_removals_that_name_nothing_or_everything_are_errors(index, photos, tmp_
     shutil.copytree(photos, tmp_path / "copy")
     index.add(tmp_path / "copy", **QUIET)
     for what, message in {
-        "cat.png": "there is no such image, folder or data set",
+        "cat.png": "there is no such image, folder or dataset",
         "test_6.png": r"(photos|copy)/test_6.png, .*(copy|photos)/test_6.png",
         str(tmp_path): "names all images of the index; remove its folder instead",
     }.items():

@@ -55,7 +55,7 @@ def folder(tmp_path) -> Path:
 
 @pytest.fixture
 def save(folder) -> Callable[..., str]:
-    """Save a data set as another program would."""
+    """Save a dataset as another program would."""
 
     def save_rows(split: str = "train", **columns) -> str:
         folder.mkdir(exist_ok=True)
