@@ -7,7 +7,6 @@ The embeddings come from `recipes/extract_embeddings.py`, or are any dataset wit
 Metrics for which a column is missing are skipped with a note. Results are written to `all_results.json`.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,12 +39,7 @@ class EvaluationArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and evaluate."""
-    args, options = parse_arguments((EvaluationArguments, EvaluationOptions), argv, "Evaluate embeddings.")
-    try:
-        evaluate(args, options)
-    except KeyboardInterrupt:
-        print("\nStopped; no results were written.", file=sys.stderr)
-        sys.exit(130)
+    evaluate(*parse_arguments((EvaluationArguments, EvaluationOptions), argv, "Evaluate embeddings."))
 
 
 def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
@@ -116,4 +110,4 @@ def plot(evaluation: "Evaluation", title: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, "no results were written")

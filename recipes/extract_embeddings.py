@@ -11,7 +11,6 @@ fewer columns for data without labels and models without a head. `recipes/evalua
 embeddings.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,12 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     accelerator = start_accelerator(mixed_precision=args.mixed_precision)
     transformers.utils.logging.disable_progress_bar()  # only the bar of the images is shown
-    try:
-        extract(args, accelerator)
-    except KeyboardInterrupt:
-        if accelerator.is_main_process:
-            print("\nStopped; nothing was written.", file=sys.stderr)
-        sys.exit(130)
+    extract(args, accelerator)
     accelerator.end_training()
 
 
@@ -186,4 +180,4 @@ def check_output_dir(output: Path, *, overwrite: bool) -> None:
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, "nothing was written")

@@ -26,7 +26,6 @@ differ from the published ones (not checked for class_split).
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from hf_sphere.training.command_line import run_recipe
@@ -76,22 +75,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     (args,) = parse_arguments((PrepareArguments,), words, "Convert published image data to parquet files.")
     from published_images.prepare import prepare_images
 
-    try:
-        prepare_images(
-            args.kind,
-            Path(args.source),
-            Path(args.output),
-            overwrite=args.overwrite_output_dir,
-            skip_missing=args.skip_missing,
-            expect_counts=args.expect_counts,
-            progress=not args.disable_tqdm,
-        )
-    except KeyboardInterrupt:
-        print("\nStopped; nothing was written.", file=sys.stderr)
-        sys.exit(130)
+    prepare_images(args)
     recipe, run = RUNS[args.kind]
     print(f"python recipes/{recipe}.py --config recipes/configs/{run}.yaml --dataset_name {args.output}")
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, "nothing was written")

@@ -7,19 +7,16 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from datasets import (
-    ClassLabel,
     Dataset,
     DatasetDict,
-    Features,
     Image,
     IterableDataset,
     IterableDatasetDict,
@@ -29,6 +26,7 @@ from datasets import (
 from PIL import Image as PILImage
 from torch import Tensor
 
+from hf_sphere.data.bundled import BUNDLED
 from hf_sphere.data.folders import (
     SUFFIXES,
     TABLES,
@@ -218,49 +216,6 @@ def count_training_classes(rows: Dataset, label_column: str, options: ImageSourc
         train_classes,
     )
     return train_classes
-
-
-@cache
-def _digits() -> DatasetDict:
-    """The 1,797 handwritten 8x8 digits of scikit-learn; every fifth image of each class is in the test split."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = np.round(digits.images * (255 / 16)).astype(np.uint8)
-    rank_in_class = np.empty(len(images), dtype=int)
-    for label in range(10):
-        members = digits.target == label
-        rank_in_class[members] = np.arange(members.sum())
-    held_out = rank_in_class % 5 == 4
-    return _as_splits(
-        {"train": (images[~held_out], digits.target[~held_out]), "test": (images[held_out], digits.target[held_out])},
-        [str(digit) for digit in range(10)],
-    )
-
-
-@cache
-def _two_clusters() -> DatasetDict:
-    """Toy task: two clusters of 100 points around (0, 0) and (1, 1), +-0.05.
-
-    A point is an image of 1 x 2 pixels, whose gray values map -0.05 to 0 and 1.05 to 255.
-    """
-    splits = {}
-    for split, seed in (("train", 0), ("test", 1)):
-        labels = np.repeat([0, 1], 100)
-        points = labels[:, None] + np.random.default_rng(seed).uniform(-0.05, 0.05, size=(200, 2))
-        pixels = np.round((points + 0.05) * (255 / 1.1)).astype(np.uint8)
-        splits[split] = (pixels[:, None, :], labels)
-    return _as_splits(splits, ["near (0, 0)", "near (1, 1)"])
-
-
-def _as_splits(splits: dict[str, tuple[np.ndarray, np.ndarray]], names: list[str]) -> DatasetDict:
-    features = Features({"image": Image(), "label": ClassLabel(names=names)})
-    columns = {split: {"image": list(images), "label": labels.tolist()} for split, (images, labels) in splits.items()}
-    return DatasetDict({split: Dataset.from_dict(part, features) for split, part in columns.items()})
-
-
-BUNDLED: dict[str, Callable[[], DatasetDict]] = {"digits": _digits, "two_clusters": _two_clusters}
-"""Datasets that need no network."""
 
 
 _HELD_OUT = re.compile(r"(kept|held_out)\((.+), ([-+.e0-9]+), seed=([0-9]+)\)")

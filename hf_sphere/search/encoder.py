@@ -28,11 +28,13 @@ from hf_sphere.data.image_files import (
     open_image,
 )
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
-from hf_sphere.search.extract import class_names, compute_embeddings, load_embedding_model, read_output
+from hf_sphere.search.extract import class_names, embed, embedding_metric, load_embedding_model
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,6 @@ def _encode(images: Sequence[Any]) -> Dataset:
     return Dataset.from_dict({"image": encoded}).cast_column("image", Image(decode=False))
 
 
-logger = logging.getLogger(__name__)
-
-
 class ImageEncoder:
     """A saved model that embeds images, and texts if it is a model such as CLIP.
 
@@ -194,9 +193,9 @@ class ImageEncoder:
             ) from error
         self.model = model.to(device).eval()
         self.class_names = class_names(model)
-        known = (getattr(self.processor, "num_channels", None), getattr(model.config, "num_channels", None))
-        if None not in known and known[0] != known[1]:
-            what = f"the image processor of {name} makes {known[0]} channels, but its model has {known[1]}"
+        channels = [getattr(part, "num_channels", None) for part in (self.processor, model.config)]
+        if None not in channels and channels[0] != channels[1]:
+            what = f"the image processor of {name} makes {channels[0]} channels, but its model has {channels[1]}"
             raise ValueError(f"{what}; save the processor of the model's training beside it.")
         for kind in ("image_mean", "image_std"):
             numbers = torch.tensor(getattr(self.processor, kind, None) or [1.0])
@@ -204,7 +203,7 @@ class ImageEncoder:
                 raise ValueError(f"{kind} in preprocessor_config.json of {name} is {numbers.tolist()}; correct it.")
         self.embeds_texts = hasattr(model, "get_text_features")
         self._texts: Any = load_pretrained(AutoTokenizer, name) if self.embeds_texts else None
-        self.metric: dict[str, Any] = model.head.metric() if hasattr(model, "head") else {"distance": "cosine"}
+        self.metric = embedding_metric(model)
         self.weights = digest_weights(model)
 
     @property
@@ -224,7 +223,7 @@ class ImageEncoder:
         skip_unreadable: bool = False,
         progress: bool = True,
     ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Yield the indices of the images of each batch, (b,), and the columns of `read_output`.
+        """Yield the indices of the images of each batch, (b,), and the columns of `hf_sphere.search.extract.embed`.
 
         Args:
             images: See `ImageSource.of`.
@@ -281,10 +280,18 @@ class ImageEncoder:
         tokens: Any = self._texts(list(texts), truncation=True, return_tensors="pt", **padding)
         return self._embed(list(texts), **tokens)["embedding"]
 
-    @torch.inference_mode()
+    def name_cells(self, source: ImageSource, indices: Tensor, columns: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+        """Return the row, file, label, prediction and certainty, as far as known, of the images of a batch."""
+        rows = indices.tolist()
+        cells = {"row": rows, "file": [source.names[row] for row in rows]}
+        if source.labels:
+            cells["label"] = [source.labels[row] for row in rows]
+        if "prediction" in columns:
+            cells["prediction"] = [self.class_names[index] for index in columns["prediction"].tolist()]
+        return cells | {name: columns[name].tolist() for name in ("confidence", "concentration") if name in columns}
+
     def _embed(self, names: Sequence[str], **inputs: Tensor) -> dict[str, Tensor]:
-        inputs = {name: value.to(self.model.device) for name, value in inputs.items()}
-        return read_output(compute_embeddings(self.model, **inputs), names)
+        return embed(self.model, names, **{name: value.to(self.model.device) for name, value in inputs.items()})
 
 
 class _Prepared(torch.utils.data.Dataset):

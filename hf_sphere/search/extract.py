@@ -59,12 +59,36 @@ def load_embedding_model(name: str) -> Any:
     return load_model(MODELS[saved], name, complete=True)
 
 
-def compute_embeddings(model: Any, **inputs: Tensor) -> Any:
-    """Return the output of a model from `load_embedding_model`, with `embeddings`."""
-    if not hasattr(model, "get_text_features"):
-        return model(**inputs)
-    features = model.get_image_features if "pixel_values" in inputs else model.get_text_features
-    return ModelOutput(embeddings=features(**inputs).pooler_output)
+@torch.inference_mode()
+def embed(model: Any, names: Sequence[str], **inputs: Tensor) -> dict[str, Tensor]:
+    """Return the columns of the output of a model from `load_embedding_model`, float32 on the CPU, all finite.
+
+    They are `embedding`, and those of the model's head. The error of a value that is not finite has one of the `names`
+    of the images or texts.
+    """
+    if hasattr(model, "get_text_features"):
+        features = model.get_image_features if "pixel_values" in inputs else model.get_text_features
+        output = ModelOutput(embeddings=features(**inputs).pooler_output)
+    else:
+        output = model(**inputs)
+    columns = {"embedding": output.embeddings.float().cpu()}
+    if "logits" in output:
+        logits = output.logits.float().cpu()
+        confidence, prediction = logits.softmax(-1).max(-1)
+        columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
+    if output.get("concentration") is not None:
+        columns["concentration"] = output.concentration.float().cpu()
+    for column, values in columns.items():
+        finite = values.isfinite().reshape(len(names), -1).all(-1)
+        if not finite.all():
+            name, hint = names[int((~finite).nonzero()[0])], "With --mixed_precision fp16 values may overflow: try bf16"
+            raise ValueError(f"{column} of {name} is not finite. Is the model trained? {hint}, or no.")
+    return columns
+
+
+def embedding_metric(model: Any) -> dict[str, Any]:
+    """Return the distance of a model's embeddings, as options of `NeighborSearch`."""
+    return model.head.metric() if hasattr(model, "head") else {"distance": "cosine"}
 
 
 def backbone_name(model: Any) -> str:
@@ -105,7 +129,6 @@ def load_source_images(model_name: str, options: ImageSourceOptions, split: str 
     return load_image_split(replace(options, **found), split, **loading)
 
 
-@torch.inference_mode()
 def embed_split(
     model: Any, batches: ImageBatches, accelerator: Accelerator, *, labeled: bool = True
 ) -> Iterator[Columns]:
@@ -154,9 +177,8 @@ def extract_embeddings(
     Example:
         >>> extract_embeddings(model, data, "outputs/embeddings", Accelerator())  # doctest: +SKIP
     """
-    head = getattr(model, "head", None)
     about = {**(about or {}), "backbone": backbone_name(model), "split": images.name}
-    about |= {"head": None, "distance": "cosine"} if head is None else {"head": model.config.head, **head.metric()}
+    about |= {"head": model.config.head if hasattr(model, "head") else None, **embedding_metric(model)}
     if images.recorded:
         about["num_training_images"] = images.recorded["train"]
         if getattr(model.config, "calibration", None) is not None:
@@ -181,27 +203,6 @@ def _embed_batches(model: Any, batches: ImageBatches, accelerator: Accelerator, 
     """Yield the columns of each batch of this process."""
     for batch, rows in zip(batches.epoch(), batches.epoch_rows().split(batches.batch_size), strict=True):
         with accelerator.autocast():
-            output = compute_embeddings(model, pixel_values=batch["pixel_values"])
-        columns = read_output(output, [f"image {row}" for row in rows.tolist()])
+            columns = embed(model, [f"image {row}" for row in rows.tolist()], pixel_values=batch["pixel_values"])
         labels = {"label": batch["labels"].cpu()} if labeled else {}
         yield {"embedding": columns.pop("embedding"), **labels, **columns, "index": rows}
-
-
-def read_output(output: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the columns of a model's output: `embedding`, and those of its head, float32 on the CPU, all finite.
-
-    The error of a value that is not finite has one of the `names` of the images.
-    """
-    columns = {"embedding": output.embeddings.float().cpu()}
-    if "logits" in output:
-        logits = output.logits.float().cpu()
-        confidence, prediction = logits.softmax(-1).max(-1)
-        columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
-    if output.get("concentration") is not None:
-        columns["concentration"] = output.concentration.float().cpu()
-    for column, values in columns.items():
-        finite = values.isfinite().reshape(len(names), -1).all(-1)
-        if not finite.all():
-            name, hint = names[int((~finite).nonzero()[0])], "With --mixed_precision fp16 values may overflow: try bf16"
-            raise ValueError(f"{column} of {name} is not finite. Is the model trained? {hint}, or no.")
-    return columns

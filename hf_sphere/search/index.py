@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -270,8 +271,8 @@ class ImageIndex(IndexedImages):
         if encoder.weights != about.weights or encoder.metric != about.metric:
             which = f"is of another model than {encoder.name}, or that one was trained further: the weights differ"
             raise ValueError(f"the index {folder} {which}. Load its model ({about.model}), or build it again.")
-        index = cls(encoder, images, embeddings, about.sources, about.kind, about.next_id or 0)
-        index._search, index._tables, index._loaded = search, about.tables or [], (folder.resolve(), version)
+        index = cls(encoder, images, embeddings, about.sources, about.kind, about.next_id, search, about.tables)
+        index._loaded = folder.resolve(), version
         if importlib.util.find_spec("faiss") is None:
             index.kind = None  # with a message, exact
         if texts := index.changes():
@@ -283,23 +284,17 @@ class ImageIndex(IndexedImages):
         self, source: ImageSource, rows: Sequence[int], options: dict[str, Any]
     ) -> tuple[dict[str, Any], Tensor]:
         """Return the columns of the readable images of some rows, and their embeddings (N, d)."""
-        names, embeddings = self.encoder.class_names, []
-        cells: dict[str, list[Any]] = {"file": [], "row": []}
+        embeddings: list[Tensor] = []
+        cells = defaultdict[str, list[Any]](list, file=[], row=[])
         for indices, columns in self.encoder.encode(source, rows, **options):
             embeddings.append(columns["embedding"])
-            cells["row"] += indices.tolist()
-            cells["file"] += [source.names[row] for row in indices.tolist()]
-            if source.labels:
-                cells.setdefault("label", []).extend(source.labels[row] for row in indices.tolist())
-            if "prediction" in columns:
-                cells.setdefault("prediction", []).extend(names[index] for index in columns["prediction"].tolist())
-            for name in {"confidence", "concentration"} & set(columns):
-                cells.setdefault(name, []).extend(columns[name].tolist())
+            for name, values in self.encoder.name_cells(source, indices, columns).items():
+                cells[name] += values
         if not embeddings and not len(self):
             raise ValueError(f"none of the {len(rows)} images can be read.")
         if len(self) and embeddings and embeddings[0].shape[1] != (dim := self.embeddings.shape[1]):
             raise ValueError(f"the embeddings of the index have {dim} dimensions, unlike its model's; build it again.")
-        return cells, torch.cat([self.embeddings[:0], *embeddings] if len(self) else embeddings)
+        return dict(cells), torch.cat([self.embeddings[:0], *embeddings] if len(self) else embeddings)
 
     def _replace(self, removed: set[int], added: Mapping[str, list[Any]], embeddings: Tensor) -> None:
         """Remove some rows, append others, and remove sources without images."""

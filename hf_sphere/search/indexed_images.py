@@ -129,8 +129,6 @@ class IndexedImages:
         """
         number, path, digest = self.images["source"][row], self.path(row), self.images["digest"][row]
         try:
-            if digest is None:
-                raise ValueError("an older version indexed it, without a digest of its content; add it again")
             if self.place(row) is None:
                 raise ValueError("it was in memory")
             record: Any = {"bytes": None, "path": path}
@@ -156,18 +154,16 @@ class IndexedImages:
         """
         texts, current = [], self.encoder.settings
         for part, name in ((0, "preprocessing"), (-1, "class names")):
-            known = (text for text in self.images["settings"] if text is not None)
-            if count := sum(text.split("-")[part] != current.split("-")[part] for text in known):
+            if count := sum(text.split("-")[part] != current.split("-")[part] for text in self.images["settings"]):
                 texts.append(f"the {name} of the model changed after {count:,} images were embedded")
         other = [n for n, time in enumerate(self.images["time"]) if time is not None and not self.is_as_indexed(n)]
         missing = [row for row in other if not os.path.isfile(self.path(row))]
         changed = sorted({*other} - {*missing})
         for rows, what in ((changed, "have another size or time"), (missing, "are missing or were moved")):
             texts += [f"{len(rows):,} images {what}, such as {self.path(row)}" for row in rows[:1]]
-        texts += [f"the dataset {name} changed" for n, (name, _) in enumerate(self.sources) if self.has_changed(n)]
-        if unknown := self.images["digest"].count(None):
-            texts.append(f"changes of {unknown:,} images are unknown, because an older version indexed them")
-        return texts
+        return texts + [
+            f"the dataset {name} changed" for n, (name, _) in enumerate(self.sources) if self.has_changed(n)
+        ]
 
     def place(self, row: int) -> Hashable:
         """Return what identifies the place of an image, or None for one in memory."""

@@ -509,7 +509,7 @@ def test_folders_with_other_contents_are_never_replaced(extract, tmp_path, argv)
     assert (tmp_path / "embedded" / "thesis.tex").exists()
 
 
-def test_an_interrupted_run_keeps_only_the_old_embeddings(extract, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_keeps_only_the_old_embeddings(extract, tmp_path, monkeypatch):
     extract("--max_samples", 5)
     before = sorted(path for path in tmp_path.rglob("*") if "hf_datasets" not in path.parts)
     complete = extraction.embed_split
@@ -519,10 +519,8 @@ def test_an_interrupted_run_keeps_only_the_old_embeddings(extract, tmp_path, mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(extraction, "embed_split", stop_after_one)
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(KeyboardInterrupt):
         extract("--overwrite_output_dir", "--batch_size", 150)
-    assert stop.value.code == 130
-    assert "Stopped; nothing was written." in capsys.readouterr().err
     assert sorted(path for path in tmp_path.rglob("*") if "hf_datasets" not in path.parts) == before
 
 

@@ -129,7 +129,7 @@ def test_an_interrupted_run_continues(predict, monkeypatch, capsys, tmp_path):
 
     with monkeypatch.context() as patch:
         patch.setattr(ImageEncoder, "_embed", interrupt)
-        with pytest.raises(SystemExit):
+        with pytest.raises(KeyboardInterrupt):
             predict("table.csv", "--batch_size", "2")
     unfinished = tmp_path / ".table.csv.unfinished.jsonl"
     with unfinished.open("a") as file:

@@ -3,6 +3,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import Mock
 
 import datasets
 import numpy as np
@@ -698,14 +699,11 @@ class TestOutput:
         with pytest.raises(ValueError, match="no image of the test split can be used"):
             prepare("cub200", "--skip_missing")
 
-    def test_an_interruption_leaves_no_output_and_is_reported(
-        self, recipe, source, prepare, tmp_path, monkeypatch, capsys
-    ):
+    def test_an_interruption_leaves_no_output(self, source, prepare, tmp_path, monkeypatch):
         put_cub(source)
-        monkeypatch.setattr(ParquetSplit, "add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(SystemExit, match="130"):
+        monkeypatch.setattr(ParquetSplit, "add", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
             prepare("cub200")
-        assert "Stopped; nothing was written." in capsys.readouterr().err
         assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
     def test_an_existing_folder_is_refused(self, source, prepare):

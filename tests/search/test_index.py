@@ -285,6 +285,9 @@ CRAFTED = {
     "an absolute model_folder": {"about": {"model_folder": "/"}},
     "tables elsewhere": {"about": {"tables": [{"../x.csv": [1, 1]}]}},
     "tables of more sources": {"about": {"tables": [{}, {}]}},
+    "no next id": {"about": {"next_id": None}},
+    "no digests": {"columns": {"digest": None}},
+    "missing settings": {"columns": {"settings": [None] * 7}},
 }
 
 
@@ -552,21 +555,6 @@ def test_images_that_left_a_data_set_are_told(encoder, digits, tmp_path, caplog)
     write(digits[:2])
     assert index.add(tmp_path, **QUIET) == 0
     assert f"2 images of the index are no longer in {tmp_path}, such as train/2; remove them." in caplog.text
-
-
-def test_an_index_of_an_older_version_is_loaded_and_completed(index, photos, digits, tmp_path, caplog):
-    index.save(tmp_path / "index")
-    (tmp_path / "index" / "search.faiss").write_bytes(b"of FAISS")
-    rewrite(tmp_path / "index", {"tables": None, "next_id": None, "search": "ivf"}, dict.fromkeys((*STATE, "id")))
-    old = ImageIndex.load(tmp_path / "index", index.encoder)
-    assert caplog.text.count("changes of 7 images are unknown, because an older version indexed them") == 1
-    assert old.images["id"] == list(range(7))
-    assert torch.equal(old.search(digits[9], 3, **QUIET).rows, index.search(digits[9], 3, **QUIET).rows)
-    with pytest.raises(ValueError, match="an older version indexed it, without a digest of its content; add it again"):
-        old.open_image(0)
-    assert old.add(photos, **QUIET) == 0
-    assert old.images == index.images
-    assert old.changes() == []
 
 
 # Identities and removal

@@ -1,0 +1,60 @@
+"""Small versions of the images of a dataset, for pictures of embeddings."""
+
+import os
+from collections.abc import Sequence
+
+import torch
+from datasets import concatenate_datasets
+from torch import Tensor
+
+from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all, probe_shapes
+from hf_sphere.data.sources import IMAGE_COLUMNS, find_column, find_split, load_splits
+
+
+def load_thumbnails(
+    name: str,
+    splits: Sequence[str],
+    rows: Tensor,
+    *,
+    config_name: str | None = None,
+    image_column: str | None = None,
+    side: int = 32,
+    cache_dir: str | os.PathLike | None = None,
+    progress: bool = True,
+) -> Tensor:
+    """Load images by row, downscaled if they are larger.
+
+    Args:
+        name: Bundled dataset, Hub id, or folder; see `hf_sphere.data.sources.load_splits`.
+        splits: The split; several are concatenated.
+        rows: (N,) rows of the split, in any order.
+        config_name: Configuration, for a dataset with several.
+        image_column: Column of the images; detected by name if None.
+        side: Length of the longest side of a thumbnail in pixels. All have the aspect ratio of the first image.
+        cache_dir: Folder for decoded images; in the Hugging Face home if None.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        uint8, (N, channels, height, width); an image that cannot be decoded is black.
+
+    Raises:
+        ValueError: If a split or a row does not exist, there are no rows, or none of the images can be decoded.
+    """
+    loaded = load_splits(name, config_name)
+    parts = [find_split(loaded, split, "--split") for split in splits]
+    column = find_column(parts[0], image_column, IMAGE_COLUMNS, "image")
+    images = concatenate_datasets([part.select_columns([column]) for part in parts])
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(images):
+        raise ValueError(
+            f"rows run from {int(rows.min())} to {int(rows.max())}, but {name} has {len(images)} images in "
+            f"{'+'.join(splits)}."
+        )
+    first, *others = probe_shapes(images, column)
+    scale = min(1.0, side / max(first.height, first.width))
+    channels = max(part.channels for part in (first, *others))
+    shape = ImageShape(channels, max(1, round(scale * first.height)), max(1, round(scale * first.width)))
+    encoded = EncodedImages(images.select(rows.tolist()), column, shape)
+    decoded, good = decode_all(encoded, skip_corrupt=True, cache_dir=cache_dir, progress=progress)
+    thumbnails = torch.zeros((len(rows), *decoded.shape[1:]), dtype=torch.uint8)
+    thumbnails[good] = decoded
+    return thumbnails
