@@ -121,12 +121,12 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
         cache_dir=args.cache_dir,
         dataloader_num_workers=args.num_workers,
     )
-    known = set(class_names(model))
-    if args.classes is not None and not known:
+    names = set(class_names(model))
+    if args.classes is not None and not names:
         raise ValueError(
             f"--classes {args.classes} needs a model with classes, and {args.model_name_or_path} has none."
         )
-    selections = {"known": known.__contains__, "unknown": lambda name: name not in known}
+    selections = {"known": names.__contains__, "unknown": lambda name: name not in names}
     with accelerator.main_process_first():  # it decodes the images; the others read its cache
         images = load_source_images(
             args.model_name_or_path,
@@ -166,8 +166,8 @@ def check_output_dir(output: Path, *, overwrite: bool) -> None:
     check_writable(output)
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
-    own = {ABOUT_FILE, DATA_FOLDER, *RESULTS_FOLDERS}
-    other = [path for path in output.iterdir() if path.name not in own] if output.is_dir() else [output]
+    expected = {ABOUT_FILE, DATA_FOLDER, *RESULTS_FOLDERS}
+    other = [path for path in output.iterdir() if path.name not in expected] if output.is_dir() else [output]
     if other:
         raise FileExistsError(
             f"{output} is not replaced: {other[0]} is not part of embeddings. Choose another --output_dir."

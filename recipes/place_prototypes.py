@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"--num_classes is {args.num_classes}, but {args.dataset_name} has {count} classes.")
     folder = Path(args.output_dir or f"outputs/prototypes/{count}-{args.dim}")
     check_results_dir(folder, overwrite=args.overwrite_output_dir)
-    chosen = ("restarts", "max_iterations", "ordering", "ordering_weight")
+    options = ("restarts", "max_iterations", "ordering", "ordering_weight")
     placement = hf_sphere.prototypes.place_prototypes(
         count,
         args.dim,
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         seed=args.seed,
         device=args.device,
         progress=False if args.disable_tqdm else None,
-        **{name: value for name in chosen if (value := getattr(args, name)) is not None},
+        **{name: value for name in options if (value := getattr(args, name)) is not None},
     )
     print(placement)
     files = ("prototypes.safetensors", RUN_FILE, RESULTS_FILE)

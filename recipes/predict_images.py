@@ -67,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_table(rows, output)
         unfinished.unlink()
     print(f"wrote     {output}: {len(rows):,} of {len(source):,} images")
-    known = [row for row in rows if row.get("label") in encoder.class_names]
-    if known:
-        right = sum(row["label"] == row["prediction"] for row in known)
-        print(f"accuracy  {right / len(known):.2%} of the {len(known):,} images with a label that the model knows")
+    labeled = [row for row in rows if row.get("label") in encoder.class_names]
+    if labeled:
+        right = sum(row["label"] == row["prediction"] for row in labeled)
+        print(f"accuracy  {right / len(labeled):.2%} of the {len(labeled):,} images with a label that the model knows")
 
 
 def predict(

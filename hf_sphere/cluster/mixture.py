@@ -111,7 +111,7 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        self.means_, self.concentrations_, self.weights_ = (rows.output(part) for part in parameters)
+        self.means_, self.concentrations_, self.weights_ = (rows.output(values) for values in parameters)
         self.labels_ = rows.output(labels)
         return self
 
@@ -151,11 +151,11 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         """Draw unit vectors (n, d) from the mixture; return them and their components (n,), in order of components."""
         check_is_fitted(self)
         n_samples = check_integer("n_samples", n_samples, 1)
-        means, concentrations, weights = (torch.as_tensor(part) for part in self._fitted())
+        means, concentrations, weights = (torch.as_tensor(values) for values in self._fitted())
         random = check_random_state(self.random_state)
         generator = torch.Generator(means.device).manual_seed(int(random.randint(2**31)))
-        shares = weights.double().cpu().numpy()
-        labels = torch.as_tensor(random.multinomial(n_samples, shares / shares.sum())).to(means.device)
+        probabilities = weights.double().cpu().numpy()
+        labels = torch.as_tensor(random.multinomial(n_samples, probabilities / probabilities.sum())).to(means.device)
         labels = torch.arange(len(means), device=means.device).repeat_interleave(labels)
         points = VonMisesFisher(means[labels], concentrations[labels], validate_args=False).rsample((), generator)
         is_tensor = isinstance(self.means_, Tensor)
@@ -178,9 +178,9 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
     def _log_joint(self, X: Any) -> tuple[Rows, Tensor]:
         check_is_fitted(self)
         rows = self._rows(X, reset=False)
-        parameters = Parameters(*(torch.as_tensor(part).to(rows.device, rows.dtype) for part in self._fitted()))
-        parts = rows.parts(rows.dim + len(parameters.weights))
-        return rows, torch.cat([log_joint(*rows[part], parameters) for part in parts])
+        parameters = Parameters(*(torch.as_tensor(block).to(rows.device, rows.dtype) for block in self._fitted()))
+        blocks = rows.parts(rows.dim + len(parameters.weights))
+        return rows, torch.cat([log_joint(*rows[block], parameters) for block in blocks])
 
     def _log_densities(self, X: Any) -> Tensor:
         """Return the log-densities of the rows that are not zero."""
@@ -203,15 +203,18 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         self, rows: Rows, parameters: Parameters
     ) -> tuple[Parameters, float, bool, int, Tensor]:
         """Iterate; return the parameters, their likelihood, whether it converged, the iterations and the labels."""
-        number, converged = 0, False
-        found = expect(rows, parameters)
-        while not converged and number < self.max_iter:
-            previous, parameters = found.likelihood, maximize(found.sums, found.counts, shared=self._is_shared)
-            found = expect(rows, parameters)
-            number, converged = number + 1, found.likelihood - previous < self.tol
-        parameters = maximize(found.sums, found.counts, found.squares, shared=self._is_shared)
-        found = expect(rows, parameters)
-        return parameters, found.likelihood, converged, number, found.labels
+        iteration, converged = 0, False
+        step = expect(rows, parameters)
+        while not converged and iteration < self.max_iter:
+            previous, parameters = (
+                step.likelihood,
+                maximize(step.sums, step.counts, shared=self._is_shared),
+            )
+            step = expect(rows, parameters)
+            iteration, converged = iteration + 1, step.likelihood - previous < self.tol
+        parameters = maximize(step.sums, step.counts, step.squares, shared=self._is_shared)
+        step = expect(rows, parameters)
+        return parameters, step.likelihood, converged, iteration, step.labels
 
 
 def maximize(sums: Tensor, counts: Tensor, squares: Tensor | None = None, *, shared: bool = False) -> Parameters:
@@ -251,15 +254,15 @@ def expect(rows: Rows, parameters: Parameters) -> Expectation:
     likelihood, labels = 0.0, []
     sums = torch.zeros_like(parameters.means)
     counts, squares = torch.zeros_like(parameters.weights), torch.zeros_like(parameters.weights)
-    for part in rows.parts(rows.dim + len(counts)):
-        block, scales = rows[part]
+    for index in rows.parts(rows.dim + len(counts)):
+        block, scales = rows[index]
         joint = log_joint(block, scales, parameters)
         likelihood += float(joint.logsumexp(1)[scales > 0].sum())
         labels.append(joint.argmax(1))
-        shares = joint.softmax(1) * (scales > 0)[:, None]
-        sums += (shares * scales[:, None]).T @ block
-        counts += shares.sum(0)
-        squares += shares.square().sum(0)
+        responsibilities = joint.softmax(1) * (scales > 0)[:, None]
+        sums += (responsibilities * scales[:, None]).T @ block
+        counts += responsibilities.sum(0)
+        squares += responsibilities.square().sum(0)
     used = max(1, len(rows) - int(rows.is_zero.sum()))
     return Expectation(likelihood / used, torch.cat(labels), sums, counts, squares)
 

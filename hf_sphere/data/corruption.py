@@ -37,9 +37,6 @@ class Corruption:
         shuffled_pixels: How `shuffle` permutes pixels; None leaves them in place.
         sample_classes: Number of classes that `draw_classes` keeps; None for all.
         seed: Seed of all three.
-
-    Raises:
-        ValueError: If `shuffled_pixels` is invalid.
     """
 
     label_noise: float = 0.0
@@ -63,15 +60,9 @@ class Corruption:
         """Replace exactly round(`label_noise` * N) labels by classes drawn uniformly from all, the true one included.
 
         If all labels are replaced, they are independent of the images; if only other classes were drawn, a label would
-        rule out one class. Labels are drawn per row of the dataset, and rows are replaced in an order that does not
-        depend on the fraction. A larger fraction therefore replaces the same labels by the same classes, and more, and
-        a different subset of the images changes few labels.
-
-        Args:
-            labels: (N,) class indices.
-            rows: (N,) row of the dataset of each label.
-            num_rows: Rows of the dataset.
-            num_classes: Number of classes.
+        rule out one class. Labels are drawn per row of the dataset (`rows`, (N,), of `num_rows`), and rows are replaced
+        in an order that does not depend on the fraction. A larger fraction therefore replaces the same labels by the
+        same classes, and more, and a different subset of the images changes few labels.
         """
         count = round(self.label_noise * len(labels))
         if count == 0:

@@ -172,23 +172,25 @@ def load_image_data(
     values = targets if isinstance(targets, ValueOptions) else ValueOptions()
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
     check_task(task, options, values, train_classes, episodes)
-    augmentation = Augmentation(**{part.name: getattr(options, part.name) for part in fields(AugmentationOptions)})
+    augmentation = Augmentation(
+        **{option.name: getattr(options, option.name) for option in fields(AugmentationOptions)}
+    )
     corruption = _corruption(options, seed)
     splits = _load_splits(options, dataset)
-    parts, class_names, shape = open_parts(splits, options, task, values, train_classes, corruption)
+    loaded, class_names, shape = open_parts(splits, options, task, values, train_classes, corruption)
     augmentation.check_size(shape.height, shape.width)
     _warn_of_augmentation(augmentation, class_names, values.computed_value)
     limits = {"train": options.max_train_samples, "eval": options.max_eval_samples}
     reading: dict[str, Any] = {"computed_value": values.computed_value, "seed": seed, "progress": progress}
-    for key, part in parts.items():
-        parts[key] = prepare_images(part, options, corruption, max_samples=limits.get(key), **reading)
-    num_transparent = sum(part.num_transparent for part in parts.values())
+    for key, split in loaded.items():
+        loaded[key] = prepare_images(split, options, corruption, max_samples=limits.get(key), **reading)
+    num_transparent = sum(split.num_transparent for split in loaded.values())
     if fraction := options.validation_fraction:
-        parts["train"], parts["validation"] = hold_out(parts["train"], fraction, seed, by_class=task in OPEN_SETS)
-    names = dict.fromkeys(parts, class_names)
+        loaded["train"], loaded["validation"] = hold_out(loaded["train"], fraction, seed, by_class=task in OPEN_SETS)
+    names = dict.fromkeys(loaded, class_names)
     if task in OPEN_SETS:
-        names = {key: part.number_classes(class_names) for key, part in parts.items()}
-    train = parts["train"]
+        names = {key: split.number_classes(class_names) for key, split in loaded.items()}
+    train = loaded["train"]
     if options.label_noise:
         train.classes = corruption.replace_labels(
             train.known_classes, train.rows, num_rows=train.num_rows, num_classes=len(names["train"])
@@ -197,13 +199,13 @@ def load_image_data(
     augmentation.occlusion_color = [255 * value for value in mean]
     balanced = options.class_balanced_sampling
     drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
-    for key, part in parts.items():
+    for key, split in loaded.items():
         if (wanted := drawn[key]) is not None:
             what = {"train": "a training", "eval": "an evaluation"}.get(key, f"a {key}")
-            check_episodes(part.known_classes, wanted, names[key], what)
+            check_episodes(split.known_classes, wanted, names[key], what)
 
     def batches(key: str, size: int, seed: int, **more: Any) -> ImageBatches:
-        return parts[key].batches(
+        return loaded[key].batches(
             options.dataloader_num_workers,
             batch_size=size if drawn[key] is None else None,
             episodes=drawn[key],
@@ -220,8 +222,8 @@ def load_image_data(
         train=batches("train", batch_size, seed, augmentation=augmentation, shuffle=True, balanced=balanced),
         # With the seed of training, the evaluation episodes would equal the training episodes.
         evaluation=batches("eval", eval_batch_size, mix_seed(seed, 1)),
-        eval_split=parts["eval"].name,
-        validation=batches("validation", eval_batch_size, mix_seed(seed, 2)) if "validation" in parts else None,
+        eval_split=loaded["eval"].name,
+        validation=batches("validation", eval_batch_size, mix_seed(seed, 2)) if "validation" in loaded else None,
         class_names=names["train"],
         shape=shape,
         mean=mean,
@@ -229,7 +231,7 @@ def load_image_data(
         value_range=None if train.values is None else find_range(train.values),
         eval_class_names=names["eval"],
         num_transparent=num_transparent,
-        record=DataRecord.of(splits, parts, stratifying_column(splits, options, task)),
+        record=DataRecord.of(splits, loaded, stratifying_column(splits, options, task)),
     )
 
 
@@ -289,8 +291,8 @@ def load_image_split(
     splits = _load_splits(options, dataset)
     classes, train = stratifying_column(splits, options, "classification"), options.train_split
     data, recorded = fingerprint(splits), None
-    known = record if record is not None and record.data == data else None
-    classes = classes if known is None else known.label_column
+    same_data = record if record is not None and record.data == data else None
+    classes = classes if same_data is None else same_data.label_column
     if train_classes is None:
         split, recorded = resolve_split(split, record, splits, data)
     name = choose_eval_split(splits, split or options.eval_split, train)
@@ -317,25 +319,25 @@ def load_image_split(
         else:
             label_column = None
     shape = choose_shape(rows, image_column, options)
-    part = open_split(name, rows, image_column, shape, label_column, class_names)
+    images = open_split(name, rows, image_column, shape, label_column, class_names)
     ids = identify_rows(splits, name, classes, data)
     if recorded is not None:
-        part = part.select(torch.isin(ids, recorded))
+        images = images.select(torch.isin(ids, recorded))
     if label_column is None:
-        part.classes = torch.full((len(part),), -1)
+        images.classes = torch.full((len(images),), -1)
     if train_classes is not None:
-        part = part.select(~first_classes(part.known_classes, train_classes))
+        images = images.select(~first_classes(images.known_classes, train_classes))
     if options.sample_classes is not None:
         kept = corruption.draw_classes(len(class_names))
-        part, class_names = part.keep_classes(kept, class_names), [class_names[index] for index in kept]
+        images, class_names = images.keep_classes(kept, class_names), [class_names[index] for index in kept]
     if select_class is not None:
-        kept = torch.tensor([index for index, known in enumerate(class_names) if select_class(known)]).long()
-        part, class_names = part.keep_classes(kept, class_names), [class_names[index] for index in kept]
-    part = prepare_images(part, options, corruption, max_samples=max_samples, seed=seed, progress=progress)
+        kept = torch.tensor([index for index, label in enumerate(class_names) if select_class(label)]).long()
+        images, class_names = images.keep_classes(kept, class_names), [class_names[index] for index in kept]
+    images = prepare_images(images, options, corruption, max_samples=max_samples, seed=seed, progress=progress)
     if train_classes is not None:
-        class_names = part.number_classes(class_names)
-    mean, std = find_statistics(part.images, shape, options)
-    batches = part.batches(
+        class_names = images.number_classes(class_names)
+    mean, std = find_statistics(images.images, shape, options)
+    batches = images.batches(
         options.dataloader_num_workers,
         batch_size=batch_size,
         mean=mean,
@@ -344,8 +346,9 @@ def load_image_split(
         process_index=process_index,
         num_processes=num_processes,
     )
-    used = {key: int(torch.isin(ids[part.rows], each).sum()) for key, each in (known.ids if known else {}).items()}
-    return ImageSplit(batches, class_names, len(part), part.name, ids, used)
+    parts = same_data.ids if same_data else {}
+    used = {key: int(torch.isin(ids[images.rows], ids_of_part).sum()) for key, ids_of_part in parts.items()}
+    return ImageSplit(batches, class_names, len(images), images.name, ids, used)
 
 
 def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:

@@ -47,8 +47,8 @@ class ParquetSplit:
                 self._writer.close()
             return
         self._close_file()
-        for number, file in enumerate(self._files):
-            file.rename(self.folder / f"{self.split}-{number:05d}-of-{len(self._files):05d}.parquet")
+        for index, file in enumerate(self._files):
+            file.rename(self.folder / f"{self.split}-{index:05d}-of-{len(self._files):05d}.parquet")
 
     def _write_rows(self) -> None:
         if not self._rows:

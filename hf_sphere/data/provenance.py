@@ -33,10 +33,10 @@ RECORDED = {"training": "train", "evaluation": "eval", "validation": "validation
 def fingerprint(splits: DatasetDict) -> int:
     """Return 31 bits of a digest of the splits, their sizes and up to 256 of the encoded images of each."""
     digest = hashlib.sha256()
-    for name, part in splits.items():
-        digest.update(f"{name} {len(part)}\n".encode())
-        if column := next((key for key, feature in part.features.items() if isinstance(feature, Image)), None):
-            some = part.select(range(0, len(part), max(1, math.ceil(len(part) / 256)))).select_columns([column])
+    for name, rows in splits.items():
+        digest.update(f"{name} {len(rows)}\n".encode())
+        if column := next((key for key, feature in rows.features.items() if isinstance(feature, Image)), None):
+            some = rows.select(range(0, len(rows), max(1, math.ceil(len(rows) / 256)))).select_columns([column])
             for cell in some.cast_column(column, Image(decode=False))[column]:
                 with contextlib.suppress(OSError, TypeError):  # a file or an image that is missing
                     if cell["bytes"] is None:
@@ -69,13 +69,13 @@ class DataRecord:
     label_column: str | None
 
     @classmethod
-    def of(cls, splits: DatasetDict, parts: Mapping[str, Any], label_column: str | None) -> "DataRecord":
+    def of(cls, splits: DatasetDict, used: Mapping[str, Any], label_column: str | None) -> "DataRecord":
         """Make the record of parts, and warn if two have images in common."""
-        data, names = fingerprint(splits), {key: part.name for key, part in parts.items()}
-        ids = {key: identify_rows(splits, part.name, label_column, data)[part.rows] for key, part in parts.items()}
-        for one, other in itertools.combinations(parts, 2):
+        data, names = fingerprint(splits), {key: split.name for key, split in used.items()}
+        ids = {key: identify_rows(splits, split.name, label_column, data)[split.rows] for key, split in used.items()}
+        for one, other in itertools.combinations(used, 2):
             if shared := int(torch.isin(ids[one], ids[other]).sum()):
-                both = (f"{name} images ({names[part]})" for name, part in RECORDED.items() if part in (one, other))
+                both = (f"{name} images ({names[split]})" for name, split in RECORDED.items() if split in (one, other))
                 logger.warning("The %s have %d images in common.", " and ".join(both), shared)
         return cls(names, ids, label_column)
 

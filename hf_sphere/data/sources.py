@@ -81,20 +81,20 @@ def require_splits(splits: Any, name: str) -> DatasetDict:
 
 
 def find_column(
-    dataset: Dataset, given: str | None, candidates: tuple[str, ...], what: str, *, instead: str = ""
+    dataset: Dataset, name: str | None, candidates: tuple[str, ...], what: str, *, instead: str = ""
 ) -> str:
-    """Return the column `given`, else the first of the usual names `candidates` that exists, or the only one of images.
+    """Return the column `name`, else the first of the usual names `candidates` that exists, or the only one of images.
 
     If there is none, the error lists the columns, says `what` was looked for, and what can be done `instead`.
     """
     option = f"--{what}_column_name"
-    if given is not None and given not in dataset.column_names:
-        close = difflib.get_close_matches(given, dataset.column_names, n=1)
+    if name is not None and name not in dataset.column_names:
+        close = difflib.get_close_matches(name, dataset.column_names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"no {what} column {given!r}; the data has the columns {dataset.column_names}.{hint}")
-    found = given or next((name for name in candidates if name in dataset.column_names), None)
-    if found is not None:
-        return found
+        raise ValueError(f"no {what} column {name!r}; the data has the columns {dataset.column_names}.{hint}")
+    column = name or next((name for name in candidates if name in dataset.column_names), None)
+    if column is not None:
+        return column
     from hf_sphere.data.image_files import holds_images  # texts do not need it
 
     images = [name for name, feature in dataset.features.items() if holds_images(feature)]
@@ -189,13 +189,13 @@ def check_validation_split(name: str, others: Mapping[str, str], fraction: float
 
 
 def common_column(
-    rows: dict[str, Dataset], given: str | None, candidates: tuple[str, ...], what: str, instead: str = ""
+    rows: dict[str, Dataset], name: str | None, candidates: tuple[str, ...], what: str, instead: str = ""
 ) -> str:
     """Find a column in the training split, and check that the other splits have it."""
-    found = find_column(rows["train"], given, candidates, what, instead=instead)
-    for part in rows.values():
-        find_column(part, found, (), what)
-    return found
+    column = find_column(rows["train"], name, candidates, what, instead=instead)
+    for split in rows.values():
+        find_column(split, column, (), what)
+    return column
 
 
 def stratifying_column(splits: DatasetDict, options: ImageSourceOptions, task: str) -> str | None:
@@ -224,34 +224,33 @@ _HELD_OUT = re.compile(r"(kept|held_out)\((.+), ([-+.e0-9]+), seed=([0-9]+)\)")
 def as_splits(data: Any, max_rows: Mapping[str | None, int | None]) -> DatasetDict:
     """Return the splits of a dataset of `datasets`, and those of a streaming one as files of its cache.
 
-    Args:
-        data: A `Dataset`, which becomes the split `train`, `DatasetDict`, `IterableDataset` or `IterableDatasetDict`.
-        max_rows: Number of rows, by split, to read from a streaming dataset; without a number, it is read to its end.
+    A `Dataset` or `IterableDataset` becomes the split `train`. `max_rows` are the numbers of rows, by split, to read
+    from a streaming dataset; without a number, it is read to its end.
     """
     splits = data if isinstance(data, (DatasetDict, IterableDatasetDict)) else {"train": data}
-    for part in splits.values():
-        if not isinstance(part, (Dataset, IterableDataset)):
-            raise TypeError(f"a dataset must be one of `datasets` or a dictionary of these; got {type(part).__name__}.")
-    return DatasetDict({name: _stored(part, max_rows.get(name)) for name, part in splits.items()})
+    for rows in splits.values():
+        if not isinstance(rows, (Dataset, IterableDataset)):
+            raise TypeError(f"a dataset must be one of `datasets` or a dictionary of these; got {type(rows).__name__}.")
+    return DatasetDict({name: _stored(rows, max_rows.get(name)) for name, rows in splits.items()})
 
 
-def _stored(part: Any, max_rows: int | None) -> Dataset:
-    if isinstance(part, Dataset):
-        return part if part.format["type"] is None else part.with_format(None)  # it would change images and labels
-    part = (part if max_rows is None else part.take(max_rows)).with_format(None)
-    known = part.features
-    images = [name for name, feature in (known or {}).items() if isinstance(feature, Image)]
+def _stored(rows: Any, max_rows: int | None) -> Dataset:
+    if isinstance(rows, Dataset):
+        return rows if rows.format["type"] is None else rows.with_format(None)  # it would change images and labels
+    rows = (rows if max_rows is None else rows.take(max_rows)).with_format(None)
+    features = rows.features
+    images = [name for name, feature in (features or {}).items() if isinstance(feature, Image)]
     for name in images:  # decoded, they would be encoded again, and JPEG loses quality
-        part = part.cast_column(name, Image(decode=False))
-    stored = Dataset.from_generator(partial(_encoded_rows, part, images), features=part.features)
-    return stored if known is None else stored.cast(known)
+        rows = rows.cast_column(name, Image(decode=False))
+    stored = Dataset.from_generator(partial(_encoded_rows, rows, images), features=rows.features)
+    return stored if features is None else stored.cast(features)
 
 
-def _encoded_rows(part: IterableDataset, images: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _encoded_rows(rows: IterableDataset, images: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a stream, with the bytes of the files of its image columns, and other images encoded."""
     from hf_sphere.data.image_files import encode_image
 
-    for row in part:
+    for row in rows:
         files = {name: pa.array([row[name]], Image.pa_type) for name in images}
         row |= {name: Image().embed_storage(file)[0].as_py() for name, file in files.items()}
         yield {name: encode_image(cell) if isinstance(cell, PILImage.Image) else cell for name, cell in row.items()}
@@ -265,44 +264,41 @@ def held_out_names(split: str, fraction: float, seed: int) -> tuple[str, str]:
 def read_split(splits: DatasetDict, name: str, label_column: str | None = None) -> Dataset:
     """Return the rows of a split or of a part of the data; a KeyError is that of a split that does not exist.
 
-    Args:
-        splits: All splits.
-        name: Name of a split; an expression of `datasets` such as `train[:80%]` or `train+test`; `all`; or one of
-            `held_out_names`, whose parts have the same proportion of classes.
-        label_column: Column of the classes; None if there is none.
+    The name is that of a split; an expression of `datasets` such as `train[:80%]` or `train+test`; `all`; or one of
+    `held_out_names`, whose parts have the same proportion of classes, those of the label column.
     """
     if name in splits:
         return splits[name]
-    if found := _HELD_OUT.fullmatch(name):
-        rows = read_split(splits, found[2], label_column)
-        return rows.select(_drawn(rows, found, label_column).nonzero()[:, 0].tolist())
+    if match := _HELD_OUT.fullmatch(name):
+        rows = read_split(splits, match[2], label_column)
+        return rows.select(_drawn(rows, match, label_column).nonzero()[:, 0].tolist())
     if name != "all" and not re.search(r"[\[+]", name):
         raise KeyError(name)
-    parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in _slices(splits, name)]
-    return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
+    pieces = [splits[piece.splitname].select(range(piece.from_, piece.to)) for piece in _slices(splits, name)]
+    return pieces[0] if len(pieces) == 1 else concatenate_datasets(pieces)
 
 
 def find_rows(splits: DatasetDict, name: str, label_column: str | None = None) -> Tensor:
     """Return the rows of a split, part or pool of them among those of all splits, one after the other: (N,)."""
     pooled = re.split(r"\+(?![^(]*\))", name)
     if len(pooled) > 1:
-        return torch.cat([find_rows(splits, part, label_column) for part in pooled])
-    if name not in splits and (found := _HELD_OUT.fullmatch(name)):
-        drawn = _drawn(read_split(splits, found[2], label_column), found, label_column)
-        return find_rows(splits, found[2], label_column)[drawn]
+        return torch.cat([find_rows(splits, piece, label_column) for piece in pooled])
+    if name not in splits and (match := _HELD_OUT.fullmatch(name)):
+        drawn = _drawn(read_split(splits, match[2], label_column), match, label_column)
+        return find_rows(splits, match[2], label_column)[drawn]
     starts = dict(zip(splits, itertools.accumulate(map(len, splits.values()), initial=0), strict=False))
     return torch.cat([torch.arange(p.from_, p.to) + starts[p.splitname] for p in _slices(splits, name)])
 
 
-def _drawn(rows: Dataset, found: re.Match[str], label_column: str | None) -> Tensor:
+def _drawn(rows: Dataset, match: re.Match[str], label_column: str | None) -> Tensor:
     """Return whether each row of a split belongs to the part of it with a name of `held_out_names`, (N,)."""
-    part, split, fraction, seed = found.groups()
+    kind, split, fraction, seed = match.groups()
     names, classes = [], None
     if label_column is not None:
         names = read_class_names(rows, find_column(rows, label_column, (), "label"))
         classes = read_labels(rows, label_column, names, split)
     held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names)
-    return held_out if part == "held_out" else ~held_out
+    return held_out if kind == "held_out" else ~held_out
 
 
 def _slices(splits: DatasetDict, name: str) -> list[Any]:
@@ -321,9 +317,9 @@ def draw_held_out(
     """
     from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 
-    known, counts = (None, None) if classes is None else classes.unique(return_counts=True)
-    if known is not None and counts is not None and counts.min() < 2:
-        single = [names[index] if names else str(index) for index in known[counts < 2].tolist()]
+    labels, counts = (None, None) if classes is None else classes.unique(return_counts=True)
+    if labels is not None and counts is not None and counts.min() < 2:
+        single = [names[index] if names else str(index) for index in labels[counts < 2].tolist()]
         raise ValueError(
             f"{len(single)} class(es) have a single image, which cannot be both in training and held out: "
             f"{', '.join(single[:5])}. Leave them out, or name a split instead of a fraction."

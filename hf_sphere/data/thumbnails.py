@@ -22,28 +22,19 @@ def load_thumbnails(
     cache_dir: str | os.PathLike | None = None,
     progress: bool = True,
 ) -> Tensor:
-    """Load images by row, downscaled if they are larger.
+    """Load the images of some rows (N,) of a split, or of several, concatenated; downscale them if they are larger.
 
-    Args:
-        name: Bundled dataset, Hub id, or folder; see `hf_sphere.data.sources.load_splits`.
-        splits: The split; several are concatenated.
-        rows: (N,) rows of the split, in any order.
-        config_name: Configuration, for a dataset with several.
-        image_column: Column of the images; detected by name if None.
-        side: Length of the longest side of a thumbnail in pixels. All have the aspect ratio of the first image.
-        cache_dir: Folder for decoded images; in the Hugging Face home if None.
-        progress: Whether to show a progress bar.
+    All have the aspect ratio of the first image, and a longest side of at most `side` pixels. An image that cannot be
+    decoded is black; it is an error if none can. For `name` see `hf_sphere.data.sources.load_splits`, and for the image
+    column, the configuration and the cache folder `ImageSourceOptions`.
 
     Returns:
-        uint8, (N, channels, height, width); an image that cannot be decoded is black.
-
-    Raises:
-        ValueError: If a split or a row does not exist, there are no rows, or none of the images can be decoded.
+        uint8, (N, channels, height, width).
     """
     loaded = load_splits(name, config_name)
-    parts = [find_split(loaded, split, "--split") for split in splits]
-    column = find_column(parts[0], image_column, IMAGE_COLUMNS, "image")
-    images = concatenate_datasets([part.select_columns([column]) for part in parts])
+    sources = [find_split(loaded, split, "--split") for split in splits]
+    column = find_column(sources[0], image_column, IMAGE_COLUMNS, "image")
+    images = concatenate_datasets([source.select_columns([column]) for source in sources])
     if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(images):
         raise ValueError(
             f"rows run from {int(rows.min())} to {int(rows.max())}, but {name} has {len(images)} images in "
@@ -51,7 +42,7 @@ def load_thumbnails(
         )
     first, *others = probe_shapes(images, column)
     scale = min(1.0, side / max(first.height, first.width))
-    channels = max(part.channels for part in (first, *others))
+    channels = max(source.channels for source in (first, *others))
     shape = ImageShape(channels, max(1, round(scale * first.height)), max(1, round(scale * first.width)))
     encoded = EncodedImages(images.select(rows.tolist()), column, shape)
     decoded, good = decode_all(encoded, skip_corrupt=True, cache_dir=cache_dir, progress=progress)

@@ -70,12 +70,10 @@ class Gallery:
     def nearest(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the similarities of the queries `rows` (b,) with their class and with neighbors of other classes.
 
-        `count` is at least the number of other members of any query's class.
-
         Returns:
             Similarities (b, p) with the other members of the class, where p is their number in the largest class, and
-            (b, n) with the nearest members of other classes, where n is `count`, or smaller if there are fewer. Both
-            are in decreasing order and padded with -inf.
+            (b, n) with the nearest members of other classes, where n is `count`, at least p, or smaller if there are
+            fewer. Both are in decreasing order and padded with -inf.
         """
         similarities = (padded(self.queries[rows]) @ self.references.T)[: len(rows)]
         similarities[:, len(self.queries) :] = -torch.inf
@@ -136,5 +134,5 @@ def for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tens
 
 def _power_of_two(largest: Tensor) -> Tensor:
     """Return a factor that scales values of this largest magnitude to about 1 without rounding."""
-    number = torch.finfo(largest.dtype)
-    return torch.exp2(-torch.frexp(largest.clamp(number.tiny, number.max / 4)).exponent.to(largest.dtype))
+    limits = torch.finfo(largest.dtype)
+    return torch.exp2(-torch.frexp(largest.clamp(limits.tiny, limits.max / 4)).exponent.to(largest.dtype))

@@ -131,7 +131,7 @@ class ImageSource:
         rows = sources.find_split(splits, split, "--split")
         column = sources.find_column(rows, None, sources.IMAGE_COLUMNS, "image")
         labels: list[str] = []
-        label = next((known for known in sources.LABEL_COLUMNS if known in rows.column_names), None)
+        label = next((candidate for candidate in sources.LABEL_COLUMNS if candidate in rows.column_names), None)
         if label is not None and has_labels(rows, label):
             classes = read_class_names(rows, label)
             labels = [classes[index] for index in read_labels(rows, label, classes, split).tolist()]
@@ -193,14 +193,14 @@ class ImageEncoder:
             ) from error
         self.model = model.to(device).eval()
         self.class_names = class_names(model)
-        channels = [getattr(part, "num_channels", None) for part in (self.processor, model.config)]
+        channels = [getattr(source, "num_channels", None) for source in (self.processor, model.config)]
         if None not in channels and channels[0] != channels[1]:
             what = f"the image processor of {name} makes {channels[0]} channels, but its model has {channels[1]}"
             raise ValueError(f"{what}; save the processor of the model's training beside it.")
         for kind in ("image_mean", "image_std"):
-            numbers = torch.tensor(getattr(self.processor, kind, None) or [1.0])
-            if not numbers.isfinite().all() or (kind == "image_std" and not numbers.all()):
-                raise ValueError(f"{kind} in preprocessor_config.json of {name} is {numbers.tolist()}; correct it.")
+            statistics = torch.tensor(getattr(self.processor, kind, None) or [1.0])
+            if not statistics.isfinite().all() or (kind == "image_std" and not statistics.all()):
+                raise ValueError(f"{kind} in preprocessor_config.json of {name} is {statistics.tolist()}; correct it.")
         self.embeds_texts = hasattr(model, "get_text_features")
         self._texts: Any = load_pretrained(AutoTokenizer, name) if self.embeds_texts else None
         self.metric = embedding_metric(model)
@@ -209,8 +209,8 @@ class ImageEncoder:
     @property
     def settings(self) -> str:
         """Digests of the preprocessing and of the class names, which the weights do not identify."""
-        known = {name: value for name, value in self.processor.to_dict().items() if value is not None}
-        texts = (json.dumps(part, sort_keys=True, default=str) for part in (known, self.class_names))
+        options = {name: value for name, value in self.processor.to_dict().items() if value is not None}
+        texts = (json.dumps(values, sort_keys=True, default=str) for values in (options, self.class_names))
         return "-".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
 
     def encode(

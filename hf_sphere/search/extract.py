@@ -109,13 +109,13 @@ def load_source_images(model_name: str, options: ImageSourceOptions, split: str 
     and the options must have their mean and standard deviation: wrong ones would change the embeddings silently.
     """
     loading["record"] = DataRecord.read(model_name)
-    given = [name for name in ("image_mean", "image_std") if getattr(options, name) is not None]
+    statistics = [name for name in ("image_mean", "image_std") if getattr(options, name) is not None]
     try:
-        found = processor_options(load_pretrained(AutoImageProcessor, model_name))
+        preprocessing = processor_options(load_pretrained(AutoImageProcessor, model_name))
     except OSError as error:
         config = load_pretrained(AutoConfig, model_name)
         is_own = isinstance(config, SphereVisionConfig)
-        if len(given) < 2 or not is_own:
+        if len(statistics) < 2 or not is_own:
             hint = "Give --image_mean and --image_std of the training images, or save" if is_own else "Save"
             raise ValueError(
                 f"{model_name} has no image processor, so the normalization of its images is unknown. {hint} the one "
@@ -124,9 +124,9 @@ def load_source_images(model_name: str, options: ImageSourceOptions, split: str 
         return load_image_split(
             replace(options, image_size=[*config.input_size], num_channels=config.num_channels), split, **loading
         )
-    if given:
-        raise ValueError(f"{model_name} has an image processor, which sets --{given[0]}; leave it out.")
-    return load_image_split(replace(options, **found), split, **loading)
+    if statistics:
+        raise ValueError(f"{model_name} has an image processor, which sets --{statistics[0]}; leave it out.")
+    return load_image_split(replace(options, **preprocessing), split, **loading)
 
 
 def embed_split(
@@ -134,22 +134,15 @@ def embed_split(
 ) -> Iterator[Columns]:
     """Yield the columns of `hf_sphere.search.store` in the order of the split, on every process.
 
-    Args:
-        model: A model from `load_embedding_model`, in eval mode.
-        batches: The split. Process p of n has the images p, p + n, ..., so simultaneous batches of all processes form a
-            contiguous part of the split; they are yielded together.
-        accelerator: Defines the precision of the model.
-        labeled: Whether the labels of the batches are classes.
-
-    Raises:
-        ValueError: If a value is not finite.
+    Process p of n has the images p, p + n, ..., so simultaneous batches of all processes form a contiguous part of the
+    split; they are yielded together. The labels of the batches are classes if it is `labeled`.
     """
-    own = _embed_batches(model, batches, accelerator, labeled)
+    local = _embed_batches(model, batches, accelerator, labeled)
     most_images = math.ceil(batches.num_examples / batches.num_processes)  # of any process
     for _ in range(math.ceil(most_images / batches.batch_size)):
-        parts = [part for part in gather_object([next(own, None)]) if part is not None]
-        order = torch.cat([part["index"] for part in parts]).argsort()
-        yield {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
+        gathered = [columns for columns in gather_object([next(local, None)]) if columns is not None]
+        order = torch.cat([columns["index"] for columns in gathered]).argsort()
+        yield {name: torch.cat([columns[name] for columns in gathered])[order] for name in gathered[0]}
 
 
 def extract_embeddings(

@@ -125,8 +125,8 @@ def _schema(names: Iterable[str]) -> pa.Schema:
 def _read_about(folder: Path) -> About:
     values = read_json(folder / ABOUT_FILE)
     values["sources"] = [tuple(source) for source in values["sources"]]
-    known = {each.name for each in fields(About)}
-    about = About(**{name: value for name, value in values.items() if name in known})
+    names = {each.name for each in fields(About)}
+    about = About(**{name: value for name, value in values.items() if name in names})
     tables = [(name, len(state)) for tables in about.tables for name, state in tables.items()]
     valid = {
         "recall": 0 <= about.recall <= 1,

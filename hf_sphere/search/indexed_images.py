@@ -120,24 +120,21 @@ class IndexedImages:
         return os.path.join(self.sources[self.images["source"][row]][0], self.images["file"][row])
 
     def open_image(self, row: int) -> PILImage:
-        """Open an indexed image from its source, if it still has the content that was indexed.
+        """Open an indexed image from its source, if it still has the content that was indexed; else raise an error.
 
         So an index from someone else opens only images that its author had, whatever files it names.
-
-        Raises:
-            ValueError: If it was in memory, is missing, cannot be read, or has another content.
         """
-        number, path, digest = self.images["source"][row], self.path(row), self.images["digest"][row]
+        source, path, digest = self.images["source"][row], self.path(row), self.images["digest"][row]
         try:
             if self.place(row) is None:
                 raise ValueError("it was in memory")
             record: Any = {"bytes": None, "path": path}
-            if self.sources[number][1] is not None:
-                if self.has_changed(number):
+            if self.sources[source][1] is not None:
+                if self.has_changed(source):
                     raise ValueError("its dataset has changed; add it again")
-                if number not in self._opened:
-                    self._opened[number] = ImageSource.of(*self.sources[number])
-                record = self._opened[number].encoded[self.images["row"][row]]["image"]
+                if source not in self._opened:
+                    self._opened[source] = ImageSource.of(*self.sources[source])
+                record = self._opened[source].encoded[self.images["row"][row]]["image"]
             content = _read(record, self.images["size"][row])
             if _digest(content) != digest:
                 raise ValueError("it is not the image that was indexed; add it again")
@@ -153,8 +150,10 @@ class IndexedImages:
         are not loaded. `open_image` and `add` compare contents.
         """
         texts, current = [], self.encoder.settings
-        for part, name in ((0, "preprocessing"), (-1, "class names")):
-            if count := sum(text.split("-")[part] != current.split("-")[part] for text in self.images["settings"]):
+        for position, name in ((0, "preprocessing"), (-1, "class names")):
+            if count := sum(
+                text.split("-")[position] != current.split("-")[position] for text in self.images["settings"]
+            ):
                 texts.append(f"the {name} of the model changed after {count:,} images were embedded")
         other = [n for n, time in enumerate(self.images["time"]) if time is not None and not self.is_as_indexed(n)]
         missing = [row for row in other if not os.path.isfile(self.path(row))]
@@ -174,15 +173,19 @@ class IndexedImages:
         """Whether an image is a file with the recorded size and time."""
         return file_state(self.path(row)) == (self.images["size"][row], self.images["time"][row])
 
-    def has_changed(self, number: int) -> bool:
+    def has_changed(self, source: int) -> bool:
         """Whether the tables of a dataset in a folder are not those that were recorded."""
-        (name, split), tables = self.sources[number], self._tables[number]
+        (name, split), tables = self.sources[source], self._tables[source]
         is_folder = split is not None and os.path.isabs(name)
         states = {file: file_state(os.path.join(name, file)) for file in tables}
         return is_folder and (not tables or any(states[file] != tuple(tables[file]) for file in tables))
 
     def match(
-        self, number: int, places: Sequence[Hashable], known: Mapping[Hashable, int], states: Mapping[int, ImageState]
+        self,
+        source: int,
+        locations: Sequence[Hashable],
+        indexed: Mapping[Hashable, int],
+        states: Mapping[int, ImageState],
     ) -> dict[int, int]:
         """Return the rows of those images of a source that the index has.
 
@@ -190,23 +193,23 @@ class IndexedImages:
         else the row of its place.
 
         Args:
-            number: Number of the source.
-            places: Place of each image of the source.
-            known: Rows of the index by place.
+            source: Number of the source.
+            locations: Place of each image of the source.
+            indexed: Rows of the index by place.
             states: States of the images of the source that are not known to be unchanged.
         """
         digests = self.images.get("digest", [])
-        positions = {place: n for n, place in enumerate(places)}
+        positions = {location: n for n, location in enumerate(locations)}
 
         def has_left(row: int) -> bool:
-            (name, _), place = self.sources[self.images["source"][row]], self.place(row)
-            if place is None:
+            (name, _), location = self.sources[self.images["source"][row]], self.place(row)
+            if location is None:
                 return False
-            if place in positions:
-                state = states.get(positions[place])
+            if location in positions:
+                state = states.get(positions[location])
                 return state is not None and state.digest != digests[row]
             path = name if self.images["time"][row] is None else self.path(row)
-            is_of_source = name != "" and self.images["source"][row] == number
+            is_of_source = name != "" and self.images["source"][row] == source
             return is_of_source or (os.path.isabs(path) and not os.path.exists(path))
 
         wanted = {state.digest for state in states.values()} - {None}
@@ -214,7 +217,7 @@ class IndexedImages:
         for row in reversed(range(len(digests))):
             if digests[row] in wanted and has_left(row):
                 left[digests[row]].append(row)
-        here = {n: known[places[n]] for n in states if places[n] in known}
+        here = {n: indexed[locations[n]] for n in states if locations[n] in indexed}
         rows = {n: row for n, row in here.items() if digests[row] == states[n].digest is not None}
         rows |= {n: left[state.digest].pop() for n, state in states.items() if n not in rows and left[state.digest]}
         taken = {*rows.values()}

@@ -31,8 +31,7 @@ READING_ATTEMPTS = 100
 def resolve_output(path: str | os.PathLike) -> Path:
     """Return the path that is really written to: a link is kept, and its target is replaced.
 
-    Raises:
-        OSError: If the target is neither a folder nor a regular file, such as a device, or a link leads nowhere.
+    The target must be a folder or a regular file, not a device, and links must lead somewhere.
     """
     for link in (Path(path), *Path(path).parents):
         if not link.is_symlink() or link.exists():

@@ -79,7 +79,7 @@ def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
 def load_model(
     kind: Any, name: str | os.PathLike, *, complete: bool = False, unused: str | None = None, **options: Any
 ) -> Any:
-    """Load a model in float32, whatever the dtype of its file, and check that it was saved with weights.
+    """Load a model in float32, whatever the dtype of its file, and check that it was saved with finite weights.
 
     Args:
         kind: Class of the model, or auto class.
@@ -87,10 +87,6 @@ def load_model(
         complete: Whether all parameters must have been saved, because the model is not trained before it is used.
         unused: Name of a part of the model that need not have been saved.
         **options: Options of `from_pretrained`, for instance another `dtype`.
-
-    Raises:
-        OSError: If there is no such model, or a file is missing.
-        ValueError: If a file is damaged or does not fit, weights are not finite, or some would be random.
     """
     model, report = load_pretrained(kind, name, output_loading_info=True, **{"dtype": "float32"} | options)
     parameters = [parameter for parameter, _ in model.named_parameters() if parameter.split(".")[0] != unused]

@@ -66,7 +66,7 @@ def longest_input(model: Any, tokenizer: Any) -> int | None:
         # RoBERTa and similar models count positions from padding_idx + 1; earlier rows are never used.
         tables = [table for path, table in model.named_modules() if path.endswith("position_embeddings")]
         unused = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
-        limits.append(positions - max((number + 1 for number in unused), default=0))
+        limits.append(positions - max((index + 1 for index in unused), default=0))
     return min(limits, default=None)
 
 

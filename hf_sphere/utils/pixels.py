@@ -104,8 +104,8 @@ def resize_image(
         whole = list(size)
     else:
         least = [int(side / crop_pct + 1e-6) for side in size]
-        scale = max(side / own for side, own in zip(least, image.shape[-2:], strict=True))
-        whole = [max(side, int(own * scale)) for side, own in zip(least, image.shape[-2:], strict=True)]
+        scale = max(side / length for side, length in zip(least, image.shape[-2:], strict=True))
+        whole = [max(side, int(length * scale)) for side, length in zip(least, image.shape[-2:], strict=True)]
     if list(image.shape[-2:]) != whole:
         image = tvF.resize(image, whole, interpolation=interpolation, antialias=True)
     return image if crop_pct is None else tvF.center_crop(image, list(size))

@@ -28,13 +28,7 @@ _NAME = re.compile(r"epoch-(\d+)\.safetensors")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Weights after an epoch of training.
-
-    Attributes:
-        path: A safetensors file with the names of the model's state dict.
-        epoch: Number of epochs trained; 0 is the initialization.
-        metadata: Metadata of the file.
-    """
+    """Weights after a number of epochs, 0 for the initialization, by the names of the state dict; and their file."""
 
     path: Path
     epoch: int
@@ -79,18 +73,18 @@ def read_snapshot(path: str | PathLike) -> Snapshot:
 def list_snapshots(folder: str | PathLike) -> list[Snapshot]:
     """Return the snapshots in the folder of a run, or in their own, sorted by epoch."""
     inner = Path(folder, SNAPSHOT_FOLDER)
-    place = inner if inner.is_dir() else Path(folder)  # which may not exist
-    found = [read_snapshot(path) for path in place.glob("*.safetensors") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda snapshot: snapshot.epoch)
+    source = inner if inner.is_dir() else Path(folder)  # which may not exist
+    snapshots = [read_snapshot(path) for path in source.glob("*.safetensors") if _NAME.fullmatch(path.name)]
+    return sorted(snapshots, key=lambda snapshot: snapshot.epoch)
 
 
 def find_snapshots(paths: Iterable[Snapshot | str | PathLike]) -> tuple[list[Snapshot], list[Path]]:
     """Return the snapshots that exist, and the paths of those that are missing; another file is an error."""
-    found, missing = [], []
+    snapshots, missing = [], []
     for item in paths:
         path = Path(item.path if isinstance(item, Snapshot) else item)
         if path.is_file():
-            found.append(item if isinstance(item, Snapshot) else read_snapshot(path))
+            snapshots.append(item if isinstance(item, Snapshot) else read_snapshot(path))
         else:
             missing.append(path)
-    return found, missing
+    return snapshots, missing
