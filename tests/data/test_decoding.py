@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, Features, Image, load_dataset
+from made_up_images import NOT_AN_IMAGE, noise
 from PIL import Image as PILImage, ImageFile
 from torchvision.transforms.v2 import functional as tvF
 
@@ -15,7 +16,6 @@ from hf_sphere.data.decoding import EncodedImages, decode_all, probe_shapes
 from hf_sphere.data.image_files import encoded_images, examine_files
 from hf_sphere.utils.pixels import WHITE
 
-NOT_AN_IMAGE = b"not an image"
 SHAPE = ImageShape(1, 4, 5)
 """Shape of `flat` images."""
 
@@ -24,10 +24,6 @@ PIL_MODES = {"1": 1, "L": 1, "LA": 1, "I;16": 1, "RGB": 3, "RGBA": 3, "P": 3}
 
 def flat(value: int, height: int = 4, width: int = 5) -> np.ndarray:
     return np.full((height, width), value, dtype=np.uint8)
-
-
-def noise(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Image, Value
+from made_up_images import LARGE, NOT_AN_IMAGE, RAW, SMALL, marked, noise, seen
 from PIL import Image as PILImage
 
 from hf_sphere.data import (
@@ -15,34 +16,9 @@ from hf_sphere.data import (
 )
 from hf_sphere.models import SphereVisionImageProcessor
 
-NOT_AN_IMAGE = b"not an image"
-SMALL, LARGE = (6, 4), (100, 4)
-"""Sizes of images that are kept in memory, and of images that are streamed from disk."""
-
-RAW = {"image_mean": [0.0], "image_std": [1.0]}
-"""Statistics with which pixel values are the bytes divided by 255."""
-
-
-def noise(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-
-
-def marked(count: int, size: tuple[int, int] = SMALL) -> list[np.ndarray]:
-    """Images whose pixels all equal the image index."""
-    return [np.full(size, index, dtype=np.uint8) for index in range(count)]
-
-
-def seen(batches, epoch: int = 0) -> list[tuple[int, int]]:
-    """Mark and label of each image of an epoch, loaded with the statistics `RAW`."""
-    pairs = []
-    for batch in batches.epoch(epoch):
-        marks = (batch["pixel_values"][:, 0, 0, 0] * 255).round().int().tolist()
-        pairs += zip(marks, batch["labels"].tolist(), strict=True)
-    return pairs
-
 
 def marks(batches, epoch: int = 0) -> list[int]:
-    return [mark for mark, _ in seen(batches, epoch)]
+    return [mark for mark, _ in seen(batches, epoch=epoch)]
 
 
 class TestLoadedData:

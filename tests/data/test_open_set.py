@@ -5,20 +5,13 @@ import pytest
 import torch
 from datasets import ClassLabel, Value
 from hypothesis import given, settings, strategies as st
+from made_up_images import ANIMALS, LARGE, RAW, SMALL, marked, seen
 
 from hf_sphere.data import ImagesFromDisk
 from hf_sphere.data.splits import Split, first_classes, held_out_classes
 
 without_deadline = settings(deadline=None, max_examples=60)
 """No deadline, since the machine may be busy."""
-
-SMALL, LARGE = (6, 4), (100, 4)
-"""Sizes of images that are kept in memory, and of images that are streamed from disk."""
-
-RAW = {"image_mean": [0.0], "image_std": [1.0]}
-"""Statistics with which pixel values are the bytes divided by 255."""
-
-ANIMALS = ["ant", "bee", "cat", "dog", "elk", "fox"]
 
 LABELS = st.lists(st.integers(0, 15), min_size=1, max_size=60).map(torch.tensor)
 
@@ -27,18 +20,9 @@ def several(labels: torch.Tensor) -> bool:
     return len(labels.unique()) > 1
 
 
-def marked(count: int, size: tuple[int, int] = SMALL, start: int = 0) -> list[np.ndarray]:
-    """Images whose pixels all equal the image index, counted from `start`."""
-    return [np.full(size, index, dtype=np.uint8) for index in range(start, start + count)]
-
-
-def seen(batches, names: list[str]) -> dict[int, str]:
-    """Map the mark of each image of an epoch to its class name, for data loaded with the statistics `RAW`."""
-    found = {}
-    for batch in batches.epoch():
-        marks = (batch["pixel_values"][:, 0, 0, 0] * 255).round().int().tolist()
-        found |= {mark: names[label] for mark, label in zip(marks, batch["labels"].tolist(), strict=True)}
-    return found
+def named(batches, names: list[str]) -> dict[int, str]:
+    """Map the mark of each image of an epoch to its class name."""
+    return {mark: names[label] for mark, label in seen(batches)}
 
 
 @pytest.fixture
@@ -117,8 +101,8 @@ class TestUnmodifiedSplits:
         data = load(train, test, **RAW, task="retrieval")
         assert data.class_names == ["cat", "elk"]
         assert data.eval_class_names == ["ant", "bee", "fox"]
-        assert seen(data.train, data.class_names) == {0: "elk", 1: "cat", 2: "elk"}
-        assert seen(data.evaluation, data.eval_class_names) == {3: "bee", 4: "fox", 5: "bee", 6: "ant"}
+        assert named(data.train, data.class_names) == {0: "elk", 1: "cat", 2: "elk"}
+        assert named(data.evaluation, data.eval_class_names) == {3: "bee", 4: "fox", 5: "bee", 6: "ant"}
         assert data.value_range is None
 
     def test_integer_labels_are_sorted_numerically(self, animals, load):
@@ -142,7 +126,7 @@ class TestUnmodifiedSplits:
         data = load(train, test, **RAW, task="retrieval", max_train_samples=2, max_eval_samples=1)
         every = dict(enumerate(["ant", "bee", "cat"] * 2 + ["dog", "elk", "fox"] * 2))
         for batches, names in ((data.train, data.class_names), (data.evaluation, data.eval_class_names)):
-            found = seen(batches, names)
+            found = named(batches, names)
             assert found.items() <= every.items()
             assert set(found.values()) == set(names)
         assert (data.train.num_examples, data.evaluation.num_examples) == (2, 1)
@@ -151,7 +135,7 @@ class TestUnmodifiedSplits:
     def test_skipping_corrupt_images_keeps_labels_aligned_with_images(self, size, make_dataset, load):
         images = [*marked(4, size), b"not an image", *marked(3, size, start=5)]
         data = load(make_dataset(images, [0, 1, 2, 3] * 2), **RAW, task="retrieval", skip_unreadable_images=True)
-        assert seen(data.evaluation, data.eval_class_names) == {i: str(i % 4) for i in range(8) if i != 4}
+        assert named(data.evaluation, data.eval_class_names) == {i: str(i % 4) for i in range(8) if i != 4}
         assert data.evaluation.epoch_rows().tolist() == [0, 1, 2, 3, 5, 6, 7]
 
 
@@ -160,8 +144,8 @@ class TestDividedClasses:
     def test_the_first_classes_of_both_splits_train_and_the_others_evaluate(self, size, animals, load):
         train, test = animals(["fox", "ant", "cat", "bee"], ["ant", "cat", "dog", "fox"], size=size)
         data = load(train, test, **RAW, task="retrieval", train_classes=2)
-        assert seen(data.train, data.class_names) == {1: "ant", 3: "bee", 4: "ant"}
-        assert seen(data.evaluation, data.eval_class_names) == {0: "fox", 2: "cat", 5: "cat", 6: "dog", 7: "fox"}
+        assert named(data.train, data.class_names) == {1: "ant", 3: "bee", 4: "ant"}
+        assert named(data.evaluation, data.eval_class_names) == {0: "fox", 2: "cat", 5: "cat", 6: "dog", 7: "fox"}
         assert (data.class_names, data.eval_class_names) == (["ant", "bee"], ["cat", "dog", "fox"])
 
     def test_a_split_named_twice_is_used_once(self, animals, load):
@@ -224,9 +208,9 @@ class TestHeldOutImages:
         options = {"train_classes": train_classes, "validation_fraction": 0.4}
         data = load(train, test, **RAW, task="retrieval", **options)
         assert len(data.class_names) == 3
-        trained = seen(data.train, data.class_names)
+        trained = named(data.train, data.class_names)
         held_out_names = [name for name in ANIMALS[:5] if name not in data.class_names]
-        held_out = seen(data.validation, held_out_names)
+        held_out = named(data.validation, held_out_names)
         assert trained | held_out == dict(enumerate(ANIMALS[:5] * 3))
         assert data.train.labels.unique().tolist() == [0, 1, 2]
         assert data.validation.labels.unique().tolist() == [0, 1]
@@ -265,7 +249,7 @@ class TestOneSplit:
         (dataset,) = animals(["fox", "ant", "fox"], size=size)
         split = load_split(dataset)
         assert split.class_names == ANIMALS
-        assert seen(split.batches, split.class_names) == {0: "fox", 1: "ant", 2: "fox"}
+        assert named(split.batches, split.class_names) == {0: "fox", 1: "ant", 2: "fox"}
         assert split.num_images == 3
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
@@ -278,7 +262,7 @@ class TestOneSplit:
         for i in range(processes):
             split = load_split(make_dataset(images), process_index=i, **options)
             rows += split.batches.epoch_rows().tolist()
-            assert rows[-len(split.batches.epoch_rows()) :] == list(seen(split.batches, ["0"]))
+            assert rows[-len(split.batches.epoch_rows()) :] == list(named(split.batches, ["0"]))
         assert len(set(rows)) == len(rows) == split.num_images
         assert 13 <= len(rows) <= 15
 
@@ -317,7 +301,7 @@ class TestUnseenClasses:
         data = load(train, test, **RAW, task="retrieval", train_classes=2, max_eval_samples=max_eval_samples)
         unseen = load_one("made_up", train_classes=2, max_samples=max_eval_samples)
         assert (unseen.name, unseen.class_names) == ("train+test", data.eval_class_names)
-        assert seen(unseen.batches, unseen.class_names) == seen(data.evaluation, data.eval_class_names)
+        assert named(unseen.batches, unseen.class_names) == named(data.evaluation, data.eval_class_names)
         assert torch.equal(unseen.batches.epoch_rows(), data.evaluation.epoch_rows())
 
     def test_the_digits_after_the_first_six_are_714_images(self, load_one):
@@ -330,7 +314,7 @@ class TestUnseenClasses:
         name = embed(learn=first, probe=second)
         unseen = load_one(name, "probe", train_split="learn", train_classes=1)
         assert unseen.name == "learn+probe"
-        assert seen(unseen.batches, unseen.class_names) == {1: "bee", 2: "bee", 3: "cat"}
+        assert named(unseen.batches, unseen.class_names) == {1: "bee", 2: "bee", 3: "cat"}
         with pytest.raises(ValueError, match=r"no split 'train'; the data has learn, probe\..*--train_split"):
             load_one(name, "probe", train_classes=1)
 

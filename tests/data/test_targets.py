@@ -6,20 +6,10 @@ import pyarrow as pa
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Value
+from made_up_images import LARGE, RAW, SMALL, marked, seen
 
 from hf_sphere.data import COMPUTED_VALUES
 from hf_sphere.data.targets import read_values
-
-SMALL, LARGE = (6, 4), (100, 4)
-"""Sizes of images that are kept in memory, and of images that are streamed from disk."""
-
-RAW = {"image_mean": [0.0], "image_std": [1.0]}
-"""Statistics with which pixel values are the bytes divided by 255."""
-
-
-def marked(count: int, size: tuple[int, int] = SMALL) -> list[np.ndarray]:
-    """Images whose pixels all equal the image index."""
-    return [np.full(size, index, dtype=np.uint8) for index in range(count)]
 
 
 @pytest.fixture
@@ -31,15 +21,6 @@ def make_valued(make_dataset):
         return dataset.add_column(column, list(values), feature=feature)
 
     return make
-
-
-def seen(batches, target: str = "labels") -> list[tuple[int, float]]:
-    """Mark and target of each image of an epoch, loaded with the statistics `RAW`."""
-    pairs = []
-    for batch in batches.epoch():
-        marks = (batch["pixel_values"][:, 0, 0, 0] * 255).round().int().tolist()
-        pairs += zip(marks, batch[target].tolist(), strict=True)
-    return pairs
 
 
 class TestRegression:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
-import datasets
 import pytest
 import torch
 from datasets import Dataset
@@ -41,13 +40,6 @@ ALL = ["--scorings", *scoring_names(), "--word_embeddings", "both"]
 QUICK = ["--templates", "is-to-what", "--num_shuffles", "10", "--disable_tqdm", "true"]
 
 Run = Callable[..., Path]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _home_stays_clean(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf_datasets"))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,11 @@
 import contextlib
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from unittest.mock import Mock
 
-import datasets
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,13 +29,6 @@ PLOTS = ["reliability.png", "risk_coverage.png"]
 Columns = dict[str, torch.Tensor]
 Write = Callable[..., Path]
 Measure = Callable[..., Path]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _home_stays_clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf_datasets"))
-        yield
 
 
 @pytest.fixture(scope="module")

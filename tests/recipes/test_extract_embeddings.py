@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -46,11 +45,6 @@ NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 COLUMNS = ["embedding", "label", "prediction", "confidence", "logits", "index", "row_id"]
 
 Extract = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
 
 
 @pytest.fixture(scope="module")
@@ -511,7 +505,7 @@ def test_folders_with_other_contents_are_never_replaced(extract, tmp_path, argv)
 
 def test_an_interrupted_run_keeps_only_the_old_embeddings(extract, tmp_path, monkeypatch):
     extract("--max_samples", 5)
-    before = sorted(path for path in tmp_path.rglob("*") if "hf_datasets" not in path.parts)
+    before = sorted(tmp_path.rglob("*"))
     complete = extraction.embed_split
 
     def stop_after_one(*args, **options):
@@ -521,7 +515,7 @@ def test_an_interrupted_run_keeps_only_the_old_embeddings(extract, tmp_path, mon
     monkeypatch.setattr(extraction, "embed_split", stop_after_one)
     with pytest.raises(KeyboardInterrupt):
         extract("--overwrite_output_dir", "--batch_size", 150)
-    assert sorted(path for path in tmp_path.rglob("*") if "hf_datasets" not in path.parts) == before
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 # Several processes

@@ -28,11 +28,6 @@ from hf_sphere.data.parquet import ParquetSplit
 BROKEN = b"not an image"
 
 
-@pytest.fixture(autouse=True)
-def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
-
-
 @pytest.fixture(scope="module")
 def recipe(load_recipe) -> ModuleType:
     return load_recipe("prepare_images")
