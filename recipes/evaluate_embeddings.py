@@ -46,13 +46,7 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
     """Compute the metrics, write them and plot."""
     from hf_sphere.evaluation.evaluate import evaluate_embeddings, read_ood_embeddings
     from hf_sphere.search.store import read_embeddings
-    from hf_sphere.training.output_dir import (
-        RESULTS_FILE,
-        RUN_FILE,
-        check_results_dir,
-        results_dir,
-        write_settings,
-    )
+    from hf_sphere.training import output_dir
     from hf_sphere.utils.files import read_whole, write_json
 
     if args.output_dir is None and not read_whole(args.embeddings, Path.is_dir):
@@ -64,7 +58,7 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
             f"{args.embeddings} is a search index; evaluate what recipes/extract_embeddings.py writes for the images."
         )
     output = Path(args.output_dir or Path(args.embeddings) / "evaluation")
-    check_results_dir(output, overwrite=args.overwrite_output_dir)
+    output_dir.check_results_dir(output, overwrite=args.overwrite_output_dir)
     reading = {"split": args.split, "max_samples": args.max_samples, "seed": options.seed}
     needed = ["label"] if options.overlap_threshold is None else ["label", "prediction"]
     data = read_embeddings(args.embeddings, needed=needed, **reading)
@@ -84,10 +78,12 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
             print(f"Note: {other.name} has no split {args.split!r}; its only split, {other.split!r}, was read instead.")
     for note in evaluation.notes:
         print(f"Note: {note}")
-    with results_dir(output, (*PLOTS, RUN_FILE, RESULTS_FILE), overwrite=args.overwrite_output_dir):
-        write_settings(output, {**asdict(args), **asdict(options)})
-        write_json(output / RESULTS_FILE, evaluation.results)
-        print(f"saved {output / RESULTS_FILE}")
+    with output_dir.results_dir(
+        output, (*PLOTS, output_dir.RUN_FILE, output_dir.RESULTS_FILE), overwrite=args.overwrite_output_dir
+    ):
+        output_dir.write_settings(output, {**asdict(args), **asdict(options)})
+        write_json(output / output_dir.RESULTS_FILE, evaluation.results)
+        print(f"saved {output / output_dir.RESULTS_FILE}")
         if evaluation.reliability is not None:
             plot(evaluation, Path(data.name).resolve().name, output)
 

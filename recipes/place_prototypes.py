@@ -68,20 +68,14 @@ class PlacementArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Place, report and save the prototypes."""
     (args,) = parse_arguments((PlacementArguments,), argv, "Place class prototypes on the hypersphere.")
-    from hf_sphere.training.output_dir import (
-        RESULTS_FILE,
-        RUN_FILE,
-        check_results_dir,
-        results_dir,
-        write_settings,
-    )
+    from hf_sphere.training import output_dir
 
     names = read_class_names(args) if args.dataset_name else None
     count = len(names) if names else args.num_classes
     if args.num_classes not in (None, count):
         raise ValueError(f"--num_classes is {args.num_classes}, but {args.dataset_name} has {count} classes.")
     folder = Path(args.output_dir or f"outputs/prototypes/{count}-{args.dim}")
-    check_results_dir(folder, overwrite=args.overwrite_output_dir)
+    output_dir.check_results_dir(folder, overwrite=args.overwrite_output_dir)
     options = ("restarts", "max_iterations", "ordering", "ordering_weight")
     placement = hf_sphere.prototypes.place_prototypes(
         count,
@@ -95,13 +89,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         **{name: value for name in options if (value := getattr(args, name)) is not None},
     )
     print(placement)
-    files = ("prototypes.safetensors", RUN_FILE, RESULTS_FILE)
-    with results_dir(folder, files, overwrite=args.overwrite_output_dir):
+    files = ("prototypes.safetensors", output_dir.RUN_FILE, output_dir.RESULTS_FILE)
+    with output_dir.results_dir(folder, files, overwrite=args.overwrite_output_dir):
         placement.save(folder / files[0])
-        write_settings(folder, asdict(args))
+        output_dir.write_settings(folder, asdict(args))
         reached = {name: getattr(placement, name) for name in ("separation", "bound", "optimal", "method", "seconds")}
         order = asdict(placement.order) if placement.order else {}
-        write_json(folder / RESULTS_FILE, {**reached, "interrupted": placement.interrupted, **order})
+        write_json(folder / output_dir.RESULTS_FILE, {**reached, "interrupted": placement.interrupted, **order})
     print(f"saved {folder / files[0]}")
 
 

@@ -9,6 +9,7 @@ import torch
 from datasets import DatasetDict
 from torch import Tensor
 
+from hf_sphere.data import sources
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.data.corruption import Corruption
@@ -23,17 +24,6 @@ from hf_sphere.data.options import (
 )
 from hf_sphere.data.provenance import DataRecord, fingerprint, identify_rows, resolve_split
 from hf_sphere.data.sampling import Episodes, check_episodes
-from hf_sphere.data.sources import (
-    IMAGE_COLUMNS,
-    LABEL_COLUMNS,
-    as_splits,
-    choose_eval_split,
-    find_column,
-    find_split,
-    held_out_names,
-    load_splits,
-    stratifying_column,
-)
 from hf_sphere.data.splits import (
     choose_shape,
     find_range,
@@ -231,7 +221,7 @@ def load_image_data(
         value_range=None if train.values is None else find_range(train.values),
         eval_class_names=names["eval"],
         num_transparent=num_transparent,
-        record=DataRecord.of(splits, loaded, stratifying_column(splits, options, task)),
+        record=DataRecord.of(splits, loaded, sources.stratifying_column(splits, options, task)),
     )
 
 
@@ -289,29 +279,29 @@ def load_image_split(
     check_task("classification" if train_classes is None else "retrieval", options, ValueOptions(), train_classes)
     corruption = _corruption(options, seed)
     splits = _load_splits(options, dataset)
-    classes, train = stratifying_column(splits, options, "classification"), options.train_split
+    classes, train = sources.stratifying_column(splits, options, "classification"), options.train_split
     data, recorded = fingerprint(splits), None
     same_data = record if record is not None and record.data == data else None
     classes = classes if same_data is None else same_data.label_column
     if train_classes is None:
         split, recorded = resolve_split(split, record, splits, data)
-    name = choose_eval_split(splits, split or options.eval_split, train)
+    name = sources.choose_eval_split(splits, split or options.eval_split, train)
     if name is None:
-        name, rows = train, find_split(splits, train, "--train_split")
+        name, rows = train, sources.find_split(splits, train, "--train_split")
         if train_classes is None and classes is not None and has_labels(rows, classes):
-            name = held_out_names(train, options.eval_fraction, options.eval_seed)[1]
-    rows = find_split(splits, name, "--split", classes)
-    image_column = find_column(rows, options.image_column_name, IMAGE_COLUMNS, "image")
+            name = sources.held_out_names(train, options.eval_fraction, options.eval_seed)[1]
+    rows = sources.find_split(splits, name, "--split", classes)
+    image_column = sources.find_column(rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")
     label_column, class_names = options.label_column_name, []
     with_train = train_classes is not None or options.sample_classes is not None
-    if with_train or label_column is not None or not set(LABEL_COLUMNS).isdisjoint(rows.column_names):
-        label_column = find_column(rows, label_column, LABEL_COLUMNS, "label")
+    if with_train or label_column is not None or not set(sources.LABEL_COLUMNS).isdisjoint(rows.column_names):
+        label_column = sources.find_column(rows, label_column, sources.LABEL_COLUMNS, "label")
         with_classes = rows
         if with_train:
-            with_classes = find_split(splits, options.train_split, "--train_split")
-            find_column(with_classes, label_column, (), "label")
+            with_classes = sources.find_split(splits, options.train_split, "--train_split")
+            sources.find_column(with_classes, label_column, (), "label")
         if train_classes is not None:
-            find_column(with_classes, image_column, (), "image")
+            sources.find_column(with_classes, image_column, (), "image")
             name, rows = pool({options.train_split: with_classes, name: rows}, [image_column, label_column])
             with_classes = rows
         if with_train or has_labels(rows, label_column):
@@ -358,11 +348,13 @@ def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:
 
 def _load_splits(options: ImageSourceOptions, dataset: Any) -> DatasetDict:
     if dataset is None:
-        return load_splits(options.dataset_name, options.dataset_config_name)
+        return sources.load_splits(options.dataset_name, options.dataset_config_name)
     named = dataset if isinstance(dataset, dict) else {}
-    evaluation = choose_eval_split(named, options.eval_split, options.train_split)
+    evaluation = sources.choose_eval_split(named, options.eval_split, options.train_split)
     # The training split last, since it can be named `validation` as well.
-    return as_splits(dataset, {evaluation: options.max_eval_samples, options.train_split: options.max_train_samples})
+    return sources.as_splits(
+        dataset, {evaluation: options.max_eval_samples, options.train_split: options.max_train_samples}
+    )
 
 
 def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], computed_value: str | None) -> None:

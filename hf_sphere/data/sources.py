@@ -26,17 +26,8 @@ from datasets import (
 from PIL import Image as PILImage
 from torch import Tensor
 
+from hf_sphere.data import folders
 from hf_sphere.data.bundled import BUNDLED
-from hf_sphere.data.folders import (
-    SUFFIXES,
-    TABLES,
-    UNREADABLE,
-    check_depth,
-    check_found,
-    has_metadata,
-    has_tables,
-    list_files,
-)
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.data.targets import OPEN_SETS, read_class_names, read_labels
 from hf_sphere.utils.loading import load_dataset
@@ -57,17 +48,17 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
         raise ValueError(f"{name} is a file; give the folder that contains it.")
     if Path(name).is_dir() and glob.has_magic(name):
         raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
-    files = list_files(Path(name), SUFFIXES | UNREADABLE)
-    tables = list_files(Path(name), TABLES)
-    check_depth(tables)
-    of_tables = not files or has_metadata(Path(name)) or has_tables(Path(name))
-    check_found(Path(name), tables if of_tables else files)
+    files = folders.list_files(Path(name), folders.SUFFIXES | folders.UNREADABLE)
+    tables = folders.list_files(Path(name), folders.TABLES)
+    folders.check_depth(tables)
+    of_tables = not files or folders.has_metadata(Path(name)) or folders.has_tables(Path(name))
+    folders.check_found(Path(name), tables if of_tables else files)
     splits = require_splits(load_dataset(name, config_name), name)
-    if skipped := [file for file in files if file.suffix.lower() in UNREADABLE]:
+    if skipped := [file for file in files if file.suffix.lower() in folders.UNREADABLE]:
         message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."
         logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
     lost = len(files) - len(skipped) - sum(map(len, splits.values()))
-    if lost > 0 and not tables and not list_files(Path(name), {".md"}):
+    if lost > 0 and not tables and not folders.list_files(Path(name), {".md"}):
         message = "%d of %d images in %s are in no split: `datasets` takes names with train or test for splits."
         logger.warning(message, lost, len(files), name)
     return splits

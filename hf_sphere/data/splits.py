@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from torch import Tensor
 
+from hf_sphere.data import sources
 from hf_sphere.data.batches import ImageBatches, ImagesFromDisk, ImagesInMemory
 from hf_sphere.data.corruption import Corruption
 from hf_sphere.data.decoding import (
@@ -24,15 +25,6 @@ from hf_sphere.data.decoding import (
 )
 from hf_sphere.data.options import ImageSourceOptions, ValueOptions
 from hf_sphere.data.sampling import draw_subset
-from hf_sphere.data.sources import (
-    IMAGE_COLUMNS,
-    LABEL_COLUMNS,
-    VALUE_COLUMNS,
-    choose_splits,
-    common_column,
-    count_training_classes,
-    draw_held_out,
-)
 from hf_sphere.data.targets import COMPUTED_VALUES, OPEN_SETS, read_class_names, read_labels, read_values
 from hf_sphere.utils.pixels import WHITE
 
@@ -139,23 +131,25 @@ def open_parts(
     corruption: Corruption,
 ) -> tuple[dict[str, Split], list[str], ImageShape]:
     """Return the parts `train`, `eval` and possibly `validation`, the class names and the image shape."""
-    rows = choose_splits(splits, options, task, train_classes)
+    rows = sources.choose_splits(splits, options, task, train_classes)
     only_rows = {key: split for key, (_, split) in rows.items()}
-    image_column = common_column(only_rows, options.image_column_name, IMAGE_COLUMNS, "image")
+    image_column = sources.common_column(only_rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")
     label_column, value_column, class_names = None, None, []
     if task != "regression":
-        label_column = common_column(only_rows, options.label_column_name, LABEL_COLUMNS, "label")
+        label_column = sources.common_column(only_rows, options.label_column_name, sources.LABEL_COLUMNS, "label")
         _, with_classes = rows["train"]
         if task in OPEN_SETS:
             pooled = pool(dict(rows.values()), [image_column, label_column])
             _, with_classes = pooled
             if train_classes is None and rows["eval"][0] == rows["train"][0]:  # there is no evaluation split
-                train_classes = count_training_classes(with_classes, label_column, options)
+                train_classes = sources.count_training_classes(with_classes, label_column, options)
             rows = rows if train_classes is None else dict.fromkeys(rows, pooled)
         class_names = read_class_names(with_classes, label_column)
     if task in ("regression", "joint") and values.computed_value is None:
         instead = f", or compute a value with --computed_value ({', '.join(COMPUTED_VALUES)})"
-        value_column = common_column(only_rows, values.value_column_name, VALUE_COLUMNS, "value", instead)
+        value_column = sources.common_column(
+            only_rows, values.value_column_name, sources.VALUE_COLUMNS, "value", instead
+        )
     shape = choose_shape(rows["train"][1], image_column, options)
     if values.computed_value is not None:
         check_computable(values.computed_value, shape)
@@ -226,7 +220,7 @@ def hold_out(split: Split, fraction: float, seed: int, *, by_class: bool) -> tup
     if by_class:
         mask = held_out_classes(split.known_classes, fraction, seed)
         return split.select(~mask), split.select(mask)
-    mask = draw_held_out(len(split), fraction, seed, split.classes)
+    mask = sources.draw_held_out(len(split), fraction, seed, split.classes)
     return split.select(~mask), split.select(mask)
 
 

@@ -18,15 +18,7 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoImageProcessor, AutoTokenizer
 
-from hf_sphere.data import folders, sources
-from hf_sphere.data.image_files import (
-    encode_image,
-    encoded_images,
-    examine_files,
-    file_names,
-    log_transparent,
-    open_image,
-)
+from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
 from hf_sphere.search.extract import class_names, embed, embedding_metric, load_embedding_model
 from hf_sphere.utils.loading import load_pretrained
@@ -65,7 +57,7 @@ class ImageSource:
             ValueError: If it cannot be opened, or is animated; the message has its name.
         """
         try:
-            with open_image(self.encoded[index]["image"]) as image:
+            with image_files.open_image(self.encoded[index]["image"]) as image:
                 return convert_image(image, channels, background)
         except Exception as error:  # of PIL and its plugins, of many classes
             raise ValueError(f"{self.names[index]} cannot be read as an image: {damage(error)}.") from error
@@ -135,11 +127,12 @@ class ImageSource:
         if label is not None and has_labels(rows, label):
             classes = read_class_names(rows, label)
             labels = [classes[index] for index in read_labels(rows, label, classes, split).tolist()]
-        names = file_names(rows, column, name)
+        names = image_files.file_names(rows, column, name)
         # Images without files, or with the names of another folder's files.
         if len(set(names) - {""}) < len(rows) or not (name or all(map(os.path.isabs, names))):
             names = [f"{split}/{row}" if name else f"image {row}" for row in range(len(rows))]
-        encoded = encoded_images(rows, column).rename_columns({column: "image"} if column != "image" else {})
+        encoded = image_files.encoded_images(rows, column)
+        encoded = encoded if column == "image" else encoded.rename_column(column, "image")
         name = str(Path(name).resolve()) if name and Path(name).is_dir() else name
         return cls(name, split if name else None, names, labels, encoded)
 
@@ -148,7 +141,7 @@ def _encode(images: Sequence[Any]) -> Dataset:
     """Return a column of files and images, each encoded."""
     folders.check_names(Path(image) for image in images if not isinstance(image, PILImage.Image))
     encoded = [
-        encode_image(image) if isinstance(image, PILImage.Image) else {"bytes": None, "path": str(image)}
+        image_files.encode_image(image) if isinstance(image, PILImage.Image) else {"bytes": None, "path": str(image)}
         for image in images
     ]
     return Dataset.from_dict({"image": encoded}).cast_column("image", Image(decode=False))
@@ -242,11 +235,11 @@ class ImageEncoder:
             num_workers = min(os.cpu_count() or 1, 16) if len(rows) > 500 else 0
         hint = "Repair or remove it, or skip such images: --skip_unreadable_images."
         background = getattr(self.processor, "background_color", WHITE)
-        damaged, transparent = examine_files(source.encoded, "image", rows, progress=progress)
+        damaged, transparent = image_files.examine_files(source.encoded, "image", rows, progress=progress)
         if damaged and not skip_unreadable:
             row, error = next(iter(damaged.items()))
             raise ValueError(f"{source.names[row]} cannot be read as an image: {error}. {hint}")
-        log_transparent(transparent, len(rows), background)
+        image_files.log_transparent(transparent, len(rows), background)
         loader: DataLoader = DataLoader(
             _Prepared(source, self.processor, getattr(self.model.config, "num_channels", 3), background),
             batch_sampler=[list(rows[at : at + batch_size]) for at in range(0, len(rows), batch_size)],

@@ -158,13 +158,6 @@ def test_files_and_images_are_accepted(photos, digits):
     assert ImageSource.of(source) is source
 
 
-def test_photos_are_rotated_upright(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (4, 2)).save(tmp_path / "photo.jpg", exif=exif)
-    assert ImageSource.of(tmp_path).open(0).size == (2, 4)
-
-
 def animated(path: Path) -> None:
     Image.new("L", (4, 4)).save(path, save_all=True, append_images=[Image.new("L", (4, 4), 255)])
 
