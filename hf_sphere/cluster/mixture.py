@@ -206,10 +206,7 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         iteration, converged = 0, False
         step = expect(rows, parameters)
         while not converged and iteration < self.max_iter:
-            previous, parameters = (
-                step.likelihood,
-                maximize(step.sums, step.counts, shared=self._is_shared),
-            )
+            previous, parameters = step.likelihood, maximize(step.sums, step.counts, shared=self._is_shared)
             step = expect(rows, parameters)
             iteration, converged = iteration + 1, step.likelihood - previous < self.tol
         parameters = maximize(step.sums, step.counts, step.squares, shared=self._is_shared)
@@ -227,6 +224,7 @@ def maximize(sums: Tensor, counts: Tensor, squares: Tensor | None = None, *, sha
     norms = torch.linalg.vector_norm(sums, dim=1)
     lengths = (norms / torch.where(counts > 0, counts, 1.0)).clamp(max=1)
     if squares is not None:
+        # sum_{i != j} w_i w_j <x_i, x_j> = |sum_i w_i x_i|^2 - sum_i w_i^2, since |x_i| = 1; likewise for the weights.
         pairs = counts.square() - squares
         cosines = (norms.square() - squares) / torch.where(pairs > 0, pairs, 1.0)
         lengths = torch.where(pairs > 1e-9 * counts.square(), cosines.clamp(0, 1).sqrt(), lengths)

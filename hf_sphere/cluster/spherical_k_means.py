@@ -74,13 +74,13 @@ class Rows:
         if for_density and self.device.type != "mps":
             self.dtype = torch.float64
         self.scales = torch.ones(self.matrix.shape[0], dtype=self.dtype, device=self.device)
-        for part in self.parts(self.dim):
-            block = self[part][0]
+        for index in self.parts(self.dim):
+            block = self[index][0]
             if isinstance(block, Tensor):
                 norms = torch.linalg.vector_norm(block, dim=1)
             else:
                 norms = torch.from_numpy(row_norms(block.astype("float64")).astype(block.dtype))
-            self.scales[part] = torch.where(norms > 0, 1 / norms, 0.0)
+            self.scales[index] = torch.where(norms > 0, 1 / norms, 0.0)
         self.is_zero = self.scales == 0
         if self.is_zero.any():
             count = f"{int(self.is_zero.sum())} of {len(self)}"

@@ -336,8 +336,8 @@ def load_image_split(
         process_index=process_index,
         num_processes=num_processes,
     )
-    parts = same_data.ids if same_data else {}
-    used = {key: int(torch.isin(ids[images.rows], ids_of_part).sum()) for key, ids_of_part in parts.items()}
+    recorded_ids = same_data.ids if same_data else {}
+    used = {key: int(torch.isin(ids[images.rows], of_key).sum()) for key, of_key in recorded_ids.items()}
     return ImageSplit(batches, class_names, len(images), images.name, ids, used)
 
 

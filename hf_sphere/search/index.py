@@ -104,9 +104,11 @@ class ImageIndex(IndexedImages):
         tables = table_states(*key)
         locations = [place_of(*key, name) for name in source.names]
         indexed = {location: row for row in range(len(self)) if (location := self.place(row)) is not None}
+        # Files with the recorded size and time, and embedded by the same settings, are up to date; others are read.
         current = {location for location, row in indexed.items() if self.images["settings"][row] == settings}
         unsure = [n for n, at in enumerate(locations) if at not in current or not self.is_as_indexed(indexed[at])]
         states = identify(source, unsure, progress=options.get("progress", True))
+        # Of these, some are in the index, at their place or moved, and the ones with other contents are embedded again.
         rows = self.match(source_id, locations, indexed, states)
         wanted = {n: (states[n].digest, settings) for n in rows}
         same = {n for n, row in rows.items() if (self.images["digest"][row], self.images["settings"][row]) == wanted[n]}
@@ -125,6 +127,7 @@ class ImageIndex(IndexedImages):
             for name, value in (cells | (states[n]._asdict() if n in states else {})).items():
                 self.images[name][kept[n]] = value
         again = {rows[n] for n in added["row"] if n in rows}
+        # Rows whose place now has an image with another row, which was moved there, or a new one.
         replaced = {indexed[locations[n]] for n in (*rows, *added["row"]) if locations[n] in indexed} - {*rows.values()}
         rows_here = {row for row, other in enumerate(self.images.get("source", [])) if other == source_id}
         if source.name and (lost := rows_here - {*kept.values()} - replaced):
