@@ -177,23 +177,10 @@ class TestDividedClasses:
         assert set(data.class_names) <= set(ANIMALS[:3])
         assert set(data.eval_class_names) <= set(ANIMALS[3:])
 
-    @pytest.mark.parametrize(
-        ("count", "message"),
-        [(0, "train_classes must be at least 1; got 0"), (4, "--train_classes 4 does not divide 4")],
-    )
-    def test_an_invalid_number_of_classes_is_an_error(self, count, message, animals, load):
-        with pytest.raises(ValueError, match=message):
-            load(*animals(["ant", "bee"], ["cat", "dog"]), task="retrieval", train_classes=count)
-
     @pytest.mark.parametrize(("count", "warned"), [(3, True), (2, False)])
     def test_one_evaluation_class_causes_a_warning(self, count, warned, animals, load, caplog):
         load(*animals(["ant", "bee"], ["cat", "dog"]), task="retrieval", train_classes=count)
         assert ("All evaluation images are of one class" in caplog.text) == warned
-
-    @pytest.mark.parametrize("task", ["classification", "regression", "joint"])
-    def test_train_classes_is_an_error_for_other_tasks(self, task, animals, load):
-        with pytest.raises(ValueError, match=f"--train_classes 1 does not apply to {task}"):
-            load(*animals(["ant"], ["bee"]), task=task, train_classes=1)
 
     def test_the_error_for_a_missing_label_has_its_row_in_the_concatenated_splits(self, animals, load):
         with pytest.raises(ValueError, match=r"image 3 in split 'train\+test'"):
@@ -216,11 +203,6 @@ class TestHeldOutImages:
         assert data.validation.labels.unique().tolist() == [0, 1]
         assert data.eval_class_names == ["fox"]
 
-    @pytest.mark.parametrize("fraction", [-0.1, 1.0])
-    def test_a_fraction_outside_0_to_1_is_an_error(self, fraction, animals, load):
-        with pytest.raises(ValueError, match="validation_fraction must be at least 0 and below 1"):
-            load(*animals(["ant", "bee"], ["cat"]), task="retrieval", validation_fraction=fraction)
-
 
 class TestOtherTasks:
     def test_classification_evaluates_on_the_training_classes(self, animals, load):
@@ -231,10 +213,23 @@ class TestOtherTasks:
         train, test = (d.add_column("value", [1.0, 2.0]) for d in animals(["ant", "bee"], ["bee", "ant"]))
         assert load(train, test, task="regression").eval_class_names == []
 
-    @pytest.mark.parametrize("option", [{"value_column_name": "year"}, {"computed_value": "slant"}])
-    def test_values_are_an_error_for_retrieval(self, option, animals, load):
-        with pytest.raises(ValueError, match=r"does not apply to retrieval.*regression or joint"):
-            load(*animals(["ant"], ["bee"]), task="retrieval", **option)
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("retrieval", {"value_column_name": "year"}, r"does not apply to retrieval.*regression or joint"),
+        ("retrieval", {"computed_value": "slant"}, r"does not apply to retrieval.*regression or joint"),
+        ("retrieval", {"train_classes": 0}, "train_classes must be at least 1; got 0"),
+        ("retrieval", {"train_classes": 4}, "--train_classes 4 does not divide 4"),
+        *[
+            (task, {"train_classes": 1}, f"--train_classes 1 does not apply to {task}")
+            for task in ("classification", "regression", "joint")
+        ],
+    ],
+)
+def test_options_that_do_not_apply_are_errors(task, options, message, animals, load):
+    with pytest.raises(ValueError, match=message):
+        load(*animals(["ant", "bee"], ["cat", "dog"]), task=task, **options)
 
 
 @pytest.fixture
@@ -280,17 +275,18 @@ class TestOneSplit:
         assert split.class_names == []
         assert split.batches.labels.tolist() == [-1, -1]
 
-    def test_a_requested_label_column_must_exist(self, animals, load_split):
-        with pytest.raises(ValueError, match="no label column 'kind'; the data has the columns"):
-            load_split(*animals(["fox"]), label_column_name="kind")
-
-    def test_an_unknown_split_is_an_error_that_lists_the_splits(self, animals, load_split):
-        with pytest.raises(ValueError, match=r"no split 'dev'; the data has test\. Choose one with --split"):
-            load_split(*animals(["fox"]), split="dev")
-
-    def test_statistics_with_a_wrong_number_of_channels_are_an_error(self, animals, load_split):
-        with pytest.raises(ValueError, match="mean and std need one value or 1"):
-            load_split(*animals(["fox"]), image_mean=[0.1, 0.2, 0.3])
+    @pytest.mark.parametrize(
+        ("split", "options", "message"),
+        [
+            ("test", {"label_column_name": "kind"}, "no label column 'kind'; the data has the columns"),
+            ("dev", {}, r"no split 'dev'; the data has test\. Choose one with --split"),
+            ("test", {"image_mean": [0.1, 0.2, 0.3]}, "mean and std need one value or 1"),
+            ("test", {"train_classes": 4, "train_split": "test"}, "--train_classes 4 does not divide 1 classes"),
+        ],
+    )
+    def test_invalid_options_are_errors(self, split, options, message, animals, load_split):
+        with pytest.raises(ValueError, match=message):
+            load_split(*animals(["fox"]), split=split, **options)
 
 
 class TestUnseenClasses:
@@ -325,11 +321,6 @@ class TestUnseenClasses:
         (bare,) = (dataset.remove_columns("label") for dataset in animals(["ant"]))
         with pytest.raises(ValueError, match="found no label column"):
             load_one(embed(train=bare, test=bare), train_classes=1)
-
-    def test_an_invalid_number_of_classes_is_an_error(self, animals, embed, load_one):
-        train, test = animals(["ant", "bee"], ["cat", "dog"])
-        with pytest.raises(ValueError, match="--train_classes 4 does not divide 4 classes"):
-            load_one(embed(train=train, test=test), train_classes=4)
 
 
 class TestOmniglot:
