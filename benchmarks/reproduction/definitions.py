@@ -34,6 +34,9 @@ _OTHERS = {
     r"mean": "mean over the filters of the projection of their direction on (1, ..., 1) / sqrt(N)",
     r"num_layers_biased": "layers with a corrected p-value of the sign test below 0.05",
     r"num_layers_unlike_isotropic": "layers with a corrected p-value of the sign or Kolmogorov-Smirnov test below 0.05",
+    r"rank_correlation": "rank correlation over layers of |mass - 1/2| and the relative loss of accuracy by a reset",
+    r"drop_biased": "mean relative loss of accuracy by the reset of one of the biased layers",
+    r"drop_unbiased": "mean relative loss of accuracy by the reset of one of the other layers",
     r"num_critical_layers": "layers whose reset to the initialization of the run reduces the accuracy by more than 5 %",
 }
 

@@ -27,6 +27,7 @@ from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.files import write_json
 from reproduction.definitions import define
 from reproduction.entries import ROOT, PlannedRun, read_settings
+from reproduction.layers import compare_layers, read_layers
 from reproduction.results import last_quarter
 
 PACKAGES = ("torch", "torchvision", "transformers", "timm", "accelerate", "datasets", "numpy")
@@ -128,6 +129,8 @@ class Job:
         """Return the contents of the results file."""
         metrics, history = self._read_metrics()
         metrics |= last_quarter(history) if metrics else {}
+        layers = read_layers(self.folder / "after")
+        metrics |= {name: value for name, value in compare_layers(layers).items() if math.isfinite(value)}
         name, copy = self._dataset()
         definitions = {name: define(name) for name in metrics}
         content: dict[str, Any] = {
@@ -142,6 +145,7 @@ class Job:
             "metrics": {name: value for name, value in metrics.items() if definitions[name]},
             "definitions": {name: text for name, text in definitions.items() if text},
             "history": history,
+            **({"layers": layers} if layers else {}),
             "data": {"name": name, "encoding": _image_encoding(Path(copy))},
             "data_hash": hash_data(copy),
             "device": describe_device(self.run.entry.device),

@@ -8,6 +8,7 @@ import pytest
 from hf_sphere.comparison import compare_runs, holm, power
 from hf_sphere.comparison.runs import show_p_value
 from hf_sphere.comparison.significance import difference_test
+from hf_sphere.visualization import plot_comparison
 
 RUNS = {
     "softmax": {0: 93.1, 1: 93.3, 2: 93.2},
@@ -146,7 +147,7 @@ def test_a_frame_has_a_row_per_run_with_its_numbers():
 def test_the_figure_has_values_means_and_intervals(tmp_path):
     pytest.importorskip("matplotlib")
     found = compare({**RUNS, "late": {0: 94.0}}, seeds=3)
-    figure = found.plot(tmp_path / "runs.png", title="Runs")
+    figure = plot_comparison(found, path=tmp_path / "runs.png", title="Runs")
     left, right = figure.axes
     assert [label.get_text() for label in left.get_yticklabels()] == ["softmax", "cosine", "vmf", "late"]
     assert [*left.lines[0].get_xdata()] == [93.1, 93.3, 93.2]

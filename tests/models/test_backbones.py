@@ -26,6 +26,7 @@ PUBLISHED = {
     "lenet5": (1, 28, 84, 61_706 - 850),
     "lenet5_bn": (1, 28, 120, 26 * 6 + 151 * 16 + 785 * 120 + 2 * (6 + 16 + 120)),
     "lenet9": (1, 28, 84, 10 * 6 + 55 * 22 + 145 * 80 + 577 * 64 + 577 * 120 + 121 * 84),
+    "lenet9_dropout": (3, 32, 84, 28 * 6 + 55 * 22 + 145 * 80 + 577 * 64 + 577 * 120 + 121 * 84),
     "cnn9": (3, 32, 256, 3_859_136),
     "conv4": (3, 84, 64, 28 * 64 + 3 * 577 * 64 + 1601 * 64 + 5 * 128),
     "conv4_maxpool": (3, 84, 64, 113_088),
@@ -594,3 +595,18 @@ def test_resnet12_with_wrong_number_of_widths_is_rejected(widths):
 def test_timm_builds_resnet12_as_a_full_classifier():
     net = timm.create_model("resnet12", num_classes=7, widths=(4, 6, 5, 7)).eval()
     assert net(torch.randn(2, 3, 32, 32)).shape == (2, 7)
+
+
+def test_weights_of_lenet9_dropout_are_uniform_with_the_bounds_of_its_program():
+    for module in build("lenet9_dropout").modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            inputs, outputs = (module.weight[0].numel(), module.weight[:, 0].numel())
+            bound = (2 * 6 / (inputs + outputs)) ** 0.5
+            assert 0.9 * bound < module.weight.abs().max() <= bound
+            assert not module.bias.any()
+
+
+def test_lenet9_dropout_drops_before_its_linear_layers():
+    kinds = [type(module) for module in build("lenet9_dropout").layers]
+    after = [kinds[index + 1] for index, kind in enumerate(kinds) if kind is nn.Dropout]
+    assert after == [nn.Linear, nn.Linear]

@@ -98,14 +98,39 @@ def lenet9(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Embedd
         arXiv:2003.07797.
     """
     height, breadth = feature_side("lenet9", img_size, least=8, halvings=3)
+    units = [nn.Flatten(), nn.Linear(64 * height * breadth, 120), nn.ReLU(), nn.Linear(120, 84)]
+    lenet = EmbeddingNet(nn.Sequential(*_six_convolutions(in_chans), *units), 84, **net)
+    initialize_for_relu(lenet.layers)
+    return lenet
+
+
+@register_backbone
+def lenet9_dropout(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
+    """`lenet9` as in the authors' program: average pooling to 3x3, and dropout of 0.5 before the 120 and the 84 units.
+
+    Weights are Xavier-uniform with a gain of the square root of two, and biases zero. Filters with uniform weights are
+    not isotropic, which the tests of `hf_sphere.hyperplanes` take for the initialization.
+
+    Reference:
+        See `lenet9`.
+    """
+    feature_side("lenet9_dropout", img_size, least=8, halvings=3)
+    pooled = [nn.AdaptiveAvgPool2d(3), nn.Flatten()]
+    units = [nn.Dropout(0.5), nn.Linear(576, 120), nn.ReLU(), nn.Dropout(0.5), nn.Linear(120, 84)]
+    lenet = EmbeddingNet(nn.Sequential(*_six_convolutions(in_chans), *pooled, *units), 84, **net)
+    for module in lenet.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            nn.init.xavier_uniform_(module.weight, gain=2**0.5)
+            nn.init.zeros_(module.bias)
+    return lenet
+
+
+def _six_convolutions(in_chans: int) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for width in (6, 16, 64):
         layers += [*conv_relu(in_chans, width), *conv_relu(width, width), nn.MaxPool2d(2)]
         in_chans = width
-    layers += [nn.Flatten(), nn.Linear(64 * height * breadth, 120), nn.ReLU(), nn.Linear(120, 84)]
-    lenet = EmbeddingNet(nn.Sequential(*layers), 84, **net)
-    initialize_for_relu(lenet.layers)
-    return lenet
+    return layers
 
 
 @register_backbone
