@@ -368,6 +368,7 @@ class TestOcclusion:
         ],
         ({"random_resized_crop": 0.16, "crop_aspect_ratio": 0.75}, r"crop_aspect_ratio must be at least 1; got 0\.75"),
         ({"crop_padding": 4, "random_resized_crop": 0.08}, "crop_padding and random_resized_crop are two ways to crop"),
+        ({"horizontal_flip": True, "alternating_flip": True}, "horizontal_flip and alternating_flip are two ways to"),
         *[
             ({"color_jitter": strengths}, "color_jitter must be")
             for strengths in ((0.3, 0.3, 0.3), (0.3, 0.3, 1.5, 0.1), (0.3, 0.3, 0.3, 0.6), (-0.1, 0, 0, 0))
