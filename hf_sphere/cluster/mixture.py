@@ -99,7 +99,7 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit the mixture to the rows of X (n, d); y is ignored."""
-        rows = self._rows(X, reset=True)
+        rows = Rows(self, X, reset=True, for_density=True)
         if len(rows) < self.n_components:
             raise ValueError(f"n_samples={len(rows)} must be at least n_components={self.n_components}.")
         random = check_random_state(self.random_state)
@@ -172,12 +172,9 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         count, dim = self.means_.shape
         return count * (dim - 1) + (1 if self._is_shared else count) + count - 1
 
-    def _rows(self, X: Any, reset: bool) -> Rows:
-        return Rows(self, X, reset, for_density=True)
-
     def _log_joint(self, X: Any) -> tuple[Rows, Tensor]:
         check_is_fitted(self)
-        rows = self._rows(X, reset=False)
+        rows = Rows(self, X, reset=False, for_density=True)
         parameters = Parameters(*(torch.as_tensor(block).to(rows.device, rows.dtype) for block in self._fitted()))
         blocks = rows.parts(rows.dim + len(parameters.weights))
         return rows, torch.cat([log_joint(*rows[block], parameters) for block in blocks])

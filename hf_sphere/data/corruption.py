@@ -30,19 +30,12 @@ _CLASSES, _NOISE, _PIXELS = 1, 2, 3
 
 @dataclass(frozen=True)
 class Corruption:
-    """Corruption of the images and labels of a dataset.
+    """Corruption of the images and labels of a dataset."""
 
-    Attributes:
-        label_noise: Fraction of the labels that `replace_labels` replaces.
-        shuffled_pixels: How `shuffle` permutes pixels; None leaves them in place.
-        sample_classes: Number of classes that `draw_classes` keeps; None for all.
-        seed: Seed of all three.
-    """
-
-    label_noise: float = 0.0
-    shuffled_pixels: PixelShuffling | None = None
-    sample_classes: int | None = None
-    seed: int = 0
+    label_noise: float = 0.0  # fraction of the labels that `replace_labels` replaces
+    shuffled_pixels: PixelShuffling | None = None  # how `shuffle` permutes pixels; None leaves them in place
+    sample_classes: int | None = None  # number of classes that `draw_classes` keeps; None for all
+    seed: int = 0  # of all three
 
     def __post_init__(self) -> None:
         if self.shuffled_pixels not in (None, *get_args(PixelShuffling)):

@@ -56,17 +56,11 @@ def identify_rows(splits: DatasetDict, name: str, label_column: str | None, data
 
 @dataclass(frozen=True)
 class DataRecord:
-    """The images that a model was trained and evaluated on, saved beside it as `training_data.json`.
+    """The images that a model was trained and evaluated on, saved beside it as `training_data.json`."""
 
-    Attributes:
-        names: Name of the split `train`, `eval` and possibly `validation`, from which the images were taken.
-        ids: Identities of the images that were used, (N,), by the same keys.
-        label_column: Column of the classes by which parts were held out, if any.
-    """
-
-    names: dict[str, str]
-    ids: dict[str, Tensor]
-    label_column: str | None
+    names: dict[str, str]  # of the split `train`, `eval` and possibly `validation`, from which images were taken
+    ids: dict[str, Tensor]  # identities of the images that were used, (N,), by the same keys
+    label_column: str | None  # of the classes by which parts were held out, if any
 
     @classmethod
     def of(cls, splits: DatasetDict, used: Mapping[str, Any], label_column: str | None) -> "DataRecord":

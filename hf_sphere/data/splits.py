@@ -36,25 +36,15 @@ LARGEST_SIDE_IN_MEMORY = 96
 
 @dataclass
 class Split:
-    """Images and targets of a split.
-
-    Attributes:
-        name: Name of the split.
-        num_rows: Rows of the dataset.
-        images: Encoded, or decoded as uint8 (N, C, H, W).
-        rows: (N,) row of the dataset of each image.
-        classes: (N,) class indices, for tasks with classes.
-        values: (N,) real values, for tasks with values.
-        num_transparent: Number of images with an alpha channel or a transparent color.
-    """
+    """Images and targets of a split."""
 
     name: str
-    num_rows: int
-    images: Tensor | EncodedImages
-    rows: Tensor
-    classes: Tensor | None = None
-    values: Tensor | None = None
-    num_transparent: int = 0
+    num_rows: int  # of the dataset
+    images: Tensor | EncodedImages  # encoded, or decoded as uint8 (N, C, H, W)
+    rows: Tensor  # (N,) row of the dataset of each image
+    classes: Tensor | None = None  # (N,) class indices, for tasks with classes
+    values: Tensor | None = None  # (N,) real values, for tasks with values
+    num_transparent: int = 0  # images with an alpha channel or a transparent color
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -26,20 +26,14 @@ GROUP = 8
 class Gallery:
     """Embeddings sorted by class, small classes first, and transformed for comparison by inner products.
 
-    Attributes:
-        queries: (N, e), the embeddings as queries.
-        references: (N or more, e), the embeddings as references; a nearer reference has a larger inner product with the
-            query. Rows beyond N are padding.
-        first: (N,), index of the first member of each embedding's class, int64.
-        end: (N,), index after its last member, int64.
-        order: (N,), index of each embedding before the sorting, int64.
+    A nearer reference has a larger inner product with the query.
     """
 
-    queries: Tensor
-    references: Tensor
-    first: Tensor
-    end: Tensor
-    order: Tensor
+    queries: Tensor  # (N, e)
+    references: Tensor  # (N or more, e), of which the rows beyond N are padding
+    first: Tensor  # (N,), index of the first member of each embedding's class, int64
+    end: Tensor  # (N,), index after its last member, int64
+    order: Tensor  # (N,), index of each embedding before the sorting, int64
 
     @property
     def relevant(self) -> Tensor:

@@ -114,18 +114,17 @@ def load_source_images(model_name: str, options: ImageSourceOptions, split: str 
         preprocessing = processor_options(load_pretrained(AutoImageProcessor, model_name))
     except OSError as error:
         config = load_pretrained(AutoConfig, model_name)
-        is_own = isinstance(config, SphereVisionConfig)
-        if len(statistics) < 2 or not is_own:
-            hint = "Give --image_mean and --image_std of the training images, or save" if is_own else "Save"
+        is_sphere = isinstance(config, SphereVisionConfig)
+        if len(statistics) < 2 or not is_sphere:
+            hint = "Give --image_mean and --image_std of the training images, or save" if is_sphere else "Save"
             raise ValueError(
                 f"{model_name} has no image processor, so the normalization of its images is unknown. {hint} the one "
                 "of its training there by its `save_pretrained`."
             ) from error
-        return load_image_split(
-            replace(options, image_size=[*config.input_size], num_channels=config.num_channels), split, **loading
-        )
-    if statistics:
-        raise ValueError(f"{model_name} has an image processor, which sets --{statistics[0]}; leave it out.")
+        preprocessing = {"image_size": [*config.input_size], "num_channels": config.num_channels}
+    else:
+        if statistics:
+            raise ValueError(f"{model_name} has an image processor, which sets --{statistics[0]}; leave it out.")
     return load_image_split(replace(options, **preprocessing), split, **loading)
 
 

@@ -41,13 +41,7 @@ OPTIONAL = {"label", "prediction", "confidence", "concentration"}
 @strict
 @dataclass(kw_only=True)
 class About:
-    """Contents of `index.json`.
-
-    Attributes:
-        model_folder: Folder of the model, relative to that of the index.
-        tables: Size and time of each table, by source; only datasets in folders have some.
-        next_id: The `id` of the next new image.
-    """
+    """Contents of `index.json`."""
 
     model: str
     weights: str
@@ -57,9 +51,9 @@ class About:
     search: SearchKind
     recall: float
     curvature: float | None = None
-    model_folder: str | None = None
-    tables: list[dict[str, list[int]]]
-    next_id: int
+    model_folder: str | None = None  # relative to the folder of the index
+    tables: list[dict[str, list[int]]]  # size and time of each table, by source; only datasets in folders have some
+    next_id: int  # of the next new image
 
     @property
     def metric(self) -> dict[str, Any]:

@@ -23,21 +23,13 @@ CLASS_LISTS = {"train": "train.csv", "validation": "val.csv", "test": "test.csv"
 
 @dataclass(frozen=True)
 class Published:
-    """Published numbers of a dataset; unknown and varying ones are left out.
+    """Published numbers of a dataset; unknown and varying ones are left out."""
 
-    Attributes:
-        classes: Classes of all splits together.
-        classes_of_a_split: Classes of each split, where the splits have different classes.
-        images: Images of each split.
-        images_of_a_class: Images per class of each split.
-        size: Width and height of every image in pixels.
-    """
-
-    classes: int | None = None
-    classes_of_a_split: dict[str, int] = field(default_factory=dict)
-    images: dict[str, int] = field(default_factory=dict)
-    images_of_a_class: dict[str, int] = field(default_factory=dict)
-    size: tuple[int, int] | None = None
+    classes: int | None = None  # of all splits together
+    classes_of_a_split: dict[str, int] = field(default_factory=dict)  # where the splits have different classes
+    images: dict[str, int] = field(default_factory=dict)  # by split
+    images_of_a_class: dict[str, int] = field(default_factory=dict)  # by split
+    size: tuple[int, int] | None = None  # width and height of every image in pixels
 
 
 PUBLISHED = {
@@ -60,12 +52,7 @@ Splits = dict[str, list[Row]]
 
 
 class Reader:
-    """Reads the rows of a dataset and counts those that are skipped.
-
-    Args:
-        source: Folder of the data as published.
-        skip_missing: Whether to skip unusable rows instead of raising an error.
-    """
+    """Reads the rows of a dataset, in its folder as published, and counts those that are skipped on request."""
 
     def __init__(self, source: Path, *, skip_missing: bool) -> None:
         self.source = source
