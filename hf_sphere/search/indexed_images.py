@@ -120,9 +120,12 @@ class IndexedImages:
         return os.path.join(self.sources[self.images["source"][row]][0], self.images["file"][row])
 
     def open_image(self, row: int) -> PILImage:
-        """Open an indexed image from its source, if it still has the content that was indexed; else raise an error.
+        """Open an indexed image from its source, if it still has the content that was indexed.
 
         So an index from someone else opens only images that its author had, whatever files it names.
+
+        Raises:
+            ValueError: If it was in memory, is missing, cannot be read, or has another content.
         """
         source, path, digest = self.images["source"][row], self.path(row), self.images["digest"][row]
         try:
