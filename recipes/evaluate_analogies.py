@@ -23,7 +23,7 @@ from typing import Literal
 
 from hf_sphere.analogies.prompts import TEMPLATES, template_text
 from hf_sphere.analogies.scoring import scoring_names
-from hf_sphere.training.command_line import interruptible, run_recipe
+from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 
 FREE_TO_CHANGE = {
@@ -86,8 +86,7 @@ class AnalogyArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate models on word analogies."""
     (args,) = parse_arguments((AnalogyArguments,), argv, "Evaluate language models on word analogies.")
-    with interruptible("Stopped. Finished results are kept; the same command resumes."):
-        evaluate(args)
+    evaluate(args)
 
 
 def evaluate(args: AnalogyArguments) -> None:
@@ -142,4 +141,4 @@ def evaluate(args: AnalogyArguments) -> None:
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, "finished results are kept; the same command resumes")

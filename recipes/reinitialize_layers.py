@@ -16,14 +16,15 @@ resumes.
 
 import hashlib
 import logging
-from collections.abc import Sequence
-from contextlib import ExitStack
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_sphere.data.options import ImageSourceOptions
-from hf_sphere.training.command_line import interruptible, run_recipe
+from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import SEED, Arguments, argument, given_arguments, parse_arguments
 
 if TYPE_CHECKING:
@@ -86,9 +87,32 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure the accuracies, print them, and write files and plots."""
     args, data_args = parse_arguments((RobustnessArguments, ImageSourceOptions), argv, __doc__ or "")
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    command = "the same command" + (" without --overwrite_output_dir" if args.overwrite_output_dir else "")
-    with interruptible(f"Interrupted. Finished accuracies are saved; {command} resumes."):
+    with keyboard_interrupts():
         measure(args, data_args, given=given_arguments(argv))
+
+
+@contextmanager
+def keyboard_interrupts() -> Iterator[None]:
+    """Turn an error after a Ctrl-C into a KeyboardInterrupt.
+
+    Every layer is read from a file, where `torch.asarray` replaces a KeyboardInterrupt by a ValueError.
+    """
+    received = False
+
+    def interrupt(signal_number: int, frame: Any) -> None:
+        nonlocal received
+        received = True
+        signal.default_int_handler(signal_number, frame)
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except Exception as error:
+        if received:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set[str]) -> None:
@@ -273,4 +297,4 @@ def report(result: "ReinitializationRobustness", args: RobustnessArguments, imag
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, "finished accuracies are saved; the same command, without --overwrite_output_dir, resumes")

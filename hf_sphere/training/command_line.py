@@ -1,12 +1,10 @@
 """The entry point of every recipe. Imports nothing heavy, so that `--help` and a mistyped argument return at once."""
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
@@ -42,38 +40,18 @@ def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
     run_training(task(*parts), command)
 
 
-@contextmanager
-def interruptible(message: str) -> Iterator[None]:
-    """Print a message and exit with status 130 at Ctrl-C, also if a library turns it into another error.
-
-    Reading a tensor from a file does: `torch.asarray` replaces a KeyboardInterrupt by a ValueError.
-    """
-    received = False
-
-    def interrupt(signal_number: int, frame: Any) -> None:
-        nonlocal received
-        received = True
-        signal.default_int_handler(signal_number, frame)
-
-    previous = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as error:
-        if not (received or isinstance(error, KeyboardInterrupt)):
-            raise
-        print(f"\n{message}", file=sys.stderr)
-        sys.exit(130)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-def run_recipe(main: Callable[[Sequence[str] | None], None], **environment: str) -> None:
+def run_recipe(
+    main: Callable[[Sequence[str] | None], None],
+    stopped: str = "files and checkpoints that were finished are complete",
+    **environment: str,
+) -> None:
     """Call a recipe's `main`; print errors that the user can fix without a traceback, and exit with a status.
 
     Control characters in what is printed or logged, for instance in names of files, do not reach the terminal.
 
     Args:
         main: The recipe.
+        stopped: What is said of its outputs if the user interrupts it.
         environment: Environment variables to set before torch is imported, unless they are set.
     """
     # Huge pages for large tensors, where Linux offers them; torch reads this at its first allocation. Training of
@@ -90,7 +68,8 @@ def run_recipe(main: Callable[[Sequence[str] | None], None], **environment: str)
                 print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
             sys.exit(130)
         except KeyboardInterrupt:
-            print("\nStopped; files and checkpoints that were finished are complete.", file=sys.stderr)
+            if os.environ.get("RANK", "0") == "0":  # of several processes, one tells it
+                print(f"\nStopped; {stopped}.", file=sys.stderr)
             sys.exit(130)
         except Exception as error:
             text = shortage(error)
