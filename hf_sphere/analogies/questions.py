@@ -63,8 +63,7 @@ def load_questions(
         rows = load_dataset(str(folder), split=split)
     else:
         rows = load_dataset(name, config, split=split, revision=revision)
-    missing = [column for column in COLUMNS if column not in rows.column_names]
-    if missing:
+    if any(column not in rows.column_names for column in COLUMNS):
         columns = ", ".join(COLUMNS)
         raise ValueError(f"questions have the columns {columns}; {name} has {', '.join(rows.column_names)}. Rename.")
     groups = rows["prefix"][:] if "prefix" in rows.column_names else None

@@ -217,8 +217,7 @@ def _axes(scoring: Scoring, grid: Mapping[str, Sequence[Any]]) -> dict[str, tupl
         "positive_aggregation": POSITIVE_AGGREGATIONS,
         "negative_aggregation": NEGATIVE_AGGREGATIONS,
     }
-    unknown = [name for name in grid if name not in axes]
-    if unknown:
+    if unknown := [name for name in grid if name not in axes]:
         raise ValueError(f"scoring {scoring.name!r} has no option {unknown[0]} to search; it has: {', '.join(axes)}.")
     for name, values in grid.items():
         if not values:

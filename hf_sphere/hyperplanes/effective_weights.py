@@ -31,10 +31,6 @@ def effective_weight(module: nn.Module, name: str) -> Tensor:
     If the class has the forward pass of torch, this is its `weight`, after the hooks that compute it. Otherwise the
     forward pass is run on zeros, and the weight of its only product is returned: the stored tensor if it is equal.
 
-    Args:
-        module: A convolution or linear layer.
-        name: Its path, for error messages.
-
     Raises:
         ValueError: If the forward pass cannot be run alone, or does not use a single weight of the stored shape.
     """

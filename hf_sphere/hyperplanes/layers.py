@@ -124,10 +124,6 @@ def select_layers(
 def filters(module: nn.Module, name: str = "") -> Tensor:
     """Return the filters that a layer uses as rows, detached, on its device; a view of its weight where possible.
 
-    Args:
-        module: A layer, see `layer_kind`.
-        name: Its path, for error messages.
-
     Returns:
         (F, N), F outputs, each a weighted sum of N inputs: N = C/g k k for a convolution of C input channels in g
         groups. For a transposed convolution, the kernels that contribute to one output channel.

@@ -175,8 +175,7 @@ def _find_file(path: Path) -> Path:
         if files:
             names = ", ".join(file.name for file in files[:5])
             raise ValueError(f"{path} has several checkpoints: {names}; pass the path of one.")
-    pickled = sorted(file.name for file in path.iterdir() if file.suffix in PICKLED)
-    if pickled:
+    if pickled := sorted(file.name for file in path.iterdir() if file.suffix in PICKLED):
         raise ValueError(f"{path} has pickled files but no safetensors file: {', '.join(pickled[:3])}. {CONVERT}")
     raise FileNotFoundError(f"{path} has no *.safetensors and no *.safetensors.index.json.")
 
@@ -219,8 +218,7 @@ def _open_shards(index: Path) -> dict[str, StoredTensor]:
     names = sorted(set(shard_of.values()))
     if outside := [name for name in names if Path(name).name != name]:
         raise ValueError(f"{index} names {outside[0]}, which is not in its folder.")
-    missing = [name for name in names if not (index.parent / name).is_file()]
-    if missing:
+    if missing := [name for name in names if not (index.parent / name).is_file()]:
         raise FileNotFoundError(f"{index} refers to files that are missing: {', '.join(missing)}. Download them.")
     shards = {name: open_file(index.parent / name) for name in names}
     for name, shard in shard_of.items():

@@ -70,8 +70,7 @@ def _check(results: Sequence[Mapping[str, Any]]) -> None:
         raise ValueError("there are no accuracies to draw.")
     seen = set()
     for result in results:
-        missing = [name for name in _REQUIRED if name not in result]
-        if missing:
+        if missing := [name for name in _REQUIRED if name not in result]:
             raise ValueError(f"a result lacks {', '.join(missing)}; it has: {', '.join(result)}.")
         key = tuple(result[name] for name in _NAMES)
         if key in seen:

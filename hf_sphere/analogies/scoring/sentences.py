@@ -17,7 +17,7 @@ from hf_sphere.analogies.questions import Question
 from hf_sphere.analogies.scoring.base import WEIGHTS, Engine, Scoring, aggregate, check_choice
 
 PMI_AGGREGATIONS = ("mean", "max", "min", "index_0", "index_1")
-HEAD, TAIL = (2,), (3,)  # numbers of the words c and d
+HEAD, TAIL = (2,), (3,)  # indices of the words c and d
 
 
 @dataclass(frozen=True, kw_only=True)
