@@ -77,7 +77,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
     of the means. A model exported to ONNX contains the random numbers.
 
     The samples of the training loss are random. In the recipes they depend on the run's seed, the optimizer step and
-    the place of the image in the global batch; in a loop that does not call `before_forward`, or if the head gets
+    the position of the image in the global batch; in a loop that does not call `before_forward`, or if the head gets
     several embeddings per image, on torch's global generator.
 
     Args:
@@ -193,10 +193,10 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         self.embedding_scale.fill_(self.initial_concentration / self.embedding_dim**0.5 / typical)
         self.is_calibrated.fill_(True)
 
-    def before_forward(self, seed: int, places: Tensor) -> None:
-        """Determine the samples of the next forward pass in training by `seed` and the `places` of its examples."""
-        super().before_forward(seed, places)
-        self._keys = keyed_integers(seed, places)
+    def before_forward(self, seed: int, positions: Tensor) -> None:
+        """Determine the samples of the next forward pass in training by `seed` and the `positions` of its examples."""
+        super().before_forward(seed, positions)
+        self._keys = keyed_integers(seed, positions)
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Scale: (B, d) -> (B, d), direction times concentration, in float32 or better."""
@@ -235,10 +235,10 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         (weight,), local = self.select_classes(exchange.gather(labels))
         keys = exchange.gather(self._take_keys(embeddings)) if self.training else None
         samples = self._draw(exchange.gather(embeddings), keys)
-        total, own = log_class_sum(
+        total, target_weights = log_class_sum(
             *samples, weight.to(embeddings.dtype), exchange.copied(beta), local, recompute=self.in_blocks
         )
-        of_embeddings, of_classes = means_from_natural_parameters(embeddings, exchange.sum(own))
+        of_embeddings, of_classes = means_from_natural_parameters(embeddings, exchange.sum(target_weights))
         return exchange.log_sum(total.T).mean(dim=1) - beta * (of_embeddings * of_classes).sum(-1)
 
     def parameter_options(self) -> dict[str, dict[str, Any]]:
@@ -272,11 +272,11 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         direction, concentration = _split(weight)
         total = embeddings.new_full((), -math.inf)
         noise = self._fixed_noise((self.num_samples, 1), embeddings)
-        for number, samples in enumerate(points_from_noise(*_split(embeddings), noise), 1):
+        for seed, samples in enumerate(points_from_noise(*_split(embeddings), noise), 1):
             # One sample of each class at a time: S of them at once would take the memory of S weight matrices.
-            uniforms, normals = self._fixed_noise((self.num_classes,), weight, seed=number)
-            own = slice(self.classes.start, self.classes.stop)
-            classes = points_from_noise(direction, concentration, Noise(uniforms[..., own], normals[own]))
+            uniforms, normals = self._fixed_noise((self.num_classes,), weight, seed=seed)
+            rows = slice(self.classes.start, self.classes.stop)
+            classes = points_from_noise(direction, concentration, Noise(uniforms[..., rows], normals[rows]))
             logits = self.inverse_temperature() * samples @ classes.T
             log_sum = logits.logsumexp(-1, keepdim=True)
             total = torch.logaddexp(total, logits - (log_sum_over_processes(log_sum) if self.is_sharded else log_sum))

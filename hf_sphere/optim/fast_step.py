@@ -1,0 +1,148 @@
+"""Building blocks of the fast step, on matrices whose rows are groups.
+
+A group is a set of weights that a normalization layer makes radially invariant: one filter before BatchNorm, an entire
+tensor before LayerNorm. Here the weights, the momentum and the gradient of K groups with D weights each are matrices
+(K, D), and values per group are vectors (K,). Functions whose name ends in an underscore change their first arguments
+in place, in few passes over memory. The file of each optimizer begins with its rule as a formula, which the tests
+compare with the fast step.
+
+Each optimizer is built from these functions: `accumulate_` adds the gradient to the momentum, `step_` moves the
+weights, and `transport_` transports the momentum to the new weights.
+
+Reference:
+    Roburin, de Mont-Marin, Bursuc, Marlet, Perez, Aubry, "A spherical perspective on learning with normalization
+    layers" (Neurocomputing 2022), sections 4 and 5.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Number = float | Tensor
+
+# Weights per portion on the CPU: weights, gradients, momenta and scratch stay in the cache while the rule reads them
+# several times.
+CPU_PORTION = 3 << 18
+
+
+@dataclass(slots=True)
+class Block:
+    """Groups of one parameter."""
+
+    weight: Tensor  # (K, D); changed by the step
+    gradient: Tensor  # (K, D); only read
+    momentum: Tensor  # (K, D); changed by the step
+    second_moment: Tensor  # (K,), changed by the step; empty for rules without one
+    step: Number  # number of steps that the parameter has taken, including this one
+    scratch: Tensor | None = None  # temporary memory for a matrix (K, D); None if functions allocate it
+
+    def rows(self, start: int, stop: int) -> "Block":
+        """Return the groups from `start` to `stop`."""
+        if start == 0 and stop >= self.weight.shape[0]:
+            return self
+        rows = slice(start, stop)
+        return Block(self.weight[rows], self.gradient[rows], self.momentum[rows], self.second_moment[rows], self.step)
+
+
+def accumulate_(block: Block, keep: float, decay: float, maximize: bool) -> Tensor:
+    """Add a gradient to the running mean: g = +-gradient + decay x and m = keep m + (1 - keep) g; return |g|, (K,)."""
+    gradient, momentum = block.gradient, block.momentum
+    if maximize or decay or gradient.dtype != momentum.dtype:
+        scratch = torch.empty_like(momentum) if block.scratch is None else block.scratch
+        if decay and maximize:
+            gradient = torch.mul(block.weight, decay, out=scratch).sub_(gradient)
+        elif decay:
+            gradient = torch.add(gradient, block.weight, alpha=decay, out=scratch)
+        else:
+            gradient = scratch.copy_(gradient)
+            gradient = gradient.neg_() if maximize else gradient
+    momentum.lerp_(gradient, 1 - keep)
+    return torch.linalg.vector_norm(gradient, dim=1)
+
+
+def step_(block: Block, step_size: Tensor, shrink: Number) -> None:
+    """Move the weights: y = shrink x - step_size m, with a step size per group, (K,)."""
+    if shrinks(shrink):
+        block.weight.mul_(shrink)
+    block.weight.addcmul_(block.momentum, step_size.unsqueeze(1), value=-1)
+
+
+def shrinks(shrink: Number) -> bool:
+    """Return whether there is decoupled weight decay; true for tensors, which are not read to avoid synchronization."""
+    return isinstance(shrink, Tensor) or shrink != 1.0
+
+
+def transport_(blocks: Sequence[Block]) -> Tensor:
+    """Transport momenta to the weights after the step: m = m - <m, y> / <y, y> y; return |y| of each group, (sum K,).
+
+    The paper writes (<x, y> m - <m, y> x) / <y, y> with the weights x before the step. With y = x - a m this equals the
+    projection above, which does not require x: m loses its component along y, and shrinks by |x| / |y| if it was
+    orthogonal to x. A group at zero keeps its momentum.
+    """
+    length = lengths([block.weight for block in blocks])
+    along = torch.cat([torch.mul(block.momentum, block.weight, out=block.scratch).sum(1) for block in blocks])
+    factors = (along / length).div_(length).unsqueeze_(1)
+    for block, factor in zip(blocks, split(factors, blocks), strict=True):
+        block.momentum.addcmul_(block.weight, factor, value=-1)
+    return length
+
+
+def lengths(matrices: Sequence[Tensor]) -> Tensor:
+    """Return the length of each row of all matrices, (sum K_i,); the smallest normal number instead of zero."""
+    rows = torch.cat([torch.linalg.vector_norm(matrix, dim=1) for matrix in matrices])
+    return rows.clamp_min_(torch.finfo(rows.dtype).tiny)
+
+
+def is_zero(length: Tensor) -> Tensor:
+    """Return the mask of the `lengths` of groups at zero, which have no direction and are not updated."""
+    return length <= torch.finfo(length.dtype).tiny
+
+
+def portions(blocks: Sequence[Block], foreach: bool | None) -> Iterator[list[Block]]:
+    """Split and combine blocks of the same device and dtype.
+
+    Args:
+        blocks: One per parameter.
+        foreach: True for a single portion, False for one per parameter; None for a single portion on a GPU and portions
+            that fit in the cache on a CPU.
+    """
+    if foreach is False:
+        yield from ([block] for block in blocks)
+        return
+    if foreach or blocks[0].weight.device.type != "cpu":
+        yield list(blocks)
+        return
+    portion: list[Block] = []
+    room = CPU_PORTION
+    for block in blocks:
+        dim, start = block.weight.shape[1], 0
+        while start < block.weight.shape[0]:
+            count = max(1, room // dim)
+            if portion and count * dim > room:
+                yield portion
+                portion, room = [], CPU_PORTION
+                continue
+            rows = block.rows(start, start + count)
+            portion.append(rows)
+            start += rows.weight.shape[0]
+            room -= rows.weight.numel()
+    yield portion
+
+
+def split(values: Tensor, blocks: Sequence[Block]) -> Sequence[Tensor]:
+    """Split values of all groups, (sum K, ...), into those of each block."""
+    return values.split([block.weight.shape[0] for block in blocks])
+
+
+def per_group(values: Sequence[Number], blocks: Sequence[Block]) -> Number:
+    """Expand one number per block to one per group, (sum K,); a single number if all are equal."""
+    first = values[0]
+    if len(values) == 1 or not (isinstance(first, Tensor) or any(value != first for value in values)):
+        return first
+    expanded = []
+    for value, block in zip(values, blocks, strict=True):
+        scalar = value if isinstance(value, Tensor) else block.weight.new_full((), value)
+        expanded.append(scalar.to(block.weight.dtype).expand(block.weight.shape[0]))
+    return torch.cat(expanded)
