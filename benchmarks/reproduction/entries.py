@@ -17,7 +17,7 @@ from hf_sphere.comparison.significance import Test
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments, to_argv
 from hf_sphere.utils.configs import YamlLoader, load_config, read_yaml
-from hf_sphere.utils.renamed import rename_options, restore_options
+from hf_sphere.utils.renamed import restore_options
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = {
@@ -148,7 +148,7 @@ class PlannedRun:
     def overrides(self, tuned: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the arguments that differ from the configuration, with options of mappings merged."""
         settings = read_settings(self.config)
-        changed = apply_overrides(settings, rename_options({**self.entry.overrides, **self.grid, **(tuned or {})}))
+        changed = apply_overrides(settings, {**self.entry.overrides, **self.grid, **(tuned or {})})
         return {name: value for name, value in changed.items() if name not in settings or settings[name] != value}
 
     def arguments(self, tuned: Mapping[str, Any] | None = None) -> list[str]:
@@ -226,7 +226,7 @@ def read_settings(config: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name in split_config(config):
         settings |= load_config(name).settings
-    return rename_options(settings)
+    return settings
 
 
 @functools.cache

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hf_sphere.training.tasks import find_task
-from hf_sphere.utils.renamed import rename_options
 from reproduction.claims import Claim
 from reproduction.entries import WITHOUT_EFFECT, Entry, PlannedRun, plan, read_settings
 from reproduction.tables import Source, Table, split_row
@@ -106,7 +105,7 @@ def _options(run: PlannedRun, reference: PlannedRun, table: Table, source: Sourc
     ours, theirs = (defaults | dict(_flat(side)) for side in (run, reference))
     differ = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     tunings = [tuning.grid for side in (run, reference) if (tuning := _tuning(side.entry, source))]
-    named = rename_options(dict.fromkeys([*table.differs, *run.grid, *reference.grid, *itertools.chain(*tunings)]))
+    named = {*table.differs, *run.grid, *reference.grid, *itertools.chain(*tunings)}
     unnamed = [name for name in differ if name not in named and name.partition(".")[0] not in named]
     if unnamed:
         text = f"{run.group} differs from {reference.group} in {', '.join(unnamed)}; name them in the key differs of "

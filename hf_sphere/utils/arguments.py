@@ -259,12 +259,7 @@ def _config_names(words: Sequence[str]) -> list[str]:
 
 def _argv_of(word: str, names: list[str]) -> list[str]:
     """Convert a configuration to command-line arguments, so that both are validated and converted in the same way."""
-
-    def rename(place: str, layer: Mapping[str, Any]) -> dict[str, Any]:
-        is_of_the_library = place.startswith(("run ", "group "))
-        return dict(_with_new_name(*pair, names, is_silent=is_of_the_library) for pair in layer.items())
-
-    config = load_config(word, rename)
+    config = load_config(word, lambda layer: dict(_with_new_name(*pair, names) for pair in layer.items()))
     stated = {key for layer in config.layers.values() for key, value in layer.items() if value is not None}
     removed = stated - set(config.settings)  # by null, and those about the configuration
     for place, layer in config.layers.items():
@@ -292,14 +287,13 @@ def _with_new_names(words: Sequence[str], names: list[str]) -> list[str]:
     return renamed
 
 
-def _with_new_name(name: str, value: Any, names: list[str], is_silent: bool = False) -> tuple[str, Any]:
+def _with_new_name(name: str, value: Any, names: list[str]) -> tuple[str, Any]:
     """Return name and value of an option, and print a message if they are new."""
     ((new, new_value),) = rename_options({name: value}).items()
     if new not in names or (name in names and new != name) or (new, new_value) == (name, value):
         return name, value
-    if not is_silent:
-        shown = str(new_value).lower() if isinstance(new_value, bool) else new_value
-        print(f"{name} {value} is now {new} {shown}; the old name will be removed.", file=sys.stderr)
+    shown = str(new_value).lower() if isinstance(new_value, bool) else new_value
+    print(f"{name} {value} is now {new} {shown}; the old name will be removed.", file=sys.stderr)
     return new, new_value
 
 

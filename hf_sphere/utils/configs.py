@@ -75,9 +75,7 @@ def config_names(text: str = "") -> list[str]:
     ]
 
 
-def load_config(
-    name: str, rename: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda place, layer: layer
-) -> Config:
+def load_config(name: str, rename: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda layer: layer) -> Config:
     """Return the configuration of a run by its name, with or without the table, or that of a YAML file.
 
     `rename` returns the settings of a layer with the names that arguments have now.
@@ -92,7 +90,7 @@ def load_config(
         place, layer = _read_table(path)[row] if row else _read_file(path)
         if place in layers:
             raise ValueError(f"{place}: its base leads back to itself.")
-        layers = {place: rename(place, layer), **layers}
+        layers = {place: rename(layer), **layers}
         base = layer.get("base")
         if base is None:
             break

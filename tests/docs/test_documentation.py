@@ -76,7 +76,7 @@ def test_the_page_of_renamed_objects_and_options_lists_the_tables(root):
     def shown(name, value):
         return f"--{name}" if value is None else f"--{name} {str(value).lower()}"
 
-    options = getattr(renamed, "RENAMED_OPTIONS", {}).items()
+    options = renamed.RENAMED_OPTIONS.items()
     rows = re.findall(r"^\| `(.+)` \| `(.+)` \|$", (root / "docs" / "renamed.md").read_text(), re.M)
     assert rows == [*renamed.RENAMED.items(), *((shown(*old), shown(*new)) for old, new in options)]
 
