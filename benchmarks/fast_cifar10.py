@@ -20,7 +20,6 @@ from common import report, row
 from hf_sphere.visualization.figures import new_figure, save_figure, style_axes
 
 ROOT = Path(__file__).parent.parent
-CONFIG = ROOT / "recipes" / "configs" / "cifar10_fast" / "cifar10-fast-softmax.yaml"
 LOCAL = ROOT.parent / "shared" / "data" / "uoft-cs" / "cifar10"
 
 
@@ -31,8 +30,9 @@ def main() -> None:
     parser.add_argument("--seed", default="0")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "recipes" / "train_image_classification.py"), "--config", str(CONFIG)]
-        command += ["--dataset_name", args.dataset_name, "--seed", args.seed, "--output_dir", folder, "--disable_tqdm"]
+        command = [sys.executable, str(ROOT / "recipes" / "train_image_classification.py"), "--config"]
+        command += ["cifar10_fast/cifar10-fast-softmax", "--dataset_name", args.dataset_name, "--seed", args.seed]
+        command += ["--output_dir", folder, "--disable_tqdm"]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         started, minutes = time.perf_counter(), []
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as run:

@@ -2,8 +2,8 @@
 
 python benchmarks/head_costs.py
 
-The heads have the settings of `recipes/configs/cifar10_fast`; batches of 500 images, bfloat16, one thread. Memory is
-what the model, a batch and three steps add to a process that has imported the library, or take on the GPU.
+The heads have the settings of `hf_sphere/configs/cifar10_fast.yaml`; batches of 500 images, bfloat16, one thread.
+Memory is what the model, a batch and three steps add to a process that has imported the library, or take on the GPU.
 """
 
 import argparse
@@ -12,16 +12,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from common import ratio, report, row, synchronize, time_in_turn
 
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.training import initialize_from_data
-from hf_sphere.utils.arguments import read_config
+from hf_sphere.utils.configs import load_config
 
-CONFIGS = Path(__file__).parent.parent / "recipes" / "configs" / "cifar10_fast"
 HEADS = ["softmax", "spherized", "cosine", "arcface", "hyperbolic", "vmf", "prototype", "angular"]
 BATCH = 500
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,7 +28,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def training_step(head: str) -> Callable[[], None]:
     """Return a function that trains the network with a head for one step."""
     torch.manual_seed(0)
-    settings = read_config(CONFIGS / f"cifar10-fast-{head}.yaml")
+    settings = load_config(f"cifar10_fast/cifar10-fast-{head}").settings
     config = SphereVisionConfig(
         backbone=settings["backbone"], head=head, head_kwargs=settings.get("head_kwargs"), num_labels=10
     )

@@ -213,7 +213,7 @@ def train_plain(args: argparse.Namespace) -> None:
     if (output / "all_results.json").is_file():
         return
     run_recipe(
-        *("train_masked_lm", "--config", str(ROOT / "recipes" / "configs" / "language" / "minilm-plain.yaml")),
+        *("train_masked_lm", "--config", "language/minilm-plain"),
         *("--model_name_or_path", args.encoder, "--dataset_name", args.wikitext, "--train_split", "validation"),
         *("--eval_split", "test", "--max_train_samples", str(4 * args.steps), "--max_eval_samples", "100"),
         *("--output_dir", str(output), "--disable_tqdm", "--overwrite_output_dir"),

@@ -37,18 +37,17 @@ Written by `python benchmarks/report.py` from the files of `results/runs`, which
 measures, and those of `results/published` and `benchmarks/results`. "Not run" stands where there is no result.
 """
 PAGES = {
-    "spherization": ["spherization", "visualization", "angular", "language", "few_shot"],
-    "prototypes": ["prototypes"],
-    "optimizers": ["adamsrt"],
-    "von_mises_fisher": ["vmf"],
-    "hyperplanes": ["hyperplanes"],
-    "heads": ["cifar10_fast"],
+    **PAPERS,
+    "visualization": "Two and three dimensions",
+    "angular": "Angular operators",
+    "language": "Language models",
+    "few_shot": "Few-shot learning",
+    "heads": "Heads on the fast network",
+    "losses": "Margin and proxy losses",
+    "gpu": "Runs that need a GPU",
+    "rules": "How runs are compared",
 }
-"""Folders of `recipes/configs` whose tables are on the page of each system."""
-
-TITLES = {**PAPERS, "heads": "Heads on the fast network", "gpu": "Runs that need a GPU"}
-TITLES |= {"rules": "How runs are compared"}
-"""Titles of the pages in `docs/results`."""
+"""Titles of the pages in `docs/results`, of which those of the last two are written as a whole."""
 
 COMPARISONS = ROOT / "results" / "comparisons.json"
 
@@ -110,9 +109,14 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     texts = {table.table: render(table, source) for table in tables}
     for table in tables:
         text = texts[table.table]
-        path = ROOT / table.readme
+        path = ROOT / table.page
         files[path] = insert(files.get(path) or path.read_text("utf-8"), table.table, text, path)
-    files |= render_results(measured, render_claims(claims, tables, source), render_gpu(source), tables, texts)
+    claimed = render_claims(claims, tables, source)
+    for name, title in PAPERS.items():
+        path = ROOT / "docs" / "results" / page_name(name)
+        rows = keep_rows(claimed, lambda row, title=title: row[0] == title)
+        files[path] = insert(files.get(path) or path.read_text("utf-8"), "claims", rows, path)
+    files |= render_results(measured, claimed, render_gpu(source))
     files |= fill_pages(texts, render_benchmarks(benchmarks), files)
     found = compare_all(claims, tables, source)
     found += [row for table in tables for row in compare_rows(table, source, post_hoc=True)]
@@ -120,29 +124,16 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     return files | render_cards(source, read_papers(folder / "papers.yaml"), read_limits(folder / "limits.yaml"))
 
 
-def render_results(
-    measured: str, claims: str, gpu: str, tables: Sequence[Table], texts: Mapping[str, str]
-) -> dict[Path, str]:
-    """Return the overview, once for the repository and once for the documentation, and the pages of results.
+def render_results(measured: str, claims: str, gpu: str) -> dict[Path, str]:
+    """Return the overview, once for the repository and once for the documentation, and the pages that are generated.
 
     Args:
         measured: Table of the front page.
         claims: Table of all claims.
         gpu: Table of the runs that need a GPU.
-        tables: Definitions of the other tables.
-        texts: These tables by name.
     """
-    pages = {"rules": f"# {TITLES['rules']}\n\n{RULES}\n", "gpu": f"# {TITLES['gpu']}\n\n{gpu}\n"}
-    for system, folders in PAGES.items():
-        parts = [f"# {TITLES[system]}: results\n"]
-        if own := keep_rows(claims, lambda row, title=TITLES[system]: row[0] == title):
-            parts.append(f"## What the paper claims, and what was measured\n\n{own}\n")
-        for table in tables:
-            if Path(table.readme).parent.name in folders:
-                parts.append(f"## {table.title}\n\n{texts[table.table]}\n")
-        pages[system] = "\n".join(parts)
-    names = [*PAGES, "gpu", "rules"]
-    links = "\n".join(f"- [{TITLES[name]}](docs/results/{page_name(name)})" for name in names)
+    pages = {"rules": f"# {PAGES['rules']}\n\n{RULES}\n", "gpu": f"# {PAGES['gpu']}\n\n{gpu}\n"}
+    links = "\n".join(f"- [{title}](docs/results/{page_name(name)})" for name, title in PAGES.items())
     finished = keep_rows(claims, lambda row: bool(row[3]))
     missing = claims.count("\n| ") - finished.count("\n| ")
     overview = "\n".join(
@@ -180,7 +171,7 @@ def fill_pages(tables: Mapping[str, str], benchmarks: Mapping[str, str], files: 
     """Return the pages of the documentation and the recipes with their tables.
 
     Args:
-        tables: Tables of runs by name. Those of the documentation are without the rows that have no result.
+        tables: Tables of runs by name. Outside the pages of results they are without the rows that have no result.
         benchmarks: Tables of benchmarks by name.
         files: Texts of pages that are already changed.
     """
@@ -189,9 +180,12 @@ def fill_pages(tables: Mapping[str, str], benchmarks: Mapping[str, str], files: 
         for path in sorted((ROOT / folder).rglob("*.md")):
             page = files.get(path) or path.read_text("utf-8")
             for name in re.findall("<!-- table: (.*) -->", page):
+                if name == "claims":
+                    continue
                 if name not in tables and name not in benchmarks:
                     raise ValueError(f"{path}: there is no table {name!r} in results/tables.yaml or of a benchmark.")
-                text = benchmarks.get(name) or (without_empty_rows(tables[name]) if folder == "docs" else tables[name])
+                is_whole = path.parent.name == "results"
+                text = benchmarks.get(name) or (tables[name] if is_whole else without_empty_rows(tables[name]))
                 pages[path] = page = insert(page, name, text, path)
     return pages
 

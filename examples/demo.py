@@ -52,7 +52,7 @@ def train(kind: str, output_dir: Path) -> None:
     """Run the recipe with a configuration."""
     command = [
         *("recipes/train_image_classification.py", "--config"),
-        *(f"recipes/configs/spherization/digits-lenet5-{kind}.yaml", "--output_dir", str(output_dir)),
+        *(f"spherization/digits-lenet5-{kind}", "--output_dir", str(output_dir)),
     ]
     print("    python " + " ".join(command), flush=True)
     command = [str(ROOT / word) if word.startswith("recipes/") else word for word in command]

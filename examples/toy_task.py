@@ -69,7 +69,7 @@ def main() -> None:
 def train(kind: str, output_dir: Path, epochs: int, seed: int) -> None:
     """Run the recipe with a configuration."""
     command = [
-        *("recipes/train_image_classification.py", "--config", f"recipes/configs/spherization/toy-{kind}.yaml"),
+        *("recipes/train_image_classification.py", "--config", f"spherization/toy-{kind}"),
         *("--output_dir", str(output_dir), "--num_train_epochs", str(epochs), "--snapshot_epochs", str(epochs)),
         *("--seed", str(seed)),
     ]

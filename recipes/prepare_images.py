@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     prepare_images(args)
     recipe, run = RUNS[args.kind]
-    print(f"python recipes/{recipe}.py --config recipes/configs/{run}.yaml --dataset_name {args.output}")
+    print(f"python recipes/{recipe}.py --config {run} --dataset_name {args.output}")
 
 
 if __name__ == "__main__":

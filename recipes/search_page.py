@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.utils.arguments import Arguments, argument, check_extra, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.checks import check_extra
 
 if TYPE_CHECKING:
     from hf_sphere.search import ImageIndex, Neighbors

@@ -1,6 +1,5 @@
 """Model cards of the configurations that have results, from the results files."""
 
-import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from hf_sphere.training.model_card import TEMPLATE, on_one_line, wrap_command
 from hf_sphere.training.tasks import find_task
 from reproduction.claims import show_seeds
 from reproduction.definitions import define, is_share
-from reproduction.entries import CONFIGS, ROOT, WITHOUT_EFFECT, read_settings
+from reproduction.entries import ROOT, WITHOUT_EFFECT, read_settings
 from reproduction.published import show_published
 from reproduction.tables import CIFAR_NOTE, Source, mean_minutes, read_rows, show_from_published, show_mean
 
@@ -39,12 +38,12 @@ class Paper:
 
     Attributes:
         bibtex: The entry.
-        folders: Folders of `recipes/configs` that follow it.
+        tables: Tables of `hf_sphere/configs` that follow it.
         heads: Heads that it introduces.
     """
 
     bibtex: str
-    folders: list[str] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)
 
 
@@ -137,8 +136,8 @@ def render_card(group: str, source: Source, papers: Sequence[Paper], limits: Seq
         model_id=output,
         title=on_one_line(Path(config).name),
         summary=(
-            f"{_first_line(config)} Data: `{data}`. No weights are published: the command below trains the model and "
-            f"writes it to `{output}`, from where the code below loads it."
+            f"{_describe(settings)}, trained on `{data}`. No weights are published: the command below trains the model "
+            f"and writes it to `{output}`, from where the code below loads it."
         ),
         model_class=task.model_name,
         pipeline_tag=task.pipeline_tag,
@@ -153,7 +152,7 @@ def render_card(group: str, source: Source, papers: Sequence[Paper], limits: Seq
             for name, value in settings.items()
             if name not in (*MODEL, *WITHOUT_EFFECT, "dataset_name", *MEASURES)
         ],
-        command=wrap_command(shlex.split(runs[0].get("command", f"python {planned.script}"))),
+        command=wrap_command(["python", planned.script, *planned.arguments(runs[0].get("overrides"))]),
         versions=_versions(runs),
         hardware=", ".join(sorted({run["device"] for run in runs})),
         duration=_duration(runs, planned.entry.device),
@@ -166,10 +165,11 @@ def _headline(task: str) -> list[str]:
     return [f"eval_{name}" for name in find_task(task).headline]
 
 
-def _first_line(config: str) -> str:
-    """Return the comment that a configuration begins with."""
-    line = (CONFIGS / f"{config}.yaml").read_text(encoding="utf-8").partition("\n")[0]
-    return on_one_line(line.removeprefix("#")) if line.startswith("#") else f"{Path(config).name}."
+def _describe(settings: Mapping[str, Any]) -> str:
+    """Return the network and the head of a configuration."""
+    embeddings = "spherized embeddings" if "spherization" in settings else "plain embeddings"
+    head = f"the `{settings['head']}` head" if "head" in settings else embeddings
+    return f"`{settings.get('backbone') or settings['model_name_or_path']}` with {head}"
 
 
 def _show(name: str, values: list[float]) -> str:
@@ -221,7 +221,7 @@ def _duration(runs: Sequence[Mapping[str, Any]], device: str) -> str:
 
 def _is_cited(paper: Paper, config: str, settings: Mapping[str, Any]) -> bool:
     heads = {settings.get("head"), "spherized" if "spherization" in settings else None}
-    return Path(config).parent.name in paper.folders or bool(heads & set(paper.heads))
+    return Path(config).parent.name in paper.tables or bool(heads & set(paper.heads))
 
 
 def _count(number: int, noun: str) -> str:

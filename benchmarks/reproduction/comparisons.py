@@ -43,7 +43,7 @@ that were planned since 26 November 2026, the planned metric is the mean test ac
 epochs, rounded up (`eval_accuracy_last_quarter`), which varies less than the last one. For earlier runs it is only a
 second analysis, labelled "post hoc". Settings of the fast network, such as its number of epochs, were compared on test
 images in single runs, so its accuracies may be optimistic. It is a small convolutional network for CIFAR-10
-(`recipes/configs/cifar10_fast/README.md`).
+(`docs/results/heads.md`).
 
 What makes a comparison fair is checked by `python benchmarks/report.py --check`, see `docs/compare.md`. Exceptions to
 these rules, with their reasons, are named below the tables.

@@ -15,10 +15,10 @@ from typing import Any, Literal, get_args
 
 from hf_sphere.comparison.significance import Test
 from hf_sphere.training.tasks import find_task
-from hf_sphere.utils.arguments import parse_arguments, read_config, to_argv
+from hf_sphere.utils.arguments import parse_arguments, to_argv
+from hf_sphere.utils.configs import YamlLoader, load_config, read_yaml
 
 ROOT = Path(__file__).parent.parent.parent
-CONFIGS = ROOT / "recipes" / "configs"
 SCRIPTS = {
     "classification": "train_image_classification",
     "regression": "train_image_regression",
@@ -36,6 +36,12 @@ WITHOUT_EFFECT = {
 """Arguments on which no result depends; they are not part of the digest."""
 
 
+class AliasLoader(YamlLoader):
+    """Loader of files of this repository, which may have aliases."""
+
+    has_aliases = True
+
+
 class QueueError(ValueError):
     """An error in the queue's file."""
 
@@ -48,8 +54,8 @@ class Entry:
         entry: Unique name.
         priority: Entries with smaller numbers run first.
         task: Name of the task, see `SCRIPTS`.
-        configs: Configurations without folder and suffix, such as `spherization/mnist-lenet5-plain`; `a + b` combines
-            several, of which later ones take precedence.
+        configs: Names of configurations, such as `spherization/mnist-lenet5-plain`; `a + b` combines several, of which
+            later ones take precedence.
         minutes: Expected minutes per run, of one CPU core or of the GPU.
         seeds: Number of seeds, from 0.
         device: Where the runs take place.
@@ -146,8 +152,7 @@ class PlannedRun:
 
     def arguments(self, tuned: Mapping[str, Any] | None = None) -> list[str]:
         """Return the command-line arguments of the recipe, without data and output folders."""
-        paths = [f"recipes/configs/{part}.yaml" for part in split_config(self.config)]
-        words = [word for path in paths for word in ("--config", path)]
+        words = [word for name in split_config(self.config) for word in ("--config", name)]
         return [*words, *to_argv({**self.overrides(tuned), "seed": self.seed})]
 
     def digest(self, tuned: Mapping[str, Any] | None = None) -> str:
@@ -174,7 +179,7 @@ def read_queue(path: Path) -> list[Entry]:
     Raises:
         QueueError: If a configuration does not exist, an argument is unknown or invalid, or a name is not unique.
     """
-    rows = read_config(path, has_aliases=True)
+    rows = read_yaml(path, AliasLoader)
     if not isinstance(rows, list):
         raise QueueError(f"{path} must be a list of entries.")
     entries = sorted((_to_entry(row, path) for row in rows), key=lambda entry: entry.priority)
@@ -215,8 +220,8 @@ def plan(entry: Entry) -> list[PlannedRun]:
 def read_settings(config: str) -> dict[str, Any]:
     """Return the arguments that a configuration, or a combination `a + b`, sets."""
     settings: dict[str, Any] = {}
-    for part in split_config(config):
-        settings |= read_config(CONFIGS / f"{part}.yaml") or {}
+    for name in split_config(config):
+        settings |= load_config(name).settings
     return settings
 
 
@@ -260,12 +265,10 @@ def _to_entry(row: Any, path: Path) -> Entry:
     if entry.task not in SCRIPTS:
         raise QueueError(f"entry {entry.entry!r}: unknown task {entry.task!r}; the tasks are {', '.join(SCRIPTS)}.")
     for config in entry.configs:
-        for part in split_config(config):
-            if not (CONFIGS / f"{part}.yaml").is_file():
-                known = [str(p.relative_to(CONFIGS).with_suffix("")) for p in CONFIGS.rglob("*.yaml")]
-                raise QueueError(
-                    f"entry {entry.entry!r}: there is no configuration {part!r} in recipes/configs.{_hint(part, known)}"
-                )
+        try:
+            read_settings(config)
+        except ValueError as error:
+            raise QueueError(f"entry {entry.entry!r}: {error}") from error
     for run in plan(replace(entry, seeds=1)):
         _check_arguments(run)
     return entry
@@ -279,10 +282,9 @@ def _check_arguments(run: PlannedRun) -> None:
             f"entry {run.entry.entry!r}: {unset[0]} cannot be null, since that would not override a value."
         )
     said = io.StringIO()
-    argv = [str(ROOT / word) if word.startswith("recipes/configs/") else word for word in run.arguments()]
     try:
         with contextlib.redirect_stderr(said):
-            parse_arguments(find_task(run.entry.task).arguments, [*argv, "--output_dir", "unused"])
+            parse_arguments(find_task(run.entry.task).arguments, [*run.arguments(), "--output_dir", "unused"])
     except SystemExit as stop:
         message = said.getvalue().partition("error: ")[2].partition("\nSee ")[0]
         raise QueueError(f"entry {run.entry.entry!r}, {run.config}: {message}") from stop

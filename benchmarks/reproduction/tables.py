@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from hf_sphere.comparison.runs import show_p_value
 from hf_sphere.comparison.significance import Test
-from hf_sphere.utils.arguments import read_config
+from hf_sphere.utils.configs import config_names, read_yaml
 from reproduction.comparisons import Comparison, compare, correct
 from reproduction.definitions import is_share, scale
-from reproduction.entries import CONFIGS, SCRIPTS, Entry, PlannedRun, plan, read_settings
+from reproduction.entries import SCRIPTS, AliasLoader, Entry, PlannedRun, plan, read_settings
 from reproduction.published import read_published, show_published
 from reproduction.results import Results, describe
 
@@ -27,12 +27,11 @@ CIFAR_NOTE = "CIFAR-10 is a JPEG copy here (quality 75, chroma subsampling 4:2:0
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a README.
+    """One table of a page.
 
     Attributes:
-        table: Unique name, in the markers of the README.
-        readme: Path of the README in the repository.
-        title: Heading in `RESULTS.md`.
+        table: Unique name, in the markers of the page.
+        page: Path of the page in the repository.
         rows: Runs, by name without seed, as in `PlannedRun.group`; `a - b` also compares the run a with the run b. With
             `columns`, parts of their names.
         metrics: Metrics of the results files, or `core_minutes`, by column title; the first one is compared. Without
@@ -48,8 +47,7 @@ class Table:
     """
 
     table: str
-    readme: str
-    title: str
+    page: str
     rows: list[str]
     metrics: dict[str, str] = field(default_factory=dict)
     published: dict[str, str] = field(default_factory=dict)
@@ -129,8 +127,7 @@ class Source:
         """Return the configuration of a group, if there is one."""
         if group in self.planned:
             return self.planned[group][0].config
-        path = next(CONFIGS.rglob(f"{group}.yaml"), None)
-        return None if path is None else str(path.relative_to(CONFIGS).with_suffix(""))
+        return next((name for name in config_names() if name.endswith(f"/{group}")), None)
 
     def dataset(self, group: str) -> str:
         """Return the data set of a planned group."""
@@ -144,7 +141,7 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     Raises:
         ValueError: If a key is unknown or missing.
     """
-    rows = read_config(path, has_aliases=True)
+    rows = read_yaml(path, AliasLoader)
     known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}  # type: ignore[arg-type]
     for number, row in enumerate(rows if isinstance(rows, list) else [rows]):
         if not isinstance(rows, list) or not isinstance(row, Mapping):
@@ -347,9 +344,9 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
             command = f"python benchmarks/reproduce.py --only {' '.join(sorted({entry.entry for entry in left}))}"
             yield f"Not run yet: {count_runs(left)}, {time} on one {machine}: `{command}`."
     missing = [group for group in groups if group not in source.planned and not source.runs(group)]
-    folders = {str(Path(config).parent) for group in missing if (config := source.config(group))}
-    for folder in sorted(folders):
-        command = f"accelerate launch recipes/{SCRIPTS[table.task]}.py --config recipes/configs/{folder}/<run>.yaml"
+    stems = {config.partition("/")[0] for group in missing if (config := source.config(group))}
+    for stem in sorted(stems):
+        command = f"accelerate launch recipes/{SCRIPTS[table.task]}.py --config {stem}/<run>"
         yield f"Runs that are not in the queue: `{command}`."
     if reasons := exceptions(rows, source):
         named = "; ".join(f"`{entry}`: {reason}" for entry, reason in reasons)

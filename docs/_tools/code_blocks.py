@@ -14,6 +14,7 @@ in the blocks to what they are replaced by, such as names of large models by tho
 import argparse
 import contextlib
 import doctest
+import fnmatch
 import importlib.util
 import io
 import os
@@ -29,6 +30,8 @@ from typing import Any
 from unittest import mock
 
 import yaml
+
+from hf_sphere.utils.configs import config_names
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -202,10 +205,10 @@ def _folder_of_runs(argv: list[str]) -> Iterator[None]:
 
 
 def fill_in(word: str) -> str:
-    """Replace `recipes/configs/<system>/<run>.yaml` by the first configuration that matches."""
+    """Replace `<run>` in the name of a configuration, such as `vmf/<run>`, by the first configuration that matches."""
     pattern = re.sub(r"<\w+>", "*", word)
-    matches = sorted(ROOT.glob(pattern)) if pattern != word and word.startswith("recipes/configs/") else []
-    return str(matches[0]) if matches else word
+    matches = fnmatch.filter(config_names(), pattern) if pattern != word and "/" in word else []
+    return matches[0] if matches else word
 
 
 @contextlib.contextmanager
@@ -243,8 +246,8 @@ def _stop_after_parsing() -> Iterator[None]:
 
 
 def pages() -> list[Path]:
-    """Return the README, the pages of the site that are files, and the READMEs of the configurations and metrics."""
-    places = ("README.md", "docs/**/*.md", "recipes/configs/*/README.md", "evaluate_modules/*/README.md")
+    """Return the README, the pages of the site that are files, and the READMEs of the metrics."""
+    places = ("README.md", "docs/**/*.md", "evaluate_modules/*/README.md")
     return sorted(page for place in places for page in ROOT.glob(place))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from datasets import load_dataset_builder
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-from hf_sphere.utils.arguments import check_regular
+from hf_sphere.utils.checks import check_regular
 
 UNREADABLE = {".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".raf"}
 """Suffixes of photos that `datasets` does not read."""

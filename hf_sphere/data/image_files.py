@@ -13,7 +13,7 @@ from datasets.utils.file_utils import xopen
 from PIL import Image as PILImage, ImageFile
 from tqdm.auto import tqdm
 
-from hf_sphere.utils.arguments import check_regular
+from hf_sphere.utils.checks import check_regular
 from hf_sphere.utils.texts import damage
 
 logger = logging.getLogger(__name__)

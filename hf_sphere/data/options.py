@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from hf_sphere.utils.arguments import SEED, Arguments, argument, check_color
+from hf_sphere.utils.arguments import SEED, Arguments, argument
+from hf_sphere.utils.checks import check_color
 
 DataTask = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
 """Kind of `labels`: classes, real values, classes with real values in addition, or (the last two) classes that are

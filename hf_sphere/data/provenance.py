@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.utils import cached_file
 
 from hf_sphere.data.sources import find_rows
-from hf_sphere.utils.arguments import check_regular
+from hf_sphere.utils.checks import check_regular
 from hf_sphere.utils.files import RECORD_FILE, read_json, write_json
 from hf_sphere.utils.shared_rows import ROW_BITS
 

@@ -44,7 +44,7 @@ from hf_sphere.hyperplanes.layers import (
     select_layers,
     stages_of_model,
 )
-from hf_sphere.utils.arguments import check_regular
+from hf_sphere.utils.checks import check_regular
 from hf_sphere.utils.files import read_json
 from hf_sphere.utils.snapshots import ORDER_KEY, Snapshot
 

@@ -15,7 +15,7 @@ from timm.models import adapt_input_conv, load_state_dict
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, PreTrainedConfig
 
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.model_sources import processor_options, timm_options
 

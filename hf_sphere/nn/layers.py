@@ -168,7 +168,7 @@ SPHERIZATION_SETTINGS: dict[str, dict[str, float]] = {
 """Slopes and floors of `Spherization` by name, for instance `Spherization(64, **SPHERIZATION_SETTINGS["even"])`.
 
 `steep`, as published, puts most of the length into the first coordinates, `even` shares it out, and `flat` leaves most
-of it to the last coordinate. recipes/configs/spherization/README.md compares them.
+of it to the last coordinate. docs/results/spherization.md compares them.
 """
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import atomic_file
 
 LINKS, LARGEST_EFFORT = 32, 1024

@@ -18,7 +18,7 @@ from hf_sphere.search.encoder import ImageEncoder, ImageSource
 from hf_sphere.search.index_files import About, check_replaceable, read_index, read_version, write_index
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, table_states
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
-from hf_sphere.utils.arguments import check_regular, error_text
+from hf_sphere.utils.checks import check_regular, error_text
 from hf_sphere.utils.files import MANIFEST_FILE, find_damage, read_json, write_json, write_manifest
 
 ABOUT_FILE = "index.json"

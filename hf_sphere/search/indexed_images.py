@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from hf_sphere.data.folders import TABLES, list_files
 from hf_sphere.data.image_files import open_image
 from hf_sphere.search.encoder import ImageEncoder, ImageSource
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.pixels import convert_image
 
 

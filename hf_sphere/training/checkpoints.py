@@ -24,7 +24,7 @@ from hf_sphere.training.class_shards import total_norm
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.optimization import check_state
 from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, checkpoint_folders, list_checkpoints
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import (
     MANIFEST_FILE,
     REPLACED,

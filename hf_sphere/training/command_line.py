@@ -11,7 +11,8 @@ from safetensors import SafetensorError
 
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.tasks import find_task
-from hf_sphere.utils.arguments import error_text, parse_arguments
+from hf_sphere.utils.arguments import parse_arguments
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.texts import PrintableStream, shortage
 
 USER_ERRORS = (

@@ -20,7 +20,7 @@ from hf_sphere.training.model_card import TrainingRecord, write_model_card
 from hf_sphere.training.output_dir import BEST_FOLDER, LOCAL_PATHS_FILE, LOCK_FILE
 from hf_sphere.training.run import Run, start_run
 from hf_sphere.training.tasks.base import Prepared, Task
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import UNFINISHED, find_damage, write_manifest
 from hf_sphere.utils.loading import load_model
 from hf_sphere.utils.privacy import hide_private

@@ -1,4 +1,4 @@
-"""Command-line arguments from dataclasses: declared once, set in YAML files, on the command line, or both.
+"""Command-line arguments from dataclasses: declared once, set by configurations, on the command line, or both.
 
 Nothing heavy is imported here, so that `--help` and a mistyped argument return at once.
 """
@@ -6,58 +6,19 @@ Nothing heavy is imported here, so that `--help` and a mistyped argument return 
 import argparse
 import dataclasses
 import difflib
-import importlib.util
 import inspect
 import json
 import math
 import operator
-import os
 import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-
-class _YamlLoader(yaml.SafeLoader):
-    """YAML loader that parses 1e-3 as a number, as YAML 1.2 and JSON do; PyYAML requires 1.0e-3.
-
-    Aliases, with which a short text describes billions of values, are refused, and keys that are not unique texts.
-    """
-
-    has_aliases = False
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
-        if not self.has_aliases and getattr(event, "anchor", None):
-            problem = "anchors and aliases are not supported; repeat the value"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        return super().compose_node(parent, index)
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node, names = super().compose_mapping_node(anchor), set[str]()
-        for key, _ in node.value:
-            is_text = key.tag.endswith((":str", ":merge") if self.has_aliases else ":str")
-            if not is_text or key.value in names:
-                problem = f"the key {key.value!r} occurs twice" if is_text else "a key is not a text; quote it"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            names.add(key.value)
-        return node
-
-
-class _AliasLoader(_YamlLoader):
-    """Loader of files that are part of this repository."""
-
-    has_aliases = True
-
-
-_YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
-)
-
+from hf_sphere.utils.configs import ABOUT, YamlLoader, load_config
 
 SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
 """Bounds of seeds, those of NumPy."""
@@ -73,8 +34,8 @@ class Arguments:
 
     def __init_subclass__(cls) -> None:
         """Add the help texts of the fields to the docstring, for `help` in Python."""
-        own = {name: value for name, value in vars(cls).items() if isinstance(value, dataclasses.Field)}
-        fields = getattr(cls, "__dataclass_fields__", {}) | own
+        declared = {name: value for name, value in vars(cls).items() if isinstance(value, dataclasses.Field)}
+        fields = getattr(cls, "__dataclass_fields__", {}) | declared
         lines = [f"    {name}: {field.metadata['help']}" for name, field in fields.items() if "help" in field.metadata]
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or "").split("\n\nArgs:\n")[0], "\nArgs:", *lines])
 
@@ -94,7 +55,7 @@ class Options(dict[str, Any]):
     def __init__(self, value: str | Iterable[tuple[str, Any]] = ()) -> None:
         if isinstance(value, str):
             try:
-                parsed, problem = yaml.load(value, Loader=_YamlLoader), ""
+                parsed, problem = yaml.load(value, Loader=YamlLoader), ""
             except (yaml.YAMLError, ValueError, RecursionError) as error:
                 parsed, problem = None, f" ({getattr(error, 'problem', error)})"
             if not isinstance(parsed, dict):
@@ -129,7 +90,9 @@ def argument(
 
 
 def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, description: str = "") -> tuple[Any, ...]:
-    """Read argument dataclasses from `--config file.yaml` and the command line, which takes precedence.
+    """Read argument dataclasses from `--config NAME_OR_FILE` and the command line, which takes precedence.
+
+    `--print_config` prints all of them as YAML, and exits.
 
     Args:
         types: Dataclasses; one instance of each is returned.
@@ -139,50 +102,39 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
     Raises:
         SystemExit: On an unknown key or a value of the wrong type, with a message that includes it.
     """
-    usage = "%(prog)s [--config FILE] [--OPTION VALUE ...]"
-    parser = _Parser(description=description, usage=usage, formatter_class=_Formatter, allow_abbrev=False)
-    parser.add_argument(
-        "--config", action="append", default=[], help="YAML file of arguments; of several, later ones take precedence."
-    )
+    usage = "%(prog)s [--config NAME_OR_FILE] [--OPTION VALUE ...]"
+    parser = _Parser(description=description, usage=usage, allow_abbrev=False)
+    help_text = "name of a configuration, or YAML file; of several, later ones take precedence."
+    parser.add_argument("--config", action="append", default=[], help=help_text)
+    parser.add_argument("--print_config", action="store_true", help="print all arguments as YAML, and exit")
     for cls in types:
         _add_arguments(parser, cls)
     names = [field.name for cls in types for field in dataclasses.fields(cls)]
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = _words(argv)
     try:
-        given, unknown = parser.parse_known_args(
-            [w for path in _config_files(words) for w in _argv_of(path, names)] + words
-        )
+        config_words = [word for config in _config_names(words) for word in _argv_of(config, names)]
+        parsed, unknown = parser.parse_known_args(config_words + words)
         if unknown:
             name = unknown[0].partition("=")[0]
-            parser.error(f"unknown argument {name!r}.{_hint(name.lstrip('-').replace('-', '_'), names)}")
-        return tuple(cls(**{f.name: getattr(given, f.name) for f in dataclasses.fields(cls)}) for cls in types)
+            parser.error(f"unknown argument {name!r}.{_hint(name.lstrip('-'), names)}")
+        values = tuple(cls(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(cls)}) for cls in types)
     except ValueError as error:
         parser.error(str(error))
+    if parsed.print_config:
+        settings = {name: getattr(parsed, name) for name in names}
+        plain = {name: dict(value) if isinstance(value, Options) else value for name, value in settings.items()}
+        print(yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=120), end="")
+        parser.exit()
+    return values
 
 
 def given_arguments(argv: Sequence[str] | None = None) -> set[str]:
-    """Return the names of the arguments that the command line and its YAML files set, whatever their values."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    names = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    for path in _config_files(words):
-        names |= set(read_config(path) or {})
+    """Return the names of the arguments that the command line and its configurations set, whatever their values."""
+    words = _words(argv)
+    names = {word[2:].split("=")[0] for word in words if word.startswith("--")}
+    for config in _config_names(words):
+        names |= set(load_config(config).settings)
     return {name.removeprefix("no_") for name in names}
-
-
-def read_config(path: str | Path, *, has_aliases: bool = False) -> Any:
-    """Return the contents of a YAML file, which may have aliases only if nobody else has written it.
-
-    Raises:
-        ValueError: If it cannot be read; the message includes the path.
-    """
-    try:
-        check_regular(path)  # pipes cannot be read twice
-        text = Path(path).read_text(encoding="utf-8")
-        if len(text) > 100_000:  # PyYAML needs seconds for them
-            raise ValueError("it has more than 100,000 characters")
-        return yaml.load(text, Loader=_AliasLoader if has_aliases else _YamlLoader)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"cannot read the configuration {path}: {error_text(error)}") from error
 
 
 def to_argv(values: Mapping[str, Any]) -> list[str]:
@@ -206,23 +158,6 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
         else:
             words.append(f"--{key}={json.dumps(value, default=str) if isinstance(value, dict) else value}")
     return words
-
-
-def error_text(error: BaseException) -> str:
-    """Return the message of an exception on one line, or its type if it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-class _Formatter(argparse.HelpFormatter):
-    """Shows an option once, without its variant with dashes."""
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        names = action.option_strings
-        action.option_strings = [name for name in names if "-" not in name[2:]]
-        try:
-            return super()._format_action_invocation(action)
-        finally:
-            action.option_strings = names
 
 
 class _Parser(argparse.ArgumentParser):
@@ -270,21 +205,18 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
             options["choices"] = list(choices() if callable(choices) else choices)
         if get_origin(kind) is list:
             kind, options["nargs"] = get_args(kind)[0], "+"
-        flags = [f"--{field.name}"]
-        if "_" in field.name:
-            flags.append(f"--{field.name.replace('_', '-')}")
         if kind is bool:
             kind, options["nargs"], options["const"] = _boolean, "?", True
             options["metavar"] = "true|false"
             if default is True:
-                negated = [f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"]
-                group.add_argument(*negated, dest=field.name, action="store_false", help=argparse.SUPPRESS)
-        group.add_argument(*flags, type=kind, **options)
+                negated = f"--no_{field.name}"
+                group.add_argument(negated, dest=field.name, action="store_false", help=argparse.SUPPRESS)
+        group.add_argument(f"--{field.name}", type=kind, **options)
 
 
 def _without_none(hint: Any) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (part for part in get_args(hint) if part is not type(None))
+        (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
     return hint
 
 
@@ -296,44 +228,32 @@ def _boolean(word: str) -> bool:
     raise argparse.ArgumentTypeError(f"expected true or false; got {word!r}.")
 
 
-def _config_files(words: Sequence[str]) -> list[str]:
+def _words(argv: Sequence[str] | None) -> list[str]:
+    """Return the words of the command line, with underscores instead of dashes in the names of options."""
+    words = sys.argv[1:] if argv is None else argv
+    return [re.sub(r"^--[\w-]+", lambda found: f"--{found[0][2:].replace('-', '_')}", word) for word in words]
+
+
+def _config_names(words: Sequence[str]) -> list[str]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", action="append", default=[])
     return parser.parse_known_args(words)[0].config
 
 
-def _argv_of(path: str, names: list[str]) -> list[str]:
-    """Convert a YAML file to command-line arguments, so that both are validated and converted in the same way."""
-    values = read_config(path)
-    if values is None:
-        return []
-    if not isinstance(values, dict):
-        raise ValueError(f"the configuration {path} must be a mapping of arguments to values.")
-    for key in values:
-        if key not in names:
-            raise ValueError(f"unknown key {key!r} in {path}.{_hint(str(key), names)}")
-    return to_argv(values)
+def _argv_of(word: str, names: list[str]) -> list[str]:
+    """Convert a configuration to command-line arguments, so that both are validated and converted in the same way."""
+    config = load_config(word)
+    stated = {key for layer in config.layers.values() for key, value in layer.items() if value is not None}
+    removed = stated - set(config.settings)  # by null, and those about the configuration
+    for place, layer in config.layers.items():
+        for key in layer:
+            if key not in (*names, *ABOUT, *removed):
+                recipe = f" {word} is a configuration of recipes/{config.recipe}.py." if config.recipe else ""
+                raise ValueError(f"unknown key {key!r} in {place}.{recipe or _hint(key, names)}")
+    return to_argv(config.settings)
 
 
 def _hint(name: str, names: list[str]) -> str:
-    initials = [known for known in names if "".join(word[:1] for word in known.split("_")) == name]  # such as lr
-    close = initials or [known for known in names if name in known][:3] or difflib.get_close_matches(name, names, n=3)
+    initials = [other for other in names if "".join(word[:1] for word in other.split("_")) == name]  # such as lr
+    close = initials or [other for other in names if name in other][:3] or difflib.get_close_matches(name, names, n=3)
     return f" Did you mean {' or '.join(close)}?" if close else f" The keys are: {', '.join(sorted(names))}."
-
-
-def check_extra(extra: str, purpose: str, *packages: str) -> None:
-    """Raise an `ImportError` that names the extra to install, if one of its packages is missing."""
-    if any(importlib.util.find_spec(package) is None for package in packages):
-        raise ImportError(f"{purpose} requires {' and '.join(packages)}: pip install 'hf_sphere[{extra}]'.")
-
-
-def check_regular(path: str | os.PathLike) -> None:
-    """Raise an error if there is a pipe, socket or device, of which reading might not end, instead of a file."""
-    if not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path):
-        raise ValueError(f"{path} is not a regular file but a pipe, socket or device; remove it, or name a file.")
-
-
-def check_color(color: Sequence[int]) -> None:
-    """Raise a ValueError unless a color is three integers from 0 to 255."""
-    if len(color) != 3 or not all(value in range(256) for value in color):
-        raise ValueError(f"background_color must be red, green and blue, integers from 0 to 255; got {color!r}.")

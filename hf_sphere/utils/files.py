@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from hf_sphere.utils.arguments import check_regular, error_text
+from hf_sphere.utils.checks import check_regular, error_text
 from hf_sphere.utils.locks import locked_file
 
 Result = TypeVar("Result")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 
 
 class JsonLines(dict[Any, Any]):

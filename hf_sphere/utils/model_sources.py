@@ -16,7 +16,7 @@ import torch
 from huggingface_hub import snapshot_download
 from torch import nn
 
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.loading import load_model, load_pretrained
 
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json"]

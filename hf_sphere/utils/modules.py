@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters other than line ends and tabs, those that change the direction of a text, and surrogates."""

@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from hf_sphere.utils.arguments import check_extra
+from hf_sphere.utils.checks import check_extra
 from hf_sphere.utils.files import atomic_file
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from hf_sphere.utils.arguments import check_extra
+from hf_sphere.utils.checks import check_extra
 from hf_sphere.utils.files import write_text
 from hf_sphere.visualization.figures import COLORS
 from hf_sphere.visualization.scene import Panel, Scene

@@ -11,7 +11,7 @@ from published_images.layouts import PUBLISHED, READERS, Reader, Row, Splits
 from tqdm.auto import tqdm
 
 from hf_sphere.data.parquet import ParquetSplit
-from hf_sphere.utils.arguments import check_regular
+from hf_sphere.utils.checks import check_regular
 from hf_sphere.utils.files import atomic_folder
 from hf_sphere.utils.texts import damage
 

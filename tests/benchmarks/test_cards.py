@@ -11,7 +11,7 @@ from reproduction.tables import CIFAR_NOTE, Source
 
 PLAIN = "spherization/mnist-lenet5-plain"
 ENTRY = Entry("mnist", 1, "classification", [PLAIN], 1.0, seeds=3)
-PAPERS = [Paper("@article{one}", folders=["spherization"]), Paper("@article{two}", heads=["vmf"])]
+PAPERS = [Paper("@article{one}", tables=["spherization"]), Paper("@article{two}", heads=["vmf"])]
 LIMITS = ROOT / "results" / "limits.yaml"
 WRITTEN = sorted(CARDS.glob("*/README.md"))
 

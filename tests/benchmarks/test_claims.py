@@ -68,7 +68,7 @@ def test_a_pair_is_not_tested_until_all_its_seeds_are_finished(finished):
 
 
 VALUES = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
-TABLE = Table("t", "README.md", "Title", [f"{SPHERIZED} - {PLAIN}"], {"accuracy %": "eval_accuracy"})
+TABLE = Table("t", "README.md", [f"{SPHERIZED} - {PLAIN}"], {"accuracy %": "eval_accuracy"})
 
 
 def test_the_claims_of_each_paper_are_corrected_together(finished):
@@ -175,7 +175,7 @@ def test_a_measured_run_has_deviation_seeds_and_file(finished, benchmarks):
 )
 def test_a_measured_run_has_the_verdict_of_its_table(spherized, shown, finished, benchmarks):
     values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: spherized}
-    tables = [Table("t", "README.md", "Title", [f"{SPHERIZED} - {PLAIN}"], {"accuracy %": "eval_accuracy"})]
+    tables = [Table("t", "README.md", [f"{SPHERIZED} - {PLAIN}"], {"accuracy %": "eval_accuracy"})]
     row = Measurement("x", run=SPHERIZED, table="t", than="plain")
     assert shown in render_measured([row], finished([ENTRY], values), benchmarks, tables)
 

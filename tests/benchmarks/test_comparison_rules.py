@@ -15,7 +15,7 @@ def entry(name: str, *configs: str, **more) -> Entry:
 
 
 def table(row: str = f"{SPHERIZED} - {PLAIN}", differs=DIFFERS, metric="eval_accuracy", name="t") -> Table:
-    return Table(name, "README.md", "Title", [row], {"accuracy %": metric}, differs=differs)
+    return Table(name, "README.md", [row], {"accuracy %": metric}, differs=differs)
 
 
 def problems(source, *tables: Table, claims=()) -> list[str]:

@@ -7,12 +7,13 @@ import pytest
 import report
 import yaml
 from reproduction.claims import Claim
-from reproduction.entries import CONFIGS, Entry
+from reproduction.entries import Entry
 from reproduction.published import read_published
 from reproduction.results import Results
 from reproduction.tables import CIFAR_NOTE, Source, Table, compare_rows, read_rows, render
 
 from hf_sphere.comparison import holm
+from hf_sphere.utils.configs import config_names
 
 # Quantiles of Student's t distribution at 97.5 %, from a printed table.
 T_QUANTILES = {2: 4.302653}
@@ -54,7 +55,7 @@ def cells(text: str) -> dict[str, dict[str, str]]:
 
 
 def table(*rows: str, **more) -> Table:
-    return Table("name", "README.md", "Title", list(rows), {"accuracy %": "eval_accuracy"}, **more)
+    return Table("name", "README.md", list(rows), {"accuracy %": "eval_accuracy"}, **more)
 
 
 def test_tables_are_what_the_results_files_say_and_comparisons_keep_the_rules(capsys):
@@ -69,19 +70,12 @@ def test_the_overview_of_results_is_short_and_links_to_every_page():
     assert linked == {f"docs/results/{path.name}" for path in (report.ROOT / "docs" / "results").glob("*.md")}
 
 
-@pytest.mark.parametrize("page", ["results.md", *(f"results/{report.page_name(name)}" for name in report.TITLES)])
+@pytest.mark.parametrize("page", ["results.md", *(f"results/{report.page_name(name)}" for name in report.PAGES)])
 def test_pages_of_results_link_only_to_pages_of_the_documentation(page):
     """The documentation site has neither results files nor READMEs."""
     path = report.ROOT / "docs" / page
     targets = re.findall(r"\]\((?!http)(.*?)\)", path.read_text())
-    assert [target for target in targets if not (path.parent / target).is_file()] == []
-
-
-def test_every_table_is_on_one_page_of_results():
-    pages = [(report.ROOT / "docs" / "results" / report.page_name(name)).read_text() for name in report.PAGES]
-    tables = read_rows(report.ROOT / "results" / "tables.yaml", Table)
-    found = {table.title: sum(f"## {table.title}\n" in page for page in pages) for table in tables}
-    assert found == dict.fromkeys(found, 1)
+    assert [target for target in targets if not (path.parent / target.partition("#")[0]).exists()] == []
 
 
 def test_every_claim_is_on_the_page_of_its_paper():
@@ -214,7 +208,7 @@ def test_the_duration_of_the_last_part_of_an_interrupted_run_is_left_out(source)
     measured = source({"a": {0: 0.9, 1: 0.8}})
     measured.results.runs["a-seed0"] |= {"core_minutes": 0.4, "time_is_incomplete": True}
     columns = {"accuracy %": "eval_accuracy", "core-minutes": "core_minutes"}
-    text = render(Table("name", "README.md", "Title", ["a"], columns), measured)
+    text = render(Table("name", "README.md", ["a"], columns), measured)
     assert cells(text)["a"]["core-minutes"] == "2 (1 of 2 seeds)"
 
 
@@ -246,7 +240,7 @@ def test_results_of_no_entry_are_not_reported(source, tmp_path):
 def test_a_metric_that_some_runs_lack_has_the_number_of_its_seeds(source):
     measured = source({"a": {0: 0.9, 1: 0.8}})
     measured.results.runs["a-seed0"]["metrics"]["other"] = 3.0
-    text = render(Table("name", "README.md", "Title", ["a"], {"accuracy %": "eval_accuracy", "x": "other"}), measured)
+    text = render(Table("name", "README.md", ["a"], {"accuracy %": "eval_accuracy", "x": "other"}), measured)
     assert cells(text)["a"]["x"] == "3 (1 of 2 seeds)"
 
 
@@ -269,8 +263,8 @@ def test_missing_seeds_of_a_run_have_their_command(finished):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"table": "a", "readme": "b", "title": "c"}], "row 1: no 'rows'; the keys are"),
-        ([{"table": "a", "readme": "b", "title": "c", "rows": [], "sort": 1}], "row 1: unknown key 'sort'"),
+        ([{"table": "a", "page": "b"}], "row 1: no 'rows'; the keys are"),
+        ([{"table": "a", "page": "b", "rows": [], "sort": 1}], "row 1: unknown key 'sort'"),
         ({"table": "a"}, "must be a list of mappings"),
         (["a"], "must be a list of mappings"),
     ],
@@ -285,7 +279,7 @@ def test_an_invalid_definition_is_an_error(rows, message, tmp_path):
 def test_a_run_without_results_is_not_run_and_has_its_command(source):
     text = render(table("mnist-lenet5-plain"), source({}))
     assert cells(text)["mnist-lenet5-plain"]["accuracy %"] == "not run"
-    config = "recipes/configs/spherization/<run>.yaml"
+    config = "spherization/<run>"
     assert f"`accelerate launch recipes/train_image_classification.py --config {config}`" in text
 
 
@@ -325,7 +319,7 @@ def test_every_published_record_has_a_configuration():
     runs = {name.partition("/")[0] for name in read_published()}
     # Without a configuration: numbers that the paper cites from elsewhere, and statements without a number.
     runs = {name for name in runs if not name.endswith("-reference") and "-statement-" not in name}
-    assert runs <= {path.stem for path in CONFIGS.rglob("*.yaml")}
+    assert runs <= {name.partition("/")[2] for name in config_names()}
 
 
 def test_a_run_with_other_settings_than_published_has_no_published_number(source):

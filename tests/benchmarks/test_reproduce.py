@@ -59,7 +59,10 @@ def contents(run: PlannedRun, tuned: dict | None = None, **metrics: float) -> di
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"configs": ["spherization/digits-lenet5-plane"]}, "no configuration .*plane.* Did you mean .*digits-lenet5"),
+        (
+            {"configs": ["spherization/digits-lenet5-plane"]},
+            "entry0.*no configuration .*plane'; the nearest are spherization/digits-lenet5-plain",
+        ),
         (
             {"overrides": {"learning_rat": 0.1}},
             "entry0.*unknown argument '--learning_rat'.* Did you mean learning_rate",
@@ -119,8 +122,8 @@ def test_later_configurations_of_a_combination_take_precedence(only):
     run = only(configs=["hyperplanes/cifar10-lenet9 + hyperplanes/corruptions/label_noise-1.0"])
     assert run.group == "cifar10-lenet9-label_noise-1.0"
     assert run.arguments()[:4] == [
-        *("--config", "recipes/configs/hyperplanes/cifar10-lenet9.yaml"),
-        *("--config", "recipes/configs/hyperplanes/corruptions/label_noise-1.0.yaml"),
+        *("--config", "hyperplanes/cifar10-lenet9"),
+        *("--config", "hyperplanes/corruptions/label_noise-1.0"),
     ]
 
 

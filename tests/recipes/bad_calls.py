@@ -22,6 +22,7 @@ from training_runs import QUICK_RUNS, ROOT, TINY_BERT
 
 from hf_sphere.training import find_task
 from hf_sphere.utils.arguments import Arguments
+from hf_sphere.utils.configs import config_names, load_config
 
 _FOUND = "--table out/found.csv --contact_sheet out/sheet.png"
 TRAINING = {quick.recipe: task for task, quick in QUICK_RUNS.items()}
@@ -162,7 +163,7 @@ def random_config(draw: random.Random, folder: Path) -> Call:
     recipe, path = draw.choice(RECIPES), folder / "random.yaml"
     hints = arguments_of(recipe)
     if draw.random() < 0.3:
-        data = bytearray(draw.choice(sorted((ROOT / "recipes" / "configs").rglob("*.yaml"))).read_bytes())
+        data = bytearray(yaml.safe_dump(load_config(draw.choice(config_names())).settings).encode())
         for _ in range(draw.randint(1, 4)):
             data[draw.randrange(len(data))] = draw.randrange(256)
         path.write_bytes(data)

@@ -1,6 +1,8 @@
 import functools
+import hashlib
+import json
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -8,13 +10,13 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
+from reproduction.entries import SCRIPTS
 from reproduction.published import read_published
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
 
 from hf_sphere.data import ImageDataOptions, images as data_images, text as data_text
 from hf_sphere.data.sources import BUNDLED
-from hf_sphere.nn import SPHERIZATION_SETTINGS
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import find_task, initialize_from_data, start_run
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments
@@ -22,15 +24,15 @@ from hf_sphere.training.tasks.classification import EvaluationArguments, ImageDa
 from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
 from hf_sphere.training.tasks.image import EncoderArguments, ImageTask
 from hf_sphere.training.tasks.masked_lm import MaskedLanguageModeling, build_language_model, load_tokenizer
-from hf_sphere.training.tasks.retrieval import ImageRetrieval
 from hf_sphere.utils.arguments import parse_arguments
+from hf_sphere.utils.configs import TABLES, config_names, load_config, read_yaml
 
-CONFIGS = Path(__file__).parent.parent.parent / "recipes" / "configs"
 PUBLISHED = read_published()
-LANGUAGE = sorted((CONFIGS / "language").glob("*.yaml"))
-CORRUPTIONS = sorted((CONFIGS / "hyperplanes" / "corruptions").glob("*.yaml"))
-"""Not runs but overlays, passed as the second file of a run."""
-RUNS = sorted(set(CONFIGS.rglob("*.yaml")) - set(LANGUAGE) - set(CORRUPTIONS))
+NAMES = [PurePosixPath(name) for name in config_names()]
+LANGUAGE = [name for name in NAMES if name.parent.name == "language"]
+CORRUPTIONS = [name for name in NAMES if name.parent.name == "corruptions"]
+"""Not runs but overlays, passed as the second configuration of a run."""
+RUNS = [name for name in NAMES if name not in (*LANGUAGE, *CORRUPTIONS)]
 """Runs that train on images."""
 
 # Description of the data sets: image column, label column, array shape for PIL, number of classes.
@@ -84,22 +86,42 @@ def test_every_configured_data_set_is_described():
     assert names <= set(DATA) | set(BUNDLED)
 
 
-def task_of(run: Path) -> type[ImageTask]:
-    if run.parent.name == "few_shot":
-        return ImageRetrieval if run.stem.endswith("-pretraining") else FewShotClassification
-    named = (name for name in ("regression", "joint", "retrieval") if f"-{name}" in run.stem)
-    return find_task(next(named, "classification"))
-
-
+TASKS = {script: task for task, script in SCRIPTS.items()}
 UNIFORM = {"output_dir": "run"}
 """Arguments that differ between any two runs."""
 
 
-def parse(run: Path, *overlays: Path) -> tuple:
+def task_of(run: PurePosixPath) -> type[ImageTask]:
+    return find_task(TASKS[load_config(str(run)).recipe])
+
+
+def parse_all(run: PurePosixPath, *words: str) -> tuple:
+    return parse_arguments(task_of(run).arguments, ["--config", str(run), *words])
+
+
+def parse(run: PurePosixPath, *overlays: PurePosixPath) -> tuple:
     """Arguments of the model, the data, the training and the task."""
-    kind = MaskedLanguageModeling if run in LANGUAGE else task_of(run)
-    parts = parse_arguments(kind.arguments, [word for path in (run, *overlays) for word in ("--config", str(path))])
+    parts = parse_all(run, *(word for name in overlays for word in ("--config", str(name))))
     return tuple(part for part in parts if not isinstance(part, EvaluationArguments))
+
+
+FROZEN = json.loads((Path(__file__).parent.parent / "golden" / "configurations.json").read_text(encoding="utf-8"))
+"""Digests of the arguments of all configurations when they were files of their own, and the names of the arguments."""
+
+
+def test_the_names_of_all_configurations_are_those_of_before_and_unique():
+    assert {str(name) for name in NAMES} == set(FROZEN["digests"])
+    tables = [group for path in TABLES.glob("*.yaml") for group in read_yaml(path).values()]
+    assert len(NAMES) == sum(len(group.get("runs", {})) for group in tables)
+
+
+@pytest.mark.parametrize("run", NAMES, ids=lambda path: path.name)
+def test_a_configuration_has_the_settings_of_before(run):
+    parts = parse_all(run, *(["--output_dir", "unused"] if run in CORRUPTIONS else []))
+    values = {name: value for part in parts for name, value in vars(part).items() if name in FROZEN["arguments"]}
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    assert digest == FROZEN["digests"][str(run)]
+    assert load_config(run.name).settings == load_config(str(run)).settings
 
 
 def make_small(task: type[ImageTask], model_args: EncoderArguments, data_args: ImageDataOptions, *rest: Any) -> None:
@@ -121,11 +143,11 @@ def make_small(task: type[ImageTask], model_args: EncoderArguments, data_args: I
 
 
 HYPERPLANES = [run for run in RUNS if run.parent.name == "hyperplanes"]
-CORRUPTED = [(CONFIGS / "hyperplanes" / "mnist-lenet9.yaml", corruption) for corruption in CORRUPTIONS]
+CORRUPTED = [(PurePosixPath("hyperplanes/mnist-lenet9"), corruption) for corruption in CORRUPTIONS]
 
 
 @pytest.mark.parametrize(
-    "files", [*((run,) for run in RUNS), *CORRUPTED], ids=lambda files: "-".join(path.stem for path in files)
+    "files", [*((run,) for run in RUNS), *CORRUPTED], ids=lambda files: "-".join(path.name for path in files)
 )
 def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch):
     monkeypatch.setattr(data_images, "load_splits", made_up)
@@ -170,49 +192,20 @@ def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-PROTOTYPES = [run for run in RUNS if run.parent.name == "prototypes"]
-
-
-def test_the_joint_runs_of_a_data_set_differ_only_in_the_task_weight():
-    for data_set in ("omniart", "mnist"):
-        runs = [run for run in PROTOTYPES if run.stem.startswith(f"{data_set}-joint-w")]
-        arguments = [parse(run) for run in runs]
-        weights = {values.task_weight for *_, values in arguments}
-        assert weights == {0.01, 0.1, 0.25, 0.5, 0.9}
-        same = [(m, d, replace(t, **UNIFORM), replace(v, task_weight=0.5)) for m, d, t, v in arguments]
-        assert all(each == same[0] for each in same)
-
-
-@pytest.mark.parametrize("run", [run for run in PROTOTYPES if run.stem.endswith("-words")], ids=lambda path: path.stem)
-def test_class_name_runs_differ_from_plain_runs_only_in_the_prototypes(run):
-    model, data, training = parse(run)
-    plain_model, plain_data, plain = parse(run.with_stem(run.stem.removesuffix("-words")))
-    assert model.prototypes_file is not None
-    assert replace(model, prototypes_file=None) == plain_model
-    assert data == plain_data
-    assert replace(training, **UNIFORM) == replace(plain, **UNIFORM)
-
-
-@pytest.mark.parametrize("run", [*RUNS, *LANGUAGE], ids=lambda path: path.stem)
-def test_a_configuration_writes_to_its_own_folder(run):
-    assert parse(run)[2].output_dir == f"outputs/{run.parent.name}/{run.stem}"
-
-
-ADAMSRT = [run for run in RUNS if run.parent.name == "adamsrt" and run.stem in PUBLISHED]
-UNPUBLISHED = [run for run in RUNS if run.parent.name == "adamsrt" and run not in ADAMSRT]
+ADAMSRT = [run for run in RUNS if run.parent.name == "adamsrt" and run.name in PUBLISHED]
 
 
 def test_every_row_of_the_optimizer_table_has_all_seven_optimizers():
-    settings = {run.stem.rsplit("-", 1)[0] for run in ADAMSRT} - {"imagenet-resnet18"}
+    settings = {run.name.rsplit("-", 1)[0] for run in ADAMSRT} - {"imagenet-resnet18"}
     assert len(settings) == 7
     names = {"sgd", "adam", "adamw", "adam_g", "sgd_mrt", "adam_s", "adam_srt"}
     imagenet = {f"imagenet-resnet18-{name}" for name in ("sgd", "adam", "adam_s", "adam_srt")}
-    assert {run.stem for run in ADAMSRT} == {f"{setting}-{name}" for setting in settings for name in names} | imagenet
+    assert {run.name for run in ADAMSRT} == {f"{setting}-{name}" for setting in settings for name in names} | imagenet
 
 
-@pytest.mark.parametrize("run", ADAMSRT, ids=lambda path: path.stem)
+@pytest.mark.parametrize("run", ADAMSRT, ids=lambda path: path.name)
 def test_optimizer_runs_have_the_published_hyperparameters(run):
-    published = PUBLISHED[run.stem]["setting"]
+    published = PUBLISHED[run.name]["setting"]
     _, _, training = parse(run)
     beta2 = published.get("betas", [0.9, 0.999])[1]
     decay = 0.01 if published["weight_decay"] is None else published["weight_decay"]  # AdamW's default
@@ -222,48 +215,18 @@ def test_optimizer_runs_have_the_published_hyperparameters(run):
     assert (training.per_device_train_batch_size, training.lr_gamma) == (published["batch_size"], published["gamma"])
 
 
-@pytest.mark.parametrize("run", ADAMSRT, ids=lambda path: path.stem)
+@pytest.mark.parametrize("run", ADAMSRT, ids=lambda path: path.name)
 def test_optimizer_runs_have_the_data_and_networks_of_the_paper(run):
     model, data, training = parse(run)
     assert (data.validation_fraction, training.load_best_model_at_end) == (0.05, True)
     assert model.initialization == "torch"
-    name, net, _ = run.stem.split("-")
+    name, net, _ = run.name.split("-")
     if net == "vgg16":
         assert model.backbone_kwargs == {"hidden": 0, "drop_rate": 0.0, "conv_bias": False}
     crop = {"imagenet": (0, 0.08), "svhn": (0, None)}.get(name, (4, None))
     assert (data.crop_padding, data.random_resized_crop, data.horizontal_flip) == (*crop, name != "svhn")
     assert ((data.image_mean, data.image_std) == ([0.0], [1.0])) == (name == "svhn")
     assert len(data.image_mean) == len(data.image_std) == (1 if name == "svhn" else 3)
-
-
-@pytest.mark.parametrize("run", [*ADAMSRT, *UNPUBLISHED], ids=lambda path: path.stem)
-def test_optimizer_runs_differ_from_the_sgd_run_only_in_the_optimizer(run):
-    (model, data, training), (sgd_model, sgd_data, sgd) = (
-        parse(run),
-        parse(run.with_stem(f"{run.stem.rsplit('-', 1)[0]}-sgd")),
-    )
-    assert training.optimizer == run.stem.rsplit("-", 1)[1]
-    names = ("optimizer", "learning_rate", "weight_decay", "adam_beta2", "output_dir")
-    names += ("momentum",) if run in UNPUBLISHED else ()
-    assert (model, data) == (sgd_model, sgd_data)
-    assert replace(training, **{name: getattr(sgd, name) for name in names}) == sgd
-
-
-def test_paired_spherized_and_plain_runs_differ_only_in_the_head():
-    # Few-shot runs have no head, the others have more variants than these two.
-    apart = ("few_shot", "angular", "visualization", "cifar10_fast")
-    spherized = [run for run in RUNS if run.stem.endswith("-spherized") and run.parent.name not in apart]
-    assert spherized
-    for run in spherized:
-        plain = parse(run.with_stem(run.stem.replace("-spherized", "-plain")))
-        model, data, training = parse(run)
-        if run.stem.startswith("toy-"):  # two units instead of one, so that the inputs of the last layer are in a plane
-            assert plain[0].backbone_kwargs == {"width": 2, "bias": True, "sigmoid": True}
-            plain[0].backbone_kwargs.clear()
-        assert (model.head, plain[0].head) == ("spherized", "softmax")
-        assert replace(model, head=None, head_kwargs=None) == replace(plain[0], head=None, head_kwargs=None)
-        assert data == plain[1]
-        assert replace(training, **UNIFORM) == replace(plain[2], **UNIFORM)
 
 
 PIXELS = {
@@ -284,71 +247,18 @@ SPHERIZATION = [run for run in RUNS if run.parent.name in ("spherization", "angu
 
 
 @pytest.mark.parametrize(
-    "run", [run for run in SPHERIZATION if parse(run)[1].dataset_name not in BUNDLED], ids=lambda path: path.stem
+    "run", [run for run in SPHERIZATION if parse(run)[1].dataset_name not in BUNDLED], ids=lambda path: path.name
 )
 def test_spherization_runs_have_the_pixels_and_decays_of_the_paper(run):
     _, data, training = parse(run)
     assert (data.image_mean, data.image_std) == PIXELS[data.dataset_name]
-    decays = [epochs for name, epochs in DECAYS.items() if run.stem.startswith(f"{name}-")]
+    decays = [epochs for name, epochs in DECAYS.items() if run.name.startswith(f"{name}-")]
     assert training.lr_milestones == (decays[0] if decays else None)
     assert training.lr_scheduler_type == ("multistep" if decays else "constant")
 
 
-VMF = [run for run in RUNS if run.parent.name == "vmf"]
-
-
-def split_name(run: Path) -> tuple[str, str]:
-    """The data and the head of a run of the comparison of heads."""
-    setting, head = run.stem.rsplit("-", 1)
-    return setting, head
-
-
-def test_every_data_set_of_the_head_comparison_has_all_five_heads():
-    heads = {"vmf", "cosine", "arcface", "hyperbolic", "softmax"}
-    settings = {split_name(run)[0] for run in VMF} - {"digits"}
-    assert settings == {
-        *("mnist", "fashion_mnist", "cifar10", "cifar100"),
-        *("omniglot-retrieval", "cub200-retrieval", "cars196-retrieval", "sop-retrieval"),
-    }
-    names = {f"{setting}-{head}" for setting in settings for head in heads}
-    assert {run.stem for run in VMF} == names | {"digits-vmf"}
-
-
-@pytest.mark.parametrize("run", VMF, ids=lambda path: path.stem)
-def test_head_comparison_runs_differ_only_in_the_named_head_and_tuned_options(run):
-    setting, head = split_name(run)
-    (model, data, training, *rest), (vmf_model, vmf_data, vmf, *vmf_rest) = (
-        parse(run),
-        parse(run.with_stem(f"{setting}-vmf")),
-    )
-    assert model.head == head
-    assert replace(model, head="vmf", head_kwargs=vmf_model.head_kwargs) == vmf_model
-    assert (data, rest) == (vmf_data, vmf_rest)
-    tuned = ("learning_rate", "momentum", "nesterov", "weight_decay", "output_dir")
-    assert replace(training, **{name: getattr(vmf, name) for name in tuned}) == vmf
-
-
-@pytest.mark.parametrize("run", [run for run in VMF if run.stem.startswith("cifar")], ids=lambda path: path.stem)
-def test_cifar_runs_of_the_head_comparison_have_the_published_augmentation_and_stem(run):
-    model, data, _ = parse(run)
-    assert (data.crop_padding, data.crop_padding_mode, data.horizontal_flip, data.occlusion) == (4, "reflect", True, 8)
-    assert model.backbone_kwargs == {"max_pool": True}
-
-
-@pytest.mark.parametrize("run", [run for run in PROTOTYPES if "omniart" in run.stem], ids=lambda path: path.stem)
-def test_all_omniart_runs_have_47_output_dimensions(run):
-    assert parse(run)[0].embedding_dim == 47
-
-
-@pytest.mark.parametrize("run", [run for run in VMF if "mnist-" in run.stem], ids=lambda path: path.stem)
-def test_mnist_runs_of_the_head_comparison_have_the_published_pixels_and_initialization(run):
-    model, data, _ = parse(run)
-    assert (data.image_mean, data.image_std) == ([0.0], [1.0])
-    assert (model.backbone, model.initialization) == ("lenet5_bn", "xavier")
-
-
 @pytest.mark.parametrize(
-    "run", [run for run in RUNS if getattr(parse(run)[1], "episodes", None)], ids=lambda path: path.stem
+    "run", [run for run in RUNS if getattr(parse(run)[1], "episodes", None)], ids=lambda path: path.name
 )
 def test_an_episode_has_at_most_the_training_classes(run):
     _, data, _, *rest = parse(run)
@@ -362,55 +272,18 @@ def test_an_episode_has_at_most_the_training_classes(run):
 FEW_SHOT_RUNS = [run for run in RUNS if task_of(run) is FewShotClassification]
 
 
-@pytest.mark.parametrize("run", [run for run in FEW_SHOT_RUNS if "-spherized-" in run.stem], ids=lambda path: path.stem)
-def test_spherized_few_shot_runs_differ_from_plain_runs_only_in_the_spherization(run):
-    model, data, training, few_shot = parse(run)
-    plain_model, plain_data, plain, plain_few_shot = parse(run.with_stem(run.stem.replace("-spherized-", "-plain-")))
-    if run.stem.startswith("digits"):  # ours, with the setting and temperature that suit it
-        assert few_shot.spherization == SPHERIZATION_SETTINGS["flat"]
-        few_shot = replace(few_shot, temperature=plain_few_shot.temperature)
-    else:
-        assert few_shot.spherization == {"scaling": 5.0, "radius": 5.0}
-    assert plain_few_shot == replace(few_shot, spherization=None)
-    # The spherization replaces an activation that the plain embeddings do not have.
-    options = {name: value for name, value in plain_model.backbone_kwargs.items() if name != "final_activation"}
-    options |= {"final_norm": True} if model.backbone == "wrn28" else {}
-    assert (model, data) == (replace(plain_model, backbone_kwargs=options), plain_data)
-    assert ("final_activation" in plain_model.backbone_kwargs) == (model.backbone not in ("resnet12", "wrn28"))
-    assert replace(training, **UNIFORM) == replace(plain, **UNIFORM)
-
-
-@pytest.mark.parametrize(
-    "run", [run for run in FEW_SHOT_RUNS if "conv4_maxpool" in run.stem], ids=lambda path: path.stem
-)
-def test_published_plain_conv4_differs_from_the_control_only_in_its_last_layer(run):
-    model, data, training, few_shot = parse(run)
-    control = run.with_stem(run.stem.replace("_maxpool", ""))
-    control_model, control_data, control_training, control_few_shot = parse(control)
-    options = {"backbone": "conv4", "backbone_kwargs": {"final_activation": False}}
-    assert (replace(model, **options), data, few_shot) == (control_model, control_data, control_few_shot)
-    assert model.backbone == "conv4_maxpool"
-    assert run.stem in PUBLISHED
-    assert replace(training, **UNIFORM) == replace(control_training, **UNIFORM)
-    assert control.stem not in PUBLISHED
-
-
-FINE_TUNED = [run for run in FEW_SHOT_RUNS if run.stem.endswith("-finetuned")]
-
-
 def test_every_published_few_shot_run_exists_from_scratch_and_fine_tuned():
     published = {name for name in PUBLISHED if name.startswith("mini_imagenet-")}
     assert len(published) == 16
-    assert published <= {run.stem for run in FEW_SHOT_RUNS}
+    assert published <= {run.name for run in FEW_SHOT_RUNS}
 
 
-@pytest.mark.parametrize("run", FINE_TUNED, ids=lambda path: path.stem)
-def test_fine_tuned_few_shot_runs_differ_only_in_their_initial_weights(run):
-    model, data, training, few_shot = parse(run)
-    scratch_model, *others, scratch, scratch_few_shot = parse(run.with_stem(run.stem.removesuffix("-finetuned")))
-    assert (replace(model, initial_weights=None), [data], few_shot) == (scratch_model, others, scratch_few_shot)
-    assert training == replace(scratch, output_dir=training.output_dir)
-    pretraining = CONFIGS / "few_shot" / f"{Path(model.initial_weights).name}.yaml"
+@pytest.mark.parametrize(
+    "run", [run for run in FEW_SHOT_RUNS if run.name.endswith("-finetuned")], ids=lambda path: path.name
+)
+def test_fine_tuned_few_shot_runs_start_from_a_run_with_the_same_images(run):
+    model, data, *_ = parse(run)
+    pretraining = run.with_name(Path(model.initial_weights).name)
     pretrained_model, pretrained_data, pretraining_arguments, _ = parse(pretraining)
     assert pretraining_arguments.output_dir == model.initial_weights
     names = ("dataset_name", "image_size", "image_mean", "image_std")
@@ -418,36 +291,20 @@ def test_fine_tuned_few_shot_runs_differ_only_in_their_initial_weights(run):
     assert pretrained_model.backbone.startswith(model.backbone)
 
 
-@pytest.mark.parametrize("run", [run for run in FEW_SHOT_RUNS if "-wrn28-" in run.stem], ids=lambda path: path.stem)
-def test_wide_resnet_runs_have_the_images_and_the_optimizer_of_the_paper(run):
-    _, data, training, few_shot = parse(run)
-    assert (data.image_size, few_shot.temperature) == ([80], 128)
-    assert (training.optimizer, training.nesterov, training.momentum) == ("sgd", True, 0.9)
-    assert (training.learning_rate, training.weight_decay, training.lr_gamma) == (1e-4, 5e-4, 0.5)
-    assert training.lr_milestones == list(range(9, 100, 10))
-
-
-@pytest.mark.parametrize("run", FEW_SHOT_RUNS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("run", FEW_SHOT_RUNS, ids=lambda path: path.name)
 def test_the_name_of_a_few_shot_run_matches_its_network_shots_and_metric(run):
     model, data, _, few_shot = parse(run)
-    name, net, shots, _, metric, *_ = run.stem.split("-")
+    name, net, shots, _, metric, *_ = run.name.split("-")
     assert Path(data.dataset_name).name == name
     assert model.backbone.removesuffix("_embedding") == net
     assert (f"{few_shot.shot}shot", few_shot.metric) == (shots, metric)
 
 
-def test_every_data_set_of_the_hyperplane_study_has_all_networks():
-    vggs = {f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "-bn")}
-    small = {"lenet9", "alexnet", "mlp", "mlp-bottleneck"} | vggs
-    names = {f"{data}-{net}" for data in ("mnist", "cifar10", "cifar100") for net in small}
-    assert {run.stem for run in HYPERPLANES} == names | {f"imagenet-{net}" for net in {"alexnet"} | vggs}
-
-
-@pytest.mark.parametrize("run", HYPERPLANES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("run", HYPERPLANES, ids=lambda path: path.name)
 def test_hyperplane_runs_have_the_named_network_clean_data_and_snapshots(run):
     model, data, training = parse(run)
-    _, net, *kind = run.stem.split("-")
-    normalized = model.backbone.endswith("_bn") if "imagenet" in run.stem else "batch_norm" not in model.backbone_kwargs
+    _, net, *kind = run.name.split("-")
+    normalized = model.backbone.endswith("_bn") if "imagenet" in run.name else "batch_norm" not in model.backbone_kwargs
     assert model.backbone.split("_")[0] == net
     if net.startswith("vgg"):
         assert normalized == (kind == ["bn"])
@@ -456,19 +313,9 @@ def test_hyperplane_runs_have_the_named_network_clean_data_and_snapshots(run):
     assert (training.snapshot_epochs, training.snapshot_until) == (10, 5)
 
 
-@pytest.mark.parametrize("run", [run for run in HYPERPLANES if run.stem.endswith("-bn")], ids=lambda path: path.stem)
-def test_batch_norm_runs_differ_only_in_batch_norm_and_learning_rate(run):
-    model, data, training = parse(run)
-    plain_model, plain_data, plain = parse(run.with_stem(run.stem.removesuffix("-bn")))
-    options = {name: value for name, value in plain_model.backbone_kwargs.items() if name != "batch_norm"}
-    assert replace(model, backbone=plain_model.backbone) == replace(plain_model, backbone_kwargs=options)
-    assert data == plain_data
-    assert replace(training, learning_rate=plain.learning_rate, output_dir=plain.output_dir) == plain
-
-
-@pytest.mark.parametrize("corruption", CORRUPTIONS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("corruption", CORRUPTIONS, ids=lambda path: path.name)
 def test_a_corruption_applies_to_every_hyperplane_run(corruption):
-    name, _, share = corruption.stem.partition("-")
+    name, _, share = corruption.name.partition("-")
     for run in HYPERPLANES:
         model, data, training = parse(run)
         corrupted_model, corrupted, memorising = parse(run, corruption)
@@ -479,11 +326,6 @@ def test_a_corruption_applies_to_every_hyperplane_run(corruption):
             training, weight_decay=0.0, num_train_epochs=300, lr_scheduler_type="plateau", lr_patience=10,
             metric_for_best_model="train_loss", early_stopping_patience=25,
         )  # fmt: skip
-
-
-def test_a_corruption_sets_no_output_dir():
-    assert len(CORRUPTIONS) == 3
-    assert not any("output_dir" in path.read_text(encoding="utf-8") for path in CORRUPTIONS)
 
 
 # Language models
@@ -503,7 +345,7 @@ def tiny_models(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return {"bert-large-cased": bert, "sentence-transformers/all-MiniLM-L6-v2": bert, "roberta-large": roberta}
 
 
-@pytest.mark.parametrize("run", LANGUAGE, ids=lambda path: path.stem)
+@pytest.mark.parametrize("run", LANGUAGE, ids=lambda path: path.name)
 def test_a_language_model_configuration_builds_and_takes_two_steps(run, tiny_models, tmp_path, monkeypatch):
     lines = Dataset.from_dict(
         {"text": ["", " = A title = \n", "The cat sat on the mat , and the dog did not . \n"] * 40}
@@ -520,7 +362,7 @@ def test_a_language_model_configuration_builds_and_takes_two_steps(run, tiny_mod
     model = build_language_model(model_args, tokenizer).train()
     task = MaskedLanguageModeling(model_args, data_args, args)
     data = task.load_data(start_run(args, model_args, data_args), model, tokenizer)
-    assert type(model).__name__.startswith("Sphere") == ("-spherized" in run.stem)
+    assert type(model).__name__.startswith("Sphere") == ("-spherized" in run.name)
     optimizer = optimizer_from_arguments(model, args, next(data.train.epoch()))
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train), higher_is_better=False)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -537,63 +379,11 @@ def test_a_language_model_configuration_builds_and_takes_two_steps(run, tiny_mod
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_every_language_model_has_all_its_runs():
-    large = {f"{name}-large-{start}" for name in ("bert", "roberta") for start in ("scratch", "finetuned")}
-    assert {run.stem for run in LANGUAGE} == {
-        f"{m}-{kind}" for m in (*large, "minilm") for kind in ("plain", "spherized", "spherized-radius5")
-    }
-    for run in LANGUAGE:
-        assert parse(run)[0].from_scratch == ("-scratch-" in run.stem)
-
-
-@pytest.mark.parametrize("run", [run for run in LANGUAGE if "-spherized" in run.stem], ids=lambda path: path.stem)
-def test_spherized_language_model_runs_differ_from_plain_runs_only_in_the_spherization(run):
-    model, data, training = parse(run)
-    plain_model, plain_data, plain = parse(run.with_stem(run.stem.partition("-spherized")[0] + "-plain"))
-    value = 5.0 if run.stem.endswith("-radius5") else 1.0
-    assert model.spherized
-    assert model.spherization_kwargs == {"scaling": value, "radius": value}  # the scaling is learned by default
-    assert replace(model, spherized=False, spherized_layers=None, spherization_kwargs={}) == plain_model
-    assert data == plain_data
-    assert replace(training, **UNIFORM) == replace(plain, **UNIFORM)
-
-
-ANGULAR = [run for run in RUNS if run.parent.name == "angular"]
-
-
-def test_all_rows_of_the_angular_comparison_exist():
-    operators = ("cosine", "linear", "sigmoid", "w_cosine", "w_linear", "w_sigmoid", "spherized")
-    rows = {"plain", *(f"{layer}-{operator}" for layer in ("fc10", "fc256") for operator in operators)}
-    assert {run.stem.removeprefix("cifar10-cnn9-") for run in ANGULAR} == rows
-
-
-@pytest.mark.parametrize("run", ANGULAR, ids=lambda path: path.stem)
-def test_angular_comparison_runs_differ_from_the_plain_run_only_in_the_layer(run):
-    model, data, training = parse(run)
-    plain_model, plain_data, plain = parse(run.with_stem("cifar10-cnn9-plain"))
-    row = run.stem.removeprefix("cifar10-cnn9-")
-    layer, _, operator = row.partition("-")
-    own = {"fc10": {"operator": operator}, "fc256": {"hidden_layer": operator}}.get(layer, {})
-    spherized = {"scaling": 5.0, "radius": 5.0}
-    if operator == "spherized":
-        own = {"fc10": spherized, "fc256": {"hidden_layer": operator, "hidden_kwargs": spherized}}[layer]
-    in_head = layer == "fc10"
-    head = ("spherized" if operator == "spherized" else "angular") if in_head else "softmax"
-    backbone = plain_model.backbone_kwargs | ({} if in_head else own)
-    assert (model.head, model.head_kwargs) == (head, own if in_head else {})
-    assert model.backbone_kwargs == backbone
-    assert replace(model, head=None, head_kwargs={}, backbone_kwargs={}) == replace(
-        plain_model, head=None, head_kwargs={}, backbone_kwargs={}
-    )
-    assert data == plain_data
-    assert replace(training, **UNIFORM) == replace(plain, **UNIFORM)
-
-
 PICTURES = [run for run in RUNS if run.parent.name == "visualization"]
 
 
-@pytest.mark.parametrize("run", PICTURES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("run", PICTURES, ids=lambda path: path.name)
 def test_visualization_networks_have_the_dimension_in_their_name(run):
     model, *_ = parse(run)
     units = model.backbone_kwargs["units"] if model.head == "softmax" else model.embedding_dim
-    assert f"mnist-{units + (model.head == 'spherized')}d-" in run.stem
+    assert f"mnist-{units + (model.head == 'spherized')}d-" in run.name

@@ -24,6 +24,7 @@ from hf_sphere.data import (
     load_image_split,
 )
 from hf_sphere.data.parquet import ParquetSplit
+from hf_sphere.utils.configs import load_config
 
 BROKEN = b"not an image"
 
@@ -580,7 +581,7 @@ class TestOutput:
         prepare(kind)
         words = capsys.readouterr().out.splitlines()[-1].split()
         assert (root / words[1]).is_file()
-        assert (root / words[words.index("--config") + 1]).is_file()
+        assert load_config(words[words.index("--config") + 1]).recipe == Path(words[1]).stem
 
     def test_an_interruption_leaves_no_output(self, source, prepare, tmp_path, monkeypatch):
         put_cub(source)

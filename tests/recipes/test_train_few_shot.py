@@ -303,9 +303,9 @@ def test_an_unused_argument_is_a_usage_error(train, capsys, words, expected):
 # Real characters
 
 
-def test_accuracy_on_unseen_alphabets_is_above_chance(real_data, run_main, recipe, root, tmp_path, results_of):
+def test_accuracy_on_unseen_alphabets_is_above_chance(real_data, run_main, recipe, tmp_path, results_of):
     """The chance level is one in five; training takes a few steps with the settings of the configuration."""
-    words = ["--config", str(root / "recipes/configs/few_shot/omniglot-conv4-1shot-plain-euclidean.yaml")]
+    words = ["--config", "few_shot/omniglot-conv4-1shot-plain-euclidean"]
     words += ["--dataset_name", str(real_data("brendenlake/omniglot")), "--cache_dir", str(tmp_path / "decoded")]
     words += ["--max_steps", "5", "--validation_episodes", "20", "--eval_episodes", "20", "--disable_tqdm"]
     words += ["--dataloader_num_workers", "0", "--output_dir", str(tmp_path / "run")]

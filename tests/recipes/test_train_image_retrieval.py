@@ -402,10 +402,10 @@ def test_a_pretrained_backbone_is_evaluated_by_its_features(train, finished, res
 
 
 @pytest.fixture(scope="module")
-def omniglot(real_data, run_main, recipe, root, tmp_path_factory) -> Path:
+def omniglot(real_data, run_main, recipe, tmp_path_factory) -> Path:
     """A run of a few steps with the settings of the configuration; read only."""
     folder = tmp_path_factory.mktemp("omniglot")
-    words = ["--config", str(root / "recipes/configs/vmf/omniglot-retrieval-vmf.yaml"), "--disable_tqdm"]
+    words = ["--config", "vmf/omniglot-retrieval-vmf", "--disable_tqdm"]
     words += ["--dataset_name", str(real_data("brendenlake/omniglot")), "--cache_dir", str(folder / "decoded")]
     words += ["--max_train_samples", "800", "--max_eval_samples", "400", "--num_train_epochs", "1", "--max_steps", "6"]
     words += ["--episode_classes", "10", "--dataloader_num_workers", "0", "--output_dir", str(folder / "run")]

@@ -10,6 +10,7 @@ from hf_sphere.data import Episodes
 from hf_sphere.data.options import OpenSetOptions
 from hf_sphere.training import TrainingArguments
 from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments
+from hf_sphere.utils import configs
 from hf_sphere.utils.arguments import given_arguments, parse_arguments
 
 
@@ -183,6 +184,80 @@ def test_a_pipe_is_not_a_configuration(tmp_path, refusal):
     assert "is not a regular file" in refusal("--config", str(tmp_path / "config.yaml"))
 
 
+@pytest.fixture
+def tables(tmp_path, monkeypatch) -> Path:
+    """Folder of tables, without any, in place of that of the library."""
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    monkeypatch.setattr(configs, "TABLES", folder)
+    return folder
+
+
+TABLE = "base: {seed: 1}\nmnist: {momentum: 0.5, runs: {mnist-a: {}, mnist-b: {momentum: 0.2, base: %s}}}\n"
+FILE = "hf_sphere/configs/d.yaml"
+NONE = "there is no configuration or file"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("mnist-c", TABLE % "mnist-a", f"{NONE} 'mnist-c'; the nearest are d/mnist-b, d/mnist-a."),
+        ("b/mnist-a", TABLE % "mnist-a", f"{NONE} 'b/mnist-a'; the nearest are d/mnist-a, d/mnist-b."),
+        ("recipes/configs/d/mnist-a.yaml", TABLE % "mnist", "mnist-a.yaml'; the name is now d/mnist-a."),
+        ("d/mnist-c.yaml", TABLE % "mnist", f"{NONE} 'd/mnist-c.yaml'."),
+        ("mnist-b", TABLE % "mnist-x", f"run mnist-b of {FILE}, base: {NONE} 'mnist-x'; the nearest are d/mnist"),
+        ("mnist-b", TABLE % "[1]", f"run mnist-b of {FILE}, base: {NONE} '[1]'"),
+        ("mnist-b", TABLE % "d/mnist-b", f"run mnist-b of {FILE}: its base leads back to itself."),
+        ("a", "g: {base: h}\nh: {base: g, runs: {a: {}}}", f"group h of {FILE}: its base leads back to itself."),
+        ("a", "g: {runs: {a: {}}}", f"group g of {FILE}, base: {NONE} 'base'"),
+        ("a", "g: {runs: {a: 3}}", f"run a of {FILE} must be a mapping of arguments to values; got 3."),
+        ("a", "g: {runs: [a]}", f"the runs of group g of {FILE} must be a mapping"),
+        ("a", "g: [a]", f"group g of {FILE} must be a mapping of arguments to values; got ['a']."),
+        ("a", "# a", f"the table {FILE} must be a mapping of arguments to values; got None."),
+        ("a", "base: {lr: 1}\ng: {runs: {a: {lr: null, sed: null}}}", f"unknown key 'sed' in run a of {FILE}."),
+        ("a", "base: {}\ng: {runs: {a: {sed: 1}}}", f"unknown key 'sed' in run a of {FILE}. Did you mean seed"),
+        (
+            "a",
+            "base: {lr: 1, recipe: x}\ng: {runs: {a: {}}}",
+            f"group base of {FILE}. a is a configuration of recipes/x",
+        ),
+    ],
+)
+def test_a_wrong_name_or_table_is_refused(tables, refusal, name, text, message):
+    (tables / "d.yaml").write_text(text)
+    assert message in refusal("--config", name)
+
+
+def test_a_name_in_two_tables_is_ambiguous(tables, refusal):
+    for table in ("d", "e"):
+        (tables / f"{table}.yaml").write_text(TABLE % "mnist")
+    assert "'mnist-a' is ambiguous: d/mnist-a or e/mnist-a." in refusal("--config", "mnist-a")
+    assert parse("--config", "e/mnist-b")[2].momentum == 0.2
+
+
+def test_a_file_starts_from_its_base_and_writes_to_a_folder_of_its_own_name(tables, config, refusal):
+    (tables / "d.yaml").write_text(TABLE % "mnist-a")
+    for base in ("mnist-b", config("base: d/mnist-b\nmomentum: null", "first.yaml")):
+        file = config(f"base: {base}\nlearning_rate: 2.0", "own.yaml")
+        args = parse_arguments((TrainingArguments,), ["--config", file])[0]
+        assert (args.seed, args.learning_rate, args.output_dir) == (1, 2.0, "outputs/own")
+        assert args.momentum == (0.2 if base == "mnist-b" else TrainingArguments("out").momentum)
+    file = config("base: ./missing.yaml")
+    assert f"{file}, base: there is no configuration or file './missing.yaml'" in refusal("--config", file)
+    file = config("base: {}".format(config("", "other.yaml")), "loop.yaml")
+    Path(config("", "other.yaml")).write_text(f"base: {file}")
+    assert "its base leads back to itself" in refusal("--config", file)
+
+
+def test_the_printed_configuration_is_the_whole_and_can_be_read_again(tables, config, capsys):
+    (tables / "d.yaml").write_text(TABLE % "mnist-a")
+    words = ["--config", "mnist-b", "--image_size", "8", "9", "--head_kwargs", "{scaling: 1e-3}"]
+    with pytest.raises(SystemExit) as stop:
+        parse(*words, "--print_config")
+    assert not stop.value.code
+    assert parse("--config", config(capsys.readouterr().out)) == parse(*words)
+
+
 def test_unknown_yaml_key_error_names_the_file_and_a_similar_key(config, refusal):
     file = config("leraning_rate: 0.1")
     message = refusal("--config", file)
@@ -198,7 +273,7 @@ def test_unknown_yaml_key_error_lists_the_keys_if_none_is_similar(config, refusa
 
 def test_unknown_option_error_names_a_similar_one(refusal):
     message = refusal("--leraning-rate", "0.1")
-    assert "unknown argument '--leraning-rate'" in message
+    assert "unknown argument '--leraning_rate'" in message
     assert "Did you mean learning_rate" in message
 
 
@@ -325,7 +400,7 @@ def test_yaml_syntax_error_names_the_file(config, refusal):
 
 
 def test_missing_yaml_file_error_names_the_file(tmp_path, refusal):
-    assert f"cannot read the configuration {tmp_path / 'none.yaml'}" in refusal("--config", str(tmp_path / "none.yaml"))
+    assert f"{NONE} '{tmp_path / 'none.yaml'}'." in refusal("--config", str(tmp_path / "none.yaml"))
 
 
 def test_help_describes_every_argument(capsys):

@@ -11,7 +11,7 @@ from timm.layers import to_2tuple
 from timm.models import register_model
 from torch import Tensor, nn
 
-from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.texts import shortage
 
 ImageSize = int | tuple[int, int] | list[int]

@@ -121,7 +121,8 @@ def lenet9_dropout(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -
     for module in lenet.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             nn.init.xavier_uniform_(module.weight, gain=2**0.5)
-            nn.init.zeros_(module.bias)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
     return lenet
 
 

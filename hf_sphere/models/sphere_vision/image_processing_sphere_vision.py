@@ -10,7 +10,7 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import PILImageResampling, pil_torch_interpolation_mapping
 from transformers.processing_utils import ImagesKwargs, Unpack
 
-from hf_sphere.utils.arguments import check_color
+from hf_sphere.utils.checks import check_color
 from hf_sphere.utils.pixels import WHITE, convert_array, convert_image, resize_image
 from hf_sphere.utils.texts import damage
 

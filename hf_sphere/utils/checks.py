@@ -1,0 +1,28 @@
+"""Checks of paths, colors and optional packages, and the texts of errors."""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+
+
+def error_text(error: BaseException) -> str:
+    """Return the message of an exception on one line, or its type if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def check_extra(extra: str, purpose: str, *packages: str) -> None:
+    """Raise an `ImportError` that names the extra to install, if one of its packages is missing."""
+    if any(importlib.util.find_spec(package) is None for package in packages):
+        raise ImportError(f"{purpose} requires {' and '.join(packages)}: pip install 'hf_sphere[{extra}]'.")
+
+
+def check_regular(path: str | os.PathLike) -> None:
+    """Raise an error if there is a pipe, socket or device, of which reading might not end, instead of a file."""
+    if not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(f"{path} is not a regular file but a pipe, socket or device; remove it, or name a file.")
+
+
+def check_color(color: Sequence[int]) -> None:
+    """Raise a ValueError unless a color is three integers from 0 to 255."""
+    if len(color) != 3 or not all(value in range(256) for value in color):
+        raise ValueError(f"background_color must be red, green and blue, integers from 0 to 255; got {color!r}.")

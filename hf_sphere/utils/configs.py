@@ -1,0 +1,169 @@
+"""Configurations of runs: YAML files, and the tables of `hf_sphere/configs`, whose rows are read by name."""
+
+import dataclasses
+import difflib
+import functools
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_sphere.utils.checks import check_regular, error_text
+
+TABLES = Path(__file__).parent.parent / "configs"
+"""Folder of the tables; its README describes their format."""
+
+ABOUT = ("base", "recipe")
+"""Keys of a configuration that are no arguments."""
+
+
+class YamlLoader(yaml.SafeLoader):
+    """YAML loader that parses 1e-3 as a number, as YAML 1.2 and JSON do; PyYAML requires 1.0e-3.
+
+    Aliases, with which a short text describes billions of values, are refused, and keys that are not unique texts.
+    """
+
+    has_aliases = False
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: D102
+        event = self.peek_event()
+        if not self.has_aliases and getattr(event, "anchor", None):
+            problem = "anchors and aliases are not supported; repeat the value"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        return super().compose_node(parent, index)
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: D102
+        node, names = super().compose_mapping_node(anchor), set[str]()
+        for key, _ in node.value:
+            is_text = key.tag.endswith((":str", ":merge") if self.has_aliases else ":str")
+            if not is_text or key.value in names:
+                problem = f"the key {key.value!r} occurs twice" if is_text else "a key is not a text; quote it"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            names.add(key.value)
+        return node
+
+
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A configuration.
+
+    Attributes:
+        settings: Values by argument.
+        recipe: Name of the script that trains the run, if it is stated.
+        layers: What was merged, by the place where it stands, from the first base to the configuration itself. Later
+            layers take precedence, and None removes a value.
+    """
+
+    settings: dict[str, Any]
+    recipe: str | None
+    layers: Mapping[str, Mapping[str, Any]]
+
+
+def config_names(text: str = "") -> list[str]:
+    """Return the names of all runs, such as `vmf/mnist-vmf`, of the tables that contain a text."""
+    tables = [path for path in sorted(TABLES.glob("*.yaml")) if text in path.read_text(encoding="utf-8")]
+    return [
+        f"{path.stem}/{row}" for path in tables for row, (place, _) in _read_table(path).items() if place[:4] == "run "
+    ]
+
+
+def load_config(name: str) -> Config:
+    """Return the configuration of a run by its name, with or without the table, or that of a YAML file.
+
+    Raises:
+        ValueError: If there is none, a name is ambiguous, or a base leads back to itself.
+    """
+    path, row = _locate(name)
+    merged: dict[str, Any] = {"output_dir": f"outputs/{path.stem}/{row}" if row else f"outputs/{path.stem}"}
+    layers: dict[str, Mapping[str, Any]] = {}
+    while True:
+        place, layer = _read_table(path)[row] if row else _read_file(path)
+        if place in layers:
+            raise ValueError(f"{place}: its base leads back to itself.")
+        layers = {place: layer, **layers}
+        base = layer.get("base")
+        if base is None:
+            break
+        path, row = _locate(str(base), path if row else None, f"{place}, base: ")
+    if len(layers) == 1 and not row:  # a file that stands alone
+        merged = {}
+    for layer in layers.values():
+        merged |= layer
+    settings = {key: value for key, value in merged.items() if value is not None and key not in ABOUT}
+    return Config(settings, merged.get("recipe"), layers)
+
+
+def read_yaml(path: Path, loader: type[yaml.SafeLoader] = YamlLoader) -> Any:
+    """Return the contents of a YAML file.
+
+    Raises:
+        ValueError: If it cannot be read; the message includes the path.
+    """
+    try:
+        check_regular(path)  # pipes cannot be read twice
+        text = path.read_text(encoding="utf-8")
+        if len(text) > 100_000:  # PyYAML needs seconds for them
+            raise ValueError("it has more than 100,000 characters")
+        return yaml.load(text, Loader=loader)
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"cannot read the configuration {path}: {error_text(error)}") from error
+
+
+def _locate(name: str, table: Path | None = None, prefix: str = "") -> tuple[Path, str]:
+    """Return the path of a YAML file and "", or that of a table and the name of its group or run.
+
+    Args:
+        name: Name or path.
+        table: Table whose groups may be named; then files may not.
+        prefix: Beginning of the messages.
+    """
+    if table is not None and name in _read_table(table):
+        return table, name
+    if table is None and os.path.exists(name) and not os.path.isdir(name):
+        return Path(name), ""
+    names = [full for full in config_names(name.rpartition("/")[2]) if f"/{full}".endswith(f"/{name}")]
+    if len(names) == 1:
+        stem, _, run = names[0].partition("/")
+        return TABLES / f"{stem}.yaml", run
+    if names:
+        raise ValueError(f"{prefix}{name!r} is ambiguous: {' or '.join(names)}.")
+    wanted = name.removesuffix(".yaml").rpartition("configs/")[2]  # of the files that the tables have replaced
+    keys = {full if "/" in wanted else full.partition("/")[2]: full for full in config_names()}
+    nearest = [keys[key] for key in difflib.get_close_matches(wanted, keys, n=3, cutoff=0)]
+    hint = f"; the nearest are {', '.join(nearest)}" if not name.endswith((".yaml", ".yml")) else ""
+    hint = f"; the name is now {keys[wanted]}" if wanted in keys else hint
+    raise ValueError(f"{prefix}there is no configuration or file {name!r}{hint}.")
+
+
+def _read_file(path: Path) -> tuple[str, Mapping[str, Any]]:
+    values = read_yaml(path)
+    return str(path), _as_mapping({} if values is None else values, f"the configuration {path}")
+
+
+@functools.cache
+def _read_table(path: Path) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Return the groups and runs of a table: a description of the place, and the settings with the base."""
+    file, table = f"hf_sphere/configs/{path.name}", dict[str, tuple[str, Mapping[str, Any]]]()
+    for group, settings in _as_mapping(read_yaml(path), f"the table {file}").items():
+        place = f"group {group} of {file}"
+        layer = {**({"base": "base"} if group != "base" else {}), **_as_mapping(settings, place)}
+        runs = _as_mapping(layer.pop("runs", {}), f"the runs of {place}")
+        table[group] = place, layer
+        for run, settings in runs.items():
+            place = f"run {run} of {file}"
+            table[run] = place, {"base": group, **_as_mapping(settings, place)}
+    return table
+
+
+def _as_mapping(value: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} must be a mapping of arguments to values; got {value!r}.")
+    return value
