@@ -164,9 +164,12 @@ def _score(
 class _LogitReader:
     """Computes the logits of selected tokens.
 
-    Heads of masked models usually process each token independently, so a hook passes them the hidden states of the
-    selected tokens only, as one sequence. The first batch tests whether the head supports this; if not, for instance
-    because it mixes tokens, all logits are computed.
+    Of B sequences of L tokens, a sentence needs the logits of a few tokens, while the head of a masked model multiplies
+    each hidden state by the table of the vocabulary V, the largest part of the forward pass. Heads usually process each
+    token independently: then `head(H)[rows, positions] = head(H[rows, positions])` for the hidden states H. So a hook
+    on the modules outside the base model passes the first one that receives them, (B, L, H), only the M selected ones,
+    as one sequence (1, M, H), and the logits are (1, M, V). The first batch tests whether both sides are equal up to
+    rounding; if not, for instance because the head mixes tokens, all logits are computed.
     """
 
     def __init__(self, language_model: LanguageModel) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 RENAMED = {
     "hf_sphere.analysis": "hf_sphere.hyperplanes",
+    "hf_sphere.calibrate_spherization": "hf_sphere.fit_spherization",
     "hf_sphere.embeddings": "hf_sphere.search",
     "hf_sphere.embeddings.Evaluation": "hf_sphere.evaluation.Evaluation",
     "hf_sphere.embeddings.EvaluationOptions": "hf_sphere.evaluation.EvaluationOptions",
     "hf_sphere.embeddings.evaluate_embeddings": "hf_sphere.evaluation.evaluate_embeddings",
     "hf_sphere.metrics.NeighborSearch": "hf_sphere.search.NeighborSearch",
+    "hf_sphere.models.calibrate_spherization": "hf_sphere.models.fit_spherization",
 }
 """New name by old name, of packages with all their names, and of single names."""
 
