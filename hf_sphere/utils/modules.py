@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +33,9 @@ def digest_weights(model: nn.Module, about: Any = None) -> str:
     """
     digest = hashlib.sha256(_as_bytes(about))
     seen: dict[tuple[Any, ...], str] = {}
-    for name, tensor in sorted(model.state_dict().items()):
+    # A renamed buffer keeps its name in digests, which indices of images record.
+    state = {re.sub(r"\bis_initialized$", "is_calibrated", name): value for name, value in model.state_dict().items()}
+    for name, tensor in sorted(state.items()):
         memory = (str(tensor.device), tensor.data_ptr(), tensor.shape, tensor.stride())
         first = seen.setdefault(memory, name)  # tied tensors are hashed once
         digest.update(_as_bytes([name, first, str(tensor.dtype), list(tensor.shape)]))
