@@ -96,7 +96,7 @@ class Entry:
         recipes = [words.split()[0] for words in self.after]
         valid = {
             "priority": isinstance(self.priority, int),
-            "configs": isinstance(self.configs, list) and bool(self.configs),
+            "configs": isinstance(self.configs, list) and {type(config) for config in self.configs} == {str},
             "minutes": isinstance(self.minutes, (int, float)) and self.minutes > 0,
             "seeds": isinstance(self.seeds, int) and self.seeds >= 1,
             "device": self.device in ("cpu", "gpu"),
@@ -284,7 +284,8 @@ def _check_arguments(run: PlannedRun) -> None:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            parse_arguments(find_task(run.entry.task).arguments, [*run.arguments(), "--output_dir", "unused"])
+            words, recipe = [*run.arguments(), "--output_dir", "unused"], SCRIPTS[run.entry.task]
+            parse_arguments(find_task(run.entry.task).arguments, words, recipe=recipe)
     except SystemExit as stop:
         message = said.getvalue().partition("error: ")[2].partition("\nSee ")[0]
         raise QueueError(f"entry {run.entry.entry!r}, {run.config}: {message}") from stop

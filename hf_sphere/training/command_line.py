@@ -32,8 +32,9 @@ def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
     """
     task = find_task(task_name)
     argv = list(sys.argv[1:] if argv is None else argv)
-    parts = parse_arguments(task.arguments, argv, (task.__doc__ or "").partition("\n")[0])
     path = Path(script).resolve()
+    recipe = path.stem if path.parent.name == "recipes" else None  # scripts of the user read all configurations
+    parts = parse_arguments(task.arguments, argv, (task.__doc__ or "").partition("\n")[0], recipe)
 
     from hf_sphere.training.run_training import Command, run_training
 

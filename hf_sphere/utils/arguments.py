@@ -13,7 +13,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -89,7 +89,9 @@ def argument(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, description: str = "") -> tuple[Any, ...]:
+def parse_arguments(
+    types: Sequence[type], argv: Sequence[str] | None = None, description: str = "", recipe: str | None = None
+) -> tuple[Any, ...]:
     """Read argument dataclasses from `--config NAME_OR_FILE` and the command line, which takes precedence.
 
     `--print_config` prints all of them as YAML, and exits.
@@ -98,6 +100,7 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
         types: Dataclasses; one instance of each is returned.
         argv: Command-line arguments without the program name; `sys.argv[1:]` if None.
         description: Shown by `--help`.
+        recipe: Name of the script, whose configurations only are read; those of all scripts if None.
 
     Raises:
         SystemExit: On an unknown key or a value of the wrong type, with a message that includes it.
@@ -107,12 +110,10 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
     help_text = "name of a configuration, or YAML file; of several, later ones take precedence."
     parser.add_argument("--config", action="append", default=[], help=help_text)
     parser.add_argument("--print_config", action="store_true", help="print all arguments as YAML, and exit")
-    for cls in types:
-        _add_arguments(parser, cls)
-    names = [field.name for cls in types for field in dataclasses.fields(cls)]
-    words = _words(argv)
+    actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
+    names, words = list(actions), _words(argv)
     try:
-        config_words = [word for config in _config_names(words) for word in _argv_of(config, names)]
+        config_words = [word for config in _config_names(words) for word in _argv_of(config, actions, recipe)]
         parsed, unknown = parser.parse_known_args(config_words + words)
         if unknown:
             name = unknown[0].partition("=")[0]
@@ -121,9 +122,8 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
     except ValueError as error:
         parser.error(str(error))
     if parsed.print_config:
-        settings = {name: getattr(parsed, name) for name in names}
-        plain = {name: dict(value) if isinstance(value, Options) else value for name, value in settings.items()}
-        print(yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=120), end="")
+        for name in names:  # JSON is YAML in which texts such as "1e-3" are quoted
+            print(f"{name}: {json.dumps(getattr(parsed, name), default=str, ensure_ascii=False)}")
         parser.exit()
     return values
 
@@ -180,7 +180,7 @@ def _check_number(name: str, number: float, bounds: Mapping[str, float]) -> None
     raise ValueError(f"{name} must be {' and '.join(rules) or 'a number'}; got {number}.")
 
 
-def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
+def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> Iterator[argparse.Action]:
     """Add the fields of a dataclass, in a group for each class that declares some; its docstring is the heading."""
     hints, groups = get_type_hints(cls), dict[type, Any]()
     for field in dataclasses.fields(cls):
@@ -211,7 +211,7 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
             if default is True:
                 negated = f"--no_{field.name}"
                 group.add_argument(negated, dest=field.name, action="store_false", help=argparse.SUPPRESS)
-        group.add_argument(f"--{field.name}", type=kind, **options)
+        yield group.add_argument(f"--{field.name}", type=kind, **options)
 
 
 def _without_none(hint: Any) -> Any:
@@ -235,21 +235,26 @@ def _words(argv: Sequence[str] | None) -> list[str]:
 
 
 def _config_names(words: Sequence[str]) -> list[str]:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", action="append", default=[])
     return parser.parse_known_args(words)[0].config
 
 
-def _argv_of(word: str, names: list[str]) -> list[str]:
+def _argv_of(word: str, actions: Mapping[str, argparse.Action], recipe: str | None) -> list[str]:
     """Convert a configuration to command-line arguments, so that both are validated and converted in the same way."""
     config = load_config(word)
+    other = "" if config.recipe in (None, recipe) else f" {word} is a configuration of recipes/{config.recipe}.py."
+    if other and recipe:
+        raise ValueError(other)
     stated = {key for layer in config.layers.values() for key, value in layer.items() if value is not None}
     removed = stated - set(config.settings)  # by null, and those about the configuration
     for place, layer in config.layers.items():
-        for key in layer:
-            if key not in (*names, *ABOUT, *removed):
-                recipe = f" {word} is a configuration of recipes/{config.recipe}.py." if config.recipe else ""
-                raise ValueError(f"unknown key {key!r} in {place}.{recipe or _hint(key, names)}")
+        for key, value in layer.items():
+            if key not in (*actions, *ABOUT, *removed):
+                raise ValueError(f"unknown key {key!r} in {place}.{other or _hint(key, list(actions))}")
+            kind, action = type(value).__name__, actions.get(key)
+            if action and not {"dict": action.type is Options, "list": action.nargs == "+"}.get(kind, True):
+                raise ValueError(f"{key} in {place} must not be a {kind}; got {value!r}.")
     return to_argv(config.settings)
 
 
