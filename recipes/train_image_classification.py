@@ -1,7 +1,6 @@
 """Train an image classifier on the sphere.
 
-python recipes/train_image_classification.py --config spherization/digits-lenet5-spherized
-accelerate launch recipes/train_image_classification.py --config <name or file> --learning_rate 0.01
+accelerate launch recipes/train_image_classification.py --config spherization/digits-lenet5-spherized --seed 1
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Train an image model that predicts a real value from the angle to a pole.
 
-python recipes/train_image_regression.py --config prototypes/digits-regression-slant
-accelerate launch recipes/train_image_regression.py --config <name or file> --learning_rate 0.01
+accelerate launch recipes/train_image_regression.py --config prototypes/digits-regression-slant --seed 1
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Train embeddings for open-set retrieval: training on some classes, evaluation on others.
 
-python recipes/train_image_retrieval.py --config vmf/omniglot-retrieval-vmf
-accelerate launch recipes/train_image_retrieval.py --config <name or file> --learning_rate 0.01
+accelerate launch recipes/train_image_retrieval.py --config vmf/omniglot-retrieval-vmf --seed 1
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Train an image model that predicts a class and a real value on one sphere.
 
-python recipes/train_joint_prediction.py --config prototypes/digits-joint-slant
-accelerate launch recipes/train_joint_prediction.py --config <name or file> --learning_rate 0.01
+accelerate launch recipes/train_joint_prediction.py --config prototypes/digits-joint-slant --seed 1
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """Train a masked language model, plain or spherized.
 
-python recipes/train_masked_lm.py --config language/minilm-spherized
-accelerate launch recipes/train_masked_lm.py --config <name or file> --learning_rate 1e-4
+accelerate launch recipes/train_masked_lm.py --config language/minilm-spherized --seed 1
 """
 
 from collections.abc import Sequence

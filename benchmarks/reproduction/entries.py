@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from hf_sphere.comparison.significance import Test
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments, to_argv
-from hf_sphere.utils.configs import YamlLoader, load_config, read_yaml
+from hf_sphere.utils.configs import YamlLoader, config_names, load_config, read_yaml
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = {
@@ -269,6 +269,8 @@ def _to_entry(row: Any, path: Path) -> Entry:
             read_settings(config)
         except ValueError as error:
             raise QueueError(f"entry {entry.entry!r}: {error}") from error
+        if unnamed := [name for name in split_config(config) if name not in config_names()]:
+            raise QueueError(f"entry {entry.entry!r}: {unnamed[0]!r} must be a name with its table, <table>/<run>.")
     for run in plan(replace(entry, seeds=1)):
         _check_arguments(run)
     return entry

@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 
 import yaml
 
-from hf_sphere.utils.configs import ABOUT, YamlLoader, load_config
+from hf_sphere.utils.configs import ABOUT, Config, YamlLoader, load_config
 
 SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
 """Bounds of seeds, those of NumPy."""
@@ -113,7 +113,11 @@ def parse_arguments(
     actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
     names, words = list(actions), _words(argv)
     try:
-        config_words = [word for config in _config_names(words) for word in _argv_of(config, actions, recipe)]
+        configs = [load_config(name) for name in _config_names(words)]
+        config_words = [word for config in configs for word in _argv_of(config, actions, recipe)]
+        parser.places = {key: place for config in configs for place, layer in config.layers.items() for key in layer}
+        for word in words:
+            parser.places.pop(word[2:].partition("=")[0], None)
         parsed, unknown = parser.parse_known_args(config_words + words)
         if unknown:
             name = unknown[0].partition("=")[0]
@@ -163,8 +167,12 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
 class _Parser(argparse.ArgumentParser):
     """A parser whose help and errors are not preceded by the usage, which has a hundred lines."""
 
+    places: Mapping[str, str] = {}  # where the configurations state an argument that the command line does not
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\nSee {self.prog} --help.\n")
+        place = self.places.get(re.findall(r"\w+", message.removeprefix("argument "))[0])
+        message = " ".join((f"{place}: {message}" if place else message).split())
+        self.exit(2, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
 
 
 def _check_number(name: str, number: float, bounds: Mapping[str, float]) -> None:
@@ -188,14 +196,11 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> Iterator[argpa
         if declaring not in groups:
             groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
         group = groups[declaring]
-        options: dict[str, Any] = {"help": field.metadata.get("help", "").replace("%", "%%")}
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if default is dataclasses.MISSING:
-            options["required"] = True
-        else:
-            options["default"] = default
-            if default is not None and default != {}:
-                options["help"] += f" (default: {str(default).replace('%', '%%')})"
+        options: dict[str, Any] = {"default": default, "required": default is dataclasses.MISSING}
+        options["help"] = field.metadata.get("help", "").replace("%", "%%")
+        if default not in (None, {}, dataclasses.MISSING):
+            options["help"] += f" (default: {str(default).replace('%', '%%')})"
         kind = _without_none(hints[field.name])
         choices = field.metadata.get("choices")
         if get_origin(kind) is Literal:
@@ -240,10 +245,9 @@ def _config_names(words: Sequence[str]) -> list[str]:
     return parser.parse_known_args(words)[0].config
 
 
-def _argv_of(word: str, actions: Mapping[str, argparse.Action], recipe: str | None) -> list[str]:
+def _argv_of(config: Config, actions: Mapping[str, argparse.Action], recipe: str | None) -> list[str]:
     """Convert a configuration to command-line arguments, so that both are validated and converted in the same way."""
-    config = load_config(word)
-    other = "" if config.recipe in (None, recipe) else f" {word} is a configuration of recipes/{config.recipe}.py."
+    other = "" if config.recipe in (None, recipe) else f" {[*config.layers][-1]} is for recipes/{config.recipe}.py."
     if other and recipe:
         raise ValueError(other)
     stated = {key for layer in config.layers.values() for key, value in layer.items() if value is not None}
