@@ -207,7 +207,7 @@ NONE = "there is no configuration or file"
         ("d/mnist-c.yaml", TABLE % "mnist", f"{NONE} 'd/mnist-c.yaml'."),
         ("mnist-b", TABLE % "mnist-x", f"run mnist-b of {FILE}, base: {NONE} 'mnist-x'; the nearest are d/mnist"),
         ("mnist-b", TABLE % "[1]", f"run mnist-b of {FILE}: base must be the name of a configuration; got [1]."),
-        ("MNIST-B", TABLE % "mnist", f"{NONE} 'MNIST-B'; the nearest are d/mnist-b, d/mnist-a."),
+        ("MNIST-A", TABLE % "mnist", f"{NONE} 'MNIST-A'; the nearest are d/mnist-a, d/mnist-b."),
         ("a", "base: {}\ng: {runs: {a: {seed: b}}}", f"run a of {FILE}: argument --seed: invalid int value: 'b'"),
         ("a", "base: {seed: -1}\ng: {runs: {a: {}}}", f"group base of {FILE}: seed must be at least 0"),
         (
