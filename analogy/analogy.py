@@ -114,16 +114,16 @@ class Analogy(evaluate.Metric):
 
     def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
         """See `evaluate.EvaluationModule.add_batch`."""
-        given = {"predictions": predictions, "references": references, **kwargs}
-        length = next((len(column) for column in given.values() if column is not None), 0)
+        columns = {"predictions": predictions, "references": references, **kwargs}
+        length = next((len(column) for column in columns.values() if column is not None), 0)
         empty = {name: [value] * length for name, value in _EMPTY.items()}
-        super().add_batch(**(empty | {name: column for name, column in given.items() if column is not None}))
+        super().add_batch(**(empty | {name: column for name, column in columns.items() if column is not None}))
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
         """See `evaluate.EvaluationModule.add`."""
-        given = {name: value for name, value in kwargs.items() if value is not None}
+        values = {name: value for name, value in kwargs.items() if value is not None}
         empty = {name: value for name, value in _EMPTY.items() if name not in ("predictions", "references")}
-        super().add(prediction=prediction, reference=reference, **(empty | given))
+        super().add(prediction=prediction, reference=reference, **(empty | values))
 
     def _compute(
         self,
@@ -194,11 +194,11 @@ class Analogy(evaluate.Metric):
 
 def _check_numbers(references: list[int], predictions: list[int], choice: list[list[list[str]] | None]) -> None:
     """Raise a ValueError if an index is out of range."""
-    for number, (answer, prediction, pairs) in enumerate(zip(references, predictions, choice, strict=True)):
+    for index, (answer, prediction, pairs) in enumerate(zip(references, predictions, choice, strict=True)):
         for name, value in (("reference", answer), ("prediction", prediction)):
             if value < 0 or (pairs is not None and value >= len(pairs)):
                 allowed = "0 or more" if pairs is None else f"0 to {len(pairs) - 1}"
-                raise ValueError(f"the {name} of question {number} is {value}; allowed are {allowed}.")
+                raise ValueError(f"the {name} of question {index} is {value}; allowed are {allowed}.")
 
 
 def _mean(values: list[Any]) -> float:

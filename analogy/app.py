@@ -141,8 +141,8 @@ def score(
     question: Question, model: LanguageModel, scoring: str, template: str, weight: float
 ) -> tuple[list[float], list[list[float]]]:
     """Return the costs of the choices (K) and of all permutations (24, K)."""
-    known = {option.name for option in dataclasses.fields(scoring_class(scoring))}
-    options: dict[str, Any] = {option: weight for option in WEIGHTS if option in known}
+    fields = {option.name for option in dataclasses.fields(scoring_class(scoring))}
+    options: dict[str, Any] = {option: weight for option in WEIGHTS if option in fields}
     if template not in ("", DEFAULT_TEMPLATE):
         options["template"] = template
     built = build_scoring(scoring, **options)
@@ -158,7 +158,7 @@ def style_orders(costs: list[list[float]], names: list[str]) -> Styler:
             for order, row in zip(PERMUTATIONS, costs, strict=True)
         ],
         # Column names must be unique, but a choice may occur twice.
-        columns=["permutation", "analogy holds", *(f"{number}. {name}" for number, name in enumerate(names, start=1))],
+        columns=["permutation", "analogy holds", *(f"{index}. {name}" for index, name in enumerate(names, start=1))],
     )
 
     def mark(row: Any) -> list[str]:

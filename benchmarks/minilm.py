@@ -31,7 +31,7 @@ from torch import Tensor
 from torchao import quantization
 from transformers import AutoTokenizer, BertForMaskedLM, BertModel, PreTrainedTokenizerBase
 
-from hf_sphere import SphereBertConfig, SphereBertForMaskedLM, SphereBertModel, calibrate_spherization
+from hf_sphere import SphereBertConfig, SphereBertForMaskedLM, SphereBertModel, fit_spherization
 from hf_sphere.data.options import TextDataOptions
 from hf_sphere.data.text import load_text_data, load_text_splits
 from hf_sphere.models import SpherizationFit
@@ -133,7 +133,7 @@ def convert(folder: str, name: str, reference: Any, model_class: Any, texts: lis
     options = {"add_pooling_layer": False} if model_class is SphereBertModel else {}
     model = model_class.from_pretrained(folder, config=config, **options).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    (fit,) = calibrate_spherization(model, reference, texts, tokenizer=tokenizer, max_tokens=16_384)
+    (fit,) = fit_spherization(model, reference, texts, tokenizer=tokenizer, max_tokens=16_384)
     return model, fit
 
 

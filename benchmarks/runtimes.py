@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from common import report, row
 from torch import Tensor, nn
 
@@ -38,7 +39,7 @@ TEXT = """# Runtimes
 
 How closely each runtime reproduces the model in float32 and eager mode, on the CPU. Every head has the backbone
 LeNet-5. The encoders have two layers of width 32, of which the second is spherized and fitted to the plain encoder with
-`calibrate_spherization`: *published* has scaling 5 and delta 1e-6, *gentle* scaling 0.5 and delta 0.5.
+`fit_spherization`: *published* has scaling 5 and delta 1e-6, *gentle* scaling 0.5 and delta 0.5.
 
 - `export`, `ONNX`, `compiled`: largest difference of an output of `torch.export`, of `export_onnx` with onnxruntime
   (batches of 1 and 7), and of `torch.compile` with inductor. At most 1e-4.
@@ -73,7 +74,7 @@ def texts(count: int) -> Batch:
 
 def cases() -> Iterator[Case]:
     """Build the models, each with its name and a function that draws a batch."""
-    from hf_sphere.models.sphere_text.encoders import ENCODERS
+    from hf_sphere.models.sphere_encoder import ENCODERS
     from hf_sphere.nn.heads import HEADS
 
     digits = {"backbone": "lenet5", "num_channels": 1, "image_size": 28, "num_labels": 10}
@@ -84,7 +85,7 @@ def cases() -> Iterator[Case]:
         yield f"timm {name}", image_model(backbone=name, backbone_kwargs=options, **colors), images(3, 32)
     for encoder in ENCODERS:
         for name in SETTINGS:
-            yield f"{encoder.model_type}, {name}", *encoder_model(encoder, *SETTINGS[name])
+            yield f"{encoder}, {name}", *encoder_model(encoder, *SETTINGS[name])
 
 
 def image_model(**options: Any) -> Any:
@@ -97,27 +98,27 @@ def image_model(**options: Any) -> Any:
     return model
 
 
-def encoder_model(encoder: Any, scaling: float, delta: float) -> tuple[Any, Callable[[int], Batch]]:
+def encoder_model(encoder: str, scaling: float, delta: float) -> tuple[Any, Callable[[int], Batch]]:
     """Build a plain encoder and a spherized one fitted to it."""
-    from hf_sphere.models.sphere_text.encoders import IMAGE_TASKS
+    from hf_sphere.models.sphere_encoder import ENCODERS
 
-    if encoder.tasks == IMAGE_TASKS:
+    if encoder == "vit":
         sizes, draw = {"image_size": 16, "patch_size": 4, "num_channels": 1}, images(1, 16)
     else:
         sizes, draw = {"vocab_size": 50, "max_position_embeddings": 40, "pad_token_id": 0}, texts
     # without dropout, so that the training steps can be compared; BERT's and DistilBERT's names
     sizes |= SIZES | dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
-    if encoder.model_type == "distilbert":
+    if encoder == "distilbert":
         sizes |= {"hidden_dim": 128, "dropout": 0.0, "attention_dropout": 0.0}
     else:
         sizes["intermediate_size"] = 128
-    reference = encoder.load_class("Model")(encoder.load_class("Config")(**sizes)).eval()
-    config = getattr(hf_sphere, f"Sphere{encoder.prefix}Config")(
-        **sizes, spherization_scaling=scaling, spherization_delta=delta
-    )
-    model = getattr(hf_sphere, f"Sphere{encoder.prefix}Model")(config).eval()
+    plain = getattr(transformers, f"{ENCODERS[encoder]}Model")
+    spherized = getattr(hf_sphere, f"Sphere{ENCODERS[encoder]}Model")
+    reference = plain(plain.config_class(**sizes)).eval()
+    config = spherized.config_class(**sizes, spherization_scaling=scaling, spherization_delta=delta)
+    model = spherized(config).eval()
     model.load_state_dict(reference.state_dict(), strict=False)
-    hf_sphere.calibrate_spherization(model, reference, [draw(8) for _ in range(40)])
+    hf_sphere.fit_spherization(model, reference, [draw(8) for _ in range(40)])
     return model, draw
 
 

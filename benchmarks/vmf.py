@@ -87,7 +87,7 @@ def compare_loss() -> list[dict[str, Any]]:
             z, weights, samples, labels = (file.get_tensor(f"{name}.{part}") for part in parts)
             head = build_head("vmf", z.shape[1], len(weights), log_temperature=case["log_temperature"]).double()
             head.weight.data.copy_(weights)
-            head.is_calibrated.fill_(True)
+            head.is_initialized.fill_(True)
             points = samples.flatten(0, 1)
             one, none = torch.ones(1, len(points)).double(), torch.zeros(1, *points.shape).double()
             head._draw = lambda _, drawn=(points, one, none[..., 0], none): drawn

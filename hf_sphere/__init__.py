@@ -4,11 +4,24 @@ Importing this package registers its models with `AutoModel*`, its backbones wit
 libraries. No heavy imports are needed: each registration runs when the respective library is imported.
 """
 
-from hf_sphere import registration
-from hf_sphere.models.sphere_text.encoders import attach
+import lazy_loader
+
+from hf_sphere import models, registration
+from hf_sphere.models.sphere_encoder import ENCODERS
+from hf_sphere.utils.renamed import find_renamed
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+_lookup, _, _names = lazy_loader.attach(
+    __name__, submod_attrs={"models": models.__all__, "training": ["SphereTrainer"]}
+)
+__getattr__ = find_renamed(__name__, _lookup)
+# The classes of the encoders can be imported from here too, but are listed in `hf_sphere.models`.
+__all__ = [name for name in _names if not name.startswith(tuple(f"Sphere{prefix}" for prefix in ENCODERS.values()))]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 registration.register()

@@ -16,6 +16,8 @@ from hf_sphere.utils.checks import check_extra, error_text
 from hf_sphere.utils.files import atomic_files
 from hf_sphere.utils.modules import eval_mode
 
+__all__ = ["export_onnx"]
+
 
 def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mapping[str, str] | None = None) -> None:
     """Write an image or text model to an ONNX file.

@@ -15,15 +15,19 @@ from typing import Any
 import wrapt
 
 from hf_sphere import models
-from hf_sphere.models.sphere_text.encoders import ENCODERS, IMAGE_TASKS
+from hf_sphere.models.sphere_encoder import ENCODERS
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 
-_CONFIGURATIONS = {encoder.sphere_model_type: f"Sphere{encoder.prefix}Config" for encoder in ENCODERS}
-_CONFIGURATIONS["sphere_vision"] = "SphereVisionConfig"
+__all__ = ["register"]
+
+_PREFIXES = {f"sphere_{name}": f"Sphere{prefix}" for name, prefix in {**ENCODERS, "vision": "Vision"}.items()}
+"""Prefix of the classes by model type."""
+
+_CONFIGURATIONS = {model_type: f"{prefix}Config" for model_type, prefix in _PREFIXES.items()}
 """Configuration by model type."""
 
 _MODELS = {
-    table: {encoder.sphere_model_type: f"Sphere{encoder.prefix}{task}" for encoder in ENCODERS if task in encoder.tasks}
+    table: {model_type: prefix + task for model_type, prefix in _PREFIXES.items() if prefix + task in dir(models)}
     for table, task in {
         "MODEL_MAPPING": "Model",
         "MODEL_FOR_MASKED_LM_MAPPING": "ForMaskedLM",
@@ -32,8 +36,6 @@ _MODELS = {
         "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING": "ForImageClassification",
     }.items()
 }
-_MODELS["MODEL_MAPPING"]["sphere_vision"] = "SphereVisionModel"
-_MODELS["MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"]["sphere_vision"] = "SphereVisionForImageClassification"
 """Model by transformers' table and model type."""
 
 
@@ -60,31 +62,37 @@ def _register_models(auto: ModuleType) -> None:
             table._modules[model_type] = models
 
 
-def _register_tokenizers(auto: ModuleType) -> None:
-    for encoder in ENCODERS:
-        if encoder.tasks != IMAGE_TASKS:
-            config, plain = getattr(models, f"Sphere{encoder.prefix}Config"), encoder.load_class("Config")
+def _register_encoder(module: ModuleType) -> None:
+    """Give a spherized encoder the tokenizer or the image processor of the plain one."""
+    config = getattr(module, f"Sphere{ENCODERS[module.__name__.rpartition('.')[2]]}Config")
+    images = config.plain_model_type == "vit"
+
+    def register_processor(auto: ModuleType) -> None:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        plain = CONFIG_MAPPING[config.plain_model_type]
+        if images:
+            auto.AutoImageProcessor.register(config, image_processor_classes=auto.IMAGE_PROCESSOR_MAPPING[plain])
+        else:
             auto.AutoTokenizer.register(config, auto.TOKENIZER_MAPPING[plain], exist_ok=True)
+
+    kind = "image_processing" if images else "tokenization"
+    wrapt.register_post_import_hook(register_processor, f"transformers.models.auto.{kind}_auto")
 
 
 def _register_image_processors(auto: ModuleType) -> None:
-    if importlib.util.find_spec("torchvision") is None:
-        return  # text models do not require it
-    processors = {"torchvision": models.SphereVisionImageProcessor}
-    auto.AutoImageProcessor.register(models.SphereVisionConfig, image_processor_classes=processors)
-    for encoder in ENCODERS:
-        if encoder.tasks == IMAGE_TASKS:
-            config, plain = getattr(models, f"Sphere{encoder.prefix}Config"), encoder.load_class("Config")
-            auto.AutoImageProcessor.register(config, image_processor_classes=auto.IMAGE_PROCESSOR_MAPPING[plain])
+    if importlib.util.find_spec("torchvision") is not None:  # text models do not require it
+        processors = {"torchvision": models.SphereVisionImageProcessor}
+        auto.AutoImageProcessor.register(models.SphereVisionConfig, image_processor_classes=processors)
 
 
 def _register_adapter_targets(constants: ModuleType) -> None:
     """Give spherized encoders the default adapter layers of the plain ones."""
     for name, mapping in vars(constants).items():
         if name.startswith("TRANSFORMERS_MODELS_TO_") and name.endswith("_MAPPING"):
-            for encoder in ENCODERS:
-                if encoder.model_type in mapping:
-                    mapping.setdefault(encoder.sphere_model_type, mapping[encoder.model_type])
+            for model_type in ENCODERS:
+                if model_type in mapping:
+                    mapping.setdefault(f"sphere_{model_type}", mapping[model_type])
 
 
 def _register_backbones(timm: ModuleType) -> None:
@@ -156,9 +164,9 @@ def _groups_for_timm(kind: Any, decay_all: bool, options: dict[str, Any], model:
 
 
 _HOOKS = {
+    **{f"hf_sphere.models.sphere_encoder.{name}": _register_encoder for name in ENCODERS},
     "transformers.models.auto.configuration_auto": _register_configurations,
     "transformers.models.auto.modeling_auto": _register_models,
-    "transformers.models.auto.tokenization_auto": _register_tokenizers,
     "transformers.models.auto.image_processing_auto": _register_image_processors,
     "transformers.training_args": _register_optimizer_names,
     "transformers.trainer_optimizer": _register_optimizer_handlers,

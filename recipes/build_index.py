@@ -1,4 +1,4 @@
-"""Embed the images of a folder or data set for search, or add images to an index or remove them from it.
+"""Embed the images of a folder or dataset for search, or add images to an index or remove them from it.
 
 python recipes/build_index.py --model_name_or_path outputs/birds --images photos --output_dir outputs/index
 python recipes/build_index.py --images more-photos --add_to outputs/index
@@ -23,7 +23,7 @@ class IndexArguments(Arguments):
     """Model, images and index."""
 
     images: str = argument(
-        help="Folder of images (at any depth), image file, or name of a data set; to remove, also that of an image."
+        help="Folder of images (at any depth), image file, or name of a dataset; to remove, also that of an image."
     )
     model_name_or_path: str | None = argument(
         None, "Model of this library, or image encoder of transformers: folder or Hub id. Required for a new index."
@@ -32,7 +32,7 @@ class IndexArguments(Arguments):
     overwrite_output_dir: bool = argument(False, "Replace the index in output_dir.")
     add_to: str | None = argument(None, "Instead, folder of an index to which the images are added.")
     remove_from: str | None = argument(None, "Instead, folder of an index from which the images are removed.")
-    split: str | None = argument(None, "Split of a data set; the evaluation split if not set.")
+    split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
     kind: Literal["torch", "flat", "ivf", "hnsw"] | None = argument(
         None,
         "Search: exact with torch or FAISS, or approximate with an inverted file or graph of FAISS. If not set, exact "
@@ -52,7 +52,7 @@ class IndexArguments(Arguments):
         if self.output_dir is None and self.kind is not None:
             raise ValueError(f"--kind {self.kind} is for a new index; another one has its own. Leave it out.")
         if self.remove_from is not None and self.split is not None:
-            raise ValueError("--split is for images to add; --remove_from removes a data set as a whole. Leave it out.")
+            raise ValueError("--split is for images to add; --remove_from removes a dataset as a whole. Leave it out.")
         if self.output_dir is None and self.overwrite_output_dir:
             raise ValueError("--overwrite_output_dir is for --output_dir; other indices are changed. Leave it out.")
 

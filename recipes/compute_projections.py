@@ -145,9 +145,9 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]
         try:
             metadata["epoch"] = results["epoch"]
             for entry in results["history"]:
-                found = {"train_accuracy": entry.get("train_accuracy")}
-                found["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
-                accuracies[entry["epoch"]] = {name: value for name, value in found.items() if value is not None}
+                values = {"train_accuracy": entry.get("train_accuracy")}
+                values["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
+                accuracies[entry["epoch"]] = {name: value for name, value in values.items() if value is not None}
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder / RESULTS_FILE} is damaged: {error!r}.") from error
     return metadata, accuracies

@@ -16,7 +16,6 @@ to `predictions.json` and a plot to `analogies.png`.
 """
 
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,8 +41,8 @@ class AnalogyArguments(Arguments):
     output_dir: str = argument("outputs/analogies", "Output directory.")
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir; scores of sentences are kept.")
     dataset_name: str = argument("relbert/analogy_questions", "Questions: Hub id or folder.")
-    dataset_revision: str | None = argument(None, "Revision of the data set on the Hub.")
-    benchmarks: list[str] = argument(("sat", "u2", "u4", "google", "bats"), "Configurations of the data set.")
+    dataset_revision: str | None = argument(None, "Revision of the dataset on the Hub.")
+    benchmarks: list[str] = argument(("sat", "u2", "u4", "google", "bats"), "Configurations of the dataset.")
     validation_split: str = argument("validation", "Split to select configurations on.")
     test_split: str = argument("test", "Split to report accuracies on.")
     scorings: list[str] = argument(
@@ -87,11 +86,7 @@ class AnalogyArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate models on word analogies."""
     (args,) = parse_arguments((AnalogyArguments,), argv, "Evaluate language models on word analogies.")
-    try:
-        evaluate(args)
-    except KeyboardInterrupt:
-        print("\nStopped. Finished results are kept; the same command resumes.", file=sys.stderr)
-        sys.exit(130)
+    evaluate(args)
 
 
 def evaluate(args: AnalogyArguments) -> None:
@@ -101,7 +96,7 @@ def evaluate(args: AnalogyArguments) -> None:
     import transformers
 
     from hf_sphere.analogies import LanguageModel, Question, ScoreCache, load_questions
-    from hf_sphere.analogies.evaluation import LEGEND, AnalogyEvaluation, BenchmarkRun, short_names, write_results
+    from hf_sphere.analogies.evaluation import LEGEND, BenchmarkRun, short_names, write_results
     from hf_sphere.analogies.questions import check_questions, sample_questions
     from hf_sphere.analogies.scoring.base import Engine
     from hf_sphere.training import prepare_output_dir
@@ -131,11 +126,9 @@ def evaluate(args: AnalogyArguments) -> None:
         results = []
         for name in args.model_name_or_path:
             model = LanguageModel.load(name, dtype=getattr(torch, args.dtype) if args.dtype else None)
-            evaluation = AnalogyEvaluation(Engine(model, args.batch_size, cache), args.grid)
-            run = BenchmarkRun(
-                evaluation, benchmarks, templates, finished, args.num_shuffles, args.seed, args.disable_tqdm
-            )
-            results += run.print_results()
+            engine = Engine(model, args.batch_size, cache)
+            options = args.num_shuffles, args.seed, args.disable_tqdm
+            results += BenchmarkRun(engine, args.grid, benchmarks, templates, finished, *options).print_results()
         write_results(output / RESULTS_FILE, results, benchmarks)
     print(f"{LEGEND}\nsaved {output / RESULTS_FILE}, results.csv and predictions.json")
     try:
@@ -148,4 +141,4 @@ def evaluate(args: AnalogyArguments) -> None:
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, "finished results are kept; the same command resumes")

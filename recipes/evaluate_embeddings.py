@@ -3,11 +3,10 @@
 python recipes/evaluate_embeddings.py --embeddings outputs/embeddings/mnist-test \
     --train_embeddings outputs/embeddings/mnist-train --out_of_distribution outputs/embeddings/digits-test --ks 1 2 4 8
 
-The embeddings come from `recipes/extract_embeddings.py`, or are any data set with the columns `embedding` and `label`.
+The embeddings come from `recipes/extract_embeddings.py`, or are any dataset with the columns `embedding` and `label`.
 Metrics for which a column is missing are skipped with a note. Results are written to `all_results.json`.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,44 +33,32 @@ class EvaluationArguments(Arguments):
     )
     output_dir: str | None = argument(None, "Output folder; <embeddings>/evaluation if not set.")
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir.")
-    split: str | None = argument(None, "Split to read, for data sets with several splits.")
-    max_samples: int | None = argument(None, "Maximum number of embeddings of each data set.", ge=1)
+    split: str | None = argument(None, "Split to read, for datasets with several splits.")
+    max_samples: int | None = argument(None, "Maximum number of embeddings of each dataset.", ge=1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and evaluate."""
-    args, options = parse_arguments((EvaluationArguments, EvaluationOptions), argv, "Evaluate embeddings.")
-    try:
-        evaluate(args, options)
-    except KeyboardInterrupt:
-        print("\nStopped; no results were written.", file=sys.stderr)
-        sys.exit(130)
+    evaluate(*parse_arguments((EvaluationArguments, EvaluationOptions), argv, "Evaluate embeddings."))
 
 
 def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
     """Compute the metrics, write them and plot."""
     from hf_sphere.evaluation.evaluate import evaluate_embeddings, read_ood_embeddings
     from hf_sphere.search.store import read_embeddings
-    from hf_sphere.training.output_dir import (
-        RESULTS_FILE,
-        RUN_FILE,
-        check_results_dir,
-        results_dir,
-        write_settings,
-    )
+    from hf_sphere.training import output_dir
     from hf_sphere.utils.files import read_whole, write_json
 
     if args.output_dir is None and not read_whole(args.embeddings, Path.is_dir):
         raise ValueError(
-            f"{args.embeddings} is not a folder. If it is a data set on the Hub, set an output folder with "
-            "--output_dir."
+            f"{args.embeddings} is not a folder. If it is a dataset on the Hub, set an output folder with --output_dir."
         )
     if (Path(args.embeddings) / "index.json").is_file():
         raise ValueError(
             f"{args.embeddings} is a search index; evaluate what recipes/extract_embeddings.py writes for the images."
         )
     output = Path(args.output_dir or Path(args.embeddings) / "evaluation")
-    check_results_dir(output, overwrite=args.overwrite_output_dir)
+    output_dir.check_results_dir(output, overwrite=args.overwrite_output_dir)
     reading = {"split": args.split, "max_samples": args.max_samples, "seed": options.seed}
     needed = ["label"] if options.overlap_threshold is None else ["label", "prediction"]
     data = read_embeddings(args.embeddings, needed=needed, **reading)
@@ -91,10 +78,12 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
             print(f"Note: {other.name} has no split {args.split!r}; its only split, {other.split!r}, was read instead.")
     for note in evaluation.notes:
         print(f"Note: {note}")
-    with results_dir(output, (*PLOTS, RUN_FILE, RESULTS_FILE), overwrite=args.overwrite_output_dir):
-        write_settings(output, {**asdict(args), **asdict(options)})
-        write_json(output / RESULTS_FILE, evaluation.results)
-        print(f"saved {output / RESULTS_FILE}")
+    with output_dir.results_dir(
+        output, (*PLOTS, output_dir.RUN_FILE, output_dir.RESULTS_FILE), overwrite=args.overwrite_output_dir
+    ):
+        output_dir.write_settings(output, {**asdict(args), **asdict(options)})
+        write_json(output / output_dir.RESULTS_FILE, evaluation.results)
+        print(f"saved {output / output_dir.RESULTS_FILE}")
         if evaluation.reliability is not None:
             plot(evaluation, Path(data.name).resolve().name, output)
 
@@ -117,4 +106,4 @@ def plot(evaluation: "Evaluation", title: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, "no results were written")

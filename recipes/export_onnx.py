@@ -14,6 +14,10 @@ from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.output_dir import check_output_file
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 
+PREPROCESSING = {"num_channels", "size", "crop_size", "crop_pct", "resample"}
+PREPROCESSING |= {"rescale_factor", "image_mean", "image_std"}
+"""Options of an image processor that determine its pixels, besides those that begin with `do_`."""
+
 
 @dataclass
 class ExportArguments(Arguments):
@@ -47,18 +51,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             processor = load_pretrained(AutoImageProcessor, args.model_name_or_path).to_dict()
         except OSError:
             processor = {}
-        names = (
-            "num_channels",
-            "size",
-            "crop_size",
-            "crop_pct",
-            "resample",
-            "rescale_factor",
-            "image_mean",
-            "image_std",
-        )
-        used = {name: value for name, value in processor.items() if name in names or name.startswith("do_")}
-        used = {name: value for name, value in used.items() if value is not None}
+        used = {
+            name: value
+            for name, value in processor.items()
+            if value is not None and (name in PREPROCESSING or name.startswith("do_"))
+        }
         if "size" in used:
             metadata["preprocessing"] = json.dumps(used, default=dict)
         else:

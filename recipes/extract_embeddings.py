@@ -1,4 +1,4 @@
-"""Write the predictions and embeddings of a split as a data set.
+"""Write the predictions and embeddings of a split as a dataset.
 
 python recipes/extract_embeddings.py --model_name_or_path outputs/mnist --dataset_name ylecun/mnist \
     --split test --output_dir outputs/embeddings/mnist-test
@@ -11,7 +11,6 @@ fewer columns for data without labels and models without a head. `recipes/evalua
 embeddings.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,10 @@ RESULTS_FOLDERS = {"evaluation", "pictures"}
 COMMON = ("dataset_config_name", "train_classes", "train_split", "image_column_name", "image_mean", "image_std")
 """Arguments that are stored in `embeddings.json` under the same name."""
 
+OF_SOURCE = ("dataset_name", "dataset_config_name", "image_column_name", "label_column_name", "image_mean", "image_std")
+OF_SOURCE += ("skip_unreadable_images", "cache_dir")
+"""Arguments that are options of the source under the same name."""
+
 
 @dataclass
 class ExtractionArguments(Arguments):
@@ -38,9 +41,9 @@ class ExtractionArguments(Arguments):
     model_name_or_path: str = argument(
         help="Model of this library, or image encoder of transformers: folder or Hub id."
     )
-    dataset_name: str = argument(help="Hub id, folder, or a bundled data set: `digits` or `two_clusters`.")
+    dataset_name: str = argument(help="Hub id, folder, or a bundled dataset: `digits` or `two_clusters`.")
     output_dir: str = argument(help="Output folder.")
-    dataset_config_name: str | None = argument(None, "Configuration of the data set.")
+    dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
     split: str | None = argument(
         None,
         "Split to embed, or by the record of a model that was trained on the data: training, evaluation or validation, "
@@ -91,50 +94,32 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     accelerator = start_accelerator(mixed_precision=args.mixed_precision)
     transformers.utils.logging.disable_progress_bar()  # only the bar of the images is shown
-    try:
-        extract(args, accelerator)
-    except KeyboardInterrupt:
-        if accelerator.is_main_process:
-            print("\nStopped; nothing was written.", file=sys.stderr)
-        sys.exit(130)
+    extract(args, accelerator)
     accelerator.end_training()
 
 
 def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
     """Embed the images and write the results."""
-    from hf_sphere.search.extract import (
-        backbone_name,
-        class_names,
-        extract_embeddings,
-        load_embedding_model,
-        load_source_images,
-    )
+    from hf_sphere.search import extract as extraction
 
     output = Path(args.output_dir)
     check_output_dir(output, overwrite=args.overwrite_output_dir)
-    model = load_embedding_model(args.model_name_or_path).to(accelerator.device).eval()
+    model = extraction.load_embedding_model(args.model_name_or_path).to(accelerator.device).eval()
     about = {"model": args.model_name_or_path, "dataset": args.dataset_name}
     about |= {name: getattr(args, name) for name in COMMON}
     options = ImageSourceOptions(
-        args.dataset_name,
-        dataset_config_name=args.dataset_config_name,
+        **{name: getattr(args, name) for name in OF_SOURCE},
         train_split=args.train_split or "train",
-        image_column_name=args.image_column_name,
-        label_column_name=args.label_column_name,
-        image_mean=args.image_mean,
-        image_std=args.image_std,
-        skip_unreadable_images=args.skip_unreadable_images,
-        cache_dir=args.cache_dir,
         dataloader_num_workers=args.num_workers,
     )
-    known = set(class_names(model))
-    if args.classes is not None and not known:
+    names = set(extraction.class_names(model))
+    if args.classes is not None and not names:
         raise ValueError(
             f"--classes {args.classes} needs a model with classes, and {args.model_name_or_path} has none."
         )
-    selections = {"known": known.__contains__, "unknown": lambda name: name not in known}
+    selections = {"known": names.__contains__, "unknown": lambda name: name not in names}
     with accelerator.main_process_first():  # it decodes the images; the others read its cache
-        images = load_source_images(
+        images = extraction.load_source_images(
             args.model_name_or_path,
             options,
             args.split,
@@ -148,15 +133,17 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
             num_processes=accelerator.num_processes,
             progress=accelerator.is_main_process and not args.disable_tqdm,
         )
-    head = f"{model.config.head} head, {len(class_names(model))} classes" if hasattr(model, "head") else "no head"
+    head = f"{model.config.head} head, {len(names)} classes" if hasattr(model, "head") else "no head"
     labels = f"{len(images.class_names)} classes" if images.class_names else "no labels"
     accelerator.print(
-        f"model     {args.model_name_or_path}: {backbone_name(model)}, {head}, on {model.device}\n"
+        f"model     {args.model_name_or_path}: {extraction.backbone_name(model)}, {head}, on {model.device}\n"
         f"data      {args.dataset_name}, split {images.name}: {images.num_images:,} images, {labels}"
     )
     if images.recorded:
         accelerator.print(f"record    the model was trained on {images.recorded['train']:,} of these images")
-    columns = extract_embeddings(model, images, output, accelerator, about=about, progress=not args.disable_tqdm)
+    columns = extraction.extract_embeddings(
+        model, images, output, accelerator, about=about, progress=not args.disable_tqdm
+    )
     step = "evaluate" if images.class_names else "visualize"
     accelerator.print(
         f"wrote     {output}: {images.num_images:,} rows of {', '.join(columns)}\n"
@@ -172,8 +159,8 @@ def check_output_dir(output: Path, *, overwrite: bool) -> None:
     check_writable(output)
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
-    own = {ABOUT_FILE, DATA_FOLDER, *RESULTS_FOLDERS}
-    other = [path for path in output.iterdir() if path.name not in own] if output.is_dir() else [output]
+    expected = {ABOUT_FILE, DATA_FOLDER, *RESULTS_FOLDERS}
+    other = [path for path in output.iterdir() if path.name not in expected] if output.is_dir() else [output]
     if other:
         raise FileExistsError(
             f"{output} is not replaced: {other[0]} is not part of embeddings. Choose another --output_dir."
@@ -186,4 +173,4 @@ def check_output_dir(output: Path, *, overwrite: bool) -> None:
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, "nothing was written")

@@ -30,14 +30,14 @@ class PlacementArguments(Arguments):
     """Placement of the prototypes."""
 
     dim: int = argument(help="Dimension of the space.", ge=1)
-    num_classes: int | None = argument(None, "Number of classes; by default that of the data set.", ge=1)
+    num_classes: int | None = argument(None, "Number of classes; by default that of the dataset.", ge=1)
     method: str = argument("auto", "Placement method.", choices=METHODS)
     restarts: int | None = argument(None, "Number of random starts of a search.", ge=1)
     max_iterations: int | None = argument(None, "Iterations of a search; for `lbfgs`, per sharpness.", ge=1)
     seed: int = argument(0, "Seed of the placement.", **SEED)
     device: str = argument("cpu", "Device of the search.")
-    dataset_name: str | None = argument(None, "Data set that defines the number and names of the classes.")
-    dataset_config_name: str | None = argument(None, "Configuration of the data set.")
+    dataset_name: str | None = argument(None, "Dataset that defines the number and names of the classes.")
+    dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
     train_split: str = argument("train", "Split that defines the classes.")
     label_column_name: str | None = argument(None, "Column of the labels; detected by default.")
     text_model: str | None = argument(None, "Preserve the similarity order of the class names in this text model.")
@@ -55,10 +55,10 @@ class PlacementArguments(Arguments):
         super().__post_init__()
         if self.dataset_name is None:
             if self.num_classes is None:
-                raise ValueError("set the number of classes with --num_classes, or a data set with --dataset_name.")
+                raise ValueError("set the number of classes with --num_classes, or a dataset with --dataset_name.")
             for name in ("dataset_config_name", "label_column_name", "text_model"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"--{name} requires a data set; set it with --dataset_name.")
+                    raise ValueError(f"--{name} requires a dataset; set it with --dataset_name.")
         if self.template is not None and self.text_model is None:
             raise ValueError("--template requires a text model; set it with --text_model.")
         if self.text_model is not None and self.class_vectors is not None:
@@ -68,21 +68,15 @@ class PlacementArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Place, report and save the prototypes."""
     (args,) = parse_arguments((PlacementArguments,), argv, "Place class prototypes on the hypersphere.")
-    from hf_sphere.training.output_dir import (
-        RESULTS_FILE,
-        RUN_FILE,
-        check_results_dir,
-        results_dir,
-        write_settings,
-    )
+    from hf_sphere.training import output_dir
 
     names = read_class_names(args) if args.dataset_name else None
     count = len(names) if names else args.num_classes
     if args.num_classes not in (None, count):
         raise ValueError(f"--num_classes is {args.num_classes}, but {args.dataset_name} has {count} classes.")
     folder = Path(args.output_dir or f"outputs/prototypes/{count}-{args.dim}")
-    check_results_dir(folder, overwrite=args.overwrite_output_dir)
-    chosen = ("restarts", "max_iterations", "ordering", "ordering_weight")
+    output_dir.check_results_dir(folder, overwrite=args.overwrite_output_dir)
+    options = ("restarts", "max_iterations", "ordering", "ordering_weight")
     placement = hf_sphere.prototypes.place_prototypes(
         count,
         args.dim,
@@ -92,21 +86,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         seed=args.seed,
         device=args.device,
         progress=False if args.disable_tqdm else None,
-        **{name: value for name in chosen if (value := getattr(args, name)) is not None},
+        **{name: value for name in options if (value := getattr(args, name)) is not None},
     )
     print(placement)
-    files = ("prototypes.safetensors", RUN_FILE, RESULTS_FILE)
-    with results_dir(folder, files, overwrite=args.overwrite_output_dir):
+    files = ("prototypes.safetensors", output_dir.RUN_FILE, output_dir.RESULTS_FILE)
+    with output_dir.results_dir(folder, files, overwrite=args.overwrite_output_dir):
         placement.save(folder / files[0])
-        write_settings(folder, asdict(args))
+        output_dir.write_settings(folder, asdict(args))
         reached = {name: getattr(placement, name) for name in ("separation", "bound", "optimal", "method", "seconds")}
         order = asdict(placement.order) if placement.order else {}
-        write_json(folder / RESULTS_FILE, {**reached, "interrupted": placement.interrupted, **order})
+        write_json(folder / output_dir.RESULTS_FILE, {**reached, "interrupted": placement.interrupted, **order})
     print(f"saved {folder / files[0]}")
 
 
 def read_class_names(args: PlacementArguments) -> list[str]:
-    """Read the class names of the data set."""
+    """Read the class names of the dataset."""
     from hf_sphere.data.sources import LABEL_COLUMNS, find_column, find_split, load_splits
     from hf_sphere.data.targets import read_class_names
 

@@ -1,4 +1,4 @@
-"""Classify the images of a folder or data set, and write a CSV or parquet file.
+"""Classify the images of a folder or dataset, and write a CSV or parquet file.
 
 python recipes/predict_images.py --model_name_or_path outputs/birds --images photos --output photos.csv
 python recipes/predict_images.py --model_name_or_path outputs/digits --images digits --output digits.parquet
@@ -8,7 +8,6 @@ probability; `concentration`, if the head has one; and `prediction_2`, `confiden
 continues where it stopped when the command is repeated.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +29,9 @@ class PredictionArguments(Arguments):
     """Model, images and file."""
 
     model_name_or_path: str = argument(help="Image model with a head: folder or Hub id.")
-    images: str = argument(help="Folder of images (at any depth), image file, or name of a data set.")
+    images: str = argument(help="Folder of images (at any depth), image file, or name of a dataset.")
     output: str = argument(help="File to write, with the suffix .csv or .parquet.")
-    split: str | None = argument(None, "Split of a data set; the evaluation split if not set.")
+    split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
     top_k: int = argument(5, "Number of predictions per image, at most that of the classes.", ge=1)
     batch_size: int = argument(64, "Images per batch.", ge=1)
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
@@ -64,18 +63,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"{args.model_name_or_path} has no classes to predict; give a model with a head.")
     unfinished = output.with_name(f".{output.name}.unfinished.jsonl")
     with lock_folder(output, wait=False):
-        try:
-            rows = predict(args, encoder, source, unfinished)
-        except KeyboardInterrupt:
-            print("\nStopped; repeat the command to continue.", file=sys.stderr)
-            sys.exit(130)
+        rows = predict(args, encoder, source, unfinished)
         write_table(rows, output)
         unfinished.unlink()
     print(f"wrote     {output}: {len(rows):,} of {len(source):,} images")
-    known = [row for row in rows if row.get("label") in encoder.class_names]
-    if known:
-        right = sum(row["label"] == row["prediction"] for row in known)
-        print(f"accuracy  {right / len(known):.2%} of the {len(known):,} images with a label that the model knows")
+    labeled = [row for row in rows if row.get("label") in encoder.class_names]
+    if labeled:
+        right = sum(row["label"] == row["prediction"] for row in labeled)
+        print(f"accuracy  {right / len(labeled):.2%} of the {len(labeled):,} images with a label that the model knows")
 
 
 def predict(
@@ -102,23 +97,14 @@ def predict(
     options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers}
     options |= {"skip_unreadable": args.skip_unreadable_images, "progress": not args.disable_tqdm}
     for indices, columns in encoder.encode(source, range(start, len(source)), **options):
-        probabilities = columns["logits"].softmax(-1)
-        ranked = probabilities.sort(descending=True, stable=True)  # of equal ones, the first class is the prediction
-        concentrations = columns["concentration"].tolist() if "concentration" in columns else [None] * len(indices)
-        best = [part[:, : args.top_k].tolist() for part in (ranked.indices, ranked.values)]
-        cells = zip(indices.tolist(), *best, concentrations, strict=True)
-        rows = {}
-        for index, classes, confidences, concentration in cells:
-            row: dict[str, Any] = {"file": source.names[index]}
-            if source.labels:
-                row["label"] = source.labels[index]
-            for rank, (number, confidence) in enumerate(zip(classes, confidences, strict=True), start=1):
-                suffix = "" if rank == 1 else f"_{rank}"
-                row |= {f"prediction{suffix}": encoder.class_names[number], f"confidence{suffix}": confidence}
-                if rank == 1 and concentration is not None:
-                    row["concentration"] = concentration
-            rows[index] = row
-        done.add(rows)
+        cells = encoder.name_cells(source, indices, columns)
+        # Stable: of classes with equal probabilities, the first is the prediction.
+        ranked = columns["logits"].softmax(-1).sort(descending=True, stable=True)
+        for rank in range(1, min(args.top_k, len(encoder.class_names))):
+            cells[f"prediction_{rank + 1}"] = [encoder.class_names[n] for n in ranked.indices[:, rank].tolist()]
+            cells[f"confidence_{rank + 1}"] = ranked.values[:, rank].tolist()
+        rows = cells.pop("row")
+        done.add({row: dict(zip(cells, r, strict=True)) for row, *r in zip(rows, *cells.values(), strict=True)})
     return [row for index, row in done.items() if index != "settings"]
 
 
@@ -143,4 +129,4 @@ def write_table(table: list[dict[str, Any]], output: Path) -> None:
 
 if __name__ == "__main__":
     # A thread of the model that waits for work leaves its core to the decoding processes.
-    run_recipe(main, OMP_WAIT_POLICY="passive")
+    run_recipe(main, "repeat the command to continue", OMP_WAIT_POLICY="passive")

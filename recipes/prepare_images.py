@@ -1,4 +1,4 @@
-"""Convert an image data set in its published layout to parquet files that all recipes can load.
+"""Convert an image dataset in its published layout to parquet files that all recipes can load.
 
 python recipes/prepare_images.py imagenet200 --source data/tiny-imagenet-200 --output data/prepared/imagenet200
 python recipes/prepare_images.py omniart --source data/omniart --output data/prepared/omniart --skip_missing
@@ -16,7 +16,7 @@ cub200       images/<class>/*.jpg with images.txt, image_class_labels.txt, train
 sop          <super class>_final/*.JPG with Ebay_train.txt and Ebay_test.txt, whose classes differ. Columns image, label
              (the number of the class) and super_class.
 class_split  images/*.jpg with train.csv, val.csv and test.csv, next to images or in a folder split, whose first line is
-             filename,label and whose classes differ: the usual layout of mini-ImageNet and other few-shot data sets.
+             filename,label and whose classes differ: the usual layout of mini-ImageNet and other few-shot datasets.
              Splits train, validation and test; columns image, label (the name of the class).
 
 Image files are stored unchanged. Nothing is written if the data is incomplete, or if the numbers of classes and images
@@ -26,7 +26,6 @@ differ from the published ones (not checked for class_split).
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from hf_sphere.training.command_line import run_recipe
@@ -35,10 +34,10 @@ from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 
 @dataclass
 class PrepareArguments(Arguments):
-    """Data set and folders."""
+    """Dataset and folders."""
 
     kind: Literal["imagenet200", "omniart", "cub200", "sop", "class_split"] = argument(
-        help="Data set; can also be passed as the first argument, without --kind."
+        help="Dataset; can also be passed as the first argument, without --kind."
     )
     source: str = argument(
         help="Folder of the data as published. imagenet200: with the folders train and test or val; omniart: with the "
@@ -69,29 +68,17 @@ RUNS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prepare a data set."""
+    """Prepare a dataset."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and not words[0].startswith("-"):
         words.insert(0, "--kind")
     (args,) = parse_arguments((PrepareArguments,), words, "Convert published image data to parquet files.")
     from published_images.prepare import prepare_images
 
-    try:
-        prepare_images(
-            args.kind,
-            Path(args.source),
-            Path(args.output),
-            overwrite=args.overwrite_output_dir,
-            skip_missing=args.skip_missing,
-            expect_counts=args.expect_counts,
-            progress=not args.disable_tqdm,
-        )
-    except KeyboardInterrupt:
-        print("\nStopped; nothing was written.", file=sys.stderr)
-        sys.exit(130)
+    prepare_images(args)
     recipe, run = RUNS[args.kind]
     print(f"python recipes/{recipe}.py --config {run} --dataset_name {args.output}")
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, "nothing was written")

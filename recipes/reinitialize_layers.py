@@ -17,7 +17,6 @@ resumes.
 import hashlib
 import logging
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -88,13 +87,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure the accuracies, print them, and write files and plots."""
     args, data_args = parse_arguments((RobustnessArguments, ImageSourceOptions), argv, __doc__ or "")
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    try:
-        with keyboard_interrupts():
-            measure(args, data_args, given=given_arguments(argv))
-    except KeyboardInterrupt:
-        command = "the same command" + (" without --overwrite_output_dir" if args.overwrite_output_dir else "")
-        print(f"\nInterrupted. Finished accuracies are saved; {command} resumes.", file=sys.stderr)
-        sys.exit(130)
+    with keyboard_interrupts():
+        measure(args, data_args, given=given_arguments(argv))
 
 
 @contextmanager
@@ -105,10 +99,10 @@ def keyboard_interrupts() -> Iterator[None]:
     """
     received = False
 
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt(signal_number: int, frame: Any) -> None:
         nonlocal received
         received = True
-        signal.default_int_handler(number, frame)
+        signal.default_int_handler(signal_number, frame)
 
     previous = signal.signal(signal.SIGINT, interrupt)
     try:
@@ -156,8 +150,8 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
         raise ValueError(f"the images of {data_args.dataset_name} have no labels, so that accuracies are undefined.")
     if highest >= classifier.num_classes:
         raise ValueError(
-            f"the images have labels up to {highest}, but {name} has {classifier.num_classes} classes; set the data "
-            "set that it was trained on with --dataset_name."
+            f"the images have labels up to {highest}, but {name} has {classifier.num_classes} classes; set the "
+            "dataset that it was trained on with --dataset_name."
         )
     if args.top_k >= classifier.num_classes:
         raise ValueError(
@@ -215,7 +209,7 @@ def adopt_settings(
         if "train_classes" in settings or "value_column_name" in settings:
             raise ValueError(f"{run} is not a run of train_image_classification.py; other tasks have no accuracy.")
     elif "dataset_name" not in given:
-        raise ValueError("the model is not in the folder of a training run; set its data set with --dataset_name.")
+        raise ValueError("the model is not in the folder of a training run; set its dataset with --dataset_name.")
     for one in fields(data_args):
         if one.name in settings and one.name not in given | {"cache_dir"}:  # which may be a folder of another machine
             setattr(data_args, one.name, settings[one.name])
@@ -237,9 +231,9 @@ def load_batches(
         # A smaller sample with the same seed is a subset of a larger one.
         limit = min(limits, default=None)
         data = load_image_split(data_args, max_samples=limit, batch_size=args.batch_size, **common)
-        known = getattr(getattr(model, "config", None), "label2id", {})
-        if data.class_names and set(data.class_names) <= set(known):  # the split may lack classes of the training
-            indices = torch.tensor([known[name] for name in data.class_names], device=accelerator.device)
+        label2id = getattr(getattr(model, "config", None), "label2id", {})
+        if data.class_names and set(data.class_names) <= set(label2id):  # the split may lack classes of the training
+            indices = torch.tensor([label2id[name] for name in data.class_names], device=accelerator.device)
             data.batches.labels = indices[data.batches.labels]
         return data.batches
     options = ImageDataOptions(**asdict(data_args))
@@ -303,4 +297,4 @@ def report(result: "ReinitializationRobustness", args: RobustnessArguments, imag
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, "finished accuracies are saved; the same command, without --overwrite_output_dir, resumes")

@@ -32,10 +32,10 @@ class SearchArguments(Arguments):
     """Index, query and output."""
 
     index: str = argument(help="Folder of the index.")
-    query: str | None = argument(None, "Image file, folder of images, or name of a data set.")
+    query: str | None = argument(None, "Image file, folder of images, or name of a dataset.")
     text: str | None = argument(None, "Instead, a text, for a model such as CLIP.")
     top_k: int = argument(5, "Number of neighbors; a query that is in the index is one of them.", ge=1)
-    leave_out_query: bool = argument(False, "Leave out a neighbor that is the same file, or row of a data set.")
+    leave_out_query: bool = argument(False, "Leave out a neighbor that is the same file, or row of a dataset.")
     classes: list[str] | None = argument(
         None, "Find only images of these classes; that of an image without a label is its prediction, shown with a '?'."
     )
@@ -70,15 +70,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     if 0 < count < args.top_k:
         raise ValueError(f"--top_k must be at most {count:,}, the number of images to find; got {args.top_k}.")
     if args.text is not None:
-        found = index.search_texts([args.text], args.top_k, classes=args.classes)
+        neighbors = index.search_texts([args.text], args.top_k, classes=args.classes)
     else:
         source = ImageSource.of(args.query)
         options: dict[str, Any] = {"skip_unreadable": args.skip_unreadable_images, "progress": len(source) > 500}
         top_k = min(args.top_k + args.leave_out_query, count)
-        found = index.search(source, top_k, classes=args.classes, **options)
+        neighbors = index.search(source, top_k, classes=args.classes, **options)
         if args.leave_out_query:
-            found = leave_out_queries(index, found, source, args.top_k)
-    rows = make_table(index, found)
+            neighbors = leave_out_queries(index, neighbors, source, args.top_k)
+    rows = make_table(index, neighbors)
     if not rows:
         raise ValueError("no image is left to find; leave out --leave_out_query.")
     if args.table is None:
@@ -88,64 +88,54 @@ def main(argv: Sequence[str] | None = None) -> None:
             write_csv(rows, file)
         print(f"wrote     {args.table}: {len(rows):,} rows")
     if args.contact_sheet is not None:
-        queries = [source.open(row) if source else None for row in found.queries.get("row", [0])[:MOST_QUERIES]]
-        sheet = draw_contact_sheet(index, found, queries)
+        queries = [source.open(row) if source else None for row in neighbors.queries.get("row", [0])[:MOST_QUERIES]]
+        sheet = draw_contact_sheet(index, neighbors, queries)
         with atomic_file(args.contact_sheet) as unfinished:
             sheet.save(unfinished, "PNG")
-        print(f"wrote     {args.contact_sheet}: {len(queries)} of {len(found.rows)} queries")
+        print(f"wrote     {args.contact_sheet}: {len(queries)} of {len(neighbors.rows)} queries")
 
 
-def leave_out_queries(index: "ImageIndex", found: "Neighbors", source: "ImageSource", top_k: int) -> "Neighbors":
-    """Return neighbors without the queries themselves, top_k per query.
-
-    Args:
-        index: The index.
-        found: The neighbors, top_k + 1 per query.
-        source: The queries.
-        top_k: Number of neighbors to keep.
-    """
-    queries = [str(Path(source.name) / name) for name in found.queries["file"]]
-    pairs = zip(found.rows.tolist(), queries, strict=True)
-    same = found.rows.new_tensor([[row >= 0 and index.path(row) == query for row in rows] for rows, query in pairs])
+def leave_out_queries(index: "ImageIndex", neighbors: "Neighbors", source: "ImageSource", top_k: int) -> "Neighbors":
+    """Return the neighbors of queries, of which there are top_k + 1 each, without the queries themselves."""
+    queries = [str(Path(source.name) / name) for name in neighbors.queries["file"]]
+    pairs = zip(neighbors.rows.tolist(), queries, strict=True)
+    same = neighbors.rows.new_tensor([[row >= 0 and index.path(row) == query for row in rows] for rows, query in pairs])
     order = same.argsort(dim=1, stable=True)[:, :top_k]  # queries are moved to the end
-    rows = found.rows.masked_fill(same.bool(), -1)
-    return replace(found, rows=rows.gather(1, order), distances=found.distances.gather(1, order))
+    rows = neighbors.rows.masked_fill(same.bool(), -1)
+    return replace(neighbors, rows=rows.gather(1, order), distances=neighbors.distances.gather(1, order))
 
 
-def make_table(index: "ImageIndex", found: "Neighbors") -> list[dict[str, Any]]:
+def make_table(index: "ImageIndex", neighbors: "Neighbors") -> list[dict[str, Any]]:
     """Return one row per neighbor: query, rank, id, file, class, distance, and the certainty of query and neighbor.
 
     Paths below the working directory are relative to it. A class with a question mark is a prediction.
     """
     classes, rows, here = index.classes(mark="?"), [], f"{Path.cwd()}/"
-    for query, (neighbors, distances) in enumerate(zip(found.rows.tolist(), found.distances.tolist(), strict=True)):
-        for rank, (row, distance) in enumerate(zip(neighbors, distances, strict=True), start=1):
+    for query, pairs in enumerate(zip(neighbors.rows.tolist(), neighbors.distances.tolist(), strict=True)):
+        for rank, (row, distance) in enumerate(zip(*pairs, strict=True), start=1):
             if row < 0:
                 continue
-            cells = {"query": found.queries["file"][query].removeprefix(here), "rank": rank}
+            cells = {"query": neighbors.queries["file"][query].removeprefix(here), "rank": rank}
             cells |= {"id": index.images["id"][row], "file": index.path(row).removeprefix(here), "class": classes[row]}
             cells["distance"] = f"{round(distance, 6):.6g}"
             for name in ("confidence", "concentration"):
-                if name in found.queries:
+                if name in neighbors.queries:
                     certainty = index.images.get(name, {row: None})[row]
-                    cells[f"query_{name}"] = f"{found.queries[name][query]:.4g}"
+                    cells[f"query_{name}"] = f"{neighbors.queries[name][query]:.4g}"
                     cells[name] = "" if certainty is None else f"{certainty:.4g}"
             rows.append(cells)
     return rows
 
 
-def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequence[Any]) -> Any:
+def draw_contact_sheet(index: "ImageIndex", neighbors: "Neighbors", queries: Sequence[Any]) -> Any:
     """Draw a row of images per query: the query, and its neighbors with distance and class; "?" marks predictions.
 
-    Args:
-        index: The index.
-        found: The neighbors.
-        queries: Image of each query, or None for a text.
+    The image of a query that is a text is None.
     """
     from PIL import Image, ImageDraw
 
     classes = index.classes(mark="?")
-    sheet = Image.new("RGB", ((found.rows.shape[1] + 1) * CELL, len(queries) * (CELL + TEXT)), "white")
+    sheet = Image.new("RGB", ((neighbors.rows.shape[1] + 1) * CELL, len(queries) * (CELL + TEXT)), "white")
     draw = ImageDraw.Draw(sheet)
 
     def place(column: int, line: int, image: Any, text: str) -> None:
@@ -157,8 +147,8 @@ def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequenc
         draw.multiline_text((left + 3, top + CELL), text, fill="black", font_size=10, spacing=1)
 
     for line, image in enumerate(queries):
-        place(0, line, image, f"query\n{Path(found.queries['file'][line]).name[:22]}")
-        for column, row in enumerate(found.rows[line].tolist(), start=1):
+        place(0, line, image, f"query\n{Path(neighbors.queries['file'][line]).name[:22]}")
+        for column, row in enumerate(neighbors.rows[line].tolist(), start=1):
             if row < 0:
                 continue
             try:
@@ -166,7 +156,7 @@ def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequenc
                 note = classes[row].removesuffix("?")[:22] + "?" * classes[row].endswith("?")
             except (ValueError, OSError):
                 neighbor, note = None, "(missing or changed)"
-            place(column, line, neighbor, f"{round(float(found.distances[line, column - 1]), 4):.4g}\n{note}")
+            place(column, line, neighbor, f"{round(float(neighbors.distances[line, column - 1]), 4):.4g}\n{note}")
     return sheet
 
 

@@ -73,7 +73,7 @@ def build_page(index: "ImageIndex") -> Any:
                     type="filepath", image_mode=None, label="Image", sources=["upload", "clipboard"], height=260
                 )
                 text = gr.Textbox(label="Text", visible=index.encoder.embeds_texts, info="Instead of an image.")
-                chosen = gr.Dropdown(classes, multiselect=True, label="Classes", info=shown)
+                class_filter = gr.Dropdown(classes, multiselect=True, label="Classes", info=shown)
                 count = gr.Slider(1, min(50, len(index)), min(10, len(index)), step=1, label="Neighbors")
                 button = gr.Button("Search", variant="primary")
             with gr.Column(scale=2):
@@ -81,14 +81,14 @@ def build_page(index: "ImageIndex") -> Any:
                 gallery = gr.Gallery(label="Neighbors", columns=5, object_fit="contain", height="auto")
 
         def find(path: str | None, *inputs: Any) -> Any:
-            # gradio lets clients of its API name any file, and with the suffix of an SVG any folder or data set.
+            # gradio lets clients of its API name any file, and with the suffix of an SVG any folder or dataset.
             if path and not (
                 os.path.isfile(path) and Path(image.GRADIO_CACHE).resolve() in Path(path).resolve().parents
             ):
                 raise gr.Error("upload an image.", print_exception=False)
             return show(index, path, *inputs)
 
-        inputs = [image, text, chosen, count]
+        inputs = [image, text, class_filter, count]
         for event in (image.upload, text.submit, button.click):
             event(find, inputs, [note, gallery])
     return page
@@ -102,20 +102,20 @@ def show(index: "ImageIndex", image: Any, text: str, classes: list[str], count: 
         if image is None and not text:
             raise ValueError("choose an image first.")
         if image is None:
-            found = index.search_texts([text], k, classes=classes or None)
+            neighbors = index.search_texts([text], k, classes=classes or None)
         else:
-            found = index.search(image, k, classes=classes or None, progress=False)
+            neighbors = index.search(image, k, classes=classes or None, progress=False)
     except (ValueError, OSError) as error:
         return f"<b>Error</b>: {html.escape(str(error))}", []
-    return html.escape(describe(found.queries, 0, "Query")), list_neighbors(index, found)
+    return html.escape(describe(neighbors.queries, 0, "Query")), list_neighbors(index, neighbors)
 
 
-def list_neighbors(index: "ImageIndex", found: "Neighbors") -> list[Any]:
+def list_neighbors(index: "ImageIndex", neighbors: "Neighbors") -> list[Any]:
     """Return the image and the caption of each neighbor of the first query; "?" marks predicted classes."""
     from PIL import Image
 
     names, items = index.classes(mark="?"), []
-    for row, distance in zip(found.rows[0].tolist(), found.distances[0].tolist(), strict=True):
+    for row, distance in zip(neighbors.rows[0].tolist(), neighbors.distances[0].tolist(), strict=True):
         if row < 0:
             continue
         try:
@@ -130,10 +130,10 @@ def list_neighbors(index: "ImageIndex", found: "Neighbors") -> list[Any]:
 
 def describe(columns: dict[str, list[Any]], row: int, title: str) -> str:
     """Describe the prediction and the certainty of an image."""
-    known = [name for name in ("prediction", "confidence", "concentration") if name in columns]
-    values = [columns[name][row] for name in known]
+    names = [name for name in ("prediction", "confidence", "concentration") if name in columns]
+    values = [columns[name][row] for name in names]
     shown = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
-    return f"{title}: " + (", ".join(f"{name} {value}" for name, value in zip(known, shown, strict=True)) or "unknown")
+    return f"{title}: " + (", ".join(f"{name} {value}" for name, value in zip(names, shown, strict=True)) or "unknown")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ python recipes/visualize_embeddings.py --embeddings outputs/embeddings/mnist-tes
 python recipes/visualize_embeddings.py --embeddings outputs/embeddings/mnist-vmf \
     --beside outputs/embeddings/mnist-cosine outputs/embeddings/mnist-spherized
 
-The embeddings come from `recipes/extract_embeddings.py`, or are any data set with the column `embedding` (and `label`,
+The embeddings come from `recipes/extract_embeddings.py`, or are any dataset with the column `embedding` (and `label`,
 for colors). Embeddings with 2 or 3 coordinates are plotted without projection. Others are projected on the leading
 principal directions about the origin (PCA on the sphere), which is stated in the pictures. From the provenance that
 `extract_embeddings.py` stores, the class directions or prototypes of the model and thumbnails of the images are loaded.
@@ -36,7 +36,7 @@ FILES = ("sphere.png", "circle.png", "angles.png", "sphere.html", "gallery.png")
 class VisualizationArguments(Arguments):
     """Embeddings and pictures."""
 
-    embeddings: str = argument(help="Embeddings: a folder written by recipes/extract_embeddings.py, or a data set.")
+    embeddings: str = argument(help="Embeddings: a folder written by recipes/extract_embeddings.py, or a dataset.")
     output_dir: str | None = argument(None, "Output folder; <embeddings>/pictures if not set.")
     overwrite_output_dir: bool = argument(False, "Replace the pictures in output_dir.")
     pictures: list[str] | None = argument(
@@ -47,10 +47,10 @@ class VisualizationArguments(Arguments):
     beside: list[str] = argument(list, "Further embeddings of the same classes, for the gallery.")
     dim: Literal[2, 3] | None = argument(None, "2 for the circle, 3 for the sphere; default: as the embeddings.")
     lengths: bool = argument(False, "Plot embeddings with 2 coordinates in the plane, with their norms.")
-    split: str | None = argument(None, "Split to read, for data sets with several splits.")
+    split: str | None = argument(None, "Split to read, for datasets with several splits.")
     max_samples: int | None = argument(None, "Maximum number of embeddings, sampled at random.", ge=1)
     seed: int = argument(0, "Seed of the samples of --max_samples.", **SEED)
-    title: str | None = argument(None, "Title; model and data set if not set.")
+    title: str | None = argument(None, "Title; model and dataset if not set.")
     no_directions: bool = argument(False, "Omit the class directions.")
     no_thumbnails: bool = argument(False, "Omit the images from the interactive page.")
     cache_dir: str | None = argument(None, "Folder for decoded images; in the Hugging Face home if not set.")
@@ -66,7 +66,7 @@ class VisualizationArguments(Arguments):
         if self.lengths and self.dim == 3:
             raise ValueError("--lengths plots the plane and --dim 3 the sphere; set only one of them.")
         if self.output_dir is None and not read_whole(self.embeddings, Path.is_dir):
-            raise ValueError(f"{self.embeddings} is not a folder. If it is a data set on the Hub, set --output_dir.")
+            raise ValueError(f"{self.embeddings} is not a folder. If it is a dataset on the Hub, set --output_dir.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -91,16 +91,16 @@ def visualize(args: VisualizationArguments) -> None:
     from hf_sphere.utils.files import write_json
     from hf_sphere.visualization import EmbeddingPictures
 
-    chosen = choose_pictures(args)
+    pictures = choose_pictures(args)
     output = Path(args.output_dir or Path(args.embeddings) / "pictures")
     check_results_dir(output, overwrite=args.overwrite_output_dir)
     options = {"dim": args.dim, "lengths": args.lengths, "title": args.title, "directions": not args.no_directions}
     reading = {"split": args.split, "max_samples": args.max_samples, "seed": args.seed}
-    own = EmbeddingPictures(read_embeddings(args.embeddings, **reading), **options)
+    drawn = EmbeddingPictures(read_embeddings(args.embeddings, **reading), **options)
     others = [EmbeddingPictures(read_embeddings(x, needed=["label"], **reading), **options) for x in args.beside]
-    own.check_gallery(others)
-    results = own.measure()
-    print(own.data.name)
+    drawn.check_gallery(others)
+    results = drawn.measure()
+    print(drawn.data.name)
     for name, value in results.items():
         print(f"{name.replace('_', ' '):<22}{value:>9,.6g}")
     with results_dir(output, [*FILES, RESULTS_FILE, RUN_FILE], overwrite=args.overwrite_output_dir):
@@ -109,19 +109,19 @@ def visualize(args: VisualizationArguments) -> None:
         print(f"saved {output / RESULTS_FILE}")
         loading = {"cache_dir": args.cache_dir, "progress": not args.disable_tqdm}
         draw = {
-            "sphere": ("circle.png" if own.dim == 2 else "sphere.png", own.plot),
-            "angles": ("angles.png", own.plot_angles),
-            "interactive": ("sphere.html", partial(own.write_page, thumbnails=not args.no_thumbnails, **loading)),
-            "gallery": ("gallery.png", partial(own.plot_gallery, others=others, title=args.title or "")),
+            "sphere": ("circle.png" if drawn.dim == 2 else "sphere.png", drawn.plot),
+            "angles": ("angles.png", drawn.plot_angles),
+            "interactive": ("sphere.html", partial(drawn.write_page, thumbnails=not args.no_thumbnails, **loading)),
+            "gallery": ("gallery.png", partial(drawn.plot_gallery, others=others, title=args.title or "")),
         }
-        for picture in chosen:
+        for picture in pictures:
             name, plot = draw[picture]
             plot(output / name)
             if (output / name).exists():
                 print(f"drew  {output / name}")
-    for each in (own, *others):
+    for each in (drawn, *others):
         for note in each.notes:
-            print(f"Note: {note if each is own else f'{each.data.name}: {note}'}")
+            print(f"Note: {note if each is drawn else f'{each.data.name}: {note}'}")
 
 
 def choose_pictures(args: VisualizationArguments) -> list[str]:
@@ -132,21 +132,21 @@ def choose_pictures(args: VisualizationArguments) -> list[str]:
     """
     from hf_sphere.visualization import check_matplotlib, check_plotly
 
-    chosen: list[str] = []
+    pictures: list[str] = []
     missing: dict[str, ImportError] = {}
     for picture in dict.fromkeys(args.pictures or [*DEFAULT_PICTURES, *(["gallery"] if args.beside else [])]):
         try:
             (check_plotly if picture == "interactive" else check_matplotlib)()
-            chosen.append(picture)
+            pictures.append(picture)
         except ImportError as error:
             if args.pictures:
                 raise
             missing[str(error)] = error
-    if not chosen:
+    if not pictures:
         raise next(iter(missing.values()))
     for message in missing:
         print(f"Note: {message}")
-    return chosen
+    return pictures
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
 """Shared fixtures: no network, golden values, and external data if available."""
 
+import importlib.util
 import json
 import os
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any Hugging Face library is imported
 
@@ -54,6 +58,33 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def load_file() -> Callable[[str], ModuleType]:
+    """Import a Python file of the repository that is in no package, by its path."""
+
+    def load(path: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(path.removesuffix(".py").replace("/", "_"), ROOT / path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser; the test is skipped if there is none."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip("needs Chromium or Chrome")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 class Golden(dict[str, torch.Tensor]):

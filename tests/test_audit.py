@@ -1,6 +1,5 @@
 """The audit of the dependencies reports what it checked."""
 
-import importlib.util
 from types import ModuleType
 
 import pytest
@@ -11,11 +10,8 @@ UNKNOWN = {"name": "unknown", "skip_reason": "not found"}
 
 
 @pytest.fixture(scope="module")
-def audit(root) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("audit", root / ".ci" / "audit.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def audit(load_file) -> ModuleType:
+    return load_file(".ci/audit.py")
 
 
 def test_packages_without_vulnerabilities_pass(audit):

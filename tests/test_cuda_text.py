@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertForMaskedLM, BertModel
 
-from hf_sphere import SphereBertConfig, SphereBertForMaskedLM, calibrate_spherization
+from hf_sphere import SphereBertConfig, SphereBertForMaskedLM, fit_spherization
 from hf_sphere.analogies import LanguageModel, Question, score_questions
 from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
 
@@ -55,7 +55,7 @@ def test_calibration_matches_the_cpu():
     weights = []
     for device in ("cpu", "cuda"):
         fitted = copy.deepcopy(model).to(device)
-        (fit,) = calibrate_spherization(fitted, reference.to(device), batches, ridge=1e-3)
+        (fit,) = fit_spherization(fitted, reference.to(device), batches, ridge=1e-3)
         weights.append(fitted.bert.encoder.layer[-1].output.spherical.linear.weight.cpu())
         assert fit.num_tokens == 2000
     torch.testing.assert_close(*weights, rtol=1e-2, atol=1e-3)

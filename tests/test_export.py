@@ -16,7 +16,6 @@ from hf_sphere import (
     SphereVisionModel,
 )
 from hf_sphere.export import export_onnx
-from hf_sphere.models.sphere_text.encoders import find_encoder
 from hf_sphere.nn.heads import HEADS, build_head
 
 TEXTS = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24}
@@ -83,9 +82,8 @@ def test_onnx_file_of_a_spherized_vit_equals_it_at_any_batch_size(image_size, tm
 
 def text_model(name: str, **sizes: int) -> Any:
     """A small spherized encoder, by the name of its class without `Sphere`."""
-    row, _ = find_encoder(f"Sphere{name}")
-    config = getattr(hf_sphere, f"Sphere{row.prefix}Config")(**TEXTS | MORE.get(row.prefix, {}) | sizes)
-    return getattr(hf_sphere, f"Sphere{name}")(config).eval()
+    kind, prefix = getattr(hf_sphere, f"Sphere{name}"), name.partition("For")[0].removesuffix("Model")
+    return kind(kind.config_class(**TEXTS | MORE.get(prefix, {}) | sizes)).eval()
 
 
 def texts(size: int, length: int, *names: str) -> dict[str, Tensor]:

@@ -229,10 +229,10 @@ def read_settings(config: str) -> dict[str, Any]:
 def resolve_head_options(head: str) -> dict[str, Any]:
     """Return the default options of a head, without those that change its results only by rounding."""
     from hf_sphere.nn import HEADS  # imports torch
-    from hf_sphere.nn.heads.base import head_options
+    from hf_sphere.utils.options import keyword_options
 
     ignored = ("blockwise", "shard_classes")
-    return {name: option.default for name, option in head_options(HEADS[head]).items() if name not in ignored}
+    return {name: option.default for name, option in keyword_options(HEADS[head]).items() if name not in ignored}
 
 
 def split_config(config: str) -> list[str]:
@@ -300,12 +300,12 @@ def _check_options(run: PlannedRun) -> None:
     if not any(mapping in ("head_kwargs", "spherization") and option for mapping, _, option in changed):
         return
     from hf_sphere.nn import HEADS, Spherization  # imports torch
-    from hf_sphere.nn.heads.base import head_options
+    from hf_sphere.utils.options import keyword_options
 
     settings = read_settings(run.config) | run.overrides()
     head = HEADS.get(settings.get("head", "spherized"))
     known = {"spherization": list(inspect.signature(Spherization).parameters)}
-    known |= {"head_kwargs": list(head_options(head))} if head is not None else {}
+    known |= {"head_kwargs": list(keyword_options(head))} if head is not None else {}
     for mapping, _, option in changed:
         if option and option not in known.get(mapping, [option]):
             raise QueueError(

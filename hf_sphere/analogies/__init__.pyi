@@ -1,11 +1,7 @@
 from .evaluation import Scores as Scores, measure_questions as measure_questions, score_questions as score_questions
 from .language_model import LanguageModel as LanguageModel
 from .likelihoods import ScoreCache as ScoreCache
-from .prompts import (
-    NEGATIVE_PERMUTATIONS as NEGATIVE_PERMUTATIONS,
-    POSITIVE_PERMUTATIONS as POSITIVE_PERMUTATIONS,
-    TEMPLATES as TEMPLATES,
-)
+from .prompts import TEMPLATES as TEMPLATES
 from .questions import (
     Question as Question,
     chance_level as chance_level,
@@ -17,8 +13,6 @@ from .search import (
     SearchResult as SearchResult,
     Selection as Selection,
     SelectionNoise as SelectionNoise,
-    bootstrap_interval as bootstrap_interval,
-    join_results as join_results,
     search_configurations as search_configurations,
     select_configuration as select_configuration,
     selection_noise as selection_noise,

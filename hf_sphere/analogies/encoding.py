@@ -26,11 +26,8 @@ def encode(
 ) -> list[Encoding]:
     """Tokenize sentences.
 
-    Args:
-        language_model: The model whose tokenizer is used.
-        sentences: The sentences.
-        words: Find the tokens of every word in `spans`. A token belongs to a word if they share a character.
-        start_token: Token to add before a sentence if the tokenizer adds none.
+    With `words`, find the tokens of every word in `spans`: a token belongs to a word if they share a character.
+    `start_token` is added before a sentence if the tokenizer adds none.
 
     Raises:
         ValueError: If a text is empty or too long for the model, a sentence has hidden words but the model is not
@@ -56,28 +53,28 @@ def encode(
         verbose=False,  # texts that are too long raise an error below
     )
     encodings = []
-    for number, sentence in enumerate(sentences):
-        ids = np.array(output["input_ids"][number], dtype=np.int64)
-        special = np.array(output["special_tokens_mask"][number], dtype=bool)
-        found = {
-            word: _find_word(sentence, word, output["offset_mapping"][number]) & ~special
+    for index, sentence in enumerate(sentences):
+        ids = np.array(output["input_ids"][index], dtype=np.int64)
+        special = np.array(output["special_tokens_mask"][index], dtype=bool)
+        masks = {
+            word: _find_word(sentence, word, output["offset_mapping"][index]) & ~special
             for word in (range(len(sentence.spans)) if words else sentence.hidden)
         }
         for word in sentence.hidden:
-            ids[found[word]] = tokenizer.mask_token_id
+            ids[masks[word]] = tokenizer.mask_token_id
         plain = ~special
         if tokenizer.mask_token_id is not None:
             plain &= ids != tokenizer.mask_token_id
-        of_words = np.array(list(found.values()) if words else [], dtype=bool).reshape(-1, len(ids))
+        of_words = np.array(list(masks.values()) if words else [], dtype=bool).reshape(-1, len(ids))
         if start_token is not None and not special[:1].any():
             ids, plain = np.insert(ids, 0, start_token), np.insert(plain, 0, False)
             of_words = np.insert(of_words, 0, False, axis=1)
-        limit, known = language_model.max_length, language_model.vocabulary_size
+        limit, num_tokens = language_model.max_length, language_model.vocabulary_size
         if limit is not None and len(ids) > limit:
             allowed = f"{language_model.name} accepts up to {limit} tokens"
             raise ValueError(f"{allowed}, but this sentence has {len(ids)}: {sentence.text!r}. Shorten it.")
-        if len(ids) and ids.max() >= known:
-            problem = f"{sentence.text!r} has token {ids.max()}, but {language_model.name} has only {known} tokens"
+        if len(ids) and ids.max() >= num_tokens:
+            problem = f"{sentence.text!r} has token {ids.max()}, but {language_model.name} has only {num_tokens} tokens"
             raise ValueError(f"{problem}. Use the tokenizer of this model.")
         encodings.append(Encoding(ids, plain, of_words))
     return encodings
@@ -110,8 +107,8 @@ def _find_word(sentence: Sentence, word: int, offsets: Sequence[tuple[int, int]]
     starts, ends = np.array(offsets).reshape(-1, 2).T
     tokens = np.maximum(starts, first) < np.minimum(ends, end)
     if not tokens.any():
-        place = f"{sentence.text[first:end]!r}, characters {first} to {end} of {sentence.text!r},"
-        raise ValueError(f"{place} has no token: the span is wrong, or the tokenizer drops these characters.")
+        where = f"{sentence.text[first:end]!r}, characters {first} to {end} of {sentence.text!r},"
+        raise ValueError(f"{where} has no token: the span is wrong, or the tokenizer drops these characters.")
     return tokens
 
 

@@ -50,6 +50,9 @@ questions. val. noise: 95 % quantile of the same search on shuffled scores.
 Splits = tuple[list[Question], list[Question]]
 """Validation questions, to select configurations on, and test questions, to report accuracies on."""
 
+Grid = Literal["full", "published", "none"]
+"""Search space besides templates: all weights and aggregations, those of Ushio et al., or none."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -162,38 +165,25 @@ def _check(scoring: Scoring, questions: Sequence[Question], cache: ScoreCache | 
         raise ValueError(f"scoring {scoring.name!r} has no perplexities to cache; omit `cache`.")
 
 
-@dataclass(frozen=True)
-class AnalogyEvaluation:
-    """Searches configurations for one model, and answers questions with one configuration.
+def search_templates(
+    engine: Engine, questions: Sequence[Question], scoring: str, templates: Sequence[str | None], grid: Grid = "full"
+) -> SearchResult:
+    """Answer questions with every configuration of a scoring and each of its templates, None for its default."""
+    answers_of(questions)  # raises an error if one is missing
+    configurations = [untuned_configuration(scoring, template) for template in templates]
+    if grid == "none":
+        columns = {"scoring": (scoring,) * len(templates), "template": tuple(templates)}
+        costs = [answer_questions(engine, questions, configuration).costs.T for configuration in configurations]
+        return SearchResult.of_choices(columns, lowest_costs(torch.stack(costs, dim=1)), questions)
+    axes = PUBLISHED_GRID if grid == "published" else None
+    measured = (build_scoring(**configuration).measure(questions, engine) for configuration in configurations)
+    return join_results([search_configurations(measurements, questions, grid=axes) for measurements in measured])
 
-    Attributes:
-        engine: The model.
-        grid: Search space besides templates: `full`, all weights and aggregations; `published`, those of Ushio et al.;
-            `none`, templates only.
-    """
 
-    engine: Engine
-    grid: Literal["full", "published", "none"] = "full"
-
-    def search(self, questions: Sequence[Question], scoring: str, templates: Sequence[str | None]) -> SearchResult:
-        """Answer questions with every configuration of a scoring and each of its templates, None for its default."""
-        answers_of(questions)  # raises an error if one is missing
-        configurations = [untuned_configuration(scoring, template) for template in templates]
-        if self.grid == "none":
-            columns = {"scoring": (scoring,) * len(templates), "template": tuple(templates)}
-            costs = [self.answer(questions, configuration).costs.T for configuration in configurations]
-            return SearchResult.of_choices(columns, lowest_costs(torch.stack(costs, dim=1)), questions)
-        grid = PUBLISHED_GRID if self.grid == "published" else None
-        measured = (build_scoring(**one).measure(questions, self.engine) for one in configurations)
-        return join_results([search_configurations(one, questions, grid=grid) for one in measured])
-
-    def answer(self, questions: Sequence[Question], configuration: Mapping[str, Any]) -> Scores:
-        """Answer questions with a configuration like those of `SearchResult`.
-
-        Only the permutations that it needs are scored.
-        """
-        check_questions(questions)
-        return Scores(build_scoring(**configuration).costs(questions, self.engine), choice_counts(questions))
+def answer_questions(engine: Engine, questions: Sequence[Question], configuration: Mapping[str, Any]) -> Scores:
+    """Answer questions with a configuration like those of `SearchResult`; only the permutations it needs are scored."""
+    check_questions(questions)
+    return Scores(build_scoring(**configuration).costs(questions, engine), choice_counts(questions))
 
 
 def untuned_configuration(scoring: str, template: str | None) -> dict[str, Any]:
@@ -212,13 +202,9 @@ def report_accuracy(
 ) -> dict[str, Any]:
     """Report the accuracy of the selected configuration, with the baselines to compare it with.
 
-    Args:
-        validation: Search on validation questions.
-        test: Q test questions.
-        answers: Their scores with the configuration that `select_configuration(validation)` selects.
-        untuned: Their scores with the default configuration.
-        num_shuffles: Number of searches on shuffled scores, for the noise level on validation questions.
-        seed: Seed of the noise level.
+    `answers` are the scores of the test questions with the configuration that `select_configuration(validation)`
+    selects, and `untuned` those with the default configuration. The noise level on validation questions is of
+    `num_shuffles` searches on shuffled scores.
 
     Returns:
         By name: `eval_accuracy` with its confidence interval; `chance_level`, which is also the expected accuracy of
@@ -252,7 +238,8 @@ def report_accuracy(
 class BenchmarkRun:
     """Evaluation of a model on benchmarks, with several scorings. Finished results are kept in a folder."""
 
-    evaluation: AnalogyEvaluation  # the model
+    engine: Engine  # the model
+    grid: Grid  # see `search_templates`
     benchmarks: Mapping[str, Splits]  # questions by name of the benchmark
     templates: Mapping[str, Sequence[str | None]]  # by scoring, the untuned one first; None for its default
     folder: Path  # folder of finished results
@@ -262,9 +249,9 @@ class BenchmarkRun:
 
     def path(self, benchmark: str, scoring: str) -> Path:
         """Return the file of a result, named by a digest of everything that the result depends on."""
-        settings = {"grid": self.evaluation.grid, "num_shuffles": self.num_shuffles, "seed": self.seed, "ties": "1/k"}
+        settings = {"grid": self.grid, "num_shuffles": self.num_shuffles, "seed": self.seed, "ties": "1/k"}
         questions = [[asdict(question) for question in split] for split in self.benchmarks[benchmark]]
-        fingerprint = self.evaluation.engine.language_model.fingerprint
+        fingerprint = self.engine.language_model.fingerprint
         basis = [scoring, list(self.templates[scoring]), settings, questions, fingerprint]
         return self.folder / f"{hashlib.sha256(json.dumps(basis).encode()).hexdigest()[:32]}.json"
 
@@ -277,7 +264,7 @@ class BenchmarkRun:
         path = self.path(benchmark, scoring)
         if not path.is_file():
             write_json(path, self._compute(benchmark, scoring))
-        names = {"model": self.evaluation.engine.language_model.name, "benchmark": benchmark, "scoring": scoring}
+        names = {"model": self.engine.language_model.name, "benchmark": benchmark, "scoring": scoring}
         return names | read_json(path)
 
     def print_results(self) -> list[dict[str, Any]]:
@@ -286,7 +273,7 @@ class BenchmarkRun:
         Raises:
             ValueError: If the model supports none of the scorings.
         """
-        model = self.evaluation.engine.language_model
+        model = self.engine.language_model
         print(f"\n{model.name}: {type(model.model).__name__}, {model.kind}, on {model.device} in {model.model.dtype}")
         supported = [scoring for scoring in self.templates if model.kind in scoring_class(scoring).kinds]
         skipped = ", ".join(scoring for scoring in self.templates if scoring not in supported)
@@ -309,14 +296,12 @@ class BenchmarkRun:
         untuned = untuned_configuration(scoring, templates[0])
         total = len(templates) * len(validation) + 2 * len(test)
         with tqdm(total=total, desc=f"{benchmark} {scoring}", leave=False, disable=self.disable_tqdm) as bar:
-            engine = replace(self.evaluation.engine, progress=bar.update)
-            evaluation = replace(self.evaluation, engine=engine)
-            search = evaluation.search(validation, scoring, templates)
+            engine = replace(self.engine, progress=bar.update)
+            search = search_templates(engine, validation, scoring, templates, self.grid)
             selected = select_configuration(search).configuration
-            answers = evaluation.answer(test, selected)
-            baseline = answers if selected == untuned else evaluation.answer(test, untuned)
-        settings = {"num_shuffles": self.num_shuffles, "seed": self.seed}
-        report = report_accuracy(search, test, answers, baseline, **settings)
+            answers = answer_questions(engine, test, selected)
+            baseline = answers if selected == untuned else answer_questions(engine, test, untuned)
+        report = report_accuracy(search, test, answers, baseline, num_shuffles=self.num_shuffles, seed=self.seed)
         return report | {"predictions": answers.predictions.tolist()}
 
 
@@ -350,10 +335,8 @@ def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: 
     single = entries[0] if len(entries) == 1 else {}
     top = {name: value for name, value in single.items() if name.startswith("eval_")}
     write_json(path, {**top, "results": entries, "averages": averages(entries)})
-    with (
-        atomic_file(path.with_name("results.csv")) as unfinished,
-        open(unfinished, "w", newline="", encoding="utf-8") as file,
-    ):
+    table = path.with_name("results.csv")
+    with atomic_file(table) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
         write_csv([entry | {"configuration": json.dumps(entry["configuration"])} for entry in entries], file)
 
 

@@ -95,7 +95,7 @@ class Rows:
         self.targets: dict[bytes, list[tuple[int, int, int]]] = {}
         self.ends: list[int] = []  # number of distinct rows of the sentences up to and including each sentence
         self.counts: list[int] = []  # number of scored tokens per sentence
-        for number, (ids, plain, _) in enumerate(encodings):
+        for index, (ids, plain, _) in enumerate(encodings):
             scored = np.flatnonzero(plain) if mask is not None else np.flatnonzero(plain[1:]) + 1
             for position in scored.tolist():
                 if mask is None:
@@ -103,7 +103,7 @@ class Rows:
                 else:
                     row, read = ids.copy(), position
                     row[position] = mask
-                self.targets.setdefault(row.tobytes(), []).append((read, int(ids[position]), number))
+                self.targets.setdefault(row.tobytes(), []).append((read, int(ids[position]), index))
             self.ends.append(len(self.targets))
             self.counts.append(len(scored))
 
@@ -142,21 +142,22 @@ def _score(
     reader = _LogitReader(language_model)
     with reader.reading():
         for first, end in itertools.pairwise([*starts.tolist(), len(sentences)]):
-            numbers = np.arange(ends[first], ends[end])
-            for batch in equal_length_batches(lengths[numbers], batch_tokens, batch_size):
-                chosen = numbers[batch].tolist()
-                ids = torch.from_numpy(np.stack([ids_of_rows[number] for number in chosen]))
-                found = [(row, *target) for row, number in enumerate(chosen) for target in targets[number]]
-                row, position, token, sentence = torch.tensor(found).T
-                places, which = torch.stack([row, position]).unique(dim=1, return_inverse=True)
-                logits = reader.read(ids, *places)
+            indices = np.arange(ends[first], ends[end])
+            for batch in equal_length_batches(lengths[indices], batch_tokens, batch_size):
+                batch_rows = indices[batch].tolist()
+                ids = torch.from_numpy(np.stack([ids_of_rows[index] for index in batch_rows]))
+                batch_targets = [(row, *target) for row, index in enumerate(batch_rows) for target in targets[index]]
+                row, position, token, sentence = torch.tensor(batch_targets).T
+                # Each position is read once, and -log softmax at a token is logsumexp(logits) - logits[token].
+                positions, target_of = torch.stack([row, position]).unique(dim=1, return_inverse=True)
+                logits = reader.read(ids, *positions)
                 logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-                negative_log_likelihoods = logits.logsumexp(-1)[which] - logits[which, token]
+                negative_log_likelihoods = logits.logsumexp(-1)[target_of] - logits[target_of, token]
                 losses.index_add_(0, sentence, negative_log_likelihoods.double().cpu())
-            for number in range(first, end):
-                if not losses[number].isfinite():
-                    what = f"{language_model.name} in {language_model.model.dtype} returns {losses[number]:.4g}"
-                    text = sentences[number].text
+            for index in range(first, end):
+                if not losses[index].isfinite():
+                    what = f"{language_model.name} in {language_model.model.dtype} returns {losses[index]:.4g}"
+                    text = sentences[index].text
                     raise ValueError(f"{what} for the likelihood of {text!r}. Load it with dtype=torch.float32.")
             yield list(zip(losses[first:end].tolist(), rows.counts[first:end], strict=True))
 
@@ -164,9 +165,12 @@ def _score(
 class _LogitReader:
     """Computes the logits of selected tokens.
 
-    Heads of masked models usually process each token independently, so a hook passes them the hidden states of the
-    selected tokens only, as one sequence. The first batch tests whether the head supports this; if not, for instance
-    because it mixes tokens, all logits are computed.
+    Of B sequences of L tokens, a sentence needs the logits of a few tokens, while the head of a masked model multiplies
+    each hidden state by the table of the vocabulary V, the largest part of the forward pass. Heads usually process each
+    token independently: then `head(H)[rows, positions] = head(H[rows, positions])` for the hidden states H. So a hook
+    on the modules outside the base model passes the first one that receives them, (B, L, H), only the M selected ones,
+    as one sequence (1, M, H), and the logits are (1, M, V). The first batch tests whether both sides are equal up to
+    rounding; if not, for instance because the head mixes tokens, all logits are computed.
     """
 
     def __init__(self, language_model: LanguageModel) -> None:
@@ -206,16 +210,19 @@ class _LogitReader:
         """Return whether the head computes the same logits for the selected tokens alone."""
         full = self._language_model.logits(ids)[rows, positions]
         try:
-            chosen = self._read_chosen(ids, rows, positions)
+            selected = self._read_chosen(ids, rows, positions)
         except (RuntimeError, ValueError, IndexError):  # the head needs the shape of the batch
             return False
-        if chosen.shape != (1, *full.shape):
+        if selected.shape != (1, *full.shape):
             return False
         tolerance = math.sqrt(torch.finfo(full.dtype).eps) * float(full.abs().max())
-        return bool((chosen[0] - full).abs().max() <= tolerance)
+        return bool((selected[0] - full).abs().max() <= tolerance)
 
     def _choose(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Hook of the head: the first module that receives hidden states (B, L, H) gets (1, M, H) instead."""
+        """Hook of the head: the first module that receives hidden states (B, L, H) gets (1, M, H) instead.
+
+        The head then costs M of the B L products with the vocabulary: one in L for a masked model.
+        """
         return tuple(map(self._cut, args)), {name: self._cut(value) for name, value in kwargs.items()}
 
     def _cut(self, value: Any) -> Any:

@@ -16,7 +16,7 @@ TEMPLATES: dict[str, str] = {
 """Templates of Ushio et al., "BERT is to NLP what AlexNet is to CV", ACL 2021, by name."""
 
 Permutation = tuple[int, ...]
-"""Index of the word among (a, b, c, d) at each of the four places of a template."""
+"""Index of the word among (a, b, c, d) in each of the four fields of a template."""
 
 
 def _permutations(names: str) -> tuple[Permutation, ...]:
@@ -42,7 +42,7 @@ class Sentence:
         text: The text.
         spans: Ranges of characters (first, one past the last) of the words a, b, c, d of the question, in this order,
             regardless of their order in the text.
-        hidden: Numbers of the words, 0 to 3, whose tokens are replaced by mask tokens and not scored.
+        hidden: Indices of the words, 0 to 3, whose tokens are replaced by mask tokens and not scored.
 
     Raises:
         ValueError: If a hidden word has no span.
@@ -73,27 +73,23 @@ def template_text(template: str) -> str:
 def _parse(text: str) -> tuple[tuple[str, str], ...]:
     """Split a template into pairs of a literal text and the field after it, which is empty at the end."""
     try:
-        pieces = tuple(string.Formatter().parse(text))
+        parsed = tuple(string.Formatter().parse(text))
     except ValueError:  # an unmatched brace
-        pieces = ()
-    fields = sorted(f"{field}{form}{conversion or ''}" for _, field, form, conversion in pieces if field is not None)
+        parsed = ()
+    fields = sorted(f"{field}{form}{conversion or ''}" for _, field, form, conversion in parsed if field is not None)
     if fields != ["a", "b", "c", "d"]:
         allowed = f"one of {', '.join(TEMPLATES)}, or a text with each of {{a}}, {{b}}, {{c}} and {{d}} once"
         raise ValueError(f"{text!r} is not a template. Use {allowed}.")
-    return tuple((literal, field or "") for literal, field, _, _ in pieces)
+    return tuple((literal, field or "") for literal, field, _, _ in parsed)
 
 
 def fill(
     template: str, words: Sequence[str], permutation: Sequence[int] = (0, 1, 2, 3), *, hidden: Sequence[int] = ()
 ) -> Sentence:
-    """Fill a template with four words.
+    """Fill a template with the words a, b, c, d of a question.
 
-    Args:
-        template: A name of `TEMPLATES`, or a text with the fields {a}, {b}, {c}, {d}, each once, in any order.
-        words: The words a, b, c, d of the question.
-        permutation: Indices of the words at the places of {a}, {b}, {c} and {d}: (1, 0, 3, 2) results in "b is to a
-            what d is to c".
-        hidden: Numbers of the words to replace by mask tokens.
+    `permutation` has the indices of the words at the fields {a}, {b}, {c} and {d}: (1, 0, 3, 2) results in "b is to a
+    what d is to c". `hidden` are the indices of the words to replace by mask tokens.
 
     Raises:
         ValueError: If the template does not have the four fields, or there are not four words.

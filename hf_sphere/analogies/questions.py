@@ -14,7 +14,7 @@ from hf_sphere.utils.loading import load_dataset
 
 Pair = tuple[str, str]  # two words in a relation
 COLUMNS = ("stem", "choice", "answer")
-"""Required columns of a data set of questions; `prefix`, the group of a question, is optional."""
+"""Required columns of a dataset of questions; `prefix`, the group of a question, is optional."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Question:
 def load_questions(
     name: str = "relbert/analogy_questions", config: str = "sat", split: str = "test", *, revision: str | None = None
 ) -> list[Question]:
-    """Load the questions of a data set.
+    """Load the questions of a dataset.
 
     The five sets of Ushio et al., "BERT is to NLP what AlexNet is to CV", ACL 2021, are the configurations `sat`, `u2`,
     `u4`, `google` and `bats` of `relbert/analogy_questions`, with the splits `validation` and `test`.
 
     Args:
         name: Hub id or folder; in a folder, each configuration is a subfolder with parquet files.
-        config: Configuration of the data set, one set of questions.
+        config: Configuration of the dataset, one set of questions.
         split: Split; configurations of a scoring are selected on `validation` and reported on `test`.
-        revision: Revision on the Hub. If `datasets` refuses a data set because it is a script, the branch
+        revision: Revision on the Hub. If `datasets` refuses a dataset because it is a script, the branch
             `refs/convert/parquet` has the same data as parquet files.
 
     Raises:
@@ -63,8 +63,7 @@ def load_questions(
         rows = load_dataset(str(folder), split=split)
     else:
         rows = load_dataset(name, config, split=split, revision=revision)
-    missing = [column for column in COLUMNS if column not in rows.column_names]
-    if missing:
+    if any(column not in rows.column_names for column in COLUMNS):
         columns = ", ".join(COLUMNS)
         raise ValueError(f"questions have the columns {columns}; {name} has {', '.join(rows.column_names)}. Rename.")
     groups = rows["prefix"][:] if "prefix" in rows.column_names else None
@@ -115,12 +114,12 @@ def check_questions(questions: Sequence[Question], *, answered: bool = False) ->
     """
     if not questions:
         raise ValueError("there are no questions; give at least one.")
-    for number, question in enumerate(questions):
+    for index, question in enumerate(questions):
         problem = _problem(question)
         if problem is None and answered and question.answer is None:
             problem = "has no answer; give the index of the correct choice, from 0"
         if problem is not None:
-            raise ValueError(f"question {number}, {question.stem} to {question.choices}, {problem}.")
+            raise ValueError(f"question {index}, {question.stem} to {question.choices}, {problem}.")
 
 
 def _problem(question: Question) -> str | None:
@@ -169,4 +168,4 @@ def sample_questions(questions: Sequence[Question], count: int | None, *, seed: 
     """Sample at most `count` questions, keeping their order; None for all."""
     if count is None or count >= len(questions):
         return list(questions)
-    return [questions[number] for number in sorted(random.Random(seed).sample(range(len(questions)), count))]
+    return [questions[index] for index in sorted(random.Random(seed).sample(range(len(questions)), count))]

@@ -74,8 +74,8 @@ class SearchResult:
     def of_choices(cls, columns: dict[str, tuple[Any, ...]], lowest: Tensor, questions: Sequence[Question]) -> Self:
         """Compare the choices with the lowest costs, (K, C, Q), with the answers of the questions."""
         answers = answers_of(questions)
-        parts = lowest.split(ROWS_AT_A_TIME, dim=1)
-        accuracy = torch.cat([probability_correct(part, answers).mean(dim=1) for part in parts])
+        chunks = lowest.split(ROWS_AT_A_TIME, dim=1)
+        accuracy = torch.cat([probability_correct(chunk, answers).mean(dim=1) for chunk in chunks])
         return cls(columns, lowest, answers, choice_counts(questions), accuracy)
 
     @property
@@ -86,9 +86,9 @@ class SearchResult:
     def __len__(self) -> int:
         return self.lowest.shape[1]
 
-    def configuration(self, number: int) -> dict[str, Any]:
+    def configuration(self, index: int) -> dict[str, Any]:
         """Return the options of a configuration, as arguments of `score_questions`."""
-        values = {name: column[number] for name, column in self.columns.items()}
+        values = {name: column[index] for name, column in self.columns.items()}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
@@ -158,14 +158,14 @@ def search_configurations(
     )
     shape = (int(counts.max()), len(weights), len(settings), len(positives), len(negatives), len(questions))
     lowest = torch.empty(shape, dtype=torch.bool)
-    for number, setting in enumerate(settings):
+    for setting_index, setting in enumerate(settings):
         costs = dataclasses.replace(scoring, **setting).permutation_costs(measurements.terms)
         positive = torch.stack([aggregate(costs[:, :NUM_POSITIVE], name, 1) for name in positives])
         negative = torch.stack([aggregate(costs[:, NUM_POSITIVE:], name, 1) for name in negatives])
         positive = positive.where(measurements.exists, torch.inf).movedim(-1, 0).unsqueeze(2).contiguous()
         negative = negative.where(measurements.exists, 0.0).movedim(-1, 0).unsqueeze(1).contiguous()
-        for place, weight in enumerate(weights):
-            lowest[:, place, number] = lowest_costs(positive - weight * negative)
+        for weight_index, weight in enumerate(weights):
+            lowest[:, weight_index, setting_index] = lowest_costs(positive - weight * negative)
     lowest = lowest.flatten(1, -2)
     fixed = {"scoring": scoring.name, "template": getattr(scoring, "template", None)}
     columns = {name: (value,) * lowest.shape[1] for name, value in fixed.items()}
@@ -174,16 +174,10 @@ def search_configurations(
 
 
 def join_results(results: Sequence[SearchResult]) -> SearchResult:
-    """Concatenate searches on the same questions, such as those of several templates.
-
-    Args:
-        results: One or more, the simplest first.
+    """Concatenate searches on the same questions, such as those of several templates, the simplest first.
 
     Raises:
         ValueError: If they are on different questions.
-
-    Example:
-        >>> join_results([search_configurations(measured, questions) for measured in by_template])  # doctest: +SKIP
     """
     first = results[0]
     if not all(torch.equal(first.answers, result.answers) for result in results):
@@ -192,7 +186,7 @@ def join_results(results: Sequence[SearchResult]) -> SearchResult:
     columns = {name: [result.columns.get(name, (None,) * len(result)) for result in results] for name in names}
     return dataclasses.replace(
         first,
-        columns={name: tuple(itertools.chain.from_iterable(parts)) for name, parts in columns.items()},
+        columns={name: tuple(itertools.chain.from_iterable(values)) for name, values in columns.items()},
         lowest=torch.cat([result.lowest for result in results], dim=1),
         accuracy=torch.cat([result.accuracy for result in results]),
     )
@@ -210,12 +204,12 @@ def select_configuration(validation: SearchResult) -> Selection:
     Example:
         >>> selection = select_configuration(search_configurations(measurements, questions))  # doctest: +SKIP
     """
-    number = validation.best()
+    best = validation.best()
     tied = int(validation.most_accurate.sum())
-    return Selection(validation.configuration(number), float(validation.accuracy[number]), tied)
+    return Selection(validation.configuration(best), float(validation.accuracy[best]), tied)
 
 
-def _axes(scoring: Scoring, given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+def _axes(scoring: Scoring, grid: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
     """Validate the grid and return the values of every axis."""
     axes: dict[str, tuple[Any, ...]] = {
         "negative_weight": NEGATIVE_WEIGHTS,
@@ -223,15 +217,14 @@ def _axes(scoring: Scoring, given: Mapping[str, Sequence[Any]]) -> dict[str, tup
         "positive_aggregation": POSITIVE_AGGREGATIONS,
         "negative_aggregation": NEGATIVE_AGGREGATIONS,
     }
-    unknown = [name for name in given if name not in axes]
-    if unknown:
+    if unknown := [name for name in grid if name not in axes]:
         raise ValueError(f"scoring {scoring.name!r} has no option {unknown[0]} to search; it has: {', '.join(axes)}.")
-    for name, values in given.items():
+    for name, values in grid.items():
         if not values:
             raise ValueError(f"the grid has no value for {name}; give one or more.")
         for value in values:
             dataclasses.replace(scoring, **{name: value})  # raises an error if it is invalid
-    return axes | {name: tuple(values) for name, values in given.items()}
+    return axes | {name: tuple(values) for name, values in grid.items()}
 
 
 def bootstrap_interval(correct: Tensor) -> tuple[float, float]:
@@ -240,19 +233,10 @@ def bootstrap_interval(correct: Tensor) -> tuple[float, float]:
     The number of correct answers in a resample of N answers is binomially distributed, so no resamples are drawn. Ties
     are broken at random in each resample.
 
-    Args:
-        correct: (N,), whether each answer is correct: boolean, or 0 and 1, and 1/k for a tie of k choices.
-
-    Returns:
-        Lower and upper bound.
+    `correct` (N,) is whether each answer is correct: boolean, or 0 and 1, and 1/k for a tie of k choices.
 
     Raises:
         ValueError: If `correct` is not of the shape (N,) with N >= 1 or has values outside [0, 1].
-
-    Example:
-        >>> low, high = bootstrap_interval(torch.tensor([True] * 60 + [False] * 40))
-        >>> low < 0.6 < high
-        True
     """
     correct = check_scores("correct", correct)
     if not ((correct >= 0) & (correct <= 1)).all():
@@ -278,6 +262,7 @@ def guessing_quantile(num_choices: Tensor) -> float:
         raise ValueError(f"num_choices must be at least 1, of the shape (Q,) with Q >= 1; got {num_choices}.")
     probabilities = torch.zeros(len(num_choices) + 1, dtype=torch.float64)  # of each number of correct answers
     probabilities[0] = 1
+    # Add one question after another: P(k) = P(k) (1 - 1/n) + P(k - 1) / n, with n choices.
     for count in num_choices.tolist():
         right = probabilities / count
         probabilities -= right
@@ -329,8 +314,8 @@ def selection_noise(result: SearchResult, *, num_repeats: int = 200, seed: int =
     choices = torch.arange(size)[:, None, None]
     targets = ((uniform * result.num_choices).long() == choices).float().movedim(0, 1).flatten(1).T
     counts = []
-    for part in result.lowest.split(ROWS_AT_A_TIME, dim=1):
-        shares = (part / part.sum(dim=0, dtype=torch.int16)).movedim(0, 1).flatten(1)
-        counts.append((shares @ targets).amax(dim=0))
+    for lowest in result.lowest.split(ROWS_AT_A_TIME, dim=1):
+        credits = (lowest / lowest.sum(dim=0, dtype=torch.int16)).movedim(0, 1).flatten(1)
+        counts.append((credits @ targets).amax(dim=0))
     best = torch.stack(counts).amax(dim=0).double() / num_questions
     return SelectionNoise(mean=float(best.mean()), quantile=float(best.quantile(0.95)))

@@ -99,7 +99,7 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit the mixture to the rows of X (n, d); y is ignored."""
-        rows = self._rows(X, reset=True)
+        rows = Rows(self, X, reset=True, for_density=True)
         if len(rows) < self.n_components:
             raise ValueError(f"n_samples={len(rows)} must be at least n_components={self.n_components}.")
         random = check_random_state(self.random_state)
@@ -111,7 +111,7 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        self.means_, self.concentrations_, self.weights_ = (rows.output(part) for part in parameters)
+        self.means_, self.concentrations_, self.weights_ = (rows.output(values) for values in parameters)
         self.labels_ = rows.output(labels)
         return self
 
@@ -151,11 +151,11 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         """Draw unit vectors (n, d) from the mixture; return them and their components (n,), in order of components."""
         check_is_fitted(self)
         n_samples = check_integer("n_samples", n_samples, 1)
-        means, concentrations, weights = (torch.as_tensor(part) for part in self._fitted())
+        means, concentrations, weights = (torch.as_tensor(values) for values in self._fitted())
         random = check_random_state(self.random_state)
         generator = torch.Generator(means.device).manual_seed(int(random.randint(2**31)))
-        shares = weights.double().cpu().numpy()
-        labels = torch.as_tensor(random.multinomial(n_samples, shares / shares.sum())).to(means.device)
+        probabilities = weights.double().cpu().numpy()
+        labels = torch.as_tensor(random.multinomial(n_samples, probabilities / probabilities.sum())).to(means.device)
         labels = torch.arange(len(means), device=means.device).repeat_interleave(labels)
         points = VonMisesFisher(means[labels], concentrations[labels], validate_args=False).rsample((), generator)
         is_tensor = isinstance(self.means_, Tensor)
@@ -172,15 +172,12 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         count, dim = self.means_.shape
         return count * (dim - 1) + (1 if self._is_shared else count) + count - 1
 
-    def _rows(self, X: Any, reset: bool) -> Rows:
-        return Rows(self, X, reset, for_density=True)
-
     def _log_joint(self, X: Any) -> tuple[Rows, Tensor]:
         check_is_fitted(self)
-        rows = self._rows(X, reset=False)
-        parameters = Parameters(*(torch.as_tensor(part).to(rows.device, rows.dtype) for part in self._fitted()))
-        parts = rows.parts(rows.dim + len(parameters.weights))
-        return rows, torch.cat([log_joint(*rows[part], parameters) for part in parts])
+        rows = Rows(self, X, reset=False, for_density=True)
+        parameters = Parameters(*(torch.as_tensor(block).to(rows.device, rows.dtype) for block in self._fitted()))
+        blocks = rows.parts(rows.dim + len(parameters.weights))
+        return rows, torch.cat([log_joint(*rows[block], parameters) for block in blocks])
 
     def _log_densities(self, X: Any) -> Tensor:
         """Return the log-densities of the rows that are not zero."""
@@ -203,29 +200,28 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         self, rows: Rows, parameters: Parameters
     ) -> tuple[Parameters, float, bool, int, Tensor]:
         """Iterate; return the parameters, their likelihood, whether it converged, the iterations and the labels."""
-        number, converged = 0, False
-        found = expect(rows, parameters)
-        while not converged and number < self.max_iter:
-            previous, parameters = found.likelihood, maximize(found.sums, found.counts, shared=self._is_shared)
-            found = expect(rows, parameters)
-            number, converged = number + 1, found.likelihood - previous < self.tol
-        parameters = maximize(found.sums, found.counts, found.squares, shared=self._is_shared)
-        found = expect(rows, parameters)
-        return parameters, found.likelihood, converged, number, found.labels
+        iteration, converged = 0, False
+        step = expect(rows, parameters)
+        while not converged and iteration < self.max_iter:
+            previous, parameters = step.likelihood, maximize(step.sums, step.counts, shared=self._is_shared)
+            step = expect(rows, parameters)
+            iteration, converged = iteration + 1, step.likelihood - previous < self.tol
+        parameters = maximize(step.sums, step.counts, step.squares, shared=self._is_shared)
+        step = expect(rows, parameters)
+        return parameters, step.likelihood, converged, iteration, step.labels
 
 
 def maximize(sums: Tensor, counts: Tensor, squares: Tensor | None = None, *, shared: bool = False) -> Parameters:
     """Return the parameters with the largest likelihood.
 
-    Args:
-        sums: Weighted sums of the rows of each component, (k, d).
-        counts: Sums of the weights, (k,).
-        squares: Sums of the squared weights, (k,), if the bias of the concentrations is to be corrected.
-        shared: Whether all components have the same concentration.
+    `sums` (k, d) are the weighted sums of the rows of each component, `counts` (k,) the sums of the weights, and
+    `squares` (k,) those of the squared weights, if the bias of the concentrations is to be corrected. If `shared`, all
+    components have the same concentration.
     """
     norms = torch.linalg.vector_norm(sums, dim=1)
     lengths = (norms / torch.where(counts > 0, counts, 1.0)).clamp(max=1)
     if squares is not None:
+        # sum_{i != j} w_i w_j <x_i, x_j> = |sum_i w_i x_i|^2 - sum_i w_i^2, since |x_i| = 1; likewise for the weights.
         pairs = counts.square() - squares
         cosines = (norms.square() - squares) / torch.where(pairs > 0, pairs, 1.0)
         lengths = torch.where(pairs > 1e-9 * counts.square(), cosines.clamp(0, 1).sqrt(), lengths)
@@ -253,15 +249,15 @@ def expect(rows: Rows, parameters: Parameters) -> Expectation:
     likelihood, labels = 0.0, []
     sums = torch.zeros_like(parameters.means)
     counts, squares = torch.zeros_like(parameters.weights), torch.zeros_like(parameters.weights)
-    for part in rows.parts(rows.dim + len(counts)):
-        block, scales = rows[part]
+    for index in rows.parts(rows.dim + len(counts)):
+        block, scales = rows[index]
         joint = log_joint(block, scales, parameters)
         likelihood += float(joint.logsumexp(1)[scales > 0].sum())
         labels.append(joint.argmax(1))
-        shares = joint.softmax(1) * (scales > 0)[:, None]
-        sums += (shares * scales[:, None]).T @ block
-        counts += shares.sum(0)
-        squares += shares.square().sum(0)
+        responsibilities = joint.softmax(1) * (scales > 0)[:, None]
+        sums += (responsibilities * scales[:, None]).T @ block
+        counts += responsibilities.sum(0)
+        squares += responsibilities.square().sum(0)
     used = max(1, len(rows) - int(rows.is_zero.sum()))
     return Expectation(likelihood / used, torch.cat(labels), sums, counts, squares)
 

@@ -39,10 +39,6 @@ class Rows:
         reset: Whether to set the number of features of the estimator (in `fit`), instead of checking it.
         for_density: Whether d must be at least 2, sparse matrices are errors, and blocks have the dtype float64 on
             devices that support it. Otherwise they have that of the matrix, at least float32.
-
-    Raises:
-        ValueError: If the matrix is empty, does not have two axes or the right number of features, or is not finite.
-        TypeError: If a tensor is complex, or the matrix is sparse and must not be.
     """
 
     def __init__(self, estimator: Any, X: Any, reset: bool, for_density: bool = False) -> None:
@@ -78,13 +74,13 @@ class Rows:
         if for_density and self.device.type != "mps":
             self.dtype = torch.float64
         self.scales = torch.ones(self.matrix.shape[0], dtype=self.dtype, device=self.device)
-        for part in self.parts(self.dim):
-            block = self[part][0]
+        for index in self.parts(self.dim):
+            block = self[index][0]
             if isinstance(block, Tensor):
                 norms = torch.linalg.vector_norm(block, dim=1)
             else:
                 norms = torch.from_numpy(row_norms(block.astype("float64")).astype(block.dtype))
-            self.scales[part] = torch.where(norms > 0, 1 / norms, 0.0)
+            self.scales[index] = torch.where(norms > 0, 1 / norms, 0.0)
         self.is_zero = self.scales == 0
         if self.is_zero.any():
             count = f"{int(self.is_zero.sum())} of {len(self)}"
@@ -132,8 +128,8 @@ def sums_by_label(block: Block, scales: Tensor, labels: Tensor, count: int) -> T
 def all_sums_by_label(rows: Rows, labels: Tensor, count: int) -> Tensor:
     """Return the sums of the directions of all rows with each of `count` labels: (count, d)."""
     sums = torch.zeros(count, rows.dim, dtype=rows.dtype, device=rows.device)
-    for part in rows.parts(8 if rows.device.type == "cpu" else count + rows.dim):  # large: each call has a cost
-        sums += sums_by_label(*rows[part], labels[part], count)
+    for block in rows.parts(8 if rows.device.type == "cpu" else count + rows.dim):  # large: each call has a cost
+        sums += sums_by_label(*rows[block], labels[block], count)
     return sums
 
 
@@ -239,14 +235,14 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         if len(rows) < self.n_clusters:
             raise ValueError(f"n_samples={len(rows)} must be at least n_clusters={self.n_clusters}.")
         random = check_random_state(self.random_state)
-        given = None
+        initial = None
         if not isinstance(self.init, str):
-            given = to_floating("init", self.init).to(rows.device, rows.dtype)
+            initial = to_floating("init", self.init).to(rows.device, rows.dtype)
             shape = (self.n_clusters, rows.dim)
-            if given.shape != shape or not given.isfinite().all():
-                raise ValueError(f"init must be finite, of shape {shape}; got {tuple(given.shape)}.")
-            given = project_to_sphere(given)
-        runs = (self._run(rows, given, random) for _ in range(self.n_init if given is None else 1))
+            if initial.shape != shape or not initial.isfinite().all():
+                raise ValueError(f"init must be finite, of shape {shape}; got {tuple(initial.shape)}.")
+            initial = project_to_sphere(initial)
+        runs = (self._run(rows, initial, random) for _ in range(self.n_init if initial is None else 1))
         best, centers, self.n_iter_ = max(runs, key=lambda run: float(run[0].cosines.sum()))
         used = int(best.labels.bincount().count_nonzero())
         if used < self.n_clusters:
@@ -261,8 +257,8 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
 
     def predict(self, X: Any) -> Any:
         """Return the cluster of each row of X: (n,)."""
-        rows, found = self._assign(X)
-        return rows.output(found.labels)
+        rows, assignment = self._assign(X)
+        return rows.output(assignment.labels)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Return the negative inertia of X; y is ignored."""
@@ -274,9 +270,11 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         centers = torch.as_tensor(self.cluster_centers_).to(rows.device, rows.dtype)
         return rows, assign(rows, centers)
 
-    def _run(self, rows: Rows, given: Tensor | None, random: np.random.RandomState) -> tuple["Assignment", Tensor, int]:
+    def _run(
+        self, rows: Rows, initial: Tensor | None, random: np.random.RandomState
+    ) -> tuple["Assignment", Tensor, int]:
         """Improve given or chosen centers; return the clusters, the centers and the number of passes."""
-        centers = choose_centers(rows, self.n_clusters, random) if given is None else given
+        centers = choose_centers(rows, self.n_clusters, random) if initial is None else initial
         if self.batch_size is None:
             centers, count = self._lloyd(rows, centers)
         else:
@@ -286,14 +284,14 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
     def _lloyd(self, rows: Rows, centers: Tensor) -> tuple[Tensor, int]:
         """Alternate assignments and updates; return the centers and the number of iterations."""
         labels = None
-        for number in range(1, self.max_iter + 1):
+        for iteration in range(1, self.max_iter + 1):
             previous, before = labels, centers
             labels = assign(rows, centers, with_cosines=False).labels
             if previous is not None and torch.equal(labels, previous):
-                return centers, number
+                return centers, iteration
             centers = _updated(centers, all_sums_by_label(rows, labels, len(centers)), rows)
             if (centers - before).square().sum() <= self.tol:
-                return centers, number
+                return centers, iteration
         return centers, self.max_iter
 
     def _pass_over_batches(
@@ -301,7 +299,7 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
     ) -> tuple[Tensor, int]:
         """Move the centers after each batch to the mean of all rows that they were assigned."""
         totals = torch.zeros_like(centers)
-        for number in range(1, self.max_iter + 1):
+        for iteration in range(1, self.max_iter + 1):
             before = centers
             order = random.permutation(len(rows))
             for start in range(0, len(rows), size):
@@ -311,7 +309,7 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
             if (totals == 0).all(1).any():
                 centers = _updated(centers, totals, rows)
             if (centers - before).square().sum() <= self.tol:
-                return centers, number
+                return centers, iteration
         return centers, self.max_iter
 
 
@@ -335,13 +333,13 @@ def assign(rows: Rows, centers: Tensor, with_cosines: bool = True) -> Assignment
     """
     labels, cosines = torch.empty(len(rows), dtype=torch.int64, device=rows.device), torch.empty_like(rows.scales)
     memory: Tensor | None = None
-    for part in rows.parts(rows.dim + len(centers)):
-        if memory is None or len(memory) != part.stop - part.start:
-            memory = centers.new_empty(part.stop - part.start, len(centers))  # reused: allocating takes longer
-        values = products(rows[part][0], centers, memory)
-        labels[part] = found = nearest(values)
+    for block in rows.parts(rows.dim + len(centers)):
+        if memory is None or len(memory) != block.stop - block.start:
+            memory = centers.new_empty(block.stop - block.start, len(centers))  # reused: allocating takes longer
+        values = products(rows[block][0], centers, memory)
+        labels[block] = winners = nearest(values)
         if with_cosines:
-            cosines[part] = values.gather(1, found[:, None]).squeeze(1)
+            cosines[block] = values.gather(1, winners[:, None]).squeeze(1)
     return Assignment(labels, cosines.mul_(rows.scales))
 
 
@@ -356,13 +354,13 @@ def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Ten
     block, scales = rows[candidates]
     # In many dimensions most candidates are in clusters that have a center, because all distances are nearly equal.
     trials = min(2 + 2 * count, 64)
-    chosen, centers = np.array([random.randint(len(candidates))]), []
+    trial_rows, centers = np.array([random.randint(len(candidates))]), []
     gaps = torch.full((len(candidates),), 4.0, dtype=rows.dtype, device=rows.device)
-    for number in range(count):
-        if number > 0:
+    for index in range(count):
+        if index > 0:
             ends = gaps.double().cumsum(0).cpu().numpy()
-            chosen = np.searchsorted(ends, random.uniform(size=trials) * ends[-1]).clip(max=len(ends) - 1)
-        tried = rows.directions(candidates[chosen])
+            trial_rows = np.searchsorted(ends, random.uniform(size=trials) * ends[-1]).clip(max=len(ends) - 1)
+        tried = rows.directions(candidates[trial_rows])
         reduced = torch.minimum(gaps[:, None], (1 - products(block, tried) * scales[:, None]).clamp_min(0))
         best = int(reduced.sum(0).argmin())
         gaps = reduced[:, best]
@@ -381,5 +379,5 @@ def _updated(centers: Tensor, sums: Tensor, rows: Rows) -> Tensor:
     return project_to_sphere(sums)
 
 
-def _inertia(rows: Rows, found: Assignment) -> float:
-    return float(2 * (1 - found.cosines[~rows.is_zero].double()).clamp_min(0).sum())
+def _inertia(rows: Rows, assignment: Assignment) -> float:
+    return float(2 * (1 - assignment.cosines[~rows.is_zero].double()).clamp_min(0).sum())

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SHARES = {"minimum": (0.05, 0.003), "margin": (0.10, 0.005)}
-"""Defaults of the minimum effect and of the margin of equivalence: a share of the reference's distance from a perfect
-value, at most a share of that value."""
+"""Defaults of the minimum effect and of the margin of equivalence: a fraction of the reference's distance from a
+perfect value, at most a fraction of that value."""
 
 Verdict = Literal["better", "worse", "equivalent", "no significant difference", "incomplete", ""]
 """What a comparison says about a run; empty for one that cannot be tested."""
@@ -94,10 +94,10 @@ class Comparison(Mapping[str, Difference]):
 
         columns = ["difference", "low", "high", "p_value", "p_corrected", "p_equivalence", "power", "verdict"]
         rows: dict[str, dict[str, Any]] = {self.reference: _describe(self.reference_values)}
-        for name, found in self.differences.items():
-            low, high = found.interval or (None, None)
-            values = {column: getattr(found, column, None) for column in columns} | {"low": low, "high": high}
-            rows[name] = _describe(found.values) | values
+        for name, difference in self.differences.items():
+            low, high = difference.interval or (None, None)
+            values = {column: getattr(difference, column, None) for column in columns} | {"low": low, "high": high}
+            rows[name] = _describe(difference.values) | values
         return pd.DataFrame.from_dict(rows, orient="index", columns=["seeds", "mean", "deviation", *columns])
 
     def to_markdown(self) -> str:
@@ -107,10 +107,11 @@ class Comparison(Mapping[str, Difference]):
 
     def to_latex(self) -> str:
         """Return the table for a paper, a `tabular` with the rules of the package booktabs."""
-        head, *rows = [" & ".join(map(_escape, cells)) + r" \\" for cells in self._cells()]
-        return "\n".join(
-            [r"\begin{tabular}{lrrrrrl}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]
-        )
+        import pandas as pd
+
+        header, *rows = self._cells()
+        text = pd.DataFrame(rows, columns=header).to_latex(index=False, escape=True, column_format="lrrrrrl")
+        return text.replace("±", r"$\pm$").replace("<", "$<$").strip()
 
     def _cells(self) -> list[list[str]]:
         test = "paired" if self.test == "paired" else "Welch"
@@ -124,11 +125,11 @@ class Comparison(Mapping[str, Difference]):
             "verdict",
         ]
         rows = [[self.reference, *_show(self.reference_values), "", "", "", "reference"]]
-        for name, found in self.differences.items():
-            interval = "" if found.interval is None else f" ({found.interval[0]:+.4g} to {found.interval[1]:+.4g})"
-            numbers = [f"{found.difference:+.4g}{interval}", show_p_value(found.p_corrected)]
-            numbers.append("" if found.power is None else f"{found.power:.2f}")
-            rows.append([name, *_show(found.values), *numbers, found.verdict])
+        for name, run in self.differences.items():
+            interval = "" if run.interval is None else f" ({run.interval[0]:+.4g} to {run.interval[1]:+.4g})"
+            numbers = [f"{run.difference:+.4g}{interval}", show_p_value(run.p_corrected)]
+            numbers.append("" if run.power is None else f"{run.power:.2f}")
+            rows.append([name, *_show(run.values), *numbers, run.verdict])
         return [header, *rows]
 
 
@@ -182,7 +183,7 @@ def compare_runs(
     distance = None if perfect is None else abs(perfect - statistics.fmean(theirs.values()))
     minimum = _default("minimum", distance, perfect) if minimum is None else minimum
     margin = _default("margin", distance, perfect) if margin is None else margin
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for name, ours in values.items():
         common = sorted({*ours} & {*theirs})
         a, b = ([run[seed] for seed in common] if test == "paired" else [*run.values()] for run in (ours, theirs))
@@ -190,7 +191,7 @@ def compare_runs(
             raise ValueError(f"{name} and {reference} have no seed in common for a paired test.")
         result = difference_test(a, b, test)
         is_complete = seeds is None or min(len(a), len(b)) >= seeds
-        found[name] = {
+        results[name] = {
             "difference": statistics.fmean(a) - statistics.fmean(b),
             "interval": result and result.interval,
             "p_value": result.p_value if result and is_complete else None,
@@ -198,9 +199,9 @@ def compare_runs(
             "power": observed_power(a, b, minimum, tests=len(values), test=test) if minimum else None,
             "verdict": "" if is_complete else "incomplete",
         }
-    corrected = holm([numbers["p_value"] for numbers in found.values()], len(found))
+    corrected = holm([numbers["p_value"] for numbers in results.values()], len(results))
     differences = {}
-    for (name, numbers), p_corrected in zip(found.items(), corrected, strict=True):
+    for (name, numbers), p_corrected in zip(results.items(), corrected, strict=True):
         if p_corrected is not None:
             change = numbers["difference"] if higher_is_better else -numbers["difference"]
             numbers["verdict"] = decide(change, minimum, p_corrected, numbers["p_equivalence"])
@@ -252,15 +253,15 @@ def _check(
 
 def _default(name: str, distance: float | None, perfect: float | None) -> float | None:
     """Return the default of a size, which is None if the reference is perfect."""
-    share, most = SHARES[name]
-    limits = [] if distance is None else [share * distance, *([most * abs(perfect)] if perfect else [])]
+    fraction, most = SHARES[name]
+    limits = [] if distance is None else [fraction * distance, *([most * abs(perfect)] if perfect else [])]
     return min(limits, default=None) or None
 
 
 def _describe(values: Mapping[int, float]) -> dict[str, Any]:
-    known = [*values.values()]
-    deviation = statistics.stdev(known) if len(known) > 1 else None
-    return {"seeds": len(known), "mean": statistics.fmean(known), "deviation": deviation}
+    numbers = [*values.values()]
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return {"seeds": len(numbers), "mean": statistics.fmean(numbers), "deviation": deviation}
 
 
 def _show(values: Mapping[int, float]) -> list[str]:
@@ -272,15 +273,3 @@ def _show(values: Mapping[int, float]) -> list[str]:
 def show_p_value(p_value: float | None) -> str:
     """Format a p-value; empty without one."""
     return "" if p_value is None else "< 0.001" if p_value < 0.001 else f"{p_value:.2g}"
-
-
-def _escape(text: str) -> str:
-    special = {
-        "\\": r"\textbackslash{}",
-        "±": r"$\pm$",
-        "<": "$<$",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-    }
-    special |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
-    return "".join(special.get(letter, letter) for letter in text)

@@ -75,11 +75,11 @@ def _estimate(ours: Sequence[float], theirs: Sequence[float], test: Test) -> tup
     groups = [[a - b for a, b in zip(ours, theirs, strict=True)]] if test == "paired" else [ours, theirs]
     if min(map(len, groups)) < 2:
         return None
-    parts = [statistics.variance(group) / len(group) for group in groups]
-    error = math.sqrt(sum(parts))
+    variances = [statistics.variance(group) / len(group) for group in groups]
+    error = math.sqrt(sum(variances))
     if error <= 1e-12 * max(map(abs, [*ours, *theirs])):  # equal values, but for rounding errors
         return None
-    freedom = sum(parts) ** 2 / sum(part**2 / (len(group) - 1) for part, group in zip(parts, groups, strict=True))
+    freedom = sum(variances) ** 2 / sum(v**2 / (len(group) - 1) for v, group in zip(variances, groups, strict=True))
     return statistics.fmean(ours) - statistics.fmean(theirs), error, freedom
 
 
@@ -101,10 +101,10 @@ def holm(p_values: Sequence[float | None], count: int | None = None) -> list[flo
         [0.03, 0.06, 0.06, None]
     """
     corrected: list[float | None] = [None] * len(p_values)
-    known = sorted((value, index) for index, value in enumerate(p_values) if value is not None)
-    count = len(known) if count is None else count
+    ordered = sorted((value, index) for index, value in enumerate(p_values) if value is not None)
+    count = len(ordered) if count is None else count
     largest = 0.0
-    for rank, (value, index) in enumerate(known):
+    for rank, (value, index) in enumerate(ordered):
         largest = max(largest, min(1.0, (count - rank) * value))
         corrected[index] = largest
     return corrected
@@ -134,9 +134,9 @@ def power(difference: float, deviation: float, seeds: int, *, tests: int = 1, te
         )
     pairs = test == "paired"
     freedom = (1 if pairs else 2) * (seeds - 1)
-    # Welch's degrees of freedom depend on the share of one group in the variance: the mean over quantiles of the share.
-    shares = 0.0 if pairs else stats.beta.ppf((np.arange(200) + 0.5) / 200, (seeds - 1) / 2, (seeds - 1) / 2)
-    critical = stats.t.isf(LEVEL / tests / 2, (seeds - 1) / (shares**2 + (1 - shares) ** 2))
+    # Welch's degrees of freedom depend on the fraction of the variance in one group: the mean over its quantiles.
+    fractions = 0.0 if pairs else stats.beta.ppf((np.arange(200) + 0.5) / 200, (seeds - 1) / 2, (seeds - 1) / 2)
+    critical = stats.t.isf(LEVEL / tests / 2, (seeds - 1) / (fractions**2 + (1 - fractions) ** 2))
     effect = abs(difference) / deviation * math.sqrt(seeds if pairs else seeds / 2)
     opposite = np.nan_to_num(stats.nct.cdf(-critical, freedom, effect))  # scipy returns NaN where it is below 1e-80
     return float(np.mean(stats.nct.sf(critical, freedom, effect) + opposite))
@@ -158,9 +158,9 @@ def seeds_for_power(
     """
     if not 0 < target < 1:
         raise ValueError(f"target must be between 0 and 1, exclusive; got {target}.")
-    found = bisect.bisect_left(
+    index = bisect.bisect_left(
         range(2, MOST_SEEDS + 1), target, key=lambda seeds: power(difference, deviation, seeds, tests=tests, test=test)
     )
-    if found + 2 > MOST_SEEDS:
+    if index + 2 > MOST_SEEDS:
         raise ValueError(f"a difference of {difference} would need more than {MOST_SEEDS:,} seeds.")
-    return found + 2
+    return index + 2

@@ -1,4 +1,4 @@
-"""From data sets to batches.
+"""From datasets to batches.
 
 Modules are imported at first use, so that text does not import the dependencies of images.
 """

@@ -150,8 +150,8 @@ def _jitter_colors(images: Tensor, strengths: Sequence[float], generator: torch.
     kinds = [kind for kind in range(4 if images.shape[1] == 3 else 2) if strengths[kind]]
     for step in range(4):
         for kind in kinds:
-            chosen = (order[:, step] == kind).nonzero()[:, 0]
-            changed[chosen] = _COLOR_CHANGES[kind](changed[chosen], amounts[kind, chosen])
+            index = (order[:, step] == kind).nonzero()[:, 0]
+            changed[index] = _COLOR_CHANGES[kind](changed[index], amounts[kind, index])
     return (255 * changed).round_().to(images.dtype)
 
 

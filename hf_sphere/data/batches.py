@@ -28,7 +28,7 @@ class ImageBatches:
     Args:
         labels: (N,) class indices, or real values for regression.
         regression_labels: (N,) real values, in addition to classes.
-        rows: (N,) row of the data set of each image; 0 to N - 1 if None.
+        rows: (N,) row of the dataset of each image; 0 to N - 1 if None.
         batch_size: Images per batch and process; None with episodes.
         mean: Mean per channel, on the scale from 0 to 1.
         std: Standard deviation per channel, on the scale from 0 to 1.
@@ -129,7 +129,7 @@ class ImageBatches:
             yield batch
 
     def epoch_rows(self, epoch: int = 0) -> Tensor:
-        """Return the row of the data set of each image of an epoch, in the order of the batches, int64 on the CPU."""
+        """Return the row of the dataset of each image of an epoch, in the order of the batches, int64 on the CPU."""
         return self._rows[self._order(epoch)[: len(self) * self.batch_size]]
 
     def take(self, indices: Tensor, batch_size: int) -> Iterator[Tensor]:

@@ -1,7 +1,7 @@
-"""Corruption of image data sets: random labels, shuffled pixels, fewer classes.
+"""Corruption of image datasets: random labels, shuffled pixels, fewer classes.
 
 From Zhang et al., "Understanding deep learning requires rethinking generalization", ICLR 2017, arXiv:1611.03530. The
-corruption of an image is determined by a seed and by its row in the data set, so that it is the same after a run
+corruption of an image is determined by a seed and by its row in the dataset, so that it is the same after a run
 resumes, in every process, and for any choice of held-out images.
 """
 
@@ -30,39 +30,19 @@ _CLASSES, _NOISE, _PIXELS = 1, 2, 3
 
 @dataclass(frozen=True)
 class Corruption:
-    """Corruption of the images and labels of a data set.
+    """Corruption of the images and labels of a dataset."""
 
-    Attributes:
-        label_noise: Fraction of the labels that `replace_labels` replaces.
-        shuffled_pixels: How `shuffle` permutes pixels; None leaves them in place.
-        sample_classes: Number of classes that `draw_classes` keeps; None for all.
-        seed: Seed of all three.
-
-    Raises:
-        ValueError: If `shuffled_pixels` is invalid.
-    """
-
-    label_noise: float = 0.0
-    shuffled_pixels: PixelShuffling | None = None
-    sample_classes: int | None = None
-    seed: int = 0
+    label_noise: float = 0.0  # fraction of the labels that `replace_labels` replaces
+    shuffled_pixels: PixelShuffling | None = None  # how `shuffle` permutes pixels; None leaves them in place
+    sample_classes: int | None = None  # number of classes that `draw_classes` keeps; None for all
+    seed: int = 0  # of all three
 
     def __post_init__(self) -> None:
         if self.shuffled_pixels not in (None, *get_args(PixelShuffling)):
             raise ValueError(f"--shuffled_pixels must be per_image or shared; got {self.shuffled_pixels!r}.")
 
     def draw_classes(self, count: int) -> Tensor:
-        """Draw the classes to keep.
-
-        Args:
-            count: Number of classes.
-
-        Returns:
-            Their indices in increasing order, int64, (`sample_classes`,); all if that is None.
-
-        Raises:
-            ValueError: If there are fewer than `sample_classes` classes.
-        """
+        """Return the indices of the classes to keep of `count`, in increasing order: `sample_classes`, or all."""
         if self.sample_classes is None:
             return torch.arange(count)
         if self.sample_classes > count:
@@ -70,21 +50,12 @@ class Corruption:
         return torch.randperm(count, generator=self._generator(_CLASSES))[: self.sample_classes].sort().values
 
     def replace_labels(self, labels: Tensor, rows: Tensor, *, num_rows: int, num_classes: int) -> Tensor:
-        """Replace a fraction of the labels by classes drawn uniformly from all classes, the true one included.
+        """Replace exactly round(`label_noise` * N) labels by classes drawn uniformly from all, the true one included.
 
         If all labels are replaced, they are independent of the images; if only other classes were drawn, a label would
-        rule out one class. Labels are drawn per row of the data set, and rows are replaced in an order that does not
-        depend on the fraction. A larger fraction therefore replaces the same labels by the same classes, and more, and
-        a different subset of the images changes few labels.
-
-        Args:
-            labels: (N,) class indices.
-            rows: (N,) row of the data set of each label.
-            num_rows: Rows of the data set.
-            num_classes: Number of classes.
-
-        Returns:
-            int64, (N,), with exactly round(`label_noise` * N) labels redrawn.
+        rule out one class. Labels are drawn per row of the dataset (`rows`, (N,), of `num_rows`), and rows are replaced
+        in an order that does not depend on the fraction. A larger fraction therefore replaces the same labels by the
+        same classes, and more, and a different subset of the images changes few labels.
         """
         count = round(self.label_noise * len(labels))
         if count == 0:
@@ -99,15 +70,10 @@ class Corruption:
         return noisy
 
     def shuffle(self, images: Tensor | EncodedImages, rows: Tensor, split: str) -> Tensor | EncodedImages:
-        """Permute the pixels of each image; the channels of a pixel stay together.
+        """Permute the pixels of each image, and keep the channels of a pixel together; no image is changed in place.
 
-        Args:
-            images: uint8, (N, C, H, W), not changed in place; or encoded images, which are shuffled when decoded.
-            rows: (N,) row of the data set of each image.
-            split: Name of the split; images in the same row of the same split have the same permutation.
-
-        Returns:
-            Images of the same kind; `images` itself if pixels are not shuffled.
+        Images (N, C, H, W) that are in the same of the `rows` (N,) of the same `split` have the same permutation.
+        Encoded images are shuffled when they are decoded.
         """
         if self.shuffled_pixels is None:
             return images

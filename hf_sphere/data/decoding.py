@@ -53,19 +53,19 @@ class ImageShape:
 
 def probe_shapes(dataset: Dataset, column: str, count: int = 256) -> list[ImageShape]:
     """Return the different shapes of some images, evenly spaced, that can be opened; their pixels are not decoded."""
-    found: dict[ImageShape, None] = {}
+    shapes: dict[ImageShape, None] = {}
     for record in encoded_images(dataset.select(range(0, len(dataset), math.ceil(len(dataset) / count))), column):
         with contextlib.suppress(Exception), open_image(record[column]) as image:
             # Of a PNG without it, `getexif` would decode the pixels.
             has_exif = image.format != "PNG" or "exif" in image.info
             is_turned = has_exif and read_orientation(image) > 4
             is_gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
-            found[ImageShape(1 if is_gray else 3, *(image.size if is_turned else image.size[::-1]))] = None
-    if not found and count < len(dataset):
+            shapes[ImageShape(1 if is_gray else 3, *(image.size if is_turned else image.size[::-1]))] = None
+    if not shapes and count < len(dataset):
         return probe_shapes(dataset, column, len(dataset))
-    if not found:
+    if not shapes:
         raise CorruptImageError(f"no image of column {column!r} can be decoded.")
-    return list(found)
+    return list(shapes)
 
 
 class EncodedImages(torch.utils.data.Dataset):
@@ -79,10 +79,6 @@ class EncodedImages(torch.utils.data.Dataset):
         shape: Shape to convert and resize to.
         rows: Rows of the split to use, (N,); all if None.
         transform: Applied to each decoded image and its row, a scalar tensor.
-
-    Attributes:
-        num_transparent: Number of images with an alpha channel or a transparent color, once `decode_all` or
-            `check_files` has counted them.
     """
 
     def __init__(
@@ -98,7 +94,7 @@ class EncodedImages(torch.utils.data.Dataset):
         self.shape = shape
         self.rows = torch.arange(len(dataset)) if rows is None else rows
         self.transform = transform
-        self.num_transparent = 0
+        self.num_transparent = 0  # until `decode_all` or `check_files` has counted them
         self._records = encoded_images(dataset, column)
 
     def __len__(self) -> int:
@@ -145,21 +141,15 @@ def decode_all(
     num_workers: int | None = None,
     progress: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Decode every image once.
+    """Decode every image once; return the images, uint8 (N, channels, height, width), and their indices, (N,).
 
     Args:
         images: The images.
-        skip_corrupt: Skip corrupt images and log their number, instead of raising an error.
-        cache_dir: Folder for decoded data, keyed by the fingerprint of the data set; None for the default one below the
+        skip_corrupt: Skip corrupt images and log their number, instead of raising a `CorruptImageError`.
+        cache_dir: Folder for decoded data, keyed by the fingerprint of the dataset; None for the default one below the
             Hugging Face home.
         num_workers: Number of decoding processes; if None, one per core, or 0 for small data.
         progress: Whether to show a progress bar.
-
-    Returns:
-        Images, uint8 of shape (N, channels, height, width), and their indices among `images`, int64 of shape (N,).
-
-    Raises:
-        CorruptImageError: If an image cannot be decoded and `skip_corrupt` is not set, or if none can.
     """
     cache = _cache_file(images, cache_dir)
     stored = _read_cache(cache)
@@ -187,8 +177,7 @@ def decode_all(
 def check_files(images: EncodedImages, *, skip_corrupt: bool = False, progress: bool = True) -> None:
     """Check the image files without decoding them, see `examine_files`, and count and log those with transparency.
 
-    Raises:
-        CorruptImageError: If a file is damaged and `skip_corrupt` is not set.
+    A damaged file is a `CorruptImageError`, unless `skip_corrupt` is set.
     """
     errors, transparent = examine_files(images._records, images.column, images.rows.tolist(), progress=progress)
     if errors and not skip_corrupt:
@@ -283,8 +272,8 @@ def _state_of_files(images: EncodedImages) -> str:
         return ""
     records = images._records.select(images.rows.tolist())[images.column]
     paths = [record["path"] for record in records if record and record["bytes"] is None and record["path"]]
-    found = [(path, os.stat(path)) for path in paths if os.path.isfile(path)]
-    states = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in found]
+    files = [(path, os.stat(path)) for path in paths if os.path.isfile(path)]
+    states = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in files]
     return "-" + hashlib.sha256(repr(states).encode()).hexdigest()[:16] if states else ""
 
 

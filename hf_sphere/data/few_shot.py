@@ -93,7 +93,7 @@ class FewShotBatches:
 
 @dataclass(frozen=True)
 class FewShotData:
-    """The splits of a data set as few-shot episodes.
+    """The splits of a dataset as few-shot episodes.
 
     Attributes:
         train: Training episodes.
@@ -109,7 +109,7 @@ class FewShotData:
 
     @classmethod
     def of(cls, data: ImageData, shot: int, *, eval_batch_size: int = 512) -> "FewShotData":
-        """Create them from a data set that was loaded with distinct episodes; see `FewShotBatches`."""
+        """Create them from a dataset that was loaded with distinct episodes; see `FewShotBatches`."""
         divide = functools.partial(FewShotBatches, shot=shot, eval_batch_size=eval_batch_size)
         validation = None if data.validation is None else divide(data.validation)
         return cls(divide(data.train), divide(data.evaluation), data.eval_split, validation)

@@ -36,16 +36,16 @@ def list_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
     Raises:
         ValueError: If the path of a file is not UTF-8 text, or it is not a regular file.
     """
-    found, root = [], os.path.realpath(folder)
+    files, root = [], os.path.realpath(folder)
     for parent, folders, names in os.walk(folder, followlinks=True):
         linked = {n: os.path.realpath(os.path.join(parent, n)) for n in folders if os.path.islink(f"{parent}/{n}")}
         inside = {n for n, target in linked.items() if os.path.commonpath([root, target]) in (root, target)}
         folders[:] = [n for n in folders if not n.startswith(".") and n not in inside]
-        found += [Path(parent, n) for n in names if n[0] != "." and os.path.splitext(n)[1].lower() in suffixes]
-    check_names(found)
-    for file in found:
+        files += [Path(parent, n) for n in names if n[0] != "." and os.path.splitext(n)[1].lower() in suffixes]
+    check_names(files)
+    for file in files:
         check_regular(file)
-    return sorted(found)
+    return sorted(files)
 
 
 def check_names(files: Iterable[Path]) -> None:

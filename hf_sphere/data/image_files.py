@@ -70,12 +70,9 @@ def open_image(record: dict[str, Any] | None) -> ImageFile.ImageFile:
 
 
 def file_names(dataset: Dataset, column: str, folder: str | os.PathLike = "") -> list[str]:
-    """Return the file of each image of a split, or an empty list if the data set names none.
+    """Return the file of each image of a split, or an empty list if the dataset names none.
 
-    Args:
-        dataset: The split.
-        column: The image column.
-        folder: The files below this folder are named relative to it.
+    Files below `folder` are named relative to it.
     """
     tables = encoded_images(dataset, column).with_format("arrow").iter(1000)
     names = [name for table in tables for name in pc.struct_field(table[column], "path").to_pylist()]
@@ -86,18 +83,10 @@ def file_names(dataset: Dataset, column: str, folder: str | os.PathLike = "") ->
 def examine_files(
     records: Dataset, column: str, rows: Sequence[int], *, progress: bool = True
 ) -> tuple[dict[int, str], int]:
-    """Read the header and the last bytes of image files in parallel threads.
+    """Read the header and the last bytes of the image files in some rows, in parallel threads.
 
-    A file that lacks the last bytes of its format, or whose format has none, is decoded: it may be truncated.
-
-    Args:
-        records: The images in `column`, encoded.
-        column: The image column.
-        rows: The rows to examine.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        The error of each damaged file, by row; and the number of images with an alpha channel or a transparent color.
+    A file that lacks the last bytes of its format, or whose format has none, is decoded: it may be truncated. Returned
+    are the error of each damaged file, by row, and the number of images with an alpha channel or a transparent color.
     """
 
     def examine(rows: Sequence[int]) -> list[bool | str]:
@@ -105,15 +94,15 @@ def examine_files(
 
     errors: dict[int, str] = {}
     transparent = 0
-    parts = [rows[at : at + 100] for at in range(0, len(rows), 100)]
+    chunks = [rows[at : at + 100] for at in range(0, len(rows), 100)]
     with (
-        ThreadPool(min(16, max(len(parts), 1))) as pool,
+        ThreadPool(min(16, max(len(chunks), 1))) as pool,
         tqdm(total=len(rows), desc="Checking files", unit="image", disable=not progress, leave=False) as bar,
     ):
-        for part, results in zip(parts, pool.imap(examine, parts), strict=True):
-            errors |= {row: found for row, found in zip(part, results, strict=True) if isinstance(found, str)}
+        for chunk, results in zip(chunks, pool.imap(examine, chunks), strict=True):
+            errors |= {row: result for row, result in zip(chunk, results, strict=True) if isinstance(result, str)}
             transparent += results.count(True)
-            bar.update(len(part))
+            bar.update(len(chunk))
     return errors, transparent
 
 

@@ -1,19 +1,19 @@
-"""Preparation of image data sets for training: columns, classes, splits, statistics, batches; and thumbnails."""
+"""Preparation of image datasets for training: columns, classes, splits, statistics, batches."""
 
 import logging
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-from datasets import DatasetDict, concatenate_datasets
+from datasets import DatasetDict
 from torch import Tensor
 
+from hf_sphere.data import sources
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.data.corruption import Corruption
-from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all, probe_shapes
+from hf_sphere.data.decoding import ImageShape
 from hf_sphere.data.options import (
     AugmentationOptions,
     DataTask,
@@ -24,17 +24,6 @@ from hf_sphere.data.options import (
 )
 from hf_sphere.data.provenance import DataRecord, fingerprint, identify_rows, resolve_split
 from hf_sphere.data.sampling import Episodes, check_episodes
-from hf_sphere.data.sources import (
-    IMAGE_COLUMNS,
-    LABEL_COLUMNS,
-    as_splits,
-    choose_eval_split,
-    find_column,
-    find_split,
-    held_out_names,
-    load_splits,
-    stratifying_column,
-)
 from hf_sphere.data.splits import (
     choose_shape,
     find_range,
@@ -92,7 +81,7 @@ class ImageSplit:
     """The result of `load_image_split`.
 
     Attributes:
-        batches: Batches in the order of the split; `batches.epoch_rows()` are the data set's rows of its images.
+        batches: Batches in the order of the split; `batches.epoch_rows()` are the dataset's rows of its images.
         class_names: Name of each class, by index; empty, and all labels -1, if the split has no labels.
         num_images: Number of images, over all processes.
         name: Name of the split, or `train+test` if both splits were pooled.
@@ -125,7 +114,7 @@ def load_image_data(
     num_processes: int = 1,
     progress: bool = True,
 ) -> ImageData:
-    """Load a labeled image data set as batches.
+    """Load a labeled image dataset as batches.
 
     A validation split has the classes of the training split, except in an open set. `max_train_samples` and
     `max_eval_samples` images are sampled with `seed`. Statistics that are not set are measured on the training images.
@@ -136,10 +125,11 @@ def load_image_data(
     together.
 
     Args:
-        options: The data set, its columns and splits, the shape of the images, corruption and augmentation. The data
-            set is a bundled one, an id on the Hub or a folder; see `hf_sphere.data.sources.load_splits`. One without
-            evaluation split is divided: `eval_fraction` of its images, or in an open set of its classes, is held out.
-        dataset: Use this data set of `datasets` instead: a `Dataset` (the split `train`), a `DatasetDict`, or a
+        options: The dataset, its columns and splits, the shape of the images, corruption and augmentation. The
+            dataset is a bundled one, an id on the Hub or a folder; see `hf_sphere.data.sources.load_splits`. One
+            without evaluation split is divided: `eval_fraction` of its images, or in an open set of its classes, is
+            held out.
+        dataset: Use this dataset of `datasets` instead: a `Dataset` (the split `train`), a `DatasetDict`, or a
             streaming one, which is read to its end or to `max_train_samples` and `max_eval_samples`.
         task: `classification`: `labels` are class indices, int64; `regression`: `labels` are real values, float32;
             `joint`: class indices, with real values as `regression_labels`; `retrieval` and `few_shot`, the open sets:
@@ -168,27 +158,29 @@ def load_image_data(
         torch.Size([128, 1, 8, 8])
     """
     if not isinstance(options, ImageDataOptions):
-        raise TypeError(f"options must be ImageDataOptions, and a data set is `dataset`; got {type(options).__name__}.")
+        raise TypeError(f"options must be ImageDataOptions, and a dataset is `dataset`; got {type(options).__name__}.")
     values = targets if isinstance(targets, ValueOptions) else ValueOptions()
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
     check_task(task, options, values, train_classes, episodes)
-    augmentation = Augmentation(**{part.name: getattr(options, part.name) for part in fields(AugmentationOptions)})
+    augmentation = Augmentation(
+        **{option.name: getattr(options, option.name) for option in fields(AugmentationOptions)}
+    )
     corruption = _corruption(options, seed)
     splits = _load_splits(options, dataset)
-    parts, class_names, shape = open_parts(splits, options, task, values, train_classes, corruption)
+    loaded, class_names, shape = open_parts(splits, options, task, values, train_classes, corruption)
     augmentation.check_size(shape.height, shape.width)
     _warn_of_augmentation(augmentation, class_names, values.computed_value)
     limits = {"train": options.max_train_samples, "eval": options.max_eval_samples}
     reading: dict[str, Any] = {"computed_value": values.computed_value, "seed": seed, "progress": progress}
-    for key, part in parts.items():
-        parts[key] = prepare_images(part, options, corruption, max_samples=limits.get(key), **reading)
-    num_transparent = sum(part.num_transparent for part in parts.values())
+    for key, split in loaded.items():
+        loaded[key] = prepare_images(split, options, corruption, max_samples=limits.get(key), **reading)
+    num_transparent = sum(split.num_transparent for split in loaded.values())
     if fraction := options.validation_fraction:
-        parts["train"], parts["validation"] = hold_out(parts["train"], fraction, seed, by_class=task in OPEN_SETS)
-    names = dict.fromkeys(parts, class_names)
+        loaded["train"], loaded["validation"] = hold_out(loaded["train"], fraction, seed, by_class=task in OPEN_SETS)
+    names = dict.fromkeys(loaded, class_names)
     if task in OPEN_SETS:
-        names = {key: part.number_classes(class_names) for key, part in parts.items()}
-    train = parts["train"]
+        names = {key: split.number_classes(class_names) for key, split in loaded.items()}
+    train = loaded["train"]
     if options.label_noise:
         train.classes = corruption.replace_labels(
             train.known_classes, train.rows, num_rows=train.num_rows, num_classes=len(names["train"])
@@ -197,13 +189,13 @@ def load_image_data(
     augmentation.occlusion_color = [255 * value for value in mean]
     balanced = options.class_balanced_sampling
     drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
-    for key, part in parts.items():
+    for key, split in loaded.items():
         if (wanted := drawn[key]) is not None:
             what = {"train": "a training", "eval": "an evaluation"}.get(key, f"a {key}")
-            check_episodes(part.known_classes, wanted, names[key], what)
+            check_episodes(split.known_classes, wanted, names[key], what)
 
     def batches(key: str, size: int, seed: int, **more: Any) -> ImageBatches:
-        return parts[key].batches(
+        return loaded[key].batches(
             options.dataloader_num_workers,
             batch_size=size if drawn[key] is None else None,
             episodes=drawn[key],
@@ -220,8 +212,8 @@ def load_image_data(
         train=batches("train", batch_size, seed, augmentation=augmentation, shuffle=True, balanced=balanced),
         # With the seed of training, the evaluation episodes would equal the training episodes.
         evaluation=batches("eval", eval_batch_size, mix_seed(seed, 1)),
-        eval_split=parts["eval"].name,
-        validation=batches("validation", eval_batch_size, mix_seed(seed, 2)) if "validation" in parts else None,
+        eval_split=loaded["eval"].name,
+        validation=batches("validation", eval_batch_size, mix_seed(seed, 2)) if "validation" in loaded else None,
         class_names=names["train"],
         shape=shape,
         mean=mean,
@@ -229,7 +221,7 @@ def load_image_data(
         value_range=None if train.values is None else find_range(train.values),
         eval_class_names=names["eval"],
         num_transparent=num_transparent,
-        record=DataRecord.of(splits, parts, stratifying_column(splits, options, task)),
+        record=DataRecord.of(splits, loaded, sources.stratifying_column(splits, options, task)),
     )
 
 
@@ -252,7 +244,7 @@ def load_image_split(
     """Load one split as in evaluation: in its order and without random changes.
 
     Args:
-        options: The data set, its columns, the shape of the images and the corruption, as in training: with the same
+        options: The dataset, its columns, the shape of the images and the corruption, as in training: with the same
             `seed` or `corruption_seed`, classes and pixels are those of `load_image_data`. Mean and standard deviation
             are required; the image processor of a model has them. The split may have no labels. Other options are
             ignored.
@@ -287,29 +279,29 @@ def load_image_split(
     check_task("classification" if train_classes is None else "retrieval", options, ValueOptions(), train_classes)
     corruption = _corruption(options, seed)
     splits = _load_splits(options, dataset)
-    classes, train = stratifying_column(splits, options, "classification"), options.train_split
+    classes, train = sources.stratifying_column(splits, options, "classification"), options.train_split
     data, recorded = fingerprint(splits), None
-    known = record if record is not None and record.data == data else None
-    classes = classes if known is None else known.label_column
+    same_data = record if record is not None and record.data == data else None
+    classes = classes if same_data is None else same_data.label_column
     if train_classes is None:
         split, recorded = resolve_split(split, record, splits, data)
-    name = choose_eval_split(splits, split or options.eval_split, train)
+    name = sources.choose_eval_split(splits, split or options.eval_split, train)
     if name is None:
-        name, rows = train, find_split(splits, train, "--train_split")
+        name, rows = train, sources.find_split(splits, train, "--train_split")
         if train_classes is None and classes is not None and has_labels(rows, classes):
-            name = held_out_names(train, options.eval_fraction, options.eval_seed)[1]
-    rows = find_split(splits, name, "--split", classes)
-    image_column = find_column(rows, options.image_column_name, IMAGE_COLUMNS, "image")
+            name = sources.held_out_names(train, options.eval_fraction, options.eval_seed)[1]
+    rows = sources.find_split(splits, name, "--split", classes)
+    image_column = sources.find_column(rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")
     label_column, class_names = options.label_column_name, []
     with_train = train_classes is not None or options.sample_classes is not None
-    if with_train or label_column is not None or not set(LABEL_COLUMNS).isdisjoint(rows.column_names):
-        label_column = find_column(rows, label_column, LABEL_COLUMNS, "label")
+    if with_train or label_column is not None or not set(sources.LABEL_COLUMNS).isdisjoint(rows.column_names):
+        label_column = sources.find_column(rows, label_column, sources.LABEL_COLUMNS, "label")
         with_classes = rows
         if with_train:
-            with_classes = find_split(splits, options.train_split, "--train_split")
-            find_column(with_classes, label_column, (), "label")
+            with_classes = sources.find_split(splits, options.train_split, "--train_split")
+            sources.find_column(with_classes, label_column, (), "label")
         if train_classes is not None:
-            find_column(with_classes, image_column, (), "image")
+            sources.find_column(with_classes, image_column, (), "image")
             name, rows = pool({options.train_split: with_classes, name: rows}, [image_column, label_column])
             with_classes = rows
         if with_train or has_labels(rows, label_column):
@@ -317,25 +309,25 @@ def load_image_split(
         else:
             label_column = None
     shape = choose_shape(rows, image_column, options)
-    part = open_split(name, rows, image_column, shape, label_column, class_names)
+    images = open_split(name, rows, image_column, shape, label_column, class_names)
     ids = identify_rows(splits, name, classes, data)
     if recorded is not None:
-        part = part.select(torch.isin(ids, recorded))
+        images = images.select(torch.isin(ids, recorded))
     if label_column is None:
-        part.classes = torch.full((len(part),), -1)
+        images.classes = torch.full((len(images),), -1)
     if train_classes is not None:
-        part = part.select(~first_classes(part.known_classes, train_classes))
+        images = images.select(~first_classes(images.known_classes, train_classes))
     if options.sample_classes is not None:
         kept = corruption.draw_classes(len(class_names))
-        part, class_names = part.keep_classes(kept, class_names), [class_names[index] for index in kept]
+        images, class_names = images.keep_classes(kept, class_names), [class_names[index] for index in kept]
     if select_class is not None:
-        kept = torch.tensor([index for index, known in enumerate(class_names) if select_class(known)]).long()
-        part, class_names = part.keep_classes(kept, class_names), [class_names[index] for index in kept]
-    part = prepare_images(part, options, corruption, max_samples=max_samples, seed=seed, progress=progress)
+        kept = torch.tensor([index for index, label in enumerate(class_names) if select_class(label)]).long()
+        images, class_names = images.keep_classes(kept, class_names), [class_names[index] for index in kept]
+    images = prepare_images(images, options, corruption, max_samples=max_samples, seed=seed, progress=progress)
     if train_classes is not None:
-        class_names = part.number_classes(class_names)
-    mean, std = find_statistics(part.images, shape, options)
-    batches = part.batches(
+        class_names = images.number_classes(class_names)
+    mean, std = find_statistics(images.images, shape, options)
+    batches = images.batches(
         options.dataloader_num_workers,
         batch_size=batch_size,
         mean=mean,
@@ -344,8 +336,9 @@ def load_image_split(
         process_index=process_index,
         num_processes=num_processes,
     )
-    used = {key: int(torch.isin(ids[part.rows], each).sum()) for key, each in (known.ids if known else {}).items()}
-    return ImageSplit(batches, class_names, len(part), part.name, ids, used)
+    recorded_ids = same_data.ids if same_data else {}
+    used = {key: int(torch.isin(ids[images.rows], of_key).sum()) for key, of_key in recorded_ids.items()}
+    return ImageSplit(batches, class_names, len(images), images.name, ids, used)
 
 
 def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:
@@ -355,11 +348,13 @@ def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:
 
 def _load_splits(options: ImageSourceOptions, dataset: Any) -> DatasetDict:
     if dataset is None:
-        return load_splits(options.dataset_name, options.dataset_config_name)
+        return sources.load_splits(options.dataset_name, options.dataset_config_name)
     named = dataset if isinstance(dataset, dict) else {}
-    evaluation = choose_eval_split(named, options.eval_split, options.train_split)
+    evaluation = sources.choose_eval_split(named, options.eval_split, options.train_split)
     # The training split last, since it can be named `validation` as well.
-    return as_splits(dataset, {evaluation: options.max_eval_samples, options.train_split: options.max_train_samples})
+    return sources.as_splits(
+        dataset, {evaluation: options.max_eval_samples, options.train_split: options.max_train_samples}
+    )
 
 
 def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], computed_value: str | None) -> None:
@@ -373,52 +368,3 @@ def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], co
             " and ".join(changing),
             computed_value,
         )
-
-
-def load_thumbnails(
-    name: str,
-    splits: Sequence[str],
-    rows: Tensor,
-    *,
-    config_name: str | None = None,
-    image_column: str | None = None,
-    side: int = 32,
-    cache_dir: str | os.PathLike | None = None,
-    progress: bool = True,
-) -> Tensor:
-    """Load images by row, downscaled if they are larger.
-
-    Args:
-        name: Bundled data set, Hub id, or folder; see `hf_sphere.data.sources.load_splits`.
-        splits: The split; several are concatenated.
-        rows: (N,) rows of the split, in any order.
-        config_name: Configuration, for a data set with several.
-        image_column: Column of the images; detected by name if None.
-        side: Length of the longest side of a thumbnail in pixels. All have the aspect ratio of the first image.
-        cache_dir: Folder for decoded images; in the Hugging Face home if None.
-        progress: Whether to show a progress bar.
-
-    Returns:
-        uint8, (N, channels, height, width); an image that cannot be decoded is black.
-
-    Raises:
-        ValueError: If a split or a row does not exist, there are no rows, or none of the images can be decoded.
-    """
-    loaded = load_splits(name, config_name)
-    parts = [find_split(loaded, split, "--split") for split in splits]
-    column = find_column(parts[0], image_column, IMAGE_COLUMNS, "image")
-    images = concatenate_datasets([part.select_columns([column]) for part in parts])
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(images):
-        raise ValueError(
-            f"rows run from {int(rows.min())} to {int(rows.max())}, but {name} has {len(images)} images in "
-            f"{'+'.join(splits)}."
-        )
-    first, *others = probe_shapes(images, column)
-    scale = min(1.0, side / max(first.height, first.width))
-    channels = max(part.channels for part in (first, *others))
-    shape = ImageShape(channels, max(1, round(scale * first.height)), max(1, round(scale * first.width)))
-    encoded = EncodedImages(images.select(rows.tolist()), column, shape)
-    decoded, good = decode_all(encoded, skip_corrupt=True, cache_dir=cache_dir, progress=progress)
-    thumbnails = torch.zeros((len(rows), *decoded.shape[1:]), dtype=torch.uint8)
-    thumbnails[good] = decoded
-    return thumbnails

@@ -1,4 +1,4 @@
-"""Options for loading image and text data sets; each is also an argument of the recipes.
+"""Options for loading image and text datasets; each is also an argument of the recipes.
 
 Nothing heavy is imported here, so that recipes can parse their arguments quickly.
 """
@@ -23,8 +23,8 @@ LARGEST_SIDE = 2**14
 class ImageSourceOptions(Arguments):
     """Images, their size and their labels."""
 
-    dataset_name: str = argument("digits", "Hub id, folder, or a bundled data set: `digits` or `two_clusters`.")
-    dataset_config_name: str | None = argument(None, "Configuration of the data set.")
+    dataset_name: str = argument("digits", "Hub id, folder, or a bundled dataset: `digits` or `two_clusters`.")
+    dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
     train_split: str = argument("train", "Training split, or a part of the data such as `train[:80%]` or `all`.")
     eval_split: str | None = argument(
         None, "Evaluation split or part; default: `test`, else `validation`, else held out of the training split."
@@ -194,7 +194,7 @@ class TextDataOptions(Arguments):
     """Text, and the tokens to predict."""
 
     dataset_name: str = argument(help="Hub id, folder, or a text, parquet, json or csv file.")
-    dataset_config_name: str | None = argument(None, "Configuration of the data set.")
+    dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
     train_split: str = argument("train", "Training split.")
     eval_split: str | None = argument(
         None, "Evaluation split; default: `test`, else `validation`, else the held-out part."

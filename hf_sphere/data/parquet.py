@@ -1,4 +1,4 @@
-"""Write image data sets as folders of parquet files for `datasets.load_dataset`."""
+"""Write image datasets as folders of parquet files for `datasets.load_dataset`."""
 
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,9 @@ ROWS_AT_A_TIME = 100
 
 
 class ParquetSplit:
-    """Writes the rows of a split, one by one, to `<split>-00000-of-00003.parquet` and so on.
+    """Writes the rows of a split, one by one, to `<split>-00000-of-00003.parquet` and so on, in a folder.
 
     File names contain the number of files, so files are renamed at the end of the `with` block.
-
-    Args:
-        folder: Folder of the data set.
-        split: Name of the split.
-        features: Type of each column.
     """
 
     def __init__(self, folder: Path, split: str, features: Features) -> None:
@@ -52,8 +47,8 @@ class ParquetSplit:
                 self._writer.close()
             return
         self._close_file()
-        for number, file in enumerate(self._files):
-            file.rename(self.folder / f"{self.split}-{number:05d}-of-{len(self._files):05d}.parquet")
+        for index, file in enumerate(self._files):
+            file.rename(self.folder / f"{self.split}-{index:05d}-of-{len(self._files):05d}.parquet")
 
     def _write_rows(self) -> None:
         if not self._rows:

@@ -1,4 +1,4 @@
-"""Where images come from: the identity of each row of a data set, and the record of the images of a training run."""
+"""Where images come from: the identity of each row of a dataset, and the record of the images of a training run."""
 
 import base64
 import contextlib
@@ -33,10 +33,10 @@ RECORDED = {"training": "train", "evaluation": "eval", "validation": "validation
 def fingerprint(splits: DatasetDict) -> int:
     """Return 31 bits of a digest of the splits, their sizes and up to 256 of the encoded images of each."""
     digest = hashlib.sha256()
-    for name, part in splits.items():
-        digest.update(f"{name} {len(part)}\n".encode())
-        if column := next((key for key, feature in part.features.items() if isinstance(feature, Image)), None):
-            some = part.select(range(0, len(part), max(1, math.ceil(len(part) / 256)))).select_columns([column])
+    for name, rows in splits.items():
+        digest.update(f"{name} {len(rows)}\n".encode())
+        if column := next((key for key, feature in rows.features.items() if isinstance(feature, Image)), None):
+            some = rows.select(range(0, len(rows), max(1, math.ceil(len(rows) / 256)))).select_columns([column])
             for cell in some.cast_column(column, Image(decode=False))[column]:
                 with contextlib.suppress(OSError, TypeError):  # a file or an image that is missing
                     if cell["bytes"] is None:
@@ -56,26 +56,20 @@ def identify_rows(splits: DatasetDict, name: str, label_column: str | None, data
 
 @dataclass(frozen=True)
 class DataRecord:
-    """The images that a model was trained and evaluated on, saved beside it as `training_data.json`.
+    """The images that a model was trained and evaluated on, saved beside it as `training_data.json`."""
 
-    Attributes:
-        names: Name of the split `train`, `eval` and possibly `validation`, from which the images were taken.
-        ids: Identities of the images that were used, (N,), by the same keys.
-        label_column: Column of the classes by which parts were held out, if any.
-    """
-
-    names: dict[str, str]
-    ids: dict[str, Tensor]
-    label_column: str | None
+    names: dict[str, str]  # of the split `train`, `eval` and possibly `validation`, from which images were taken
+    ids: dict[str, Tensor]  # identities of the images that were used, (N,), by the same keys
+    label_column: str | None  # of the classes by which parts were held out, if any
 
     @classmethod
-    def of(cls, splits: DatasetDict, parts: Mapping[str, Any], label_column: str | None) -> "DataRecord":
+    def of(cls, splits: DatasetDict, used: Mapping[str, Any], label_column: str | None) -> "DataRecord":
         """Make the record of parts, and warn if two have images in common."""
-        data, names = fingerprint(splits), {key: part.name for key, part in parts.items()}
-        ids = {key: identify_rows(splits, part.name, label_column, data)[part.rows] for key, part in parts.items()}
-        for one, other in itertools.combinations(parts, 2):
+        data, names = fingerprint(splits), {key: split.name for key, split in used.items()}
+        ids = {key: identify_rows(splits, split.name, label_column, data)[split.rows] for key, split in used.items()}
+        for one, other in itertools.combinations(used, 2):
             if shared := int(torch.isin(ids[one], ids[other]).sum()):
-                both = (f"{name} images ({names[part]})" for name, part in RECORDED.items() if part in (one, other))
+                both = (f"{name} images ({names[split]})" for name, split in RECORDED.items() if split in (one, other))
                 logger.warning("The %s have %d images in common.", " and ".join(both), shared)
         return cls(names, ids, label_column)
 
@@ -98,11 +92,7 @@ class DataRecord:
 
     @classmethod
     def read(cls, model: str | os.PathLike) -> "DataRecord | None":
-        """Read the record of a model, in a folder or on the Hub; None if it has none.
-
-        Raises:
-            ValueError: If the record is damaged.
-        """
+        """Read the record of a model, in a folder or on the Hub; None if it has none. A damaged record is an error."""
         causes = ("gated_repo", "missing_entries", "connection_errors")
         path = None
         with contextlib.suppress(OSError):  # loading the model reports it
@@ -133,9 +123,6 @@ def resolve_split(
 
     Other names are returned as they are, with None: those of splits first, except for `training`. If there is no name,
     it is that of the evaluation split in the record of the data, whose fingerprint is `data`.
-
-    Raises:
-        ValueError: If there is no such record of the data.
     """
     if split is None and record is not None and record.data == data:
         # Where the classes were divided, both parts are of one split.

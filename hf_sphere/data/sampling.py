@@ -55,16 +55,10 @@ class Episodes:
 
 
 def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | None = None, what: str = "an") -> None:
-    """Raise an error if episodes cannot be sampled.
+    """Raise an error if there are too few classes for episodes, or of distinct images too few in a class.
 
-    Args:
-        labels: (N,) class of each image, integers.
-        episodes: The episodes.
-        names: Name of each class, by label, for error messages.
-        what: Article and kind of the episode, for error messages.
-
-    Raises:
-        ValueError: If there are too few classes, or if images must be distinct and a class has too few of them.
+    `labels` (N,) are the integer classes of the images. The error has the class `names`, and says `what` kind of
+    episode it is, with its article.
     """
     classes, counts = labels.unique(return_counts=True)
     origin = f" {episodes.origin}" if episodes.origin else ""
@@ -85,7 +79,7 @@ def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | No
 def _name_small(classes: Tensor, counts: Tensor, small: Tensor, names: Sequence[str] | None = None) -> str:
     """Name the smallest classes with their numbers of images."""
     order = counts.argsort(stable=True)[: min(int(small.sum()), _NAMED)].tolist()
-    smallest = [(int(classes[place]), int(counts[place])) for place in order]
+    smallest = [(int(classes[index]), int(counts[index])) for index in order]
     named = [f"{names[label] if names else f'class {label}'} has {count}" for label, count in smallest]
     return ", ".join(named) + (", ..." if small.sum() > _NAMED else "")
 
@@ -135,7 +129,7 @@ class EpisodeSampler(Sampler[list[int]]):
         self.seed = seed
         self.epoch = 0
         rounds = math.ceil(episodes.count / num_processes) * num_processes
-        self._numbers = [number % episodes.count for number in range(process_index, rounds, num_processes)]
+        self._episode_indices = [index % episodes.count for index in range(process_index, rounds, num_processes)]
         # The images of a class are contiguous in this order.
         self._by_class = labels.argsort(stable=True)
         self._starts = (counts.cumsum(0) - counts).tolist()
@@ -157,13 +151,13 @@ class EpisodeSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the indices of each batch, sampled lazily."""
         for start in range(0, self.num_episodes, self.episodes.per_batch):
-            numbers = self._numbers[start : start + self.episodes.per_batch]
-            yield [index for number in numbers for index in self._draw(self.epoch, number).tolist()]
+            batch = self._episode_indices[start : start + self.episodes.per_batch]
+            yield [index for episode in batch for index in self._draw(self.epoch, episode).tolist()]
 
     @property
     def num_episodes(self) -> int:
         """Episodes per epoch and process."""
-        return len(self._numbers)
+        return len(self._episode_indices)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch whose episodes are sampled."""
@@ -171,24 +165,24 @@ class EpisodeSampler(Sampler[list[int]]):
 
     def indices(self, epoch: int) -> Tensor:
         """Sample the episodes of an epoch for this process, int64 of shape (episodes, classes x examples)."""
-        return torch.stack([self._draw(epoch, number) for number in self._numbers])
+        return torch.stack([self._draw(epoch, index) for index in self._episode_indices])
 
     def all_indices(self, epoch: int) -> Tensor:
         """Sample the episodes of an epoch for all processes, int64 of shape (count, classes x examples)."""
-        return torch.stack([self._draw(epoch, number) for number in range(self.episodes.count)])
+        return torch.stack([self._draw(epoch, index) for index in range(self.episodes.count)])
 
-    def _draw(self, epoch: int, number: int) -> Tensor:
+    def _draw(self, epoch: int, index: int) -> Tensor:
         # The time of `sample` is linear in the number of draws; that of a permutation, in the size of the class.
-        draws = Random(mix_seed(self.seed, epoch, number + 1))
-        places: list[int] = []
-        for chosen in draws.sample(range(len(self._counts)), self.episodes.classes):
-            start, count = self._starts[chosen], self._counts[chosen]
+        draws = Random(mix_seed(self.seed, epoch, index + 1))
+        positions: list[int] = []
+        for label in draws.sample(range(len(self._counts)), self.episodes.classes):
+            start, count = self._starts[label], self._counts[label]
             members = range(start, start + count)
-            whole, rest = divmod(self.episodes.examples, count)
+            whole, remainder = divmod(self.episodes.examples, count)
             for _ in range(whole):
-                places += members
-            places += draws.sample(members, rest)
-        return self._by_class[places]
+                positions += members
+            positions += draws.sample(members, remainder)
+        return self._by_class[positions]
 
 
 def shuffled(count: int, seed: int, num_processes: int, weights: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sources of image data sets, their columns, and parts of them by name."""
+"""Sources of image datasets, their columns, and parts of them by name."""
 
 import difflib
 import glob
@@ -7,19 +7,16 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from datasets import (
-    ClassLabel,
     Dataset,
     DatasetDict,
-    Features,
     Image,
     IterableDataset,
     IterableDatasetDict,
@@ -29,16 +26,8 @@ from datasets import (
 from PIL import Image as PILImage
 from torch import Tensor
 
-from hf_sphere.data.folders import (
-    SUFFIXES,
-    TABLES,
-    UNREADABLE,
-    check_depth,
-    check_found,
-    has_metadata,
-    has_tables,
-    list_files,
-)
+from hf_sphere.data import folders
+from hf_sphere.data.bundled import BUNDLED
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.data.targets import OPEN_SETS, read_class_names, read_labels
 from hf_sphere.utils.loading import load_dataset
@@ -52,64 +41,51 @@ VALUE_COLUMNS = ("value", "target", "year", "creation_year", "age", "regression_
 
 
 def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
-    """Load all splits of an image data set.
-
-    Args:
-        name: `digits` or `two_clusters` (bundled), Hub id, or folder of parquet files or images.
-        config_name: Configuration, for a data set with several.
-    """
+    """Load all splits of an image dataset: a bundled one, one on the Hub, or a folder of parquet files or images."""
     if name in BUNDLED:
         return DatasetDict(BUNDLED[name]())
     if Path(name).is_file():
         raise ValueError(f"{name} is a file; give the folder that contains it.")
     if Path(name).is_dir() and glob.has_magic(name):
         raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
-    files = list_files(Path(name), SUFFIXES | UNREADABLE)
-    tables = list_files(Path(name), TABLES)
-    check_depth(tables)
-    of_tables = not files or has_metadata(Path(name)) or has_tables(Path(name))
-    check_found(Path(name), tables if of_tables else files)
+    files = folders.list_files(Path(name), folders.SUFFIXES | folders.UNREADABLE)
+    tables = folders.list_files(Path(name), folders.TABLES)
+    folders.check_depth(tables)
+    of_tables = not files or folders.has_metadata(Path(name)) or folders.has_tables(Path(name))
+    folders.check_found(Path(name), tables if of_tables else files)
     splits = require_splits(load_dataset(name, config_name), name)
-    if skipped := [file for file in files if file.suffix.lower() in UNREADABLE]:
+    if skipped := [file for file in files if file.suffix.lower() in folders.UNREADABLE]:
         message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."
         logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
     lost = len(files) - len(skipped) - sum(map(len, splits.values()))
-    if lost > 0 and not tables and not list_files(Path(name), {".md"}):
+    if lost > 0 and not tables and not folders.list_files(Path(name), {".md"}):
         message = "%d of %d images in %s are in no split: `datasets` takes names with train or test for splits."
         logger.warning(message, lost, len(files), name)
     return splits
 
 
 def require_splits(splits: Any, name: str) -> DatasetDict:
-    """Return the splits of the data set `name`, or raise an error if it was not loaded as such."""
+    """Return the splits of the dataset `name`, or raise an error if it was not loaded as such."""
     if not isinstance(splits, DatasetDict):
-        raise ValueError(f"data set {name!r} does not load as named splits; got {type(splits).__name__}.")
+        raise ValueError(f"dataset {name!r} does not load as named splits; got {type(splits).__name__}.")
     return splits
 
 
 def find_column(
-    dataset: Dataset, given: str | None, candidates: tuple[str, ...], what: str, *, instead: str = ""
+    dataset: Dataset, name: str | None, candidates: tuple[str, ...], what: str, *, instead: str = ""
 ) -> str:
-    """Return the requested column, or the first candidate that exists, or the only column of images.
+    """Return the column `name`, else the first of the usual names `candidates` that exists, or the only one of images.
 
-    Args:
-        dataset: The split.
-        given: Name of the column; None for the first candidate.
-        candidates: Usual names.
-        what: Content of the column, for error messages.
-        instead: An alternative to such a column, for the end of the error message.
-
-    Raises:
-        ValueError: If there is no such column; the message lists the columns.
+    If there is none, the error lists the columns, says `what` was looked for, and what can be done `instead`.
     """
     option = f"--{what}_column_name"
-    if given is not None and given not in dataset.column_names:
-        close = difflib.get_close_matches(given, dataset.column_names, n=1)
+    if name is not None and name not in dataset.column_names:
+        close = difflib.get_close_matches(name, dataset.column_names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"no {what} column {given!r}; the data has the columns {dataset.column_names}.{hint}")
-    found = given or next((name for name in candidates if name in dataset.column_names), None)
-    if found is not None:
-        return found
+        raise ValueError(f"no {what} column {name!r}; the data has the columns {dataset.column_names}.{hint}")
+    column = name or next((name for name in candidates if name in dataset.column_names), None)
+    if column is not None:
+        return column
     from hf_sphere.data.image_files import holds_images  # texts do not need it
 
     images = [name for name, feature in dataset.features.items() if holds_images(feature)]
@@ -140,13 +116,9 @@ def choose_eval_split(splits: Mapping[str, Any], name: str | None, train: str = 
 
 
 def find_split(splits: DatasetDict, name: str, option: str, label_column: str | None = None) -> Dataset:
-    """Return a split or a part of the data; raise an error that lists the splits if it does not exist or is empty.
+    """Return a split or part of the data, see `read_split`; an error lists the splits if there is none, or it is empty.
 
-    Args:
-        splits: All splits.
-        name: See `hf_sphere.data.sources.read_split`.
-        option: Option that chooses it, for error messages.
-        label_column: Column of the classes, for parts that are held out.
+    The error names the `option` that chooses the split. Parts are held out by the classes of the `label_column`.
     """
     try:
         rows = read_split(splits, name, label_column)
@@ -208,13 +180,13 @@ def check_validation_split(name: str, others: Mapping[str, str], fraction: float
 
 
 def common_column(
-    rows: dict[str, Dataset], given: str | None, candidates: tuple[str, ...], what: str, instead: str = ""
+    rows: dict[str, Dataset], name: str | None, candidates: tuple[str, ...], what: str, instead: str = ""
 ) -> str:
     """Find a column in the training split, and check that the other splits have it."""
-    found = find_column(rows["train"], given, candidates, what, instead=instead)
-    for part in rows.values():
-        find_column(part, found, (), what)
-    return found
+    column = find_column(rows["train"], name, candidates, what, instead=instead)
+    for split in rows.values():
+        find_column(split, column, (), what)
+    return column
 
 
 def stratifying_column(splits: DatasetDict, options: ImageSourceOptions, task: str) -> str | None:
@@ -237,88 +209,39 @@ def count_training_classes(rows: Dataset, label_column: str, options: ImageSourc
     return train_classes
 
 
-@cache
-def _digits() -> DatasetDict:
-    """The 1,797 handwritten 8x8 digits of scikit-learn; every fifth image of each class is in the test split."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    images = np.round(digits.images * (255 / 16)).astype(np.uint8)
-    rank_in_class = np.empty(len(images), dtype=int)
-    for label in range(10):
-        members = digits.target == label
-        rank_in_class[members] = np.arange(members.sum())
-    held_out = rank_in_class % 5 == 4
-    return _as_splits(
-        {"train": (images[~held_out], digits.target[~held_out]), "test": (images[held_out], digits.target[held_out])},
-        [str(digit) for digit in range(10)],
-    )
-
-
-@cache
-def _two_clusters() -> DatasetDict:
-    """Toy task: two clusters of 100 points around (0, 0) and (1, 1), +-0.05.
-
-    A point is an image of 1 x 2 pixels, whose gray values map -0.05 to 0 and 1.05 to 255.
-    """
-    splits = {}
-    for split, seed in (("train", 0), ("test", 1)):
-        labels = np.repeat([0, 1], 100)
-        points = labels[:, None] + np.random.default_rng(seed).uniform(-0.05, 0.05, size=(200, 2))
-        pixels = np.round((points + 0.05) * (255 / 1.1)).astype(np.uint8)
-        splits[split] = (pixels[:, None, :], labels)
-    return _as_splits(splits, ["near (0, 0)", "near (1, 1)"])
-
-
-def _as_splits(splits: dict[str, tuple[np.ndarray, np.ndarray]], names: list[str]) -> DatasetDict:
-    features = Features({"image": Image(), "label": ClassLabel(names=names)})
-    columns = {split: {"image": list(images), "label": labels.tolist()} for split, (images, labels) in splits.items()}
-    return DatasetDict({split: Dataset.from_dict(part, features) for split, part in columns.items()})
-
-
-BUNDLED: dict[str, Callable[[], DatasetDict]] = {"digits": _digits, "two_clusters": _two_clusters}
-"""Data sets that need no network."""
-
-
 _HELD_OUT = re.compile(r"(kept|held_out)\((.+), ([-+.e0-9]+), seed=([0-9]+)\)")
 
 
 def as_splits(data: Any, max_rows: Mapping[str | None, int | None]) -> DatasetDict:
-    """Return the splits of a data set of `datasets`, and those of a streaming one as files of its cache.
+    """Return the splits of a dataset of `datasets`, and those of a streaming one as files of its cache.
 
-    Args:
-        data: A `Dataset`, which becomes the split `train`, `DatasetDict`, `IterableDataset` or `IterableDatasetDict`.
-        max_rows: Number of rows, by split, to read from a streaming data set; without a number, it is read to its end.
-
-    Raises:
-        TypeError: If it is something else.
+    A `Dataset` or `IterableDataset` becomes the split `train`. `max_rows` are the numbers of rows, by split, to read
+    from a streaming dataset; without a number, it is read to its end.
     """
     splits = data if isinstance(data, (DatasetDict, IterableDatasetDict)) else {"train": data}
-    for part in splits.values():
-        if not isinstance(part, (Dataset, IterableDataset)):
-            raise TypeError(
-                f"a data set must be one of `datasets` or a dictionary of these; got {type(part).__name__}."
-            )
-    return DatasetDict({name: _stored(part, max_rows.get(name)) for name, part in splits.items()})
+    for rows in splits.values():
+        if not isinstance(rows, (Dataset, IterableDataset)):
+            raise TypeError(f"a dataset must be one of `datasets` or a dictionary of these; got {type(rows).__name__}.")
+    return DatasetDict({name: _stored(rows, max_rows.get(name)) for name, rows in splits.items()})
 
 
-def _stored(part: Any, max_rows: int | None) -> Dataset:
-    if isinstance(part, Dataset):
-        return part if part.format["type"] is None else part.with_format(None)  # it would change images and labels
-    part = (part if max_rows is None else part.take(max_rows)).with_format(None)
-    known = part.features
-    images = [name for name, feature in (known or {}).items() if isinstance(feature, Image)]
+def _stored(rows: Any, max_rows: int | None) -> Dataset:
+    if isinstance(rows, Dataset):
+        return rows if rows.format["type"] is None else rows.with_format(None)  # it would change images and labels
+    rows = (rows if max_rows is None else rows.take(max_rows)).with_format(None)
+    features = rows.features
+    images = [name for name, feature in (features or {}).items() if isinstance(feature, Image)]
     for name in images:  # decoded, they would be encoded again, and JPEG loses quality
-        part = part.cast_column(name, Image(decode=False))
-    stored = Dataset.from_generator(partial(_encoded_rows, part, images), features=part.features)
-    return stored if known is None else stored.cast(known)
+        rows = rows.cast_column(name, Image(decode=False))
+    stored = Dataset.from_generator(partial(_encoded_rows, rows, images), features=rows.features)
+    return stored if features is None else stored.cast(features)
 
 
-def _encoded_rows(part: IterableDataset, images: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _encoded_rows(rows: IterableDataset, images: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a stream, with the bytes of the files of its image columns, and other images encoded."""
     from hf_sphere.data.image_files import encode_image
 
-    for row in part:
+    for row in rows:
         files = {name: pa.array([row[name]], Image.pa_type) for name in images}
         row |= {name: Image().embed_storage(file)[0].as_py() for name, file in files.items()}
         yield {name: encode_image(cell) if isinstance(cell, PILImage.Image) else cell for name, cell in row.items()}
@@ -330,50 +253,43 @@ def held_out_names(split: str, fraction: float, seed: int) -> tuple[str, str]:
 
 
 def read_split(splits: DatasetDict, name: str, label_column: str | None = None) -> Dataset:
-    """Return the rows of a split or of a part of the data.
+    """Return the rows of a split or of a part of the data; a KeyError is that of a split that does not exist.
 
-    Args:
-        splits: All splits.
-        name: Name of a split; an expression of `datasets` such as `train[:80%]` or `train+test`; `all`; or one of
-            `held_out_names`, whose parts have the same proportion of classes.
-        label_column: Column of the classes; None if there is none.
-
-    Raises:
-        KeyError: If there is no such split.
-        ValueError: If the expression is invalid, or no part can be held out.
+    The name is that of a split; an expression of `datasets` such as `train[:80%]` or `train+test`; `all`; or one of
+    `held_out_names`, whose parts have the same proportion of classes, those of the label column.
     """
     if name in splits:
         return splits[name]
-    if found := _HELD_OUT.fullmatch(name):
-        rows = read_split(splits, found[2], label_column)
-        return rows.select(_drawn(rows, found, label_column).nonzero()[:, 0].tolist())
+    if match := _HELD_OUT.fullmatch(name):
+        rows = read_split(splits, match[2], label_column)
+        return rows.select(_drawn(rows, match, label_column).nonzero()[:, 0].tolist())
     if name != "all" and not re.search(r"[\[+]", name):
         raise KeyError(name)
-    parts = [splits[part.splitname].select(range(part.from_, part.to)) for part in _slices(splits, name)]
-    return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
+    pieces = [splits[piece.splitname].select(range(piece.from_, piece.to)) for piece in _slices(splits, name)]
+    return pieces[0] if len(pieces) == 1 else concatenate_datasets(pieces)
 
 
 def find_rows(splits: DatasetDict, name: str, label_column: str | None = None) -> Tensor:
     """Return the rows of a split, part or pool of them among those of all splits, one after the other: (N,)."""
     pooled = re.split(r"\+(?![^(]*\))", name)
     if len(pooled) > 1:
-        return torch.cat([find_rows(splits, part, label_column) for part in pooled])
-    if name not in splits and (found := _HELD_OUT.fullmatch(name)):
-        drawn = _drawn(read_split(splits, found[2], label_column), found, label_column)
-        return find_rows(splits, found[2], label_column)[drawn]
+        return torch.cat([find_rows(splits, piece, label_column) for piece in pooled])
+    if name not in splits and (match := _HELD_OUT.fullmatch(name)):
+        drawn = _drawn(read_split(splits, match[2], label_column), match, label_column)
+        return find_rows(splits, match[2], label_column)[drawn]
     starts = dict(zip(splits, itertools.accumulate(map(len, splits.values()), initial=0), strict=False))
     return torch.cat([torch.arange(p.from_, p.to) + starts[p.splitname] for p in _slices(splits, name)])
 
 
-def _drawn(rows: Dataset, found: re.Match[str], label_column: str | None) -> Tensor:
+def _drawn(rows: Dataset, match: re.Match[str], label_column: str | None) -> Tensor:
     """Return whether each row of a split belongs to the part of it with a name of `held_out_names`, (N,)."""
-    part, split, fraction, seed = found.groups()
+    kind, split, fraction, seed = match.groups()
     names, classes = [], None
     if label_column is not None:
         names = read_class_names(rows, find_column(rows, label_column, (), "label"))
         classes = read_labels(rows, label_column, names, split)
     held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names)
-    return held_out if part == "held_out" else ~held_out
+    return held_out if kind == "held_out" else ~held_out
 
 
 def _slices(splits: DatasetDict, name: str) -> list[Any]:
@@ -386,23 +302,15 @@ def _slices(splits: DatasetDict, name: str) -> list[Any]:
 def draw_held_out(
     count: int, fraction: float, seed: int, classes: Tensor | None = None, names: Sequence[str] = ()
 ) -> Tensor:
-    """Draw a random fraction of the images, bool (`count`,), with the same proportion of each class if there are any.
+    """Draw a random fraction of `count` images, bool (`count`,), with the same proportion of each class, if any.
 
-    Args:
-        count: Number of images.
-        fraction: Fraction to draw, between 0 and 1.
-        seed: Seed of the draw.
-        classes: (`count`,), class indices.
-        names: Names of the classes, for error messages.
-
-    Raises:
-        ValueError: If a part would be empty or lack a class.
+    No part may be empty or lack a class. The `names` of the `classes` (`count`,) are for the error message.
     """
     from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 
-    known, counts = (None, None) if classes is None else classes.unique(return_counts=True)
-    if known is not None and counts is not None and counts.min() < 2:
-        single = [names[index] if names else str(index) for index in known[counts < 2].tolist()]
+    labels, counts = (None, None) if classes is None else classes.unique(return_counts=True)
+    if labels is not None and counts is not None and counts.min() < 2:
+        single = [names[index] if names else str(index) for index in labels[counts < 2].tolist()]
         raise ValueError(
             f"{len(single)} class(es) have a single image, which cannot be both in training and held out: "
             f"{', '.join(single[:5])}. Leave them out, or name a split instead of a fraction."

@@ -10,6 +10,7 @@ import torch
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from torch import Tensor
 
+from hf_sphere.data import sources
 from hf_sphere.data.batches import ImageBatches, ImagesFromDisk, ImagesInMemory
 from hf_sphere.data.corruption import Corruption
 from hf_sphere.data.decoding import (
@@ -24,15 +25,6 @@ from hf_sphere.data.decoding import (
 )
 from hf_sphere.data.options import ImageSourceOptions, ValueOptions
 from hf_sphere.data.sampling import draw_subset
-from hf_sphere.data.sources import (
-    IMAGE_COLUMNS,
-    LABEL_COLUMNS,
-    VALUE_COLUMNS,
-    choose_splits,
-    common_column,
-    count_training_classes,
-    draw_held_out,
-)
 from hf_sphere.data.targets import COMPUTED_VALUES, OPEN_SETS, read_class_names, read_labels, read_values
 from hf_sphere.utils.pixels import WHITE
 
@@ -44,25 +36,15 @@ LARGEST_SIDE_IN_MEMORY = 96
 
 @dataclass
 class Split:
-    """Images and targets of a split.
-
-    Attributes:
-        name: Name of the split.
-        num_rows: Rows of the data set.
-        images: Encoded, or decoded as uint8 (N, C, H, W).
-        rows: (N,) row of the data set of each image.
-        classes: (N,) class indices, for tasks with classes.
-        values: (N,) real values, for tasks with values.
-        num_transparent: Number of images with an alpha channel or a transparent color.
-    """
+    """Images and targets of a split."""
 
     name: str
-    num_rows: int
-    images: Tensor | EncodedImages
-    rows: Tensor
-    classes: Tensor | None = None
-    values: Tensor | None = None
-    num_transparent: int = 0
+    num_rows: int  # of the dataset
+    images: Tensor | EncodedImages  # encoded, or decoded as uint8 (N, C, H, W)
+    rows: Tensor  # (N,) row of the dataset of each image
+    classes: Tensor | None = None  # (N,) class indices, for tasks with classes
+    values: Tensor | None = None  # (N,) real values, for tasks with values
+    num_transparent: int = 0  # images with an alpha channel or a transparent color
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -84,15 +66,15 @@ class Split:
 
     def keep_classes(self, kept: Tensor, names: Sequence[str]) -> "Split":
         """Select the images of some classes, (K,) in increasing order, and number these classes from 0."""
-        part = self.select(torch.isin(self.known_classes, kept))
-        if len(part) == 0:
-            chosen = ", ".join(names[index] for index in kept[:10])
+        split = self.select(torch.isin(self.known_classes, kept))
+        if len(split) == 0:
+            listed = ", ".join(names[index] for index in kept[:10])
             raise ValueError(
-                f"split {self.name!r} has no image of the {len(kept)} selected classes ({chosen}). Use more classes; "
+                f"split {self.name!r} has no image of the {len(kept)} selected classes ({listed}). Use more classes; "
                 "those of --sample_classes are drawn with --corruption_seed."
             )
-        part.classes = torch.searchsorted(kept, part.known_classes)
-        return part
+        split.classes = torch.searchsorted(kept, split.known_classes)
+        return split
 
     def number_classes(self, names: Sequence[str]) -> list[str]:
         """Renumber the classes that occur from 0, and return their names."""
@@ -126,7 +108,7 @@ class Split:
         return ImagesFromDisk(self.images, labels, num_workers=workers, **options)
 
     def _with_images(self, images: Tensor | EncodedImages, indices: Tensor) -> "Split":
-        classes, values = (None if part is None else part[indices] for part in (self.classes, self.values))
+        classes, values = (None if targets is None else targets[indices] for targets in (self.classes, self.values))
         return replace(self, images=images, rows=self.rows[indices], classes=classes, values=values)
 
 
@@ -139,51 +121,53 @@ def open_parts(
     corruption: Corruption,
 ) -> tuple[dict[str, Split], list[str], ImageShape]:
     """Return the parts `train`, `eval` and possibly `validation`, the class names and the image shape."""
-    rows = choose_splits(splits, options, task, train_classes)
-    only_rows = {key: part for key, (_, part) in rows.items()}
-    image_column = common_column(only_rows, options.image_column_name, IMAGE_COLUMNS, "image")
+    rows = sources.choose_splits(splits, options, task, train_classes)
+    only_rows = {key: split for key, (_, split) in rows.items()}
+    image_column = sources.common_column(only_rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")
     label_column, value_column, class_names = None, None, []
     if task != "regression":
-        label_column = common_column(only_rows, options.label_column_name, LABEL_COLUMNS, "label")
+        label_column = sources.common_column(only_rows, options.label_column_name, sources.LABEL_COLUMNS, "label")
         _, with_classes = rows["train"]
         if task in OPEN_SETS:
             pooled = pool(dict(rows.values()), [image_column, label_column])
             _, with_classes = pooled
             if train_classes is None and rows["eval"][0] == rows["train"][0]:  # there is no evaluation split
-                train_classes = count_training_classes(with_classes, label_column, options)
+                train_classes = sources.count_training_classes(with_classes, label_column, options)
             rows = rows if train_classes is None else dict.fromkeys(rows, pooled)
         class_names = read_class_names(with_classes, label_column)
     if task in ("regression", "joint") and values.computed_value is None:
         instead = f", or compute a value with --computed_value ({', '.join(COMPUTED_VALUES)})"
-        value_column = common_column(only_rows, values.value_column_name, VALUE_COLUMNS, "value", instead)
+        value_column = sources.common_column(
+            only_rows, values.value_column_name, sources.VALUE_COLUMNS, "value", instead
+        )
     shape = choose_shape(rows["train"][1], image_column, options)
     if values.computed_value is not None:
         check_computable(values.computed_value, shape)
-    parts = {
+    opened = {
         key: open_split(name, part_rows, image_column, shape, label_column, class_names, value_column)
         for key, (name, part_rows) in rows.items()
     }
     if train_classes is not None:
-        trained = first_classes(parts["train"].known_classes, train_classes)
-        parts = {"train": parts["train"].select(trained), "eval": parts["eval"].select(~trained)}
-        if task == "retrieval" and len(parts["eval"].known_classes.unique()) == 1:
+        trained = first_classes(opened["train"].known_classes, train_classes)
+        opened = {"train": opened["train"].select(trained), "eval": opened["eval"].select(~trained)}
+        if task == "retrieval" and len(opened["eval"].known_classes.unique()) == 1:
             logger.warning("All evaluation images are of one class, so retrieval scores are 100 %; use more classes.")
     elif task not in OPEN_SETS and label_column is not None:
-        warn_of_untrained_classes(parts["train"].known_classes, parts["eval"].known_classes, class_names)
+        warn_of_untrained_classes(opened["train"].known_classes, opened["eval"].known_classes, class_names)
     elif task in OPEN_SETS:
-        for key in list(parts)[1:]:
+        for key in list(opened)[1:]:
             which = "evaluation" if key == "eval" else key
-            warn_of_shared_classes(parts["train"].known_classes, parts[key].known_classes, which)
+            warn_of_shared_classes(opened["train"].known_classes, opened[key].known_classes, which)
     if options.sample_classes is not None:
         kept = corruption.draw_classes(len(class_names))
-        parts = {key: part.keep_classes(kept, class_names) for key, part in parts.items()}
+        opened = {key: split.keep_classes(kept, class_names) for key, split in opened.items()}
         class_names = [class_names[index] for index in kept]
-    return parts, class_names, shape
+    return opened, class_names, shape
 
 
 def pool(rows: dict[str, Dataset], columns: list[str]) -> tuple[str, Dataset]:
     """Return the joined names and the concatenation of splits."""
-    return "+".join(rows), concatenate_datasets([part.select_columns(columns) for part in rows.values()])
+    return "+".join(rows), concatenate_datasets([split.select_columns(columns) for split in rows.values()])
 
 
 def open_split(
@@ -224,10 +208,10 @@ def prepare_images(
 def hold_out(split: Split, fraction: float, seed: int, *, by_class: bool) -> tuple[Split, Split]:
     """Hold out a fraction of the classes or images (stratified by class, if any); return rest and held-out part."""
     if by_class:
-        chosen = held_out_classes(split.known_classes, fraction, seed)
-        return split.select(~chosen), split.select(chosen)
-    drawn = draw_held_out(len(split), fraction, seed, split.classes)
-    return split.select(~drawn), split.select(drawn)
+        mask = held_out_classes(split.known_classes, fraction, seed)
+        return split.select(~mask), split.select(mask)
+    mask = sources.draw_held_out(len(split), fraction, seed, split.classes)
+    return split.select(~mask), split.select(mask)
 
 
 def find_range(values: Tensor) -> tuple[float, float]:
@@ -253,16 +237,12 @@ def check_computable(value: str, shape: ImageShape) -> None:
 
 
 def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> ImageShape:
-    """Return the shape set by the options, by default that of all images, and three channels if some have colors.
-
-    Raises:
-        ValueError: If the images have several sizes and the options set none.
-    """
+    """Return the shape set by the options, by default that of all images, and three channels if some have colors."""
     resizing = options.crop_pct, options.interpolation or "bilinear", tuple(options.background_color or WHITE)
     if options.image_size and options.num_channels:
         return ImageShape(options.num_channels, options.image_size[0], options.image_size[-1], *resizing)
-    found = probe_shapes(rows, column)
-    sizes = sorted({(shape.height, shape.width) for shape in found}) if options.image_size is None else []
+    shapes = probe_shapes(rows, column)
+    sizes = sorted({(shape.height, shape.width) for shape in shapes}) if options.image_size is None else []
     if len(sizes) > 1:
         (height, width), (most_height, most_width) = sizes[0], sizes[-1]
         raise ValueError(
@@ -276,15 +256,15 @@ def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> Ima
             *sizes[0],
         )
     size = options.image_size or sizes[0]
-    channels = options.num_channels or max(shape.channels for shape in found)
+    channels = options.num_channels or max(shape.channels for shape in shapes)
     return ImageShape(channels, size[0], size[-1], *resizing)
 
 
 def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:
     """Measure mean and standard deviation per channel, on the scale from 0 to 1; on a sample for images on disk."""
     if not isinstance(images, Tensor):
-        chosen = torch.linspace(0, len(images) - 1, min(sample, len(images))).long().unique().tolist()
-        _, stacked, error = stack_images(images.__getitems__(chosen))
+        indices = torch.linspace(0, len(images) - 1, min(sample, len(images))).long().unique().tolist()
+        _, stacked, error = stack_images(images.__getitems__(indices))
         if error is not None or stacked is None:
             raise error or CorruptImageError("no image can be decoded.")
         images = stacked
@@ -316,17 +296,9 @@ def find_statistics(
 
 
 def first_classes(labels: Tensor, count: int) -> Tensor:
-    """Return a mask of the images of the first classes, the split of CUB-200-2011 and Cars196 for metric learning.
+    """Return a mask of the images of the first `count` of the classes (N,) that occur, which must leave others.
 
-    Args:
-        labels: (N,) class indices.
-        count: Number of classes, among those that occur.
-
-    Returns:
-        bool, (N,).
-
-    Raises:
-        ValueError: If one of the two parts would be empty.
+    This is the split of CUB-200-2011 and Cars196 for metric learning.
     """
     classes = labels.unique()
     if not 1 <= count < len(classes):
@@ -338,19 +310,7 @@ def first_classes(labels: Tensor, count: int) -> Tensor:
 
 
 def held_out_classes(labels: Tensor, fraction: float, seed: int) -> Tensor:
-    """Return a mask of the images of randomly sampled classes.
-
-    Args:
-        labels: (N,) class indices.
-        fraction: Fraction of the classes that occur, between 0 and 1; rounded to at least one class in each part.
-        seed: Seed of the sampling.
-
-    Returns:
-        bool, (N,).
-
-    Raises:
-        ValueError: If there is a single class.
-    """
+    """Return a mask of the images of a random fraction of the classes (N,) that occur: at least one in each part."""
     classes = labels.unique()
     if len(classes) < 2:
         raise ValueError(

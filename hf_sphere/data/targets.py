@@ -26,11 +26,13 @@ def check_task(
     if task not in get_args(DataTask):
         raise ValueError(f"task must be classification, regression, joint, retrieval or few_shot; got {task!r}.")
     sources = {"value_column_name": values.value_column_name, "computed_value": values.computed_value}
-    given = [f"--{name} {value}" for name, value in sources.items() if value is not None]
-    if len(given) == 2:
-        raise ValueError(f"{' and '.join(given)} are two sources of one value; use only one of them.")
-    if given and task in ("classification", *OPEN_SETS):
-        raise ValueError(f"{given[0]} does not apply to {task}: leave it out, or choose task regression or joint.")
+    set_options = [f"--{name} {value}" for name, value in sources.items() if value is not None]
+    if len(set_options) == 2:
+        raise ValueError(f"{' and '.join(set_options)} are two sources of one value; use only one of them.")
+    if set_options and task in ("classification", *OPEN_SETS):
+        raise ValueError(
+            f"{set_options[0]} does not apply to {task}: leave it out, or choose task regression or joint."
+        )
     if train_classes is not None and task not in OPEN_SETS:
         raise ValueError(
             f"--train_classes {train_classes} does not apply to {task}, which trains on all classes: leave it out, or "
@@ -59,11 +61,7 @@ def check_task(
 
 
 def read_values(rows: Dataset, column: str, split: str) -> Tensor:
-    """Read real values, float32, (N,).
-
-    Raises:
-        ValueError: If a value is missing, not a number or not finite; the message contains the split.
-    """
+    """Read real values, float32, (N,); one that is missing, not a number or not finite is an error."""
     cells = rows.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
     if not (pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)):
         raise ValueError(
@@ -100,18 +98,18 @@ def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) 
         raise ValueError(f"label column {column!r} has missing values: image {first} in split {split!r} is the first.")
     values = rows.with_format("numpy")[column][:]
     if isinstance(rows.features[column], ClassLabel):
-        own = rows.features[column].names
+        names = rows.features[column].names
         labels = torch.as_tensor(values, dtype=torch.int64)
-        outside = ((labels < 0) | (labels >= len(own))).nonzero()[:, 0]
+        outside = ((labels < 0) | (labels >= len(names))).nonzero()[:, 0]
         if len(outside):
             first = int(outside[0])
             raise ValueError(
                 f"label {int(labels[first])} of image {first} in split {split!r} is outside the classes 0 to "
-                f"{len(own) - 1}. Does this split have labels? If not, choose another one."
+                f"{len(names) - 1}. Does this split have labels? If not, choose another one."
             )
-        if own == class_names:
+        if names == class_names:
             return labels
-        values = [own[label] for label in labels.tolist()]
+        values = [names[label] for label in labels.tolist()]
     index = {name: i for i, name in enumerate(class_names)}
     unknown = sorted({str(value) for value in values} - set(index))
     if unknown:
@@ -135,20 +133,14 @@ def slant(images: Tensor) -> Tensor:
 
     It is computed from central second moments of the ink: tan(slant) = mu_xy / mu_yy, with x to the right and y up.
     Shearing an image by -tan(slant) makes the stroke upright. Images without ink, or with ink in a single row only,
-    have slant 0.
-
-    Args:
-        images: uint8, (N, C, H, W), light on dark.
-
-    Returns:
-        float32, (N,), in degrees.
+    have slant 0. Images are uint8 (N, C, H, W), light on dark; the slants are float32 (N,).
     """
     height, width = images.shape[-2:]
     across = torch.arange(width, dtype=torch.float64, device=images.device)
     down = torch.arange(height, dtype=torch.float64, device=images.device)
     slants = []
-    for part in images.split(max(_PIXELS_AT_A_TIME // images.shape[1:].numel(), 1)):
-        ink = part.sum(1, dtype=torch.float64)  # integers
+    for batch in images.split(max(_PIXELS_AT_A_TIME // images.shape[1:].numel(), 1)):
+        ink = batch.sum(1, dtype=torch.float64)  # integers
         in_rows = ink.sum(2)
         total = in_rows.sum(1, keepdim=True).clamp_min(1)  # a sum of integers, so only blank images are clamped
         offset = down - in_rows @ down[:, None] / total

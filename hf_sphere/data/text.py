@@ -1,4 +1,4 @@
-"""Preparation of text data sets for training: column, splits, tokens, blocks, batches."""
+"""Preparation of text datasets for training: column, splits, tokens, blocks, batches."""
 
 import os
 from collections.abc import Iterator
@@ -58,13 +58,13 @@ def load_text_data(
     num_processes: int = 1,
     progress: bool = True,
 ) -> TextData:
-    """Load a text data set as batches.
+    """Load a text dataset as batches.
 
     The texts of a split are tokenized, joined, and cut into blocks; an incomplete last block is dropped. The tokens,
     five bytes each, are kept on the device. `max_train_samples` and `max_eval_samples` count blocks.
 
     Args:
-        options: The data set (see `load_text_splits`), its column and splits, and the masking. `max_seq_length` is
+        options: The dataset (see `load_text_splits`), its column and splits, and the masking. `max_seq_length` is
             ignored in favor of `block_length`.
         tokenizer: A transformers tokenizer with a mask token.
         block_length: Tokens per block, special tokens included.
@@ -95,27 +95,27 @@ def load_text_data(
         rows = {key: find_split(splits, split, f"--{key}_split") for key, split in names.items()}
         column = common_column(rows, options.text_column_name, TEXT_COLUMNS, "text")
         workers = options.preprocessing_num_workers
-        parts = {key: _read_blocks(each, column, tokenizer, room, workers) for key, each in rows.items()}
+        blocks = {key: _read_blocks(each, column, tokenizer, room, workers) for key, each in rows.items()}
     if fraction := options.validation_fraction:
         held_out = "validation" if "eval" in names else "eval"
-        parts["train"], parts[held_out] = _hold_out(parts["train"], fraction)
+        blocks["train"], blocks[held_out] = _hold_out(blocks["train"], fraction)
         names[held_out] = f"the last {fraction:.0%} of {options.train_split}"
-    for key, blocks in parts.items():
-        count, size = len(blocks[0]), options.max_train_samples if key == "train" else options.max_eval_samples
+    for key, (tokens, starts) in blocks.items():
+        count, size = len(tokens), options.max_train_samples if key == "train" else options.max_eval_samples
         if count == 0:
             raise ValueError(
                 f"{names[key]} has too little text for {block_length} tokens; use a smaller --max_seq_length."
             )
         if size is not None and size < count:
             drawn = draw_subset(count, size, seed)
-            parts[key] = (blocks[0][drawn], blocks[1][drawn])
+            blocks[key] = (tokens[drawn], starts[drawn])
     masking = None
     if options.objective == "masked":
         masking = Masking(options.mask_probability or Masking.probability, options.whole_word_masking)
 
     def batches(key: str, size: int, shuffle: bool = False) -> TextBatches:
         return TextBatches(
-            *parts[key],
+            *blocks[key],
             vocabulary,
             batch_size=size,
             masking=masking,
@@ -130,7 +130,7 @@ def load_text_data(
         train=batches("train", batch_size, shuffle=True),
         evaluation=batches("eval", eval_batch_size),
         eval_split=names["eval"],
-        validation=batches("validation", eval_batch_size) if "validation" in parts else None,
+        validation=batches("validation", eval_batch_size) if "validation" in blocks else None,
         validation_split=names.get("validation"),
     )
 
@@ -138,16 +138,10 @@ def load_text_data(
 def load_text_splits(
     name: str, config_name: str | None = None, cache_dir: str | os.PathLike | None = None
 ) -> DatasetDict:
-    """Load all splits of a text data set.
+    """Load all splits of a text dataset.
 
-    Args:
-        name: Hub id, folder of parquet or text files (or its subfolder `config_name`, if that exists), or a single
-            file, which becomes the split `train`.
-        config_name: Configuration, for a data set with several.
-        cache_dir: Cache folder of `datasets`; its default if None.
-
-    Raises:
-        ValueError: If the kind of a file is not supported, it cannot be read, or the data has no named splits.
+    The name is a Hub id, a folder of parquet or text files (or its subfolder `config_name`, if that exists), or a
+    single file, which becomes the split `train`.
     """
     path, cache = Path(name), None if cache_dir is None else str(cache_dir)
     kind = path.suffix.lower()
@@ -166,9 +160,9 @@ def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, s
     """Return the names of the splits `train`, `eval` and `validation`; no `eval` if the held-out part replaces it."""
     validation, fraction = options.validation_split, options.validation_fraction
     names = {"train": options.train_split}
-    found = choose_eval_split(splits, options.eval_split, options.train_split)
-    if found is not None:
-        names["eval"] = found
+    eval_split = choose_eval_split(splits, options.eval_split, options.train_split)
+    if eval_split is not None:
+        names["eval"] = eval_split
     elif not fraction:
         raise ValueError(
             f"there is no split to report results on; the data has {', '.join(splits)}. Choose one with --eval_split, "
@@ -210,15 +204,15 @@ def _tokenize(batch: dict[str, list], tokenizer: Any, column: str) -> dict[str, 
     tokens = encoded["input_ids"]
     if not tokenizer.is_fast:
         return {"input_ids": tokens, "starts": [[True] * len(ids) for ids in tokens]}
-    words = [encoded.word_ids(number) for number in range(len(texts))]
+    words = [encoded.word_ids(index) for index in range(len(texts))]
     starts = [[a != b for a, b in zip([None, *ids], ids, strict=False)] for ids in words]
     return {"input_ids": tokens, "starts": starts}
 
 
 def _join(rows: Dataset, column: str) -> np.ndarray:
     """Return all lists of a column as one array."""
-    parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in rows.data.column(column).chunks]
-    return np.concatenate([np.empty(0, np.int32 if column == "input_ids" else np.bool_), *parts])
+    arrays = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in rows.data.column(column).chunks]
+    return np.concatenate([np.empty(0, np.int32 if column == "input_ids" else np.bool_), *arrays])
 
 
 def _hold_out(blocks: tuple[Tensor, Tensor], fraction: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -227,8 +221,8 @@ def _hold_out(blocks: tuple[Tensor, Tensor], fraction: float) -> tuple[tuple[Ten
     held_out = round(fraction * count)
     if not 0 < held_out < count:
         raise ValueError(f"validation_fraction={fraction} does not split {count} blocks; use more text.")
-    (train, first), (rest, last) = ((part[:-held_out], part[-held_out:]) for part in blocks)
-    return (train, rest), (first, last)
+    (train, first), (validation, last) = ((values[:-held_out], values[-held_out:]) for values in blocks)
+    return (train, validation), (first, last)
 
 
 @contextmanager

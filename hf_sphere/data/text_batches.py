@@ -53,10 +53,10 @@ class Vocabulary:
                 f"the tokenizer of {name!r} does not find its mask token {tokenizer.mask_token!r} in a text; load it "
                 "with split_special_tokens=False, or name another with --tokenizer_name."
             )
-        place, special = ids.index(mask), {*tokenizer.all_special_ids, *ids}
+        index, special = ids.index(mask), {*tokenizer.all_special_ids, *ids}
         ordinary = {*tokenizer.get_vocab().values()} - special
-        tokens = (torch.tensor(sorted(part), dtype=torch.int64) for part in (special, ordinary))
-        return cls(tuple(ids[:place]), tuple(ids[place + 1 :]), mask, *tokens)
+        tokens = (torch.tensor(sorted(group), dtype=torch.int64) for group in (special, ordinary))
+        return cls(tuple(ids[:index]), tuple(ids[index + 1 :]), mask, *tokens)
 
     def is_special(self, tokens: Tensor) -> Tensor:
         """Return which tokens are special, in the shape of the tokens."""
@@ -84,33 +84,30 @@ class Masking:
             raise ValueError(f"mask_probability must be above 0 and at most 1; got {self.probability}.")
 
     def __call__(self, tokens: Tensor, starts: Tensor, vocabulary: Vocabulary, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Mask tokens of blocks.
+        """Mask tokens of blocks; return the input tokens, and the labels: the token where it is a target, else -100.
 
         Args:
-            tokens: (B, L) tokens of the text, int64.
+            tokens: (B, L) tokens of the text, int64, as the two results.
             starts: (B, L) whether a token begins a word.
-            vocabulary: The mask token, the special tokens, and the ordinary tokens for random replacement.
+            vocabulary: The tokens for masks and random replacement.
             keys: (B,) determine the mask of each block, int64; see `keyed_integers`.
-
-        Returns:
-            The input tokens, and the labels: the token where it is a target, else -100; both (B, L).
         """
         streams = keyed_integers(keys[:, None, None], torch.arange(3, device=keys.device)[:, None])
-        places = torch.arange(tokens.shape[1], device=keys.device)
-        draws, fates = keyed_uniforms(streams[:, :2], places, torch.float32).unbind(1)
-        others = keyed_integers(streams[:, 2], places) % len(vocabulary.ordinary)
+        positions = torch.arange(tokens.shape[1], device=keys.device)
+        draws, fates = keyed_uniforms(streams[:, :2], positions, torch.float32).unbind(1)
+        others = keyed_integers(streams[:, 2], positions) % len(vocabulary.ordinary)
         if self.whole_words:
             words = starts.long().cumsum(1)
             words = words - words[:, :1]  # a block may begin within a word
             draws = draws.gather(1, words)
         draws = draws.masked_fill(vocabulary.is_special(tokens), torch.inf)
         nearest = draws.amin(1, keepdim=True)
-        chosen = ((draws < self.probability) | (draws == nearest)) & draws.isfinite()
-        hidden = chosen & (fates < 0.8)
-        replaced = chosen & (fates >= 0.9)
+        selected = ((draws < self.probability) | (draws == nearest)) & draws.isfinite()
+        hidden = selected & (fates < 0.8)
+        replaced = selected & (fates >= 0.9)
         seen = tokens.masked_fill(hidden, vocabulary.mask)
         seen = torch.where(replaced, vocabulary.ordinary.to(tokens.device)[others], seen)
-        return seen, tokens.masked_fill(~chosen, IGNORED)
+        return seen, tokens.masked_fill(~selected, IGNORED)
 
 
 class TextBatches:
@@ -200,15 +197,15 @@ class TextBatches:
 
     def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[dict[str, Tensor]]:
         """Yield the batches of an epoch, starting with batch `start`, int64."""
-        for number, rows in enumerate(self._order(epoch).split(self.batch_size)[start:], start):
+        for batch_index, rows in enumerate(self._order(epoch).split(self.batch_size)[start:], start):
             rows = rows.to(self.device)
             if self._fixed is not None:
-                seen, labels = (part[rows] for part in self._fixed)
+                seen, labels = (values[rows] for values in self._fixed)
             else:
                 seen = labels = self.tokens[rows].long()
                 if self.masking is not None:
-                    own = number * self.batch_size + torch.arange(len(rows), device=self.device)
-                    keys = keyed_integers(mix_seed(self.seed, epoch), own * self.num_processes + self.process_index)
+                    local = batch_index * self.batch_size + torch.arange(len(rows), device=self.device)
+                    keys = keyed_integers(mix_seed(self.seed, epoch), local * self.num_processes + self.process_index)
                     seen, labels = self.masking(seen, self.starts[rows], self.vocabulary, keys)
             inputs = self._surround(seen, self.vocabulary.prefix, self.vocabulary.suffix)
             if self.masking is None:

@@ -12,12 +12,12 @@ from torch.distributions import Distribution, constraints, register_kl
 from hf_sphere.distributions.hyperspherical_uniform import HypersphericalUniform, check_same_sphere, unit_vector
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.bessel import log_uniform_density
-from hf_sphere.geometry.checks import check_codes, check_dense, check_floating, to_shares
+from hf_sphere.geometry.checks import check_codes, check_dense, check_floating, normalize_weights
 from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.geometry.manifold import mean_direction, project_to_sphere
 from hf_sphere.geometry.sampling import points_around, sample_cosine
 
-_QUADRATURE = [part.tolist() for part in np.polynomial.legendre.leggauss(12)]
+_QUADRATURE = [array.tolist() for array in np.polynomial.legendre.leggauss(12)]
 """Nodes and weights of Gauss and Legendre's rule; torch.compile cannot call the function."""
 
 
@@ -194,10 +194,10 @@ class VonMisesFisher(DirectionalDistribution):
         check_codes("points", points.dtype)
         if points.ndim < 2 or points.shape[-2] == 0 or points.shape[-1] < 2:
             raise ValueError(f"points must have the shape (..., n, d), n >= 1, d >= 2; got {tuple(points.shape)}.")
-        shares = to_shares(weights, upcast(points))
+        weights = normalize_weights(weights, upcast(points))
         if not points.isfinite().all() or (points == 0).all(-1).any():
             raise ValueError("points must be finite and not zero: a zero vector has no direction. Remove such points.")
-        mean = (shares[..., None] * project_to_sphere(upcast(points))).sum(-2)
+        mean = (weights[..., None] * project_to_sphere(upcast(points))).sum(-2)
         eps = torch.finfo(mean.dtype).eps
         length = torch.linalg.vector_norm(mean, dim=-1).clamp(max=1 - eps)
         if equal := int((length >= 1 - 16 * eps).sum()):
@@ -222,8 +222,8 @@ class VonMisesFisher(DirectionalDistribution):
         concentration = _upcast_concentration(self.concentration)
         along = bessel.mean_resultant_length_derivative(concentration, self.dim)
         # The variances sum to 1 - A^2, which gives the orthogonal ones without a division by kappa.
-        rest = bessel.mean_resultant_length_complement(concentration, self.dim)
-        across = (rest * (2 - rest) - along) / (self.dim - 1)
+        complement = bessel.mean_resultant_length_complement(concentration, self.dim)
+        across = (complement * (2 - complement) - along) / (self.dim - 1)
         return across, along - across
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -242,8 +242,8 @@ class VonMisesFisher(DirectionalDistribution):
     def _divergence_from_uniform(self) -> Tensor:
         # Without the cancellation of `kappa A - G`.
         concentration = _upcast_concentration(self.concentration)
-        rest = bessel.mean_resultant_length_complement(concentration, self.dim)
-        return bessel.log_vmf_peak(concentration, self.dim) - concentration * rest
+        complement = bessel.mean_resultant_length_complement(concentration, self.dim)
+        return bessel.log_vmf_peak(concentration, self.dim) - concentration * complement
 
 
 def _upcast_concentration(concentration: Tensor) -> Tensor:
@@ -258,8 +258,8 @@ def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     ours, theirs = _upcast_concentration(p.concentration), _upcast_concentration(q.concentration)
     gap = (upcast(p.loc) - upcast(q.loc)).square().sum(-1) / 2  # 1 - mu_p.mu_q, without cancellation
     peaks = bessel.log_vmf_peak(ours, p.dim) - bessel.log_vmf_peak(theirs, p.dim)
-    rest = bessel.mean_resultant_length_complement(ours, p.dim)
-    divergence = peaks + rest * (theirs - ours) + (1 - rest) * theirs * gap
+    complement = bessel.mean_resultant_length_complement(ours, p.dim)
+    divergence = peaks + complement * (theirs - ours) + (1 - complement) * theirs * gap
     return divergence.to(torch.promote_types(p.loc.dtype, q.loc.dtype))
 
 
@@ -295,9 +295,9 @@ class PowerSpherical(DirectionalDistribution):
 
     def _variances(self) -> tuple[Tensor, Tensor]:
         total = upcast(self.concentration) + (self.dim - 1)
-        rest = (self.dim - 1) / total  # 1 - A
-        along = rest * (2 - rest) / (total + 1)
-        across = (rest * (2 - rest) - along) / (self.dim - 1)
+        complement = (self.dim - 1) / total  # 1 - A
+        along = complement * (2 - complement) / (total + 1)
+        across = (complement * (2 - complement) - along) / (self.dim - 1)
         return across, along - across
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -319,7 +319,7 @@ class PowerSpherical(DirectionalDistribution):
         # Its derivative is kappa times the variance of log(1 + w), that of the reverse one the variance's integral.
         # Small concentrations are integrated by quadrature, because the terms of the closed form cancel.
         kappa, beta = upcast(self.concentration), (self.dim - 1) / 2
-        nodes, weights = (torch.tensor(part, dtype=kappa.dtype, device=kappa.device) for part in _QUADRATURE)
+        nodes, weights = (torch.tensor(array, dtype=kappa.dtype, device=kappa.device) for array in _QUADRATURE)
         small = kappa < beta / 2
         end = torch.where(small, kappa, 0.0)[..., None]
         at = end * (nodes + 1) / 2
@@ -355,9 +355,11 @@ def _gamma_ratio(x: Tensor, a: float) -> tuple[Tensor, Tensor]:
 @register_kl(PowerSpherical, VonMisesFisher)
 def _kl_power_spherical_vmf(p: PowerSpherical, q: VonMisesFisher) -> Tensor:
     check_same_sphere(p, q)
-    kappa, rest = _upcast_concentration(q.concentration), (p.dim - 1) / (upcast(p.concentration) + (p.dim - 1))
+    kappa = _upcast_concentration(q.concentration)
+    complement = (p.dim - 1) / (upcast(p.concentration) + (p.dim - 1))  # 1 - A
     gap = (upcast(p.loc) - upcast(q.loc)).square().sum(-1) / 2  # 1 - mu_p.mu_q, without cancellation
-    divergence = p._divergence_from_uniform() - bessel.log_vmf_peak(kappa, p.dim) + kappa * (rest + (1 - rest) * gap)
+    mean_gap = complement + (1 - complement) * gap  # of 1 - mu_q.x
+    divergence = p._divergence_from_uniform() - bessel.log_vmf_peak(kappa, p.dim) + kappa * mean_gap
     return divergence.to(torch.promote_types(p.loc.dtype, q.loc.dtype))
 
 

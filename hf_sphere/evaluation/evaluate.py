@@ -78,10 +78,10 @@ def evaluate_embeddings(
     options = options or EvaluationOptions()
     retrieval = {**_retrieval_distance(data, options), "ks": options.ks}
     evaluation = Evaluation(retrieval["distance"])
-    known = _evaluate_predictions(evaluation, data, options.num_bins)
+    is_known = _evaluate_predictions(evaluation, data, options.num_bins)
     _evaluate_retrieval(evaluation, data, data.labels, options, retrieval)
     if options.overlap_threshold is not None:
-        _evaluate_overlap(evaluation, data, data.labels, known, options)
+        _evaluate_overlap(evaluation, data, data.labels, is_known, options)
     if ood:
         _evaluate_ood(evaluation, data, ood, train)
     return evaluation
@@ -96,7 +96,7 @@ def _evaluate_ood(
         models = {Path(about["model"]).resolve() for about in (data.about, other.about) if "model" in about}
         if len(models) == 2:
             evaluation.notes.append(f"{other.name} was embedded by another model, so its scores are not comparable.")
-    own, *others = (
+    inside, *others = (
         Outputs(d.embeddings, d.logits, d.labels, d.concentrations, d.row_ids)
         for d in (data, *ood.values(), *([] if train is None else [train]))
     )
@@ -104,7 +104,7 @@ def _evaluate_ood(
     omitted = "max_softmax" if data.confidences is not None else None  # equivalent to the confidence
     detectors = {name: OODDetector(name) for name in SCORES if name != omitted}
     try:
-        comparison = compare_scores(fitted, own, dict(zip(ood, others, strict=True)), detectors)
+        comparison = compare_scores(fitted, inside, dict(zip(ood, others, strict=True)), detectors)
     except SharedRowsError as error:
         hint = "With recipes/extract_embeddings.py, the images that the model was trained on are --split training."
         raise SharedRowsError(f"{error} {hint}") from error
@@ -122,11 +122,7 @@ def _evaluate_ood(
 
 
 def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) -> dict[str, Embeddings]:
-    """Read embeddings of out-of-distribution images by `read_embeddings`, and return them by folder name.
-
-    Raises:
-        ValueError: If two folders have the same name, or a certainty measure of `data` is missing.
-    """
+    """Read embeddings of out-of-distribution images, by folder name, with the certainty measures of `data`."""
     names = [Path(path).resolve().name for path in paths]
     if len(set(names)) < len(names):
         raise ValueError(f"results are named by folder, and two folders have the same name: {', '.join(names)}.")
@@ -152,23 +148,23 @@ def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: in
     if data.predictions is None:
         evaluation.notes.append(f"{skipped}: there is no column prediction.")
         return None
-    known, correct = data.match_predictions()
-    unknown = int((~known).sum())
+    is_known, correct = data.match_predictions()
+    unknown = int((~is_known).sum())
     evaluation.results["eval_num_unknown_labels"] = unknown
-    if not known.any():
+    if not is_known.any():
         evaluation.notes.append(f"{skipped}: no label is one of the model's classes (an open set).")
         return None
     if unknown:
         evaluation.notes.append(
-            f"{unknown:,} of {len(known):,} labels are not among the model's classes; accuracy, calibration and risk "
-            "exclude them."
+            f"{unknown:,} of {len(is_known):,} labels are not among the model's classes; accuracy, calibration and "
+            "risk exclude them."
         )
     if trained := data.about.get("num_training_images"):
         evaluation.notes.append(
             f"the model was trained on {trained:,} of these images, so these are not the results for new images."
         )
-    correct = correct[known]
-    certainties = {name: values[known] for name, values in data.certainties.items()}
+    correct = correct[is_known]
+    certainties = {name: values[is_known] for name, values in data.certainties.items()}
     evaluation.results["eval_accuracy"] = correct.double().mean().item()
     if fitted := data.about.get("num_calibration_images"):
         evaluation.notes.append(
@@ -181,7 +177,7 @@ def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: in
         evaluation.risk_coverage[name] = risk_coverage(values, correct)
         suffix = "" if name == "confidence" else f"_{name}"
         evaluation.results[f"eval_area_under_risk_coverage{suffix}"] = area_under_risk_coverage(values, correct)
-    return known
+    return is_known
 
 
 def _evaluate_retrieval(
@@ -215,12 +211,12 @@ def _evaluate_retrieval(
 
 
 def _evaluate_overlap(
-    evaluation: Evaluation, data: Embeddings, labels: Tensor, known: Tensor | None, options: EvaluationOptions
+    evaluation: Evaluation, data: Embeddings, labels: Tensor, is_known: Tensor | None, options: EvaluationOptions
 ) -> None:
-    if known is None:
+    if is_known is None:
         evaluation.notes.append("class overlap is skipped: no label is one of the model's classes.")
         return
-    points, correct = data.embeddings[known], data.match_predictions()[1][known]
+    points, correct = data.embeddings[is_known], data.match_predictions()[1][is_known]
     zero = int((~points.any(-1)).sum())
     if zero and options.overlap_distance == "angular":
         evaluation.notes.append(
@@ -229,4 +225,4 @@ def _evaluate_overlap(
         )
         return
     threshold: dict[str, Any] = {"threshold": options.overlap_threshold, "distance": options.overlap_distance}
-    evaluation.add("eval_overlap", class_overlap(points, labels[known], correct, **threshold))
+    evaluation.add("eval_overlap", class_overlap(points, labels[is_known], correct, **threshold))

@@ -87,13 +87,13 @@ def angular_response(values: Tensor, operator: str) -> Tensor:
         >>> angular_response(torch.tensor([-1.0, 0.0, 1.0]), "linear")
         tensor([-1.,  0.,  1.])
     """
-    found = find_operator(operator)
+    function = find_operator(operator)
     check_floating("values", values)
-    if found.of_angle is None:
+    if function.of_angle is None:
         return values
-    steepest = torch.finfo(values.dtype).eps ** -0.5 if found.normalizes_input else STEEPEST
+    steepest = torch.finfo(values.dtype).eps ** -0.5 if function.normalizes_input else STEEPEST
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
-    return found.of_angle(_Arcsine.apply(wide, steepest)).to(values.dtype)
+    return function.of_angle(_Arcsine.apply(wide, steepest)).to(values.dtype)
 
 
 class _Arcsine(torch.autograd.Function):
@@ -111,8 +111,8 @@ class _Arcsine(torch.autograd.Function):
         ctx.save_for_backward(values)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         # Differentiable operations, so that autograd derives the second derivative.
         (values,) = ctx.saved_tensors
         slope = ((1 - values) * (1 + values)).clamp_min(ctx.steepest**-2).rsqrt()
-        return gradient * torch.where(values.abs() <= 1, slope, 0.0), None
+        return grad_output * torch.where(values.abs() <= 1, slope, 0.0), None

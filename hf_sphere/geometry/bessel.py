@@ -171,8 +171,8 @@ def partition_and_ratio(square: Tensor, dim: int) -> PartitionAndRatio:
 
     Not differentiable by autograd; losses that evaluate millions of values implement their own gradients.
     """
-    rise, rest, ratio = _partition_terms(square, dim)
-    return PartitionAndRatio(rise.sub_(rest), ratio)
+    rise, decrease, ratio = _partition_terms(square, dim)
+    return PartitionAndRatio(rise.sub_(decrease), ratio)
 
 
 def bounded(concentration: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,13 +195,13 @@ def _partition_terms(square: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Two terms whose difference is the log-partition function, and A / kappa; the first is s - m of the series."""
     series = series_for(dim / 2 - 1, square.dtype)
     inverse_root = (square + series.order**2).rsqrt_()
-    rise, rest, ratio = series.partition_and_ratio(square, inverse_root)
+    rise, decrease, ratio = series.partition_and_ratio(square, inverse_root)
     for step in range(series.steps):
         order = series.order - step
         factor = square * ratio
-        rest = rest - (factor / (2 * order)).log1p_()
+        decrease = decrease - (factor / (2 * order)).log1p_()
         ratio = (factor + 2 * order).reciprocal_()
-    return rise, rest, ratio
+    return rise, decrease, ratio
 
 
 def _ratio(square: Tensor, dim: int) -> Tensor:
@@ -219,11 +219,11 @@ def _derivative(concentration: Tensor, dim: int) -> Tensor:
     concentration, shrinkage = bounded(concentration)
     square = concentration.square()
     root = (square + series.order**2).sqrt()
-    rest, derivative = series.complement(concentration, root), series.derivative(root)
+    complement, derivative = series.complement(concentration, root), series.derivative(root)
     for step in range(series.steps):
         order = series.order - step
-        ratio = 1 / (2 * order + concentration * (1 - rest))
-        rest = (2 * order - concentration * rest) * ratio
+        ratio = 1 / (2 * order + concentration * (1 - complement))
+        complement = (2 * order - concentration * complement) * ratio
         derivative = (2 * order - square * derivative) * ratio.square()
     if series.steps:
         far = is_far(concentration, dim)
@@ -252,8 +252,8 @@ class _LogPartition(_ConcentrationFunction):
         return log_partition + (concentration - finite) + 0.5 * (dim - 1) * shrinkage.log()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * _Length.apply(*ctx.saved_tensors, ctx.dim), None
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        return grad_output * _Length.apply(*ctx.saved_tensors, ctx.dim), None
 
 
 class _LogPeak(_ConcentrationFunction):
@@ -262,14 +262,14 @@ class _LogPeak(_ConcentrationFunction):
     @staticmethod
     def forward(concentration: Tensor, dim: int) -> Tensor:
         finite, shrinkage = bounded(concentration)
-        rise, rest, _ = _partition_terms(finite.square(), dim)
+        rise, decrease, _ = _partition_terms(finite.square(), dim)
         order = series_for(dim / 2 - 1, finite.dtype).order
         gap = order * ((finite + rise) / (finite + rise + order))  # kappa - rise
-        return gap + rest - 0.5 * (dim - 1) * shrinkage.log()
+        return gap + decrease - 0.5 * (dim - 1) * shrinkage.log()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient * _Complement.apply(*ctx.saved_tensors, ctx.dim), None
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        return grad_output * _Complement.apply(*ctx.saved_tensors, ctx.dim), None
 
 
 class _Length(_ConcentrationFunction):
@@ -281,9 +281,9 @@ class _Length(_ConcentrationFunction):
         return (concentration * _ratio(concentration.square(), dim)).clamp(max=1.0)  # rounding may exceed 1
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         (concentration,) = ctx.saved_tensors
-        return gradient * _derivative(concentration, ctx.dim), None
+        return grad_output * _derivative(concentration, ctx.dim), None
 
 
 class _Means(torch.autograd.Function):
@@ -291,24 +291,24 @@ class _Means(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *vectors: Tensor) -> tuple[Tensor, ...]:
-        squares = torch.cat([part.square().sum(-1) for part in vectors])
+        squares = torch.cat([batch.square().sum(-1) for batch in vectors])
         ratio = _ratio(squares, vectors[0].shape[-1])
         ctx.save_for_backward(squares, ratio, *vectors)
-        ctx.sizes = [part.shape[0] for part in vectors]  # `len` would fix the batch size of an exported program
-        parts = zip(ratio.split(ctx.sizes), vectors, strict=True)
-        return tuple(share[:, None] * part for share, part in parts)
+        ctx.sizes = [batch.shape[0] for batch in vectors]  # `len` would fix the batch size of an exported program
+        return tuple(r[:, None] * batch for r, batch in zip(ratio.split(ctx.sizes), vectors, strict=True))
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        # The covariance has the eigenvalue A' along the direction and A / kappa orthogonal to it.
+    def backward(ctx: Any, *grad_means: Tensor) -> tuple[Tensor, ...]:
+        # The covariance has the eigenvalue A' along the direction and r = A / kappa orthogonal to it, so that its
+        # product with g is r g + (A' - r) <g, eta> eta / |eta|^2.
         squares, ratio, *vectors = ctx.saved_tensors
         excess = _derivative(squares.sqrt(), vectors[0].shape[-1]) - ratio
         excess = excess / squares.clamp_min(torch.finfo(squares.dtype).tiny)
-        parts = zip(gradients, vectors, ratio.split(ctx.sizes), excess.split(ctx.sizes), strict=True)
+        batches = zip(grad_means, vectors, ratio.split(ctx.sizes), excess.split(ctx.sizes), strict=True)
         return tuple(
-            torch.addcmul(gradient * share[:, None], ((gradient * part).sum(-1) * more)[:, None], part)
-            for gradient, part, share, more in parts
+            torch.addcmul(grad * r[:, None], ((grad * batch).sum(-1) * more)[:, None], batch)
+            for grad, batch, r, more in batches
         )
 
 
@@ -319,18 +319,18 @@ class _Complement(_ConcentrationFunction):
     def forward(concentration: Tensor, dim: int) -> Tensor:
         series = series_for(dim / 2 - 1, concentration.dtype)
         concentration, shrinkage = bounded(concentration)
-        rest = series.complement(concentration, (concentration.square() + series.order**2).sqrt())
+        complement = series.complement(concentration, (concentration.square() + series.order**2).sqrt())
         for step in range(series.steps):
             order = series.order - step
-            rest = (2 * order - concentration * rest) / (2 * order + concentration * (1 - rest))
+            complement = (2 * order - concentration * complement) / (2 * order + concentration * (1 - complement))
         if series.steps:
-            rest = torch.where(is_far(concentration, dim), far_complement(concentration, dim), rest)
-        return rest * shrinkage
+            complement = torch.where(is_far(concentration, dim), far_complement(concentration, dim), complement)
+        return complement * shrinkage
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         (concentration,) = ctx.saved_tensors
-        return -gradient * _derivative(concentration, ctx.dim), None
+        return -grad_output * _derivative(concentration, ctx.dim), None
 
 
 class _Concentration(_ConcentrationFunction):
@@ -351,7 +351,7 @@ class _Concentration(_ConcentrationFunction):
         return torch.where((length >= 0) & (length <= 1), concentration, torch.nan)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         # The concentration is recomputed, so that the second derivative includes its dependence on the length.
         concentration = _Concentration.apply(*ctx.saved_tensors, ctx.dim)
-        return gradient / _derivative(concentration, ctx.dim), None
+        return grad_output / _derivative(concentration, ctx.dim), None

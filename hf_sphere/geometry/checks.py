@@ -12,12 +12,12 @@ from torch import Tensor
 def check_integer(name: str, value: Any, minimum: int) -> int:
     """Return an integer of at least `minimum` as `int` (numpy integers included), or raise a ValueError."""
     try:
-        number = None if isinstance(value, bool) else operator.index(value)
+        integer = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        number = None
-    if number is None or number < minimum:
+        integer = None
+    if integer is None or integer < minimum:
         raise ValueError(f"{name} must be an integer of at least {minimum}; got {value!r}.")
-    return number
+    return integer
 
 
 def check_floating(name: str, value: Any) -> None:
@@ -30,7 +30,7 @@ def check_floating(name: str, value: Any) -> None:
         check_dense(name, value)
 
 
-def to_shares(weights: Any, points: Tensor) -> Tensor:
+def normalize_weights(weights: Any, points: Tensor) -> Tensor:
     """Return valid weights (..., n) of points (..., n, d), equal if None, in their dtype and divided by their sums."""
     weights = points.new_ones(points.shape[-2]) if weights is None else weights
     if not isinstance(weights, Tensor):

@@ -116,12 +116,12 @@ class _Spherize(torch.autograd.Function):
         ctx.low = _smallest_angle(x.shape[-1], delta)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         # The in-place version supports neither compilation nor double backward nor vmap, which are rarely used.
         x, scaling, radius, output = ctx.saved_tensors
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_batched(grad):
-            return *_gradient(grad, x, scaling, radius, output, ctx.low), None
-        return *_gradient_in_blocks(grad, x, scaling, radius, output, ctx.low, ctx.needs_input_grad), None
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_batched(grad_output):
+            return *_gradient(grad_output, x, scaling, radius, output, ctx.low), None
+        return *_gradient_in_blocks(grad_output, x, scaling, radius, output, ctx.low, ctx.needs_input_grad), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x: Tensor, scaling: Tensor, radius: Tensor, delta: float) -> tuple[Tensor, int]:
@@ -178,7 +178,7 @@ def _spherize_for_export(x: Tensor, scaling: Tensor, radius: Tensor, low: float)
 
 
 def _gradient(
-    grad: Tensor, x: Tensor, scaling: Tensor, radius: Tensor, output: Tensor, low: float
+    grad_output: Tensor, x: Tensor, scaling: Tensor, radius: Tensor, output: Tensor, low: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Closed-form gradients with respect to x, scaling and radius.
 
@@ -190,7 +190,7 @@ def _gradient(
     rising, falling = torch.sigmoid(logits), torch.sigmoid(-logits)
     cosine = torch.sin(falling * (math.pi / 2 - low)).clamp_min(torch.finfo(scaling.dtype).tiny)
     tangent = (torch.sqrt(1 - cosine * cosine) if low > math.pi / 4 else _sine(logits, low)) / cosine
-    weighted = grad.to(scaling.dtype) * output.to(scaling.dtype)
+    weighted = grad_output.to(scaling.dtype) * output.to(scaling.dtype)
     sums = weighted.cumsum(-1, dtype=widest_dtype(x))
     # The coordinates decrease by at most a factor delta, so a difference of sums is accurate enough.
     later = (sums[..., -1:] - sums[..., :-1]).to(scaling.dtype)
@@ -200,7 +200,7 @@ def _gradient(
 
 
 def _gradient_in_blocks(
-    grad: Tensor, x: Tensor, scaling: Tensor, radius: Tensor, output: Tensor, low: float, needs: tuple[bool, ...]
+    grad_output: Tensor, x: Tensor, scaling: Tensor, radius: Tensor, output: Tensor, low: float, needs: tuple[bool, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Like `_gradient`, but computed block by block, reusing the same buffers.
 
@@ -212,7 +212,7 @@ def _gradient_in_blocks(
     memory: dict[str, Tensor] = {}
     factor, slope, one = math.pi / 2 - low, -scaling, torch.ones_like(scaling)
     smallest = torch.full_like(scaling, torch.finfo(dtype).tiny)  # keeps the cosine, a divisor, positive
-    for values, points, grad_points, grad_values in _row_blocks(x, output, grad, result):
+    for values, points, grad_points, grad_values in _row_blocks(x, output, grad_output, result):
         falling, cosine, tangent = (
             _reuse(memory, name, values, size, dtype) for name in ("falling", "cosine", "tangent")
         )
@@ -257,12 +257,13 @@ class _AnglesToCartesian(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
         (angles,) = ctx.saved_tensors
+        # dL/da_j = cot(a_j) sum_{k>j} g_k x_k - sin(a_j) g_j prod_{k<j} sin(a_k)
         cosine, sine, product = _angle_terms(angles)
-        grad = grad.to(product.dtype)
-        later = _sum_of_later(F.pad(cosine, (0, 1), value=1.0) * product * grad, product.dtype)
-        return (cosine / sine * later - sine * product[..., :-1] * grad[..., :-1]).to(angles.dtype)
+        grad_output = grad_output.to(product.dtype)
+        later = _sum_of_later(F.pad(cosine, (0, 1), value=1.0) * product * grad_output, product.dtype)
+        return (cosine / sine * later - sine * product[..., :-1] * grad_output[..., :-1]).to(angles.dtype)
 
 
 class _CartesianToAngles(torch.autograd.Function):
@@ -273,9 +274,9 @@ class _CartesianToAngles(torch.autograd.Function):
     @staticmethod
     def forward(points: Tensor) -> Tensor:
         wide = points.to(widest_dtype(points))
-        rest = _sum_of_later(wide.square(), wide.dtype).sqrt()
+        later = _sum_of_later(wide.square(), wide.dtype).sqrt()
         # The last angle covers the full circle, so it has the sign of the last coordinate.
-        opposite = torch.cat([rest[..., :-1], wide[..., -1:]], dim=-1)
+        opposite = torch.cat([later[..., :-1], wide[..., -1:]], dim=-1)
         return torch.atan2(opposite, wide[..., :-1]).to(points.dtype)
 
     @staticmethod
@@ -283,18 +284,20 @@ class _CartesianToAngles(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
+        # With a_j = atan2(r_j, x_j), where r_j is the norm of the later coordinates, and p_j = g_j / (x_j^2 + r_j^2):
+        # dL/dx_k = x_k sum_{j<k} p_j x_j / r_j - p_k r_k.
         (points,) = ctx.saved_tensors
         wide = points.to(widest_dtype(points))
-        head, rest_squared = wide[..., :-1], _sum_of_later(wide.square(), widest_dtype(points))
-        determined = rest_squared > 0
-        rest = torch.where(determined, rest_squared, 1.0).sqrt()
-        pull = torch.where(determined, grad.to(wide.dtype) / (head.square() + rest.square()), 0.0)
+        head, squares = wide[..., :-1], _sum_of_later(wide.square(), widest_dtype(points))
+        determined = squares > 0
+        later = torch.where(determined, squares, 1.0).sqrt()
+        pull = torch.where(determined, grad_output.to(wide.dtype) / (head.square() + later.square()), 0.0)
         # The last angle is atan2 of a signed coordinate; its partial derivatives follow from the same expressions.
-        sign = torch.cat([torch.ones_like(rest[..., :-1]), wide[..., -1:].sign()], dim=-1)
+        sign = torch.cat([torch.ones_like(later[..., :-1]), wide[..., -1:].sign()], dim=-1)
         pull = pull * sign
-        earlier = F.pad((pull * head / rest).cumsum(-1), (1, 0))
-        return (wide * earlier - F.pad(pull * rest, (0, 1))).to(points.dtype)
+        earlier = F.pad((pull * head / later).cumsum(-1), (1, 0))
+        return (wide * earlier - F.pad(pull * later, (0, 1))).to(points.dtype)
 
 
 def _angle_terms(angles: Tensor) -> tuple[Tensor, Tensor, Tensor]:

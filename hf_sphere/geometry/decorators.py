@@ -68,5 +68,5 @@ class _NoSecondDerivative(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, ...]:
         raise RuntimeError("this function can be differentiated once, but a second derivative was requested.")

@@ -14,13 +14,12 @@ import math
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.polynomial.polynomial import polyadd, polyder, polydiv, polyint, polymul, polysub
 from torch import Tensor
 
 from hf_sphere.geometry.decorators import cache_constants
-
-Polynomial = list[Fraction]
-"""Coefficients in ascending order."""
 
 Coefficients = list[Any]
 """Coefficients in ascending order, as numbers or as 0-dim tensors."""
@@ -50,7 +49,7 @@ class Series(NamedTuple):
     second: Coefficients
 
     def partition_and_ratio(self, square: Tensor, inverse_root: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Terms of the log-partition function `rise - rest`, and A / kappa, at order m from kappa^2 and 1 / s.
+        """Terms of the log-partition function `rise - decrease`, and A / kappa, at order m from kappa^2 and 1 / s.
 
         The rise is s - m. All are also accurate for tiny kappa. Uses few passes over memory, since losses spend most of
         their time here.
@@ -58,11 +57,11 @@ class Series(NamedTuple):
         p = inverse_root * self.order
         inverse_sum = (square * inverse_root).add_(p, alpha=self.order).add_(self.order).reciprocal_()  # 1 / (s + m)
         rise = square * inverse_sum
-        rest = (rise * (0.5 / self.order)).log1p_().mul_(self.order)
-        rest.add_((rise * (1 / self.order)).log1p_(), alpha=0.5)
-        rest.add_(evaluate(self.quotient, p).mul_(rise).mul_(inverse_root))
+        decrease = (rise * (0.5 / self.order)).log1p_().mul_(self.order)
+        decrease.add_((rise * (1 / self.order)).log1p_(), alpha=0.5)
+        decrease.add_(evaluate(self.quotient, p).mul_(rise).mul_(inverse_root))
         ratio = evaluate(self.first, p).mul_(inverse_root).mul_(inverse_root)
-        return rise, rest, inverse_sum.sub_(ratio)
+        return rise, decrease, inverse_sum.sub_(ratio)
 
     def complement(self, concentration: Tensor, root: Tensor) -> Tensor:
         """1 - A at order m, without cancellation."""
@@ -77,9 +76,9 @@ class Series(NamedTuple):
     def derivative(self, root: Tensor) -> Tensor:
         """A' at order m, without cancellation."""
         p = self.order / root
-        rest = (1 - p.square()) * evaluate(self.second, p)
-        rest = rest + evaluate(self.first, p) * (1 - 2 * p.square())
-        return self.order / (root * (root + self.order)) + rest / root.square()
+        numerator = (1 - p.square()) * evaluate(self.second, p)
+        numerator = numerator + evaluate(self.first, p) * (1 - 2 * p.square())
+        return self.order / (root * (root + self.order)) + numerator / root.square()
 
 
 def series_for(order: float, dtype: torch.dtype) -> Series:
@@ -101,51 +100,26 @@ def _float_series(order: float, dtype: torch.dtype) -> Series:
     order += steps
     # At large orders the last terms are below the rounding error; the first five polynomials are below 0.02.
     enough = (k for k in range(1, 4) if 0.02 / order ** (k + 1) < torch.finfo(dtype).eps)
-    total = _combine(next(enough, terms), order)
-    first = [k * c for k, c in enumerate(total)]
-    second = [k * c for k, c in enumerate(first)]
-    polynomials = (_divide_by_root_at_one(total), [first[0] + Fraction(1, 2), *first[1:]], second)
-    return Series(order, steps, *(list(map(float, p)) for p in polynomials))
+    logs = _log_debye(next(enough, terms))
+    total = functools.reduce(polyadd, [d / Fraction(order) ** k for k, d in enumerate(logs, 1)])  # P
+    first, second = (total * np.arange(len(total)) ** power for power in (1, 2))  # p P' and p (p P')'
+    quotient = polydiv(polysub(total, [total.sum()]), [Fraction(-1), Fraction(1)])[0]  # exact
+    return Series(order, steps, *(list(map(float, p)) for p in (quotient, polyadd(first, [Fraction(1, 2)]), second)))
 
 
 @functools.cache
-def _log_debye(terms: int) -> list[Polynomial]:
+def _log_debye(terms: int) -> list[np.ndarray]:
     """Exact D_1..D_n with `log(1 + sum_k U_k(p) / m^k) = sum_k D_k(p) / m^k`."""
-    u: list[Polynomial] = [[Fraction(1)]]
-    for _ in range(terms):
-        # DLMF 10.41.9: U_{k+1} = p^2 (1 - p^2) U_k' / 2 + (1/8) integral from 0 to p of (1 - 5 t^2) U_k(t)
-        following = [Fraction(0)] * (len(u[-1]) + 3)
-        for power, c in enumerate(u[-1]):
-            following[power + 1] += c * (Fraction(power, 2) + Fraction(1, 8 * (power + 1)))
-            following[power + 3] -= c * (Fraction(power, 2) + Fraction(5, 8 * (power + 3)))
-        u.append(following)
-    logs: list[Polynomial] = [[Fraction(0)]]
+    half, eighth = Fraction(1, 2), Fraction(1, 8)
+    u, logs = [np.array([Fraction(1)])], [np.array([Fraction(0)])]
     for k in range(1, terms + 1):
+        # DLMF 10.41.9: U_{k+1} = p^2 (1 - p^2) U_k' / 2 + (1/8) integral from 0 to p of (1 - 5 t^2) U_k(t)
+        slope = polymul([0, 0, half, 0, -half], polyder(u[-1]))
+        u.append(polyadd(slope, polyint(polymul([eighth, 0, -5 * eighth], u[-1]))))
         # From the derivative of the exponential with respect to 1 / m: k U_k = sum_j j D_j U_{k-j}
-        rest = list(u[k])
-        for j in range(1, k):
-            for a, x in enumerate(logs[j]):
-                for b, y in enumerate(u[k - j]):
-                    rest[a + b] -= Fraction(j, k) * x * y
-        logs.append(rest)
+        products = [polymul(logs[j], u[k - j]) * Fraction(-j, k) for j in range(1, k)]
+        logs.append(functools.reduce(polyadd, products, u[k]))
     return logs[1:]
-
-
-def _combine(terms: int, order: float) -> Polynomial:
-    """P(p) = sum_k D_k(p) / m^k."""
-    total = [Fraction(0)] * (3 * terms + 1)
-    for k, polynomial in enumerate(_log_debye(terms), 1):
-        for power, c in enumerate(polynomial):
-            total[power] += c / Fraction(order) ** k
-    return total
-
-
-def _divide_by_root_at_one(polynomial: Polynomial) -> Polynomial:
-    """(P(p) - P(1)) / (p - 1), by synthetic division."""
-    quotient: Polynomial = []
-    for c in reversed(polynomial[1:]):
-        quotient.append(c + (quotient[-1] if quotient else 0))
-    return quotient[::-1]
 
 
 def evaluate(coefficients: Coefficients, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_floating, check_integer, to_shares
+from hf_sphere.geometry.checks import check_floating, check_integer, normalize_weights
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
@@ -182,29 +182,29 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
         raise ValueError(f"points must have the shape (..., n, d) with n of at least 1; got {tuple(points.shape)}.")
     if not points.isfinite().all():
         raise ValueError("points must be finite.")
-    shares = to_shares(weights, points)[..., None]
+    weights = normalize_weights(weights, points)[..., None]
     with torch.no_grad():
-        resultant = (shares * points).sum(-2, keepdim=True)
+        resultant = (weights * points).sum(-2, keepdim=True)
         tolerance = 100 * torch.finfo(points.dtype).eps
         balanced = torch.linalg.vector_norm(resultant, dim=-1, keepdim=True) <= tolerance
         mean = project_to_sphere(torch.where(balanced, points[..., :1, :], resultant))
         for _ in range(max_iterations):
             tangents = log_map(mean, points)
-            step = (shares * tangents).sum(-2, keepdim=True)
+            step = (weights * tangents).sum(-2, keepdim=True)
             mean = project_to_sphere(exp_map(mean, step))
             if not (torch.linalg.vector_norm(step, dim=-1) > tolerance).any():
                 break
         else:
             warnings.warn(f"the mean did not converge in {max_iterations} steps; the points are spread.", stacklevel=3)
-        ambiguous = balanced[..., 0, 0] | (_smallest_curvature(mean, tangents, shares) <= 1e-6)
+        ambiguous = balanced[..., 0, 0] | (_smallest_curvature(mean, tangents, weights) <= 1e-6)
         if ambiguous.any():
             count = f"{int(ambiguous.sum())} of {ambiguous.numel()}"
             message = f"the mean of {count} sets of points may not be unique, as for antipodal points."
             warnings.warn(message, stacklevel=3)
-    if torch.is_grad_enabled() and (points.requires_grad or shares.requires_grad):
+    if torch.is_grad_enabled() and (points.requires_grad or weights.requires_grad):
         # A Newton step from the solution does not change it, and has its derivatives.
-        step = (shares * log_map(mean, points)).sum(-2).unsqueeze(-1)
-        newton = torch.linalg.solve(_hessian(mean, tangents, shares), step).squeeze(-1)
+        step = (weights * log_map(mean, points)).sum(-2).unsqueeze(-1)
+        newton = torch.linalg.solve(_hessian(mean, tangents, weights), step).squeeze(-1)
         return exp_map(mean.squeeze(-2), newton)
     return mean.squeeze(-2)
 
@@ -254,19 +254,19 @@ def _curvatures(tangents: Tensor) -> tuple[Tensor, Tensor]:
     return angle, torch.where(angle < 1e-4, 1 - angle.square() / 3, angle / angle.clamp_min(1e-4).tan())
 
 
-def _hessian(mean: Tensor, tangents: Tensor, shares: Tensor) -> Tensor:
+def _hessian(mean: Tensor, tangents: Tensor, weights: Tensor) -> Tensor:
     """Second derivative of half the weighted sum of squared distances, (..., d, d); 1 in the direction of the mean."""
     angle, across = _curvatures(tangents)
     directions = tangents / angle.clamp_min(torch.finfo(angle.dtype).tiny)
-    least = (shares * across).sum(-2, keepdim=True)
+    least = (weights * across).sum(-2, keepdim=True)
     identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
-    along = (shares * (1 - across) * directions).mT @ directions
+    along = (weights * (1 - across) * directions).mT @ directions
     return least * identity + along + (1 - least) * mean.mT @ mean
 
 
-def _smallest_curvature(mean: Tensor, tangents: Tensor, shares: Tensor) -> Tensor:
+def _smallest_curvature(mean: Tensor, tangents: Tensor, weights: Tensor) -> Tensor:
     """Smallest eigenvalue of the Hessian, (...), or a positive lower bound of it, which takes linear time."""
-    bound = (shares * _curvatures(tangents)[1]).sum((-2, -1))
+    bound = (weights * _curvatures(tangents)[1]).sum((-2, -1))
     if (bound > 1e-6).all():
         return bound
-    return torch.linalg.eigvalsh(_hessian(mean, tangents, shares))[..., 0]
+    return torch.linalg.eigvalsh(_hessian(mean, tangents, weights))[..., 0]

@@ -4,11 +4,8 @@ A sample is `x = w mu + sqrt(1 - w^2) v`, where the cosine w has the univariate 
 `exp(kappa w) (1 - w^2)^((d-3)/2)` up to a constant, and the tangent v is uniform on the unit sphere orthogonal to mu.
 
 Randomness can come from a generator or from integer keys. Numbers that are functions of keys are the same in any batch,
-on any device and in compiled code. They come from SplitMix64: the number at place i of the stream of a key is a hash of
-`(key + i) * GAMMA`. Its arithmetic is modulo 2^64, and so is that of int64 tensors.
-
-Reference:
-    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+on any device and in compiled code. They come from SplitMix64: the number at index i of the stream of a key is
+`splitmix((key + i) * GAMMA)`.
 """
 
 import functools
@@ -21,9 +18,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.bessel import bounded, mean_resultant_length_complement
 from hf_sphere.geometry.decorators import cache_constants, differentiable_once
-
-GAMMA = 0x9E3779B97F4A7C15 - 2**64
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+from hf_sphere.utils.seeds import GAMMA, splitmix
 
 BITS = {torch.float32: 24, torch.float64: 53}
 """Random bits of a uniform number: those of the significand."""
@@ -42,22 +37,18 @@ NODES = {torch.float32: 14, torch.float64: 48}
 """Number of Gauss-Legendre nodes for the derivative with respect to the concentration."""
 
 
-def keyed_integers(keys: Tensor | int, places: Tensor) -> Tensor:
-    """Return the numbers (int64, uniform over all values) at `places` of the streams of keys; shapes broadcast.
+def keyed_integers(keys: Tensor | int, indices: Tensor) -> Tensor:
+    """Return the numbers (int64, uniform over all values) at `indices` of the streams of keys; shapes broadcast.
 
     They may be keys of further streams.
     """
-    bits = (keys + places) * GAMMA  # inductor computes `places * GAMMA` of an `arange` with unbounded integers
-    # `>>` copies the sign bit, so the copies are masked. In place, this is a third faster.
-    bits.bitwise_xor_((bits >> 30).bitwise_and_(2**34 - 1)).mul_(_FIRST)
-    bits.bitwise_xor_((bits >> 27).bitwise_and_(2**37 - 1)).mul_(_SECOND)
-    return bits.bitwise_xor_((bits >> 31).bitwise_and_(2**33 - 1))
+    return splitmix((keys + indices) * GAMMA)  # inductor computes `indices * GAMMA` of an `arange` without overflow
 
 
-def keyed_uniforms(keys: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+def keyed_uniforms(keys: Tensor, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """Return uniform numbers in [0, 1), float32 or float64; see `keyed_integers`."""
     bits = BITS[dtype]
-    return keyed_integers(keys, places).bitwise_right_shift_(64 - bits).to(dtype).mul_(0.5**bits).add_(0.5)
+    return keyed_integers(keys, indices).bitwise_right_shift_(64 - bits).to(dtype).mul_(0.5**bits).add_(0.5)
 
 
 def keyed_normals(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
@@ -115,15 +106,15 @@ def sample_cosine(
     on_cpu = flat.device.type == "cpu" and not torch.compiler.is_compiling()
     count = PROPOSALS_PER_ROUND if on_cpu else PROPOSALS_WITHOUT_ROUNDS
 
-    def one_round(number: int, left: Tensor | slice) -> tuple[Tensor, Tensor, Tensor]:
+    def one_round(index: int, left: Tensor | slice) -> tuple[Tensor, Tensor, Tensor]:
         some = flat[left]
         if flat_keys is None:
             shape = (3, count, len(some))
             uniforms = torch.rand(shape, generator=generator, dtype=flat.dtype, device=flat.device)
         else:
             # The order of the proposals does not depend on the size of a round.
-            places = torch.arange(3 * count, device=flat.device).view(count, 3).T + 3 * count * number
-            uniforms = keyed_uniforms(flat_keys[left], places[..., None], flat.dtype)
+            indices = torch.arange(3 * count, device=flat.device).view(count, 3).T + 3 * count * index
+            uniforms = keyed_uniforms(flat_keys[left], indices[..., None], flat.dtype)
         return _first_accepted(some, dim, uniforms)
 
     rounds = 0
@@ -150,7 +141,7 @@ class Noise(NamedTuple):
 
 def fixed_noise(shape: tuple[int, ...], dim: int, seed: int, dtype: torch.dtype, device: torch.device) -> Noise:
     """Return noise for samples of `shape` that depends only on the seed; in an exported model it is a constant."""
-    return Noise(*(torch.as_tensor(part, dtype=dtype, device=device) for part in _fixed_numbers(shape, dim, seed)))
+    return Noise(*(torch.as_tensor(array, dtype=dtype, device=device) for array in _fixed_numbers(shape, dim, seed)))
 
 
 @torch.compiler.assume_constant_result
@@ -190,19 +181,19 @@ def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, 
     """
     first, second, third = uniforms
     # Two coordinates of a uniform point in polar form. Their squared radius is 1 - rest; in two dimensions it is 1.
-    rest = (first.log() * (2 / (dim - 2))).exp() if dim > 2 else torch.zeros_like(first)
-    radius = (1 - rest).sqrt()
+    square_complement = (first.log() * (2 / (dim - 2))).exp() if dim > 2 else torch.zeros_like(first)
+    radius = (1 - square_complement).sqrt()
     half = math.pi * second
-    lower = rest / (1 + radius) + 2 * radius * half.sin().square()  # 1 - x
-    upper = rest / (1 + radius) + 2 * radius * half.cos().square()  # 1 + x
+    lower = square_complement / (1 + radius) + 2 * radius * half.sin().square()  # 1 - x
+    upper = square_complement / (1 + radius) + 2 * radius * half.cos().square()  # 1 + x
     finite, shrinkage = bounded(concentration)
     root = (4 * finite.square() + (dim - 1) ** 2).sqrt() + (dim - 1)
     c = 2 * finite / root
-    rest_of_c = 2 * (dim - 1) / (2 * finite + root) * shrinkage  # 1 - c
-    denominator = rest_of_c + c * upper  # 1 + c x
+    c_complement = 2 * (dim - 1) / (2 * finite + root) * shrinkage  # 1 - c
+    denominator = c_complement + c * upper  # 1 + c x
     y = c * (0.5 * (upper - lower))
     accepted = third.log() <= (dim - 1) * (y / denominator - y.log1p())
-    return rest_of_c * lower / denominator, (1 + c) * upper / denominator, accepted
+    return c_complement * lower / denominator, (1 + c) * upper / denominator, accepted
 
 
 def _first_accepted(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -232,18 +223,18 @@ class _Point(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_point: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         loc, cosine, sine, normals, tangents = ctx.saved_tensors
-        by_cosine, by_sine = (gradient * loc).sum(-1), (gradient * tangents).sum(-1)
-        by_loc = None
+        grad_cosine, grad_sine = (grad_point * loc).sum(-1), (grad_point * tangents).sum(-1)
+        grad_loc = None
         if ctx.needs_input_grad[0]:
             # dx = w dmu - s (v.dmu) mu, since v rotates together with mu. The projection of the noise adds
             # -s (n.mu) / (n.v) times the part of dmu that is orthogonal to both mu and v.
             slip = sine * (normals * loc).sum(-1) / (normals * tangents).sum(-1)
-            by_loc = gradient * (cosine - slip)[..., None]
-            by_loc = torch.addcmul(by_loc, (slip * by_sine - sine * by_cosine)[..., None], tangents)
-            by_loc = by_loc.sum_to_size(loc.shape)
-        return by_loc, by_cosine, by_sine, None
+            grad_loc = grad_point * (cosine - slip)[..., None]
+            grad_loc = torch.addcmul(grad_loc, (slip * grad_sine - sine * grad_cosine)[..., None], tangents)
+            grad_loc = grad_loc.sum_to_size(loc.shape)
+        return grad_loc, grad_cosine, grad_sine, None
 
 
 class _Reparameterized(torch.autograd.Function):
@@ -262,10 +253,10 @@ class _Reparameterized(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, by_cosine: Tensor, by_sine: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_cosine: Tensor, grad_sine: Tensor) -> tuple[Tensor | None, ...]:
         concentration, gap, sine = ctx.saved_tensors
         rate = _angle_rate(concentration, ctx.dim, gap, sine)
-        return (by_cosine * sine - by_sine * (1 - gap)) * rate, None, None, None
+        return (grad_cosine * sine - grad_sine * (1 - gap)) * rate, None, None, None
 
 
 def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, sine: Tensor) -> Tensor:
@@ -284,7 +275,7 @@ def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, sine: Tensor) -> T
     curvature = (finite.square() + (0.5 * (dim - 1)) ** 2).sqrt() + 0.5 * (dim - 1)
     reach = (10.0 if angle.dtype == torch.float64 else 7.0) * (shrinkage / curvature).sqrt()
     span = torch.minimum(reach, torch.where(direction < 0, angle, math.pi - angle))
-    nodes, weights = (part.reshape(-1, *(1,) * angle.ndim) for part in _gauss_legendre(angle.dtype, angle.device))
+    nodes, weights = (rule.reshape(-1, *(1,) * angle.ndim) for rule in _gauss_legendre(angle.dtype, angle.device))
     # Differences of cosines and of sines are written as products, so that the exponent stays accurate.
     half = 0.5 * (direction * span) * nodes
     between = angle + half

@@ -3,7 +3,6 @@ from .distances import (
     LayerDistance as LayerDistance,
     distance_from_initialization as distance_from_initialization,
 )
-from .layers import find_layers as find_layers
 from .projections import (
     LayerProjections as LayerProjections,
     Projections as Projections,

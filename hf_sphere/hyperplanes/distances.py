@@ -76,9 +76,8 @@ def distance_from_initialization(
         0.0
     """
     trained, untrained = open_layers(model, layers, include_1x1), open_layers(initial, layers, include_1x1)
-    for owner, own, other in (("the model", trained, untrained), ("its initialization", untrained, trained)):
-        only = [name for name in own if name not in other]
-        if only:
+    for owner, present, other in (("the model", trained, untrained), ("its initialization", untrained, trained)):
+        if only := [name for name in present if name not in other]:
             names, others = (", ".join(list(some)[:5]) for some in (only, other))
             raise ValueError(
                 f"only {owner} has the layer {names}; the other one has {others}. Architectures must match."

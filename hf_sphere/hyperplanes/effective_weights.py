@@ -31,20 +31,16 @@ def effective_weight(module: nn.Module, name: str) -> Tensor:
     If the class has the forward pass of torch, this is its `weight`, after the hooks that compute it. Otherwise the
     forward pass is run on zeros, and the weight of its only product is returned: the stored tensor if it is equal.
 
-    Args:
-        module: A convolution or linear layer.
-        name: Its path, for error messages.
-
     Raises:
         ValueError: If the forward pass cannot be run alone, or does not use a single weight of the stored shape.
     """
     stored = module._parameters.get("weight")
-    own_forward = (
+    has_other_forward = (
         "forward" in vars(module)
         or type(module).forward not in _FORWARDS
         or getattr(type(module), "_conv_forward", None) not in _CONVOLVE
     )
-    if stored is not None and not own_forward:
+    if stored is not None and not has_other_forward:
         return stored
 
     def run(layer: Any) -> list[Tensor]:
@@ -52,7 +48,7 @@ def effective_weight(module: nn.Module, name: str) -> Tensor:
         for key, hook in layer._forward_pre_hooks.items():
             if key not in layer._forward_pre_hooks_with_kwargs:
                 hook(layer, (inputs,))
-        if not own_forward:
+        if not has_other_forward:
             return [layer.weight.detach()]
         with _Recorder() as recorder:
             layer.forward(inputs)
@@ -60,7 +56,7 @@ def effective_weight(module: nn.Module, name: str) -> Tensor:
 
     problem: Any = None
     # In float64 if its forward pass allows it, so that centering a filter leaves a sum of 0, and not rounding errors.
-    for dtype in (torch.float64, None) if own_forward else (None,):
+    for dtype in (torch.float64, None) if has_other_forward else (None,):
         try:
             tensors = {f"model.{key}": _copy(value, dtype) for key, value in named_tensors(module).items()}
             with evaluation_mode(module), torch.enable_grad():
@@ -104,7 +100,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in _LAYERS | _PRODUCTS:
-            for place, operand in enumerate((*args, *kwargs.values())):
+            for position, operand in enumerate((*args, *kwargs.values())):
                 if isinstance(operand, Tensor) and operand.requires_grad and operand.ndim > 1:
-                    self.weights.append(operand.detach().mT if name in _PRODUCTS and place else operand.detach())
+                    self.weights.append(operand.detach().mT if name in _PRODUCTS and position else operand.detach())
         return func(*args, **kwargs)

@@ -61,24 +61,14 @@ def layer_kind(module: nn.Module) -> LayerKind | None:
 
 
 def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: bool = False) -> dict[str, nn.Module]:
-    """Find the layers of a model.
+    """Return the layers of a model by path, in the order of definition; `all` means both kinds.
 
-    Args:
-        model: Any module.
-        layers: Kinds of layers; `all` means both.
-        include_1x1: Include pointwise (1x1) convolutions. Gamba et al. omit them.
-
-    Returns:
-        The modules by path, in the order of definition, except those that share the weight of an earlier one. The path
-        of a model that is itself a layer is "".
+    Layers that share the weight of an earlier one are left out, and pointwise (1x1) convolutions unless `include_1x1`,
+    as in Gamba et al. The path of a model that is itself a layer is "".
 
     Raises:
         TypeError: If `model` is not a module.
         ValueError: If `layers` is unknown, the model has no such layer, or one is quantized or has an adapter of PEFT.
-
-    Example:
-        >>> list(find_layers(network, "all"))
-        ['0', '2', '5']
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}.")
@@ -97,10 +87,10 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
         if identity not in seen:
             kinds[name] = (kind, kind == "conv" and math.prod(module.kernel_size) == 1)
         seen.add(identity)
-    chosen = select_layers(kinds, layers, include_1x1, f"the model, a {type(model).__name__},")
-    if inside := [name for name in chosen if f"{name}.".startswith(tuple(adapters))]:
+    selected = select_layers(kinds, layers, include_1x1, f"the model, a {type(model).__name__},")
+    if inside := [name for name in selected if f"{name}.".startswith(tuple(adapters))]:
         raise ValueError(f"{inside[0]} {OF_ADAPTER}")
-    return {name: model.get_submodule(name) for name in chosen}
+    return {name: model.get_submodule(name) for name in selected}
 
 
 def select_layers(
@@ -133,10 +123,6 @@ def select_layers(
 
 def filters(module: nn.Module, name: str = "") -> Tensor:
     """Return the filters that a layer uses as rows, detached, on its device; a view of its weight where possible.
-
-    Args:
-        module: A layer, see `layer_kind`.
-        name: Its path, for error messages.
 
     Returns:
         (F, N), F outputs, each a weighted sum of N inputs: N = C/g k k for a convolution of C input channels in g
@@ -199,8 +185,8 @@ def numbered_stage(name: str) -> int | None:
     match = NUMBERED.search(name)
     if match is None:
         return None
-    number = int(next(filter(None, match.groups())))
-    return number if match["from_one"] else number + 1
+    stage = int(next(filter(None, match.groups())))
+    return stage if match["from_one"] else stage + 1
 
 
 def stages_of_model(model: nn.Module) -> dict[str, int]:
@@ -217,12 +203,12 @@ def stages_of_model(model: nn.Module) -> dict[str, int]:
     classifier is in stage 0, too.
     """
     kinds = {name: kind for name, module in model.named_modules() if (kind := layer_kind(module))}
-    numbers = {name: numbered_stage(name) for name in kinds}
+    stages_in_names = {name: numbered_stage(name) for name in kinds}
     stages: dict[str, int] = {}
     stage = 0
-    if any(number is not None for number in numbers.values()):
-        for name, number in numbers.items():
-            stage = stages[name] = stage if number is None else number
+    if any(stage_in_name is not None for stage_in_name in stages_in_names.values()):
+        for name, stage_in_name in stages_in_names.items():
+            stage = stages[name] = stage if stage_in_name is None else stage_in_name
         return stages
 
     modules = dict(model.named_modules())

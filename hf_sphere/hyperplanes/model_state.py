@@ -38,7 +38,7 @@ def evaluate_with(model: nn.Module, evaluate: Callable[[Any], Any], values: Mapp
     """
     state = named_tensors(model)
     new = {id(state[name]): value.detach() for name, value in values.items()}
-    # Each place once: with tie_weights=True, functional_call would not restore a module that has two names.
+    # Each once: with tie_weights=True, functional_call would not restore a module that has two names.
     replaced = {
         f"model.{path}.{key}" if path else f"model.{key}": new[id(tensor)]
         for path, module in model.named_modules()
@@ -58,20 +58,20 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     The model works with copies of its buffers and of the tensors among its attributes, so a forward pass that updates
     statistics or stores features has no side effects. They are also restored after an exception.
     """
-    places: list[dict[str, Any]] = [place for module in model.modules() for place in (module._buffers, vars(module))]
-    before = [dict(place) for place in places]
+    scopes: list[dict[str, Any]] = [scope for module in model.modules() for scope in (module._buffers, vars(module))]
+    before = [dict(scope) for scope in scopes]
     copies: dict[int, Tensor] = {}
     try:
-        for place in places:
-            for key, value in place.items():
+        for scope in scopes:
+            for key, value in scope.items():
                 if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-                    place[key] = copies.setdefault(id(value), value.detach().clone())
+                    scope[key] = copies.setdefault(id(value), value.detach().clone())
         model.eval()
         yield
     finally:
-        for place, kept in zip(places, before, strict=True):
-            place.clear()
-            place.update(kept)
+        for scope, original in zip(scopes, before, strict=True):
+            scope.clear()
+            scope.update(original)
 
 
 def compiled_modules(model: nn.Module) -> set[nn.Module]:
@@ -89,7 +89,7 @@ def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> I
         layer returned, unless another module received it first, such as an in-place activation. Filled while the model
         runs.
     """
-    found: dict[str, list[str]] = {}
+    norms_by_layer: dict[str, list[str]] = {}
     outputs: dict[str, weakref.ref[Tensor]] = {}
 
     def received(norm: str | None, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -100,12 +100,12 @@ def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> I
             if any(output() is tensor for tensor in tensors):
                 if norm is None:
                     del outputs[layer]
-                elif norm not in found[layer]:
-                    found[layer].append(norm)
+                elif norm not in norms_by_layer[layer]:
+                    norms_by_layer[layer].append(norm)
 
     def returned(layer: str, module: nn.Module, args: tuple, output: Any) -> None:
         if not torch.compiler.is_compiling():
-            found.setdefault(layer, [])
+            norms_by_layer.setdefault(layer, [])
             if isinstance(output, Tensor):
                 outputs[layer] = weakref.ref(output)
 
@@ -118,4 +118,4 @@ def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> I
                 hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
             if path in layers:
                 hooks.callback(module.register_forward_hook(partial(returned, path)).remove)
-        yield found
+        yield norms_by_layer

@@ -40,8 +40,8 @@ def kolmogorov_smirnov(uniform: Floats) -> tuple[float, float] | tuple[None, Non
     """
     if len(uniform) == 0:
         return None, None
-    found = kstest(uniform, "uniform", method="exact")
-    return float(found.statistic), float(found.pvalue)
+    test = kstest(uniform, "uniform", method="exact")
+    return float(test.statistic), float(test.pvalue)
 
 
 def sign_test(projections: Floats) -> float | None:

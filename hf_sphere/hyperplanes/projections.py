@@ -76,8 +76,8 @@ class Projections:
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """Create an instance from a mapping of its fields; other entries are ignored."""
         values: dict[str, Any] = {field.name: content[field.name] for field in fields(cls)}
-        lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        return cls(**values | lists)
+        values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**values)
 
 
 @dataclass(frozen=True, repr=False)

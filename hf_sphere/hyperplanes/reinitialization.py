@@ -47,29 +47,23 @@ def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredT
     """
     if isinstance(snapshots, str | PathLike | Mapping | Snapshot | nn.Module):
         raise TypeError(f"snapshots must be a list, even of one snapshot; got a {type(snapshots).__name__}.")
-    found: list[tuple[str, StoredTensors]] = []
+    opened: list[tuple[str, StoredTensors]] = []
     missing: list[str] = []
     for position, snapshot in enumerate(snapshots):
         if isinstance(snapshot, nn.Module | Mapping):
             state = named_tensors(snapshot) if isinstance(snapshot, nn.Module) else snapshot
-            found.append((str(position), stored_tensors(state)))
+            opened.append((str(position), stored_tensors(state)))
         elif isinstance(snapshot, Snapshot | str | PathLike):
             present, absent = find_snapshots([snapshot])
-            found += [(str(one.epoch), open_file(one.path)) for one in present]
+            opened += [(str(one.epoch), open_file(one.path)) for one in present]
             missing += map(str, absent)
         else:
             kind = type(snapshot).__name__
             raise TypeError(f"a snapshot is a Snapshot, a path, a state dict or a module; got a {kind}.")
-    labels = [label for label, _ in found]
+    labels = [label for label, _ in opened]
     if duplicates := sorted({label for label in labels if labels.count(label) > 1}):
         raise ValueError(f"several snapshots have the label {', '.join(duplicates)}; give one per epoch.")
-    return dict(found), missing
-
-
-def tensor_names(state: Mapping[str, Any], path: str) -> list[str]:
-    """Return the names of the tensors of a module and its children, including those of parametrizations."""
-    prefix = f"{path}." if path else ""
-    return [name for name in state if name.startswith(prefix)]
+    return dict(opened), missing
 
 
 def check_names(state: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
@@ -81,21 +75,27 @@ def check_names(state: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -
                 raise ValueError(f"the state dict has no {full}. Pass the model without the wrapper around {path!r}.")
 
 
-def check_architecture(state: Mapping[str, Tensor], label: str, tensors: StoredTensors, paths: Iterable[str]) -> None:
-    """Raise a ValueError if a tensor of the modules to replace is missing in a snapshot, or has another shape."""
+def tensors_of_modules(
+    state: Mapping[str, Tensor], label: str, tensors: StoredTensors, paths: Iterable[str]
+) -> dict[str, StoredTensor]:
+    """Return the tensors of a snapshot for modules and their children, by their names in the state dict.
+
+    A file may store a tensor under the name of another one that is tied to it.
+
+    Raises:
+        ValueError: If one is missing in the snapshot, or has another shape.
+    """
+    selected: dict[str, StoredTensor] = {}
     for path in paths:
-        for name in tensor_names(state, path):
-            stored = _find(state, tensors, name)
+        for name in state if not path else (name for name in state if name.startswith(f"{path}.")):
+            tied = (other for other in tensors if other in state and state[other] is state[name])
+            stored = tensors.get(name) or next((tensors[other] for other in tied), None)
             if stored is None or stored.shape != tuple(state[name].shape):
                 has = f"has {name} of shape {stored.shape}" if stored else f"has no {name}"
                 expected = f"in the layer {path!r} of the model it has the shape {tuple(state[name].shape)}"
                 raise ValueError(f"snapshot {label} {has}, but {expected}. Pass snapshots of this architecture.")
-
-
-def _find(state: Mapping[str, Tensor], tensors: StoredTensors, name: str) -> StoredTensor | None:
-    """Return a stored tensor; a file may store it under the name of a tied tensor."""
-    tied = (other for other in tensors if other in state and state[other] is state[name])
-    return tensors.get(name) or next((tensors[other] for other in tied), None)
+            selected[name] = stored
+    return selected
 
 
 def reinitialization_robustness(
@@ -145,7 +145,7 @@ def reinitialization_robustness(
             accuracy; the batch norms that follow a layer are unknown; or `fresh` is missing.
         TypeError: If a snapshot is none of the above.
 
-    References:
+    Reference:
         Zhang, Bengio and Singer, "Are All Layers Created Equal?", 2019.
 
     Example:
@@ -156,33 +156,33 @@ def reinitialization_robustness(
         filters(module, path)  # raises an error for quantized, sharded and offloaded weights
     if num_random < 0:
         raise ValueError(f"num_random cannot be negative; got {num_random}.")
-    found, missing = open_snapshots(snapshots)
+    by_label, missing = open_snapshots(snapshots)
     if missing:
         warnings.warn(f"{len(missing)} snapshots are missing and skipped: {', '.join(missing)}.", stacklevel=2)
-    if not found and not num_random:
+    if not by_label and not num_random:
         raise ValueError("there are no weights to reset the layers to; pass existing snapshots, or num_random.")
     state = named_tensors(model)
     norms = {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
     norms = norms if include_batch_norm else {}
     check_names(state, modules | norms)
-    for label, tensors in found.items():
-        check_architecture(state, label, tensors, modules | norms)
+    for label, tensors in by_label.items():
+        tensors_of_modules(state, label, tensors, modules | norms)  # before the first evaluation
     if num_random and fresh is None and not isinstance(model, PreTrainedModel):
         raise ValueError(f"random weights of a {type(model).__name__} need fresh, which builds a new model.")
     build = fresh or (lambda: type(model)(copy.deepcopy(model.config)))
-    random_labels = {f"random{number}": number for number in range(num_random)}
+    random_labels = {f"random{index}": index for index in range(num_random)}
     compiled = compiled_modules(model)
     if norms and (inside := [path for path, module in modules.items() if module in compiled]):
         raise ValueError(_NOT_OBSERVED.format(f"the layer {inside[0]!r}"))
 
-    known = {} if finished is None else finished
-    labels = [*found, *random_labels]
-    left = [(layer, label) for layer in modules for label in labels if f"{layer}@{label}" not in known]
+    accuracies = {} if finished is None else finished
+    labels = [*by_label, *random_labels]
+    remaining = [(layer, label) for layer in modules for label in labels if f"{layer}@{label}" not in accuracies]
 
     @cache
-    def sample(number: int) -> StoredTensors:
+    def sample(index: int) -> StoredTensors:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(mix_seed(seed, number))
+            torch.manual_seed(mix_seed(seed, index))
             return stored_tensors(named_tensors(build()))
 
     def measure(values: Mapping[str, Tensor]) -> float:
@@ -190,33 +190,31 @@ def reinitialization_robustness(
             return _check_accuracy(evaluate_with(model, evaluate, values))
 
     def replacement(layer: str, label: str, following: Sequence[str]) -> dict[str, Tensor]:
-        paths = [layer, *following]
-        weights = found[label] if label in found else sample(random_labels[label])
-        check_architecture(state, label, weights, paths)
-        stored = {name: _find(state, weights, name) for path in paths for name in tensor_names(state, path)}
-        return {name: one.read().detach().to(state[name], copy=True) for name, one in stored.items() if one is not None}
+        weights = by_label[label] if label in by_label else sample(random_labels[label])
+        stored = tensors_of_modules(state, label, weights, [layer, *following])
+        return {name: tensor.read().detach().to(state[name], copy=True) for name, tensor in stored.items()}
 
-    if left or "baseline" not in known:
-        with tqdm(total=1 + len(left), desc="baseline", disable=not progress) as bar:
+    if remaining or "baseline" not in accuracies:
+        with tqdm(total=1 + len(remaining), desc="baseline", disable=not progress) as bar:
             with observed_batch_norms(model, modules if norms else {}) as following:
-                known["baseline"] = measure({})
+                accuracies["baseline"] = measure({})
             if norms and not following:
                 raise ValueError(_NOT_OBSERVED.format("every layer"))
             bar.update()
-            for layer, label in left:
+            for layer, label in remaining:
                 bar.set_description(f"{layer} of {label}")
                 values = replacement(layer, label, following.get(layer, []))
                 same = all(torch.equal(value, state[name]) for name, value in values.items())
-                known[f"{layer}@{label}"] = known["baseline"] if same else measure(values)
+                accuracies[f"{layer}@{label}"] = accuracies["baseline"] if same else measure(values)
                 bar.update()
     results = {
         layer: LayerRobustness(
-            {label: known[f"{layer}@{label}"] for label in found},
-            [known[f"{layer}@{label}"] for label in random_labels],
+            {label: accuracies[f"{layer}@{label}"] for label in by_label},
+            [accuracies[f"{layer}@{label}"] for label in random_labels],
         )
         for layer in modules
     }
-    return ReinitializationRobustness(known["baseline"], results, missing)
+    return ReinitializationRobustness(accuracies["baseline"], results, missing)
 
 
 def _check_accuracy(value: Any) -> float:

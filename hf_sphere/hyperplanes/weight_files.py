@@ -131,9 +131,9 @@ def tensors_of_state_dict(state: Mapping[str, Tensor]) -> dict[str, StoredTensor
     seen = set()
     for name in list(tensors):
         tensor = state[name]
-        place = None if tensor.is_meta or hasattr(tensor, "full_tensor") else tensor.data_ptr() or None
-        identity = (place, tensor.shape, tensor.stride())
-        if place is not None and identity in seen:
+        address = None if tensor.is_meta or hasattr(tensor, "full_tensor") else tensor.data_ptr() or None
+        identity = (address, tensor.shape, tensor.stride())
+        if address is not None and identity in seen:
             del tensors[name]
         seen.add(identity)
     return tensors
@@ -166,17 +166,16 @@ def _find_file(path: Path) -> Path:
         advice = "Download a model of the Hub with huggingface_hub.snapshot_download"
         raise FileNotFoundError(f"{path} is neither a file nor a folder. {advice}.")
     for pattern in ("*.safetensors.index.json", "*.safetensors"):
-        found = sorted(path.glob(pattern))
+        files = sorted(path.glob(pattern))
         standard = path / pattern.replace("*", "model")
-        if standard in found:
+        if standard in files:
             return standard
-        if len(found) == 1:
-            return found[0]
-        if found:
-            names = ", ".join(file.name for file in found[:5])
+        if len(files) == 1:
+            return files[0]
+        if files:
+            names = ", ".join(file.name for file in files[:5])
             raise ValueError(f"{path} has several checkpoints: {names}; pass the path of one.")
-    pickled = sorted(file.name for file in path.iterdir() if file.suffix in PICKLED)
-    if pickled:
+    if pickled := sorted(file.name for file in path.iterdir() if file.suffix in PICKLED):
         raise ValueError(f"{path} has pickled files but no safetensors file: {', '.join(pickled[:3])}. {CONVERT}")
     raise FileNotFoundError(f"{path} has no *.safetensors and no *.safetensors.index.json.")
 
@@ -213,20 +212,19 @@ def _read_tensor(path: Path, name: str) -> Tensor:
 
 def _open_shards(index: Path) -> dict[str, StoredTensor]:
     content = read_json(index)
-    places = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+    shard_of = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(shard_of, dict) or not all(isinstance(shard, str) for shard in shard_of.values()):
         raise ValueError(f"{index} has no weight_map and so is not an index. Pass a folder or a file.")
-    names = sorted(set(places.values()))
+    names = sorted(set(shard_of.values()))
     if outside := [name for name in names if Path(name).name != name]:
         raise ValueError(f"{index} names {outside[0]}, which is not in its folder.")
-    missing = [name for name in names if not (index.parent / name).is_file()]
-    if missing:
+    if missing := [name for name in names if not (index.parent / name).is_file()]:
         raise FileNotFoundError(f"{index} refers to files that are missing: {', '.join(missing)}. Download them.")
     shards = {name: open_file(index.parent / name) for name in names}
-    for name, place in places.items():
-        if name not in shards[place]:
-            raise ValueError(f"according to {index}, {name} is in {place}, but it is not. Download or save both again.")
-    return {name: shards[places[name]][name] for name in sorted(places, key=_natural)}
+    for name, shard in shard_of.items():
+        if name not in shards[shard]:
+            raise ValueError(f"according to {index}, {name} is in {shard}, but it is not. Download or save both again.")
+    return {name: shards[shard_of[name]][name] for name in sorted(shard_of, key=_natural)}
 
 
 def _refuse_quantized_config(folder: Path) -> None:
@@ -254,7 +252,7 @@ def _bias_length(name: str, tensors: Mapping[str, StoredTensor]) -> int | None:
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key for natural order."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", name)]
 
 
 def _read_filters(tensor: StoredTensor, name: str, kind: LayerKind) -> Tensor:
@@ -298,12 +296,12 @@ def open_layers(
     source: Source, layers: LayerSelection = "conv", include_1x1: bool = False
 ) -> dict[str, Callable[[], LayerWeight]]:
     """Return a function per layer that reads it, by name. Arguments and errors are those of `iterate_layers`."""
-    found: dict[str, tuple[LayerKind, Callable[[], Tensor]]]
-    known: dict[str, int] = {}
+    readers: dict[str, tuple[LayerKind, Callable[[], Tensor]]]
+    stage_of: dict[str, int] = {}
     if isinstance(source, nn.Module):
         modules = find_layers(source, layers, include_1x1).items()
-        found = {name: (kind, partial(filters, one, name)) for name, one in modules if (kind := layer_kind(one))}
-        known = stages_of_model(source)
+        readers = {name: (kind, partial(filters, one, name)) for name, one in modules if (kind := layer_kind(one))}
+        stage_of = stages_of_model(source)
     else:
         if isinstance(source, Mapping):
             tensors = tensors_of_state_dict(source)
@@ -312,12 +310,12 @@ def open_layers(
         else:
             kinds = "a torch.nn.Module, a state dict, a Snapshot or the path of safetensors files"
             raise TypeError(f"weights must be {kinds}; got {type(source).__name__}.")
-        found = named_layers(tensors, layers, include_1x1)
-    stages = [known.get(name) for name in found]
+        readers = named_layers(tensors, layers, include_1x1)
+    stages = [stage_of.get(name) for name in readers]
     blocks = blocks_of_stages(stages)
     return {
         name: partial(_read, name, kind, stage, block, read)
-        for (name, (kind, read)), stage, block in zip(found.items(), stages, blocks, strict=True)
+        for (name, (kind, read)), stage, block in zip(readers.items(), stages, blocks, strict=True)
     }
 
 

@@ -102,7 +102,7 @@ class SupConLoss(PairLoss):
 
     def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
         """Compute the mean over all examples that have positives."""
-        others, own = _gather(points)
+        others, rows = _gather(points)
         labels = Exchange(labels, shared=True).gather(labels)
         used = labels != IGNORED
         _, group, counts = labels.unique(return_inverse=True, return_counts=True)
@@ -116,11 +116,11 @@ class SupConLoss(PairLoss):
             )
         # The sum over positives follows from that over the class, so that only the log-sum-exp needs all pairs.
         of_class = torch.zeros_like(others[: len(counts)]).index_add(0, group, others)
-        queries, positives = self.scale(points), positives[own]
-        attraction = (queries * (of_class[group[own]] - points)).sum(-1) / positives.clamp_min(1)
+        queries, positives = self.scale(points), positives[rows]
+        attraction = (queries * (of_class[group[rows]] - points)).sum(-1) / positives.clamp_min(1)
         ignored = torch.where(used, 0.0, -torch.inf).to(points.dtype)
-        places = torch.arange(own.start, own.stop, device=points.device)
-        log_sum = sum_over_other_classes(queries, others, ignored, places)[0]
+        positions = torch.arange(rows.start, rows.stop, device=points.device)
+        log_sum = sum_over_other_classes(queries, others, ignored, positions)[0]
         losses = torch.where(positives > 0, log_sum - attraction, 0.0)
         return losses.sum() * (count_processes() / total.clamp_min(1).to(losses.dtype))  # float32 without the dtype
 
@@ -165,9 +165,9 @@ class InfoNCELoss(PairLoss):
 
     def _match(self, points: Tensor, partners: Tensor) -> Tensor:
         """Compute the mean cross-entropy of the partners (N, d) of points (N, d) among those of all processes."""
-        all_partners, own = _gather(partners)
-        queries, places = self.scale(points), torch.arange(own.start, own.stop, device=points.device)
-        log_sum = sum_over_other_classes(queries, all_partners, None, places)[0]
+        all_partners, rows = _gather(partners)
+        queries, positions = self.scale(points), torch.arange(rows.start, rows.stop, device=points.device)
+        log_sum = sum_over_other_classes(queries, all_partners, None, positions)[0]
         losses = -F.logsigmoid((queries * partners).sum(-1) - log_sum)
         return losses.sum() * (count_processes() / max(len(all_partners), 1))
 

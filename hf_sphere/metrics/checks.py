@@ -37,9 +37,9 @@ def check_confidences(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Ten
 def mean_over_ties(confidences: Tensor, correct: Tensor) -> Tensor:
     """Return, for each prediction, the accuracy of the predictions with the same confidence, (N,), (N,) -> (N,).
 
-    If it is used instead of `correct`, sums over bins and cumulative sums in the order of the confidences are their
-    means over all orders of tied predictions, and do not depend on the order of the input. Metrics that are not linear
-    in these sums, such as the expected calibration error, are those of the mean sums, not their own means.
+    With it instead of `correct`, sums over bins and cumulative sums in the order of the confidences are their means
+    over all orders of tied predictions. Metrics that are not linear in these sums, such as the expected calibration
+    error, are those of the mean sums, not their own means.
     """
     _, group, count = confidences.unique(return_inverse=True, return_counts=True)
     return (torch.bincount(group, weights=correct) / count)[group]
@@ -64,11 +64,11 @@ def check_directions(embeddings: Tensor, min_count: int = 1, what: str = "embedd
     return project_to_sphere(embeddings)
 
 
-def check_rows(valid: Tensor, rule: str, found: str) -> None:
+def check_rows(valid: Tensor, rule: str, problem: str) -> None:
     """Raise a ValueError with the first row that is not valid, (N,)."""
     if count := int((~valid).sum()):
         first = int(valid.logical_not().nonzero()[0])
-        raise ValueError(f"{rule}; {count} of {len(valid)} {found}, the first at index {first}. Remove them.")
+        raise ValueError(f"{rule}; {count} of {len(valid)} {problem}, the first at index {first}. Remove them.")
 
 
 def check_labels(labels: Tensor, count: int) -> Tensor:

@@ -73,26 +73,26 @@ def _draw_pairs(
         """Sample first embeddings in proportion to their number of partners, and the numbers of their partners."""
         ends = others.cumsum(0)
         first = torch.searchsorted(ends, torch.randint(int(ends[-1]), (count,), generator=generator), right=True)
-        number = (torch.rand(count, dtype=torch.float64, generator=generator) * others[first]).long()
-        return first, number
+        partner = (torch.rand(count, dtype=torch.float64, generator=generator) * others[first]).long()
+        return first, partner
 
-    first, number = draw(size - 1)
-    second = start[first] + number
+    first, partner = draw(size - 1)
+    second = start[first] + partner
     within = first, second + (second >= first)  # skip the embedding itself
-    first, number = draw(len(size) - size)
-    between = first, number + size[first] * (number >= start[first])  # skip the class
+    first, partner = draw(len(size) - size)
+    between = first, partner + size[first] * (partner >= start[first])  # skip the class
     return within, between
 
 
 def _angles(unit: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Return the angles in degrees, (P,), between the unit vectors (N, d) at the indices (P,) and (P,)."""
-    parts = []
+    angles = []
     step = max(1, _BLOCK_NUMEL // unit.shape[1])
     for rows, columns in zip(first.split(step), second.split(step), strict=True):
         x, y = unit[rows], unit[columns]
         # Unlike the arc cosine, this is accurate for small angles too.
-        parts.append(2 * torch.atan2((x - y).norm(dim=1), (x + y).norm(dim=1)))
-    return torch.cat(parts).rad2deg()
+        angles.append(2 * torch.atan2((x - y).norm(dim=1), (x + y).norm(dim=1)))
+    return torch.cat(angles).rad2deg()
 
 
 @torch.no_grad()

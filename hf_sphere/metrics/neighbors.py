@@ -26,20 +26,14 @@ GROUP = 8
 class Gallery:
     """Embeddings sorted by class, small classes first, and transformed for comparison by inner products.
 
-    Attributes:
-        queries: (N, e), the embeddings as queries.
-        references: (N or more, e), the embeddings as references; a nearer reference has a larger inner product with the
-            query. Rows beyond N are padding.
-        first: (N,), index of the first member of each embedding's class, int64.
-        end: (N,), index after its last member, int64.
-        order: (N,), index of each embedding before the sorting, int64.
+    A nearer reference has a larger inner product with the query.
     """
 
-    queries: Tensor
-    references: Tensor
-    first: Tensor
-    end: Tensor
-    order: Tensor
+    queries: Tensor  # (N, e)
+    references: Tensor  # (N or more, e), of which the rows beyond N are padding
+    first: Tensor  # (N,), index of the first member of each embedding's class, int64
+    end: Tensor  # (N,), index after its last member, int64
+    order: Tensor  # (N,), index of each embedding before the sorting, int64
 
     @property
     def relevant(self) -> Tensor:
@@ -70,12 +64,10 @@ class Gallery:
     def nearest(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the similarities of the queries `rows` (b,) with their class and with neighbors of other classes.
 
-        `count`, the number of neighbors, is at least that of the other members of any query's class.
-
         Returns:
             Similarities (b, p) with the other members of the class, where p is their number in the largest class, and
-            (b, n) with the nearest members of other classes, where n is `count`, or smaller if there are fewer. Both
-            are in decreasing order and padded with -inf.
+            (b, n) with the nearest members of other classes, where n is `count`, at least p, or smaller if there are
+            fewer. Both are in decreasing order and padded with -inf.
         """
         similarities = (padded(self.queries[rows]) @ self.references.T)[: len(rows)]
         similarities[:, len(self.queries) :] = -torch.inf
@@ -136,5 +128,5 @@ def for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tens
 
 def _power_of_two(largest: Tensor) -> Tensor:
     """Return a factor that scales values of this largest magnitude to about 1 without rounding."""
-    number = torch.finfo(largest.dtype)
-    return torch.exp2(-torch.frexp(largest.clamp(number.tiny, number.max / 4)).exponent.to(largest.dtype))
+    limits = torch.finfo(largest.dtype)
+    return torch.exp2(-torch.frexp(largest.clamp(limits.tiny, limits.max / 4)).exponent.to(largest.dtype))

@@ -179,9 +179,9 @@ def _scores(gallery: Gallery, rows: Tensor, ks: Sequence[int]) -> Tensor:
     # The j-th member ranks behind j - 1 members and all embeddings of other classes that are not farther away.
     order = torch.arange(1, same.shape[1] + 1, device=rows.device)
     rank = order + torch.searchsorted(-others, -same, right=True)
-    found = rank <= relevant
+    is_hit = rank <= relevant
     scores = [rank[:, 0] <= k for k in ks]
-    scores += [found.sum(1) / relevant[:, 0], (found * order / rank).sum(1) / relevant[:, 0]]
+    scores += [is_hit.sum(1) / relevant[:, 0], (is_hit * order / rank).sum(1) / relevant[:, 0]]
     return torch.stack([score.float() for score in scores], dim=1).cpu()
 
 

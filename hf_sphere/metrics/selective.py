@@ -78,4 +78,4 @@ def accuracy_by_certainty(confidences: Tensor, correct: Tensor, num_groups: int 
     if num_groups < 1:
         raise ValueError(f"num_groups must be at least 1; got {num_groups}.")
     right = mean_over_ties(confidences, correct)[confidences.argsort()]
-    return [float(part.mean()) for part in right.tensor_split(min(num_groups, len(right)))]
+    return [float(group.mean()) for group in right.tensor_split(min(num_groups, len(right)))]

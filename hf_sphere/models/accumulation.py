@@ -29,7 +29,7 @@ def weighted_by_targets(forward: Callable[..., Any]) -> Callable[..., Any]:
         warn_if_divided = getattr(getattr(self, "head", None), "warn_if_divided", None)  # some encoders' head has none
         if self.training and warn_if_divided is not None:
             warn_if_divided(count, total)
-        if any(getattr(part, "reduction", "mean") == "sum" for part in self.children()):
+        if any(getattr(module, "reduction", "mean") == "sum" for module in self.children()):
             return output
         wide = torch.promote_types(output[0].dtype, torch.float32)
         # The mean over no targets is NaN in the plain encoders.

@@ -67,9 +67,9 @@ class TransformersBackbone(nn.Module):
             encoder.pooler = None
         self.encoder = encoder
         of_timm: Any = getattr(encoder, "timm_model", None)  # its wrapper's configuration lacks the size of images
-        known = getattr(of_timm, "head_hidden_size", None) or getattr(of_timm, "num_features", None)
+        width = getattr(of_timm, "head_hidden_size", None) or getattr(of_timm, "num_features", None)
         try:
-            self.num_features: int = getattr(config, "hidden_size", None) or known or _count_features(config)
+            self.num_features: int = getattr(config, "hidden_size", None) or width or _count_features(config)
         except Exception as error:  # of any model that computes something else
             kind = type(encoder).__name__
             raise ValueError(f"{kind} of transformers computes no features of an image: {error_text(error)}") from error
@@ -164,9 +164,9 @@ def pretrained_preprocessing(name: str) -> dict[str, Any]:
             return processor_options(load_pretrained(AutoImageProcessor, name))
         except OSError:
             return {}
-    known = timm.get_pretrained_cfg(name) if timm.is_model(name.split(".")[0]) else None
+    settings = timm.get_pretrained_cfg(name) if timm.is_model(name.split(".")[0]) else None
     bilinear = {"interpolation": "bilinear"}  # as random crops
-    return {} if known is None else timm_options(timm.data.resolve_data_config(bilinear, known.to_dict()))
+    return {} if settings is None else timm_options(timm.data.resolve_data_config(bilinear, settings.to_dict()))
 
 
 def _load_encoder(config: Any, file: str) -> Any:
@@ -201,20 +201,20 @@ def load_backbone_weights(backbone: nn.Module, name: str, file: str) -> None:
         state = load_state_dict(file, weights_only=True)
         if convert := getattr(sys.modules[type(backbone).__module__], "checkpoint_filter_fn", None):
             state = convert(state, backbone)
-        own, traits = backbone.state_dict(), getattr(backbone, "pretrained_cfg", {})
+        tensors, traits = backbone.state_dict(), getattr(backbone, "pretrained_cfg", {})
         stem = f"{traits.get('first_conv')}.weight"
-        if stem in state and state[stem].shape[1] != own[stem].shape[1]:
-            state[stem] = adapt_input_conv(own[stem].shape[1], state[stem])
+        if stem in state and state[stem].shape[1] != tensors[stem].shape[1]:
+            state[stem] = adapt_input_conv(tensors[stem].shape[1], state[stem])
         shapes = {key: tuple(value.shape) for key, value in state.items()}
     except Exception as error:  # of safetensors, pickle, torch, or the conversion of another architecture
         raise ValueError(f"{file} cannot be read as weights of the backbone {name}: {error_text(error)}") from error
-    wrong = [f"{key} is missing" for key in own if key not in shapes and not key.endswith("num_batches_tracked")]
+    wrong = [f"{key} is missing" for key in tensors if key not in shapes and not key.endswith("num_batches_tracked")]
     wrong += [
         f"{key} has the shape {shapes[key]} instead of {tuple(value.shape)}"
-        for key, value in own.items()
+        for key, value in tensors.items()
         if shapes.get(key, tuple(value.shape)) != tuple(value.shape)
     ]
-    _report_weights(file, name, len(own), wrong, [key for key in state if key not in own])
+    _report_weights(file, name, len(tensors), wrong, [key for key in state if key not in tensors])
     backbone.load_state_dict(state, strict=False)
 
 
@@ -226,8 +226,8 @@ def _report_weights(file: str, name: str, count: int, wrong: list[str], unused: 
             f"{file} does not fit the backbone {name}; of its {count} tensors, {len(wrong)} do not match: "
             f"{', '.join(wrong[:5])}{more}. Use weights of this architecture."
         )
-    rest = f"; not used: {', '.join(unused[:10])}{', ...' if len(unused) > 10 else ''}" if unused else ""
-    logger.info("Loaded the %d tensors of the backbone %s from %s%s.", count, name, Path(file).name, rest)
+    ignored = f"; not used: {', '.join(unused[:10])}{', ...' if len(unused) > 10 else ''}" if unused else ""
+    logger.info("Loaded the %d tensors of the backbone %s from %s%s.", count, name, Path(file).name, ignored)
 
 
 def stage_parameters(backbone: nn.Module, count: int) -> set[str]:
@@ -246,4 +246,4 @@ def stage_parameters(backbone: nn.Module, count: int) -> set[str]:
     groups = {} if matcher is None else timm.models.group_parameters(backbone, matcher(coarse=True))
     if not 0 < count < len(groups):
         raise ValueError(f"freeze_stages must be at most {max(len(groups) - 1, 0)} for this backbone; got {count}.")
-    return {name for number in range(count + 1) for name in groups[number]}
+    return {name for index in range(count + 1) for name in groups[index]}

@@ -86,19 +86,26 @@ def _is_inside(weight: Tensor, labels: Tensor) -> Tensor:
 
 
 class _OtherClasses(torch.autograd.Function):
+    """The log-sum-exp and the sum of the logits `l_k = w_k.x + b_k` over k other than the own class y, and w_y.
+
+    The gradient of the first with respect to l_k is the softmax `exp(l_k - log_sum)`, that of the second is 1, and both
+    are 0 at k = y. From the sum g_k of both, times the incoming gradients, follow those of x, `sum_k g_k w_k`, and,
+    summed over the examples, those of w_k, `g_k x`, and b_k, `g_k`. The blocks of logits are computed again for this.
+    """
+
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor | None, Tensor]:
         embeddings, weight, bias, labels, normalize, sum_logits = arguments
         log_sum = torch.full_like(embeddings[:, 0], -torch.inf)
         totals = torch.zeros_like(embeddings[:, 0]) if sum_logits else None
-        for part in _blocks(embeddings, weight):
-            logits = _block(embeddings, weight, bias, part, normalize)[0]
+        for block in _blocks(embeddings, weight):
+            logits = _block(embeddings, weight, bias, block, normalize)[0]
             if totals is not None:
-                totals += _set_own(logits, labels, part, 0.0).sum(1)
-            logits = _set_own(logits, labels, part, -torch.inf)
+                totals += _set_own(logits, labels, block, 0.0).sum(1)
+            logits = _set_own(logits, labels, block, -torch.inf)
             peak = logits.amax(1, keepdim=True).clamp_min_(torch.finfo(logits.dtype).min)
-            of_block = logits.sub_(peak).exp_().sum(1).log_().add_(peak[:, 0])
-            log_sum = torch.logaddexp(log_sum, of_block)
+            block_sum = logits.sub_(peak).exp_().sum(1).log_().add_(peak[:, 0])
+            log_sum = torch.logaddexp(log_sum, block_sum)
         ctx.normalize = normalize
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(embeddings, weight, bias, labels, log_sum)
@@ -107,32 +114,34 @@ class _OtherClasses(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(
-        ctx: Any, by_log_sum: Tensor | None, by_total: Tensor | None, by_own: Tensor | None
+        ctx: Any, grad_log_sum: Tensor | None, grad_total: Tensor | None, grad_own: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         embeddings, weight, bias, labels, log_sum = ctx.saved_tensors
-        log_sum = log_sum.clamp_min(torch.finfo(log_sum.dtype).min)[:, None]  # without another class there is no share
-        by_embeddings, by_weight = torch.zeros_like(embeddings), torch.empty_like(weight)
-        by_bias = None if bias is None else torch.empty_like(bias)
-        for part in _blocks(embeddings, weight):
-            logits, rows, lengths, best = _block(embeddings, weight, bias, part, ctx.normalize)
-            if by_log_sum is None:
-                share = logits.zero_()
+        log_sum = log_sum.clamp_min(torch.finfo(log_sum.dtype).min)[:, None]  # -inf without another class
+        grad_embeddings, grad_weight = torch.zeros_like(embeddings), torch.empty_like(weight)
+        grad_bias = None if bias is None else torch.empty_like(bias)
+        for block in _blocks(embeddings, weight):
+            logits, rows, lengths, best = _block(embeddings, weight, bias, block, ctx.normalize)
+            if grad_log_sum is None:
+                grad_logits = logits.zero_()
             else:
-                share = _set_own(logits, labels, part, -torch.inf).sub_(log_sum).exp_().mul_(by_log_sum[:, None])
-            if by_total is not None:
-                share = _set_own(share.add_(by_total[:, None]), labels, part, 0.0)
-            if by_bias is not None:
-                by_bias[part] = share.sum(0)
-            if best is not None:
-                share = share.new_zeros(*share.shape, weight.shape[1]).scatter_(2, best, share[..., None]).flatten(1)
-            by_embeddings.addmm_(share, rows)
-            by_rows = share.T @ embeddings
-            if lengths is not None:  # the component along a unit vector has no effect
-                by_rows.sub_(rows * (rows * by_rows).sum(1, keepdim=True)).div_(lengths)
-            by_weight[part] = by_rows.view_as(by_weight[part])
-        if by_own is not None:
-            add_to_own_rows(by_weight, labels, by_own)
-        return by_embeddings, by_weight, by_bias, None, None, None
+                softmax = _set_own(logits, labels, block, -torch.inf).sub_(log_sum).exp_()
+                grad_logits = softmax.mul_(grad_log_sum[:, None])
+            if grad_total is not None:
+                grad_logits = _set_own(grad_logits.add_(grad_total[:, None]), labels, block, 0.0)
+            if grad_bias is not None:
+                grad_bias[block] = grad_logits.sum(0)
+            if best is not None:  # (B, n) -> (B, n C): only the best center of a class has a gradient
+                centers = grad_logits.new_zeros(*grad_logits.shape, weight.shape[1])
+                grad_logits = centers.scatter_(2, best, grad_logits[..., None]).flatten(1)
+            grad_embeddings.addmm_(grad_logits, rows)
+            grad_rows = grad_logits.T @ embeddings
+            if lengths is not None:  # of u = w / |w|: grad_w = (grad_u - <u, grad_u> u) / |w|
+                grad_rows.sub_(rows * (rows * grad_rows).sum(1, keepdim=True)).div_(lengths)
+            grad_weight[block] = grad_rows.view_as(grad_weight[block])
+        if grad_own is not None:
+            add_to_own_rows(grad_weight, labels, grad_own)
+        return grad_embeddings, grad_weight, grad_bias, None, None, None
 
 
 def _blocks(embeddings: Tensor, weight: Tensor) -> Iterator[slice]:
@@ -141,23 +150,23 @@ def _blocks(embeddings: Tensor, weight: Tensor) -> Iterator[slice]:
 
 
 def _block(
-    embeddings: Tensor, weight: Tensor, bias: Tensor | None, part: slice, normalize: bool
+    embeddings: Tensor, weight: Tensor, bias: Tensor | None, block: slice, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return the logits of a block of classes, its weights and their norms, and the best center of each class."""
-    rows, lengths, best = weight[part].to(embeddings.dtype).flatten(0, -2), None, None
+    rows, lengths, best = weight[block].to(embeddings.dtype).flatten(0, -2), None, None
     if normalize:
         lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min_(1e-12)  # as in F.normalize
         rows = rows / lengths
-    logits = F.linear(embeddings, rows, None if bias is None else bias[part].to(rows.dtype))
+    logits = F.linear(embeddings, rows, None if bias is None else bias[block].to(rows.dtype))
     if weight.ndim == 3:
         logits, best = logits.view(len(embeddings), -1, weight.shape[1]).max(-1)
         best = best[..., None]
     return logits, rows, lengths, best
 
 
-def _set_own(values: Tensor, labels: Tensor, part: slice, value: float) -> Tensor:
+def _set_own(values: Tensor, labels: Tensor, block: slice, value: float) -> Tensor:
     """Set, in place, the values (B, n) of a block of classes at the own class of each example."""
-    columns = labels - part.start
+    columns = labels - block.start
     inside = (columns >= 0) & (columns < values.shape[1])
     at = columns.clamp_(0, values.shape[1] - 1)[:, None]
     return values.scatter_(1, at, values.gather(1, at).masked_fill_(inside[:, None], value))
@@ -204,75 +213,89 @@ def log_class_sum(
 
 
 class _LogClassSum(torch.autograd.Function):
-    """With u = |w + beta x|^2 a term is G(u) - G(|w|^2), and dG/du is half of A(kappa) / kappa at kappa^2 = u."""
+    """The log-sum-exp of the terms `t_k = G(u_k) - G(|w_k|^2)`, with the log-partition function G.
+
+    Here `u_k = |w_k + beta x|^2 = |w_k|^2 + beta^2 + 2 beta w_k.x`, and `w.x = c w.mu + s w.v` with the cosine c and
+    the sine s, negative in the second half of the samples.
+
+    The derivative with respect to t_k is the softmax p_k, and `dG/du` is half of the ratio `r = A(kappa) / kappa` at
+    `kappa^2 = u`. With `q_k = p_k r_k`, twice the derivative with respect to u_k, the gradients are
+
+    - of x: `beta sum_k q_k w_k`, thus of c: `beta sum_k q_k w_k.mu`, of s: `beta sum_k q_k w_k.v`, and of mu at a given
+      v: `beta c sum_k q_k w_k`;
+    - of w_k: `q_k (w_k + beta x) - p_k r(|w_k|) w_k`;
+    - of beta: `sum_k q_k (beta + w_k.x)`, where the sum over w_k.x follows from the gradients of c and s.
+
+    In the backward pass the gradients are without the factor beta until the end.
+    """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
         *tensors, labels, recompute = arguments
         _, cosine, _, _, weights, _ = tensors
-        own = partition_and_ratio(torch.linalg.vector_norm(weights, dim=1).square(), weights.shape[1])
-        inputs = *tensors, own.log_partition
-        kept: list[Tensor] = []
+        classes = partition_and_ratio(torch.linalg.vector_norm(weights, dim=1).square(), weights.shape[1])
+        inputs = *tensors, classes.log_partition
+        saved: list[Tensor] = []
         sums = []
-        for part in class_blocks(len(weights), cosine.numel(), cosine.device, SAMPLE_BLOCK):
-            peak, terms, *others = _sample_block(inputs, part)
+        for block in class_blocks(len(weights), cosine.numel(), cosine.device, SAMPLE_BLOCK):
+            peak, terms, *others = _sample_block(inputs, block)
             sums.append(peak + terms.sum(-1).log())
-            kept += [] if recompute else [peak, terms, *others]
+            saved += [] if recompute else [peak, terms, *others]
         result = torch.stack(sums).logsumexp(0)
-        ctx.save_for_backward(*inputs, own.ratio, labels, result, *kept)
+        ctx.save_for_backward(*inputs, classes.ratio, labels, result, *saved)
         ctx.set_materialize_grads(False)
         return result, own_rows(weights, labels)
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, gradient: Tensor | None, by_own: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_sums: Tensor | None, grad_own: Tensor | None) -> tuple[Tensor | None, ...]:
         *inputs, own_ratio, labels, sums = ctx.saved_tensors[:10]
-        kept = ctx.saved_tensors[10:]
+        saved = ctx.saved_tensors[10:]
         direction, cosine, sine, tangents, weights, beta, _ = inputs
-        gradient = torch.zeros_like(sums) if gradient is None else gradient
+        grad_sums = torch.zeros_like(sums) if grad_sums is None else grad_sums
         half = len(tangents)
         signed = _signed(sine, half)
-        by_direction, by_weights = torch.zeros_like(direction), torch.empty_like(weights)
-        by_cosine, by_signed, total = torch.zeros_like(cosine), torch.zeros_like(cosine), torch.zeros_like(beta)
-        for number, part in enumerate(class_blocks(len(weights), cosine.numel(), cosine.device, SAMPLE_BLOCK)):
-            peak, terms, ratio, along, across = kept[5 * number : 5 * number + 5] or _sample_block(inputs, part)
-            share = terms * (gradient * (peak - sums).exp())[..., None]
-            at_own = share.sum((0, 1)) * own_ratio[part]
-            by_square = share.mul_(ratio)  # twice the gradient with respect to u
-            at_class = by_square.sum((0, 1))
-            by_cosine += (by_square * along).sum(-1)
-            by_signed[:half] += (by_square[:half] * across).sum(-1)
-            by_signed[half:] += (by_square[half:] * across[: len(cosine) - half]).sum(-1)
-            by_along = (by_square * cosine[..., None]).sum(0)
-            by_across = _fold(by_square.mul_(signed[..., None]), half)
-            by_direction.addmm_(by_along, weights[part])
-            by_products = by_along.T @ direction + by_across.flatten(0, 1).T @ tangents.flatten(0, 1)
-            by_weights[part] = torch.addcmul(beta * by_products, (at_class - at_own)[:, None], weights[part])
-            total += at_class.sum()
+        grad_direction, grad_weights = torch.zeros_like(direction), torch.empty_like(weights)
+        grad_cosine, grad_signed, total = torch.zeros_like(cosine), torch.zeros_like(cosine), torch.zeros_like(beta)
+        for index, block in enumerate(class_blocks(len(weights), cosine.numel(), cosine.device, SAMPLE_BLOCK)):
+            peak, terms, ratio, along, across = saved[5 * index : 5 * index + 5] or _sample_block(inputs, block)
+            grad_terms = terms * (grad_sums * (peak - sums).exp())[..., None]  # p, (S, B, n)
+            sum_own = grad_terms.sum((0, 1)) * own_ratio[block]
+            grad_square = grad_terms.mul_(ratio)  # q
+            sum_square = grad_square.sum((0, 1))
+            grad_cosine += (grad_square * along).sum(-1)
+            grad_signed[:half] += (grad_square[:half] * across).sum(-1)
+            grad_signed[half:] += (grad_square[half:] * across[: len(cosine) - half]).sum(-1)
+            grad_along = (grad_square * cosine[..., None]).sum(0)
+            grad_across = _fold(grad_square.mul_(signed[..., None]), half)
+            grad_direction.addmm_(grad_along, weights[block])
+            grad_products = grad_along.T @ direction + grad_across.flatten(0, 1).T @ tangents.flatten(0, 1)
+            grad_weights[block] = torch.addcmul(beta * grad_products, (sum_square - sum_own)[:, None], weights[block])
+            total += sum_square.sum()
         # A rotation of mu rotates v as well: dx = w dmu - s (v.dmu) mu. This preserves the distribution;
         # differentiating the construction of v from noise would only add noise of zero mean.
-        by_direction -= (_fold(signed * by_cosine, half)[..., None] * tangents).sum(0)
-        by_beta = beta * total + (by_cosine * cosine + by_signed * signed).sum()
-        if by_own is not None:
-            add_to_own_rows(by_weights, labels, by_own)
-        by_sine = _signed(by_signed, half) * beta
-        return by_direction * beta, by_cosine * beta, by_sine, None, by_weights, by_beta, None, None
+        grad_direction -= (_fold(signed * grad_cosine, half)[..., None] * tangents).sum(0)
+        grad_beta = beta * total + (grad_cosine * cosine + grad_signed * signed).sum()
+        if grad_own is not None:
+            add_to_own_rows(grad_weights, labels, grad_own)
+        grad_sine = _signed(grad_signed, half) * beta
+        return grad_direction * beta, grad_cosine * beta, grad_sine, None, grad_weights, grad_beta, None, None
 
 
-def _sample_block(inputs: Sequence[Tensor], part: slice) -> tuple[Tensor, ...]:
+def _sample_block(inputs: Sequence[Tensor], block: slice) -> tuple[Tensor, ...]:
     """Return the largest term of each sum over a block of classes, the others relative to it, and their factors."""
     direction, cosine, sine, tangents, weights, beta, log_partition = inputs
-    half, weights = len(tangents), weights[part]
-    height, reach = (2 * beta * part[..., None] for part in (cosine, _signed(sine, half)))
-    along, across = direction @ weights.T, tangents @ weights.T
-    lengths = torch.addcmul(weights.square().sum(1) + beta.square(), height, along)
-    lengths[:half].addcmul_(reach[:half], across)
-    lengths[half:].addcmul_(reach[half:], across[: len(cosine) - half])
+    half, weights = len(tangents), weights[block]
+    scaled_cosine, scaled_sine = (2 * beta * values[..., None] for values in (cosine, _signed(sine, half)))
+    along, across = direction @ weights.T, tangents @ weights.T  # w.mu and w.v
+    squares = torch.addcmul(weights.square().sum(1) + beta.square(), scaled_cosine, along)  # u, (S, B, n)
+    squares[:half].addcmul_(scaled_sine[:half], across)
+    squares[half:].addcmul_(scaled_sine[half:], across[: len(cosine) - half])
     # Rounding must not make squares negative.
-    growth, ratio = partition_and_ratio(lengths.clamp_min_(0), weights.shape[1])
-    growth.sub_(log_partition[part])
-    peak = growth.amax(-1)
-    return peak, growth.sub_(peak[..., None]).exp_(), ratio, along, across
+    terms, ratio = partition_and_ratio(squares.clamp_min_(0), weights.shape[1])
+    terms.sub_(log_partition[block])
+    peak = terms.amax(-1)
+    return peak, terms.sub_(peak[..., None]).exp_(), ratio, along, across
 
 
 def _signed(sine: Tensor, half: int) -> Tensor:
@@ -281,6 +304,6 @@ def _signed(sine: Tensor, half: int) -> Tensor:
 
 
 def _fold(values: Tensor, half: int) -> Tensor:
-    """Sum, in place, over the samples that share a tangent."""
+    """Sum, in place, over the samples with the same tangent: (S, ...) -> (ceil(S/2), ...)."""
     values[: len(values) - half] += values[half:]
     return values[:half]

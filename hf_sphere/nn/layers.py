@@ -255,8 +255,8 @@ class Spherization(nn.Module):
         text = f"{self.in_features} -> {self.in_features + 1}"
         for name, initial in (("scaling", self.initial_scaling), ("radius", self.initial_radius)):
             value = getattr(self, name)
-            number = initial if value.is_meta else value.item()
-            text += f", {name}={number:g}{' (learned)' if name in self._parameters else ''}"
+            current = initial if value.is_meta else value.item()
+            text += f", {name}={current:g}{' (learned)' if name in self._parameters else ''}"
         return f"{text}, delta={self.delta:g}{f', dim={self.dim}' if self.dim != -1 else ''}"
 
 

@@ -75,8 +75,8 @@ class Exchange:
         sent, taken = [count * values.shape[1] for count in self.counts], [rows * width for width in widths]
         received = values.new_empty(rows * num_columns)
         distributed.all_to_all_single(received, values.detach().flatten(), taken, sent)
-        parts = zip(received.split(taken), widths, strict=True)
-        return torch.cat([part.view(rows, width) for part, width in parts], dim=1)
+        blocks = zip(received.split(taken), widths, strict=True)
+        return torch.cat([block.view(rows, width) for block, width in blocks], dim=1)
 
 
 def scale_gradient(value: Tensor, factor: float) -> Tensor:
@@ -105,7 +105,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = (gradient * ctx.factor).contiguous()
-        distributed.all_reduce(gradient)
-        return gradient, None
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
+        grad_values = (grad_total * ctx.factor).contiguous()
+        distributed.all_reduce(grad_values)
+        return grad_values, None

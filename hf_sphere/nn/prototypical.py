@@ -106,9 +106,9 @@ class PrototypicalClassifier(nn.Module):
         if labels is None:
             return
         if labels.shape != query.shape[:-1] or labels.is_floating_point():
-            given = f"{labels.dtype} of shape {tuple(labels.shape)}"
-            raise ValueError(f"labels must be integers, {tuple(query.shape[:-1])}, one per query; got {given}.")
-        advice = "The labels of an episode index the classes of its support, not those of the data set."
+            got = f"{labels.dtype} of shape {tuple(labels.shape)}"
+            raise ValueError(f"labels must be integers, {tuple(query.shape[:-1])}, one per query; got {got}.")
+        advice = "The labels of an episode index the classes of its support, not those of the dataset."
         check_labels(labels, support.shape[-3], owner="support", advice=advice)
 
     def extra_repr(self) -> str:

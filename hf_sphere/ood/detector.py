@@ -42,9 +42,9 @@ class OODDetector:
     def __init__(self, score: str = "knn", **options: Any) -> None:
         if score not in SCORES:
             raise ValueError(f"unknown score {score!r}; the scores are: {', '.join(SCORES)}.")
-        known = list(inspect.signature(FITTED[score]).parameters)[1:] if score in FITTED else []
-        if not set(options) <= set(known):
-            raise ValueError(f"score {score!r} has the options {known}; got {', '.join(options)}.")
+        valid = list(inspect.signature(FITTED[score]).parameters)[1:] if score in FITTED else []
+        if not set(options) <= set(valid):
+            raise ValueError(f"score {score!r} has the options {valid}; got {', '.join(options)}.")
         self.name = score
         self._options = {name: check_integer(name, value, 1) for name, value in options.items() if value is not None}
         self._fitted: Any = None
@@ -117,10 +117,10 @@ class OODDetector:
             of_fit = f"inputs that the score {self.name} was fitted to"
             check_disjoint(Rows.of(data.embeddings, data.ids), self._rows, what, of_fit)
         # Each distinct input once: products of matrices differ in the last digits for equal rows, which breaks ties.
-        parts = {name: getattr(data, name) for name in self._fitted.needs if name != "labels"}
-        rows, index = torch.cat(list(parts.values()), 1).unique(dim=0, return_inverse=True)
-        columns = rows.split([part.shape[1] for part in parts.values()], 1)
-        return self._fitted.compute(Outputs(**dict(zip(parts, columns, strict=True))))[index]
+        fields = {name: getattr(data, name) for name in self._fitted.needs if name != "labels"}
+        rows, index = torch.cat(list(fields.values()), 1).unique(dim=0, return_inverse=True)
+        columns = rows.split([values.shape[1] for values in fields.values()], 1)
+        return self._fitted.compute(Outputs(**dict(zip(fields, columns, strict=True))))[index]
 
 
 @dataclass(frozen=True)
@@ -186,13 +186,13 @@ def compare_scores(
             if fitted is not None:
                 detector.fit_embeddings(*fitted[:3], ids=fitted.ids)
             named = zip(sets, ("held-out inputs", *(f"inputs {key}" for key in outside)), strict=True)
-            own, *others = (detector._score(data, what) for data, what in named if data is not None)
+            held_out, *others = (detector._score(data, what) for data, what in named if data is not None)
         except SharedRowsError:
             raise
         except (ValueError, NotFittedError) as error:
             skipped[name] = str(error)
             continue
-        results[name] = {key: detection_scores(own, other) for key, other in zip(outside, others, strict=True)}
+        results[name] = {key: detection_scores(held_out, other) for key, other in zip(outside, others, strict=True)}
     if not results:
         raise ValueError(f"no score could be computed: {' '.join(skipped.values())}")
     return Comparison(results, skipped)

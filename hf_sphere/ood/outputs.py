@@ -22,7 +22,7 @@ class Outputs(NamedTuple):
         logits: (N, K).
         labels: (N,), any integers.
         concentrations: (N,), of models that compute one: those with the head `vmf` or `adaface`.
-        ids: (N,), integers that identify the inputs, for instance their rows in one data set: inputs with the same
+        ids: (N,), integers that identify the inputs, for instance their rows in one dataset: inputs with the same
             number are the same, and others are not, even if their values are equal.
     """
 
@@ -41,18 +41,18 @@ class Outputs(NamedTuple):
         if missing := [name for name in needs if getattr(self, name) is None]:
             hint = f" The scores {LOGITS_ONLY} need none." if "embeddings" in missing else ""
             raise ValueError(f"the score {score} needs {' and '.join(missing)}, which the data do not have.{hint}")
-        given = {name: values for name, values in self._asdict().items() if values is not None}
-        if len({len(values) for values in given.values()}) > 1:
-            lengths = ", ".join(f"{len(values)} {name}" for name, values in given.items())
+        fields = {name: values for name, values in self._asdict().items() if values is not None}
+        if len({len(values) for values in fields.values()}) > 1:
+            lengths = ", ".join(f"{len(values)} {name}" for name, values in fields.items())
             raise ValueError(f"the numbers of rows must be equal; got {lengths}.")
-        for name, values in given.items():
+        for name, values in fields.items():
             if name in ("labels", "ids"):
-                given[name] = check_labels(values, len(values)).cpu()
+                fields[name] = check_labels(values, len(values)).cpu()
             elif name == "concentrations":
-                given[name] = check_scores(name, values)
+                fields[name] = check_scores(name, values)
             else:
-                given[name] = check_embeddings(values, what=name).cpu().double()
-        return Outputs(**given)
+                fields[name] = check_embeddings(values, what=name).cpu().double()
+        return Outputs(**fields)
 
 
 @torch.no_grad()
@@ -78,7 +78,7 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
         torch.Size([8, 64])
     """
     batches = [batches] if isinstance(batches, Tensor) else batches
-    head, calls, parts = getattr(model, "head", None) if hasattr(model, "head_inputs") else None, [], []
+    head, calls, collected = getattr(model, "head", None) if hasattr(model, "head_inputs") else None, [], []
 
     def remember(layer: nn.Module, inputs: Any, output: Any) -> None:
         if head is not None or output.ndim == 2 or output.shape[2:] == (1, 1):  # others would take much memory
@@ -93,15 +93,17 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
                 calls.clear()
                 output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
                 logits = output if isinstance(output, Tensor) else output["logits"]
-                found = [c for c in calls if head is not None or torch.equal(c[1].flatten(1).to(logits.dtype), logits)]
-                embeddings, last = found[-1] if found else (None, None)
-                parts.append((embeddings, logits, labels, getattr(last, "concentration", None)))
+                matches = [
+                    c for c in calls if head is not None or torch.equal(c[1].flatten(1).to(logits.dtype), logits)
+                ]
+                embeddings, last = matches[-1] if matches else (None, None)
+                collected.append((embeddings, logits, labels, getattr(last, "concentration", None)))
     finally:
         for handle in handles:
             handle.remove()
-    if not parts:
+    if not collected:
         raise ValueError("batches is empty; an iterator can be used only once.")
-    outputs = Outputs(*map(_joined, zip(*parts, strict=True)))
+    outputs = Outputs(*map(_joined, zip(*collected, strict=True)))
     if outputs.embeddings is None:
         logging.getLogger(__name__).warning(
             f"No linear layer of {type(model).__name__} returns its logits, so its embeddings are unknown. The scores "

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
+from hf_sphere.optim.fast_step import Block, Number, portions
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, radial_parameter_groups
 from hf_sphere.optim.layout import (
     LOW_PRECISION,
@@ -22,7 +23,6 @@ from hf_sphere.optim.layout import (
     resolve_channel_dims,
     zeros_per_group,
 )
-from hf_sphere.optim.rules import Block, Number, portions
 
 Group = dict[str, Any]
 
@@ -43,9 +43,9 @@ class SphereOptimizer(NamedOptimizer):
     unsupported = ("nesterov", "amsgrad", "differentiable")
 
     def __init__(self, params: Any, **options: Any) -> None:
-        own = {name: options.pop(name, default) for name, default in self.own_defaults.items()}
-        self.check_options({**self.option_defaults(), **own, **options})
-        self._own = own
+        extra = {name: options.pop(name, default) for name, default in self.own_defaults.items()}
+        self.check_options({**self.option_defaults(), **extra, **options})
+        self._own = extra
         self._axes: dict[Tensor, int] = {}  # number of axes of each parameter when it was added
         super().__init__(params, **options)
 
@@ -65,14 +65,14 @@ class SphereOptimizer(NamedOptimizer):
         param_group = dict(param_group)  # the caller may pass the same group to another optimizer
         has_channels = bool({"channel_dims", "channel_wise"} & set(param_group))
         source = param_group if has_channels else self.defaults
-        given = {"channel_dims": source.get("channel_dims"), "channel_wise": source.get("channel_wise", False)}
+        channels = {"channel_dims": source.get("channel_dims"), "channel_wise": source.get("channel_wise", False)}
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
             names = self._names(group)
             for name, parameter in zip(names, group["params"], strict=True):
                 self._check_parameter(name, parameter, group)
-            group["channel_dims"] = resolve_channel_dims(names, group["params"], **given)
+            group["channel_dims"] = resolve_channel_dims(names, group["params"], **channels)
         except ValueError:
             self.param_groups.pop()
             raise
@@ -93,8 +93,9 @@ class SphereOptimizer(NamedOptimizer):
             rate = f"{options['weight_decay']} at lr {options['lr']}"
             raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
         if options["low_precision"] not in LOW_PRECISION:
-            given = options["low_precision"]
-            raise ValueError(f"low_precision must be one of {', '.join(LOW_PRECISION)}; got {given!r}.")
+            raise ValueError(
+                f"low_precision must be one of {', '.join(LOW_PRECISION)}; got {options['low_precision']!r}."
+            )
         if options["low_precision"] == "stochastic" and options["capturable"]:
             raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
 
@@ -125,7 +126,7 @@ class SphereOptimizer(NamedOptimizer):
         for group in self.param_groups:  # before any parameter changes
             self._check_step(group)
         for group in self.param_groups:
-            together: dict[Any, list[Tensor]] = defaultdict(list, ordinary=[])
+            batches: dict[Any, list[Tensor]] = defaultdict(list, ordinary=[])
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -136,41 +137,41 @@ class SphereOptimizer(NamedOptimizer):
                 is_radial = self._is_radial(parameter, group)
                 self._init_state(parameter, group)
                 if not is_radial:
-                    together["ordinary"].append(parameter)
+                    batches["ordinary"].append(parameter)
                 elif local(parameter).numel():
-                    together[parameter.device, parameter.dtype].append(parameter)
+                    batches[parameter.device, parameter.dtype].append(parameter)
                 else:
                     self.state[parameter]["step"] += 1  # no local groups, but the step is counted
             mode, key = group["low_precision"], self.momentum_key
-            for kind, parameters in together.items():
+            for kind, parameters in batches.items():
                 dims = None if kind == "ordinary" else group["channel_dims"]
                 opened = [OpenParameter(p, self.state[p], mode, key, dims) for p in parameters]
                 if parameters:
                     (self._step_of_torch if dims is None else self._step_on_sphere)(group, parameters, opened)
-                for parameter, part in zip(parameters, opened, strict=True):
+                for parameter, tensors in zip(parameters, opened, strict=True):
                     # The seed depends on the step alone, so that replicas and resumed runs round identically.
                     step = self.state[parameter]["step"]
-                    part.close(int(step) * 1_000_003 + next(seeds) if mode == "stochastic" else 0)
+                    tensors.close(int(step) * 1_000_003 + next(seeds) if mode == "stochastic" else 0)
         return loss
 
     def _step_on_sphere(self, group: Group, parameters: list[Tensor], opened: list[OpenParameter]) -> None:
         decay, shrink = self._decay(group)
         blocks = []
-        for parameter, part in zip(parameters, opened, strict=True):
+        for parameter, tensors in zip(parameters, opened, strict=True):
             state = self.state[parameter]
             state["step"] += 1
-            moment = local(state["exp_avg_sq"]).view(-1) if self.has_second_moment else part.weight.new_empty(0)
+            moment = local(state["exp_avg_sq"]).view(-1) if self.has_second_moment else tensors.weight.new_empty(0)
             # A Python number, if reading it does not synchronize with the device.
             on_host = state["step"].device.type == "cpu" and not torch.compiler.is_compiling()
             step = state["step"].item() if on_host else state["step"]
-            blocks.append(Block(part.weight, part.gradient, part.momentum, moment, step))
-        together = list(portions(blocks, group["foreach"]))
-        largest = max([block.weight.numel() for portion in together for block in portion])
+            blocks.append(Block(tensors.weight, tensors.gradient, tensors.momentum, moment, step))
+        batches = list(portions(blocks, group["foreach"]))
+        largest = max([block.weight.numel() for portion in batches for block in portion])
         memory = blocks[0].weight.new_empty(largest)
         rule = self._rule
         if torch.compiler.is_compiling() and memory.device.type == "cpu":
             rule = torch.compiler.disable(rule)  # Inductor's C++ backend fails on norms of what it updates (torch 2.15)
-        for portion in together:
+        for portion in batches:
             if not torch.compiler.is_compiling():  # a compiler allocates what it does not fuse
                 for block in portion:
                     block.scratch = memory[: block.weight.numel()].view(block.weight.shape)
@@ -205,9 +206,9 @@ class SphereOptimizer(NamedOptimizer):
     def _check_step(self, group: Group) -> None:
         if not group["capturable"] and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(f"a CUDA graph is being captured: build {type(self).__name__} with capturable=True.")
-        for number, parameter in enumerate(group["params"]):
+        for index, parameter in enumerate(group["params"]):
             if isinstance(parameter, DTensor) and parameter.grad is not None and self._is_radial(parameter, group):
-                check_shards(self._names(group)[number], parameter, group["channel_dims"])
+                check_shards(self._names(group)[index], parameter, group["channel_dims"])
 
     def _keeps_momentum(self, group: Group) -> bool:
         return True

@@ -12,6 +12,7 @@ from torch import nn
 from hf_sphere.optim.groups import NamedOptimizer, parameter_groups
 from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
+from hf_sphere.utils.options import check_names
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
@@ -60,8 +61,7 @@ def build_optimizer(
     valid = option_defaults(name)
     if "adamw_lr_scale" in valid:
         valid["rules"] = None
-    if unknown := sorted(set(options) - set(valid)):
-        raise ValueError(f"optimizer {name} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
+    check_names(f"optimizer {name}", options, valid)
     if name in TORCH:
         groups: list[dict[str, Any]] = parameter_groups(model, batch=batch)
     else:
@@ -71,8 +71,8 @@ def build_optimizer(
             raise ValueError(f"lr_scales names parameters that the model lacks: {', '.join(unknown)}.")
         groups = _scale_rates(groups, lr_scales, options.get("lr", valid["lr"]))
     parameters = [parameter for group in groups for _, parameter in group["params"]]
-    chosen = options.get("foreach") is not None or options.get("differentiable")
-    if "fused" in valid and not chosen:  # a fused kernel per step where torch supports it, with the same update rule
+    has_kernel = options.get("foreach") is not None or options.get("differentiable")
+    if "fused" in valid and not has_kernel:  # a fused kernel per step where torch supports it, with the same rule
         options.setdefault("fused", all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters))
     nesterov = options.pop("nesterov", False) if name == "sgd" else False
     for group in groups:
@@ -95,11 +95,11 @@ def option_defaults(name: str) -> dict[str, Any]:
 def _scale_rates(groups: list[dict[str, Any]], scales: Mapping[str, float], lr: float) -> list[dict[str, Any]]:
     """Divide groups by learning rate; those with the rate `lr` come first, since the first group's rate is shown."""
     divided: dict[tuple[int, float], dict[str, Any]] = {}
-    for number, group in enumerate(groups):
+    for index, group in enumerate(groups):
         for name, parameter in group["params"]:
             scale = scales.get(name, 1.0)
-            part = {**group, "lr": group.get("lr", lr) * scale, "params": []}
-            divided.setdefault((number, scale), part)["params"].append((name, parameter))
+            scaled = {**group, "lr": group.get("lr", lr) * scale, "params": []}
+            divided.setdefault((index, scale), scaled)["params"].append((name, parameter))
     return sorted(divided.values(), key=lambda group: group["lr"] != lr)
 
 
@@ -126,13 +126,13 @@ def optimizer_for_trainer(context: Any) -> tuple[type[NamedOptimizer], dict[str,
     return kind, options
 
 
-def _parse(name: str, given: dict[str, str], supported: dict[str, Any]) -> dict[str, Any]:
+def _parse(name: str, texts: dict[str, str], supported: dict[str, Any]) -> dict[str, Any]:
     """Parse `optim_args`, which are strings, by the types of the defaults; the default None marks a boolean option."""
     defaults = {key: value for key, value in supported.items() if not key.startswith("channel_")}
     if "betas" in defaults:
         defaults["beta1"], defaults["beta2"] = defaults.pop("betas")
     options = {}
-    for key, text in given.items():
+    for key, text in texts.items():
         if key not in defaults:
             raise ValueError(f"optim_args of {name} has no key {key!r}; its keys are {', '.join(sorted(defaults))}.")
         read, expected = _READERS[type(defaults[key])]

@@ -47,8 +47,9 @@ def effective_step(weight: Tensor, momentum: Tensor, denominator: Tensor, lr: fl
         denominator: b, (K, D) or (K, 1).
         lr: Learning rate.
 
-    Source: Roburin et al., "A spherical perspective on learning with normalization layers", theorem on the effective
-    step of a generic scheme, equations of lr_e and c.
+    Reference:
+        Roburin et al., "A spherical perspective on learning with normalization layers", theorem on the effective step
+        of a generic scheme, equations of lr_e and c.
 
     Example:
         >>> effective_step(torch.eye(2), torch.ones(2, 2), torch.ones(2, 2), lr=0.1).angle
@@ -143,8 +144,8 @@ def radial_channel_dims(model: nn.Module, optimizer: Optimizer, batch: Any = Non
     """
     _check_rules(optimizer)
     groups = [group for group in optimizer.param_groups if group.get("channel_dims") is not None]
-    known = {name: group["channel_dims"] for group in groups for name in group.get("param_names", ())}
-    radial = known or find_radial_weights(model, batch).channel_dims
+    of_groups = {name: group["channel_dims"] for group in groups for name in group.get("param_names", ())}
+    radial = of_groups or find_radial_weights(model, batch).channel_dims
     if not radial:
         logger.warning("No radial diagnostics are logged: the model has no radially invariant weights.")
     return radial
@@ -161,15 +162,15 @@ def _check_rules(optimizer: Optimizer) -> None:
 def _radial(
     optimizer: Optimizer, channel_dims: Mapping[str, ChannelDims] | None, model: nn.Module | None
 ) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    found = False
-    known = {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
+    has_radial = False
+    by_id = {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
-        names = group.get("param_names") or [known.get(id(p), f"parameter {i}") for i, p in enumerate(group["params"])]
+        names = group.get("param_names") or [by_id.get(id(p), f"parameter {i}") for i, p in enumerate(group["params"])]
         for name, parameter in zip(names, group["params"], strict=True):
             if (group.get("channel_dims") is not None) if channel_dims is None else (name in channel_dims):
-                found = True
+                has_radial = True
                 yield name, parameter, group
-    if not found:
+    if not has_radial:
         raise ValueError(
             "the optimizer has no radially invariant weight with a known name: build it from "
             "radial_parameter_groups(model), or pass find_radial_weights(model).channel_dims and named parameters."

@@ -13,18 +13,22 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from hf_sphere.optim.invariance import Loss, find_radial_weights, unwrap
 from hf_sphere.optim.layout import ChannelDims
-from hf_sphere.optim.roles import NO_DECAY, UNDECAYED, UNKNOWN, collect_parameter_options, find_roles
+from hf_sphere.optim.roles import Role, collect_parameter_options, find_roles
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Name of the update rule of a tensor, why the tensor has it, and the options of its parameter group."""
+    """Name of the update rule of a tensor, why the tensor has it, and the options of its parameter group.
+
+    If the tensor has the rule because of its role, `role` is that.
+    """
 
     name: str
     reason: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    role: Role | None = None
 
 
 class ParameterGroups(list[dict[str, Any]]):
@@ -78,18 +82,19 @@ def radial_parameter_groups(
         >>> optimizer = AdamSRT(radial_parameter_groups(network, images), lr=1e-3)
     """
     model = unwrap(model)
-    found = find_radial_weights(model, batch, loss, tolerance=tolerance)
-    logger.info(found.summary())
-    if not found.channel_dims:
+    radial = find_radial_weights(model, batch, loss, tolerance=tolerance)
+    logger.info(radial.summary())
+    if not radial.channel_dims:
         warnings.warn(
             f"{type(model).__name__} has no radially invariant weight, so the optimizer will be the ordinary one of "
             "torch. Print find_radial_weights(model) for the reasons.",
             stacklevel=2,
         )
-    groups = parameter_groups(model, found.channel_dims, batch)
-    for name, reason in found.rejected.items():
-        if name in groups.rules and groups.rules[name].reason == WEIGHT:
-            groups.rules[name] = Rule(groups.rules[name].name, f"not scale-invariant: {reason}")
+    groups = parameter_groups(model, radial.channel_dims, batch)
+    for name, reason in radial.rejected.items():
+        rule = groups.rules.get(name)
+        if rule and rule.role and rule.role.decays and rule.role is not Role.UNKNOWN:
+            groups.rules[name] = Rule(rule.name, f"not scale-invariant: {reason}")
     return groups
 
 
@@ -113,16 +118,13 @@ def parameter_groups(
     rules = {
         name: Rule("on the sphere", "scale-invariant", {"channel_dims": dims})
         for name, dims in (channel_dims or {}).items()
-        if roles.get(name) not in UNDECAYED
+        if name not in roles or roles[name].decays
     }
     return form_groups(model, rules, Rule("ordinary"), roles)
 
 
-WEIGHT, OWN = "weight", "options of the model"
-
-
 def form_groups(
-    model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule, roles: Mapping[str, str]
+    model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule, roles: Mapping[str, Role]
 ) -> ParameterGroups:
     """Form the groups of the rules, then ordinary weights, those without decay, and those with separate options.
 
@@ -133,7 +135,7 @@ def form_groups(
         ordinary: Rule of all other parameters.
         roles: See `find_roles`.
     """
-    own = collect_parameter_options(model)
+    options = collect_parameter_options(model)
     by_rule: dict[str, dict[str, Any]] = {}
     weights: dict[str, Any] = {"params": [], **ordinary.options}
     plain: dict[str, Any] = {"params": [], **ordinary.options, "weight_decay": 0.0}
@@ -141,22 +143,22 @@ def form_groups(
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if name in own:
-            used[name] = Rule(ordinary.name, OWN)
-            special.append({"params": [(name, parameter)], **ordinary.options, "weight_decay": 0.0, **own[name]})
+        if name in options:
+            used[name] = Rule(ordinary.name, "options of the model")
+            special.append({"params": [(name, parameter)], **ordinary.options, "weight_decay": 0.0, **options[name]})
         elif name in rules and rules[name].options != ordinary.options:
             used[name] = rules[name]
             group = by_rule.setdefault(repr(rules[name].options), {"params": [], **rules[name].options})
             group["params"].append((name, parameter))
         else:
-            role = roles.get(name, NO_DECAY)
-            reason = role if role in (*UNDECAYED, UNKNOWN) else WEIGHT
-            used[name] = rules.get(name) or Rule(ordinary.name, reason)
-            (plain if role in UNDECAYED else weights)["params"].append((name, parameter))
+            role = roles.get(name, Role.NORM)
+            reason = "weight" if role.decays and role is not Role.UNKNOWN else role.value
+            used[name] = rules.get(name) or Rule(ordinary.name, reason, role=role)
+            (weights if role.decays else plain)["params"].append((name, parameter))
     ordered = sorted(by_rule.values(), key=lambda group: group.get("channel_dims", ()), reverse=True)
     groups = ParameterGroups(group for group in (*ordered, weights, plain, *special) if group["params"])
     groups.rules = used
-    if unknown := [name for name, rule in used.items() if rule.reason.startswith(UNKNOWN)]:
+    if unknown := [name for name, rule in used.items() if rule.role is Role.UNKNOWN]:
         logger.warning(
             "The role of %s is unknown: no operation of torch uses it in a forward pass. It gets weight decay and the "
             "rule %s. Pass a batch that uses it, or choose by no_weight_decay() of its module or, for Muon, by rules.",
@@ -167,8 +169,8 @@ def form_groups(
 
 def form_groups_by_pattern(
     model: nn.Module,
-    roles: Mapping[str, str],
-    found: Mapping[str, tuple[str, str]],
+    roles: Mapping[str, Role],
+    reasons: Mapping[str, tuple[str, str]],
     options: Mapping[str, Mapping[str, Any]],
     *,
     lr: float = 1e-3,
@@ -182,7 +184,7 @@ def form_groups_by_pattern(
     Args:
         model: The model.
         roles: See `find_roles`.
-        found: Name of the rule, and the reason, by name of the parameter; `adamw` for all others.
+        reasons: Name of the rule, and the reason, by name of the parameter; `adamw` for all others.
         options: Group options by the name of a rule other than `adamw`.
         lr: Learning rate.
         adamw_lr_scale: Learning rate of `adamw` relative to it.
@@ -195,7 +197,7 @@ def form_groups_by_pattern(
         raise ValueError(f"adamw_lr_scale must be a nonnegative number; got {adamw_lr_scale}.")
     tensors = dict(model.named_parameters())
     options = {**options, "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
-    chosen = {name: Rule(rule, reason, options[rule]) for name, (rule, reason) in found.items()}
+    by_name = {name: Rule(rule, reason, options[rule], roles.get(name)) for name, (rule, reason) in reasons.items()}
     for pattern, rule in (rules or {}).items():
         if rule not in options:
             raise ValueError(f"rule {rule!r} of pattern {pattern!r} is unknown; the rules are: {', '.join(options)}.")
@@ -203,8 +205,8 @@ def form_groups_by_pattern(
         if not matching:
             kind = "parameter" if rule == "adamw" else "parameter with two or more axes"
             raise ValueError(f"pattern {pattern!r} matches no {kind}; the names are like {', '.join([*tensors][:3])}.")
-        chosen.update({name: Rule(rule, f"matches {pattern}", options[rule]) for name in matching})
-    return form_groups(model, chosen, Rule("adamw", options=options["adamw"]), roles)
+        by_name |= {name: Rule(rule, f"matches {pattern}", options[rule]) for name in matching}
+    return form_groups(model, by_name, Rule("adamw", options=options["adamw"]), roles)
 
 
 class NamedOptimizer(Optimizer):
@@ -226,10 +228,10 @@ class NamedOptimizer(Optimizer):
         super().__init__(*args, **options)
         # Loss scaling is left to GradScaler: it unscales the gradients and skips the step if they overflow.
         self._step_supports_amp_scaling = False
-        found = [
+        has_groups = [
             group.get("param_names") or group.get(self.group_key) not in (None, False) for group in self.param_groups
         ]
-        if not any(found):  # groups with names come from form_groups, which issues its own warning
+        if not any(has_groups):  # groups with names come from form_groups, which issues its own warning
             logger.warning(
                 "%s was given parameters without its groups, so every step is an ordinary step of torch. Pass it "
                 "%s.form_groups(model), or use build_optimizer.",
@@ -285,12 +287,12 @@ class NamedOptimizer(Optimizer):
         lacking = {key for group in state_dict["param_groups"] for key in wanted - set(group)}
         if lacking:
             raise ValueError(f"not a state of {type(self).__name__}: its groups lack {', '.join(sorted(lacking))}.")
-        for number, (saved, group) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
+        for index, (saved, group) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
             for key in ("channel_dims", "muon", "hyperball", "param_names"):
                 before, now = (list(v) if isinstance(v := of.get(key), (list, tuple)) else v for of in (saved, group))
                 if (key != "param_names" or (before and now)) and before != now:
                     raise ValueError(
-                        f"{key} of parameter group {number} is {before} in the state and {now} in the optimizer. "
+                        f"{key} of parameter group {index} is {before} in the state and {now} in the optimizer. "
                         "Build the optimizer with the groups that the state was saved with."
                     )
         super().load_state_dict(state_dict)
@@ -306,7 +308,7 @@ class NamedOptimizer(Optimizer):
     @classmethod
     def option_defaults(cls) -> dict[str, Any]:
         """Return the options of the constructor with their defaults, including those of torch's optimizer."""
-        found: dict[str, Any] = dict(cls.own_defaults)
+        defaults: dict[str, Any] = dict(cls.own_defaults)
         for parent in reversed(cls.__mro__):
             is_used = issubclass(parent, Optimizer) and not (parent is Adam and issubclass(cls, AdamW))
             options = inspect.signature(parent).parameters.values() if is_used else ()
@@ -314,8 +316,8 @@ class NamedOptimizer(Optimizer):
                 if option.default is not option.empty:
                     # torch has `weight_decay: float = 0`.
                     is_float = type(option.default) is int and option.annotation not in (int, "int")
-                    found[option.name] = float(option.default) if is_float else option.default
-        return {name: default for name, default in found.items() if name not in cls.unsupported}
+                    defaults[option.name] = float(option.default) if is_float else option.default
+        return {name: default for name, default in defaults.items() if name not in cls.unsupported}
 
     @classmethod
     def take_group_options(cls, options: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Weights that keep their norm, and whose steps are a fixed share of it."""
+"""Weights that keep their norm, and whose steps are a fixed fraction of it."""
 
 import math
 import warnings
@@ -11,16 +11,21 @@ from torch import Tensor, nn
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, form_groups_by_pattern
 from hf_sphere.optim.invariance import find_radial_weights, unwrap
 from hf_sphere.optim.layout import check_axes, local, round_stochastically, whole
-from hf_sphere.optim.roles import HIDDEN, UNDECAYED, find_roles
+from hf_sphere.optim.roles import Role, find_roles
+
+
+def hyperball(x: Tensor, update: Tensor, radius: float, lr: float) -> Tensor:
+    """The rule: a step of length lr R along the update of the other optimizer, then back to the sphere of radius R."""
+    y = x + lr * radius * update / update.norm()
+    return radius * y / y.norm()
 
 
 class Hyperball(NamedOptimizer):
-    """Base class which turns the update u of another optimizer into a step on the sphere of the initial radius.
+    """Base class which turns the update of another optimizer into a step on the sphere of the initial radius.
 
-    For the weights of groups with `hyperball`: x = R (x + lr R u / |u|) / |x + lr R u / |u||, where |.| is the
-    Frobenius norm of the entire tensor and R = |x| before the first step. So `lr` is the length of a step relative to
-    the weights, whatever the size of the gradient, and weight decay has no effect on them. Weights in bfloat16 are
-    rounded stochastically.
+    The rule for the weights of groups with `hyperball` is the function of this name. The norm is that of the entire
+    tensor, and R the one before the first step. So `lr` is the length of a step relative to the weights, whatever the
+    size of the gradient, and weight decay has no effect on them. Weights in bfloat16 are rounded stochastically.
 
     A subclass inherits from this class and from the optimizer, whose update must not depend on the weights except by
     decoupled weight decay.
@@ -59,7 +64,7 @@ class Hyperball(NamedOptimizer):
             for parameter, before, _ in kept:
                 parameter.copy_(before)
             raise
-        for place, (parameter, before, lr) in enumerate(kept):
+        for index, (parameter, before, lr) in enumerate(kept):
             state = self.state[parameter]
             if "radius" not in state:
                 state["radius"] = float(_norm(before))  # a number, since torch casts tensors that it loads
@@ -68,7 +73,7 @@ class Hyperball(NamedOptimizer):
             moved.mul_(lr * state["radius"] / size.clamp_min(torch.finfo(size.dtype).tiny)).add_(before)
             moved.mul_(state["radius"] / _norm(moved))
             if parameter.dtype == torch.bfloat16:
-                seed = int(state["step"]) * 1_000_003 + place  # equal on all processes and in resumed runs
+                seed = int(state["step"]) * 1_000_003 + index  # equal on all processes and in resumed runs
                 generator = torch.Generator(parameter.device).manual_seed(seed)
                 local(parameter).copy_(round_stochastically(local(moved), generator))
             elif moved is not parameter:
@@ -92,19 +97,19 @@ class Hyperball(NamedOptimizer):
         model = unwrap(model)
         kept, of_matrices, *_ = [*dict(cls.rules_of), "adamw"]
         roles, radial = find_roles(model, batch), find_radial_weights(model, batch)
-        found = {}
+        rules = {}
         for name, tensor in model.named_parameters():
-            if roles.get(name) in UNDECAYED:
-                found[name] = "adamw", roles[name]
-            elif name in roles:
-                hidden, invariant = roles[name] == HIDDEN, name in radial.channel_dims
+            role = roles.get(name)
+            if role and not role.decays:
+                rules[name] = "adamw", role.value
+            elif role:
+                hidden, invariant = role is Role.HIDDEN, name in radial.channel_dims
                 keeps = hidden if hyperball_on == "matrices" else invariant and (hidden or of_matrices == "adamw")
                 at_zero = keeps and not tensor.any()
                 rule = kept if keeps and not at_zero else of_matrices if hidden else "adamw"
                 reason = "scale-invariant" if invariant else f"not scale-invariant: {radial.rejected[name]}"
-                reason = f"{roles[name]}; {reason}" + ("; its norm is 0" if at_zero else "")
-                found[name] = rule, reason
-        groups = form_groups_by_pattern(model, roles, found, dict(cls.rules_of), **options)
+                rules[name] = rule, f"{role.value}; {reason}" + ("; its norm is 0" if at_zero else "")
+        groups = form_groups_by_pattern(model, roles, rules, dict(cls.rules_of), **options)
         if all(rule.name != kept for rule in groups.rules.values()):
             hint = "" if hyperball_on == "matrices" else "; hyperball_on='matrices' keeps the norm of hidden matrices"
             used = " and ".join(sorted({rule.name for rule in groups.rules.values()}))

@@ -34,12 +34,14 @@ class RadialWeights:
         deviations: Name to the largest |<w, dL/dw>| / (|w| |dL/dw|) over its groups, 0 in exact arithmetic.
         rejected: Name of every other weight matrix or kernel to the reason why it is not radially invariant.
         num_weights: Name to the number of elements of the weight.
+        num_frozen: Number of weights that are rejected because they are frozen.
     """
 
     channel_dims: dict[str, ChannelDims] = field(default_factory=dict)
     deviations: dict[str, float] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
     num_weights: dict[str, int] = field(default_factory=dict)
+    num_frozen: int = 0
 
     def __str__(self) -> str:
         """Return one line per weight."""
@@ -47,20 +49,19 @@ class RadialWeights:
         lines = [self.summary()]
         for name in self.num_weights:
             if name in self.channel_dims:
-                found = f"channel_dims {list(self.channel_dims[name])}, deviation {self.deviations[name]:.1e}"
+                result = f"channel_dims {list(self.channel_dims[name])}, deviation {self.deviations[name]:.1e}"
             else:
-                found = f"not radial: {self.rejected[name]}"
-            lines.append(f"  {name:<{width}}  {found}")
+                result = f"not radial: {self.rejected[name]}"
+            lines.append(f"  {name:<{width}}  {result}")
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """Return the number of radially invariant weights and their share of the elements, in one line."""
+        """Return the number of radially invariant weights and their fraction of the elements, in one line."""
         radial = sum(self.num_weights[name] for name in self.channel_dims)
-        share = 100 * radial / max(1, sum(self.num_weights.values()))
-        frozen = [*self.rejected.values()].count("frozen")
+        percentage = 100 * radial / max(1, sum(self.num_weights.values()))
         return (
             f"{len(self.channel_dims)} of {len(self.num_weights)} weight tensors are radially invariant "
-            f"({share:.4g} % of their elements){f'; {frozen} are frozen' if frozen else ''}"
+            f"({percentage:.4g} % of their elements){f'; {self.num_frozen} are frozen' if self.num_frozen else ''}"
         )
 
 
@@ -100,21 +101,22 @@ def find_radial_weights(
     if not 0.0 < tolerance < 1.0:
         raise ValueError(f"tolerance must lie between 0 and 1; got {tolerance}.")
     model = unwrap(model)
-    fixed = [name for name, part in model.named_modules() if isinstance(part, _NormBase) and not part.training]
+    fixed = [name for name, module in model.named_modules() if isinstance(module, _NormBase) and not module.training]
     if model.training and fixed:
         message = (
             "batch norm %s is in evaluation mode, and weights before it are not scale-invariant; call model.train()"
         )
         logging.getLogger(__name__).warning(message, fixed[0])
-    found = RadialWeights()
+    radial = RadialWeights()
     deviations: dict[str, dict[ChannelDims, float]] = {}
     for name, weight in model.named_parameters():
         if weight.ndim > 1:
-            found.num_weights[name] = weight.numel()
+            radial.num_weights[name] = weight.numel()
             if not weight.requires_grad:
-                found.rejected[name] = "frozen"
+                radial.rejected[name] = "frozen"
+                radial.num_frozen += 1
             elif max(weight.shape[1:]) < 2:
-                found.rejected[name] = "its groups have a single weight each"
+                radial.rejected[name] = "its groups have a single weight each"
             else:
                 # The finest groups first; a group has two weights or more.
                 possible = [dims for dims in ((0,), (1,), ()) if all(weight.shape[axis] > 1 for axis in dims)]
@@ -126,10 +128,10 @@ def find_radial_weights(
         batch = fitting_batch(trial, batch)
         for _ in range(CHECKS):
             move(trial)
-            found.rejected |= _check(trial, deviations, batch, loss, tolerance)
+            radial.rejected |= _check(trial, deviations, batch, loss, tolerance)
     for name, groups in deviations.items():
-        found.channel_dims[name], found.deviations[name] = next(iter(groups.items()))
-    return found
+        radial.channel_dims[name], radial.deviations[name] = next(iter(groups.items()))
+    return radial
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -199,13 +201,13 @@ def _gradients(trial: nn.Module, weights: Mapping[str, Tensor], batch: Any, loss
         if value is None:
             value = torch.stack([(leaf * torch.randn_like(leaf)).sum() for leaf in differentiable(output)]).sum()
         gradients = torch.autograd.grad(value, list(weights.values()), allow_unused=True)
-    return {name: part.to_dense() for name, part in zip(weights, gradients, strict=True) if part is not None}
+    return {name: grad.to_dense() for name, grad in zip(weights, gradients, strict=True) if grad is not None}
 
 
 def differentiable(output: Any) -> list[Tensor]:
     """Return the tensors of an output that have a gradient; a `ValueError` is raised if there are none."""
-    parts = [vars(leaf) if dataclasses.is_dataclass(leaf) else leaf for leaf in tree_leaves(output)]
-    leaves = [leaf for leaf in tree_leaves(parts) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    fields = [vars(leaf) if dataclasses.is_dataclass(leaf) else leaf for leaf in tree_leaves(output)]
+    leaves = [leaf for leaf in tree_leaves(fields) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not leaves:
         raise ValueError(f"the output {type(output).__name__} contains nothing to differentiate; pass a loss.")
     return leaves

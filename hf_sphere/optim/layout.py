@@ -84,8 +84,16 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Return the inner products of the rows of two matrices (K, D): (K, 1)."""
+    return (a * b).sum(1, keepdim=True)
+
+
 class Layout:
     """Converts a weight and tensors of its shape to a matrix (K, D) of groups, a view where possible.
+
+    The axes `dims` come first, so that a group is a row: K is the product of their sizes, and D that of the others.
+    Steps then change the matrix in place, and with it the weight, without copies.
 
     Args:
         weight: The local shard of the weight.
@@ -93,9 +101,10 @@ class Layout:
     """
 
     def __init__(self, weight: Tensor, dims: ChannelDims) -> None:
-        rest = [dim for dim in range(weight.ndim) if dim not in dims]
-        # The order of the weights within a group is arbitrary; the order in memory makes the matrix a view.
-        self._order = [*dims, *sorted(rest, key=weight.stride, reverse=True)]
+        within = [dim for dim in range(weight.ndim) if dim not in dims]
+        # The order of the weights within a group is arbitrary. With that in memory, the largest stride first, the axes
+        # merge into one without a copy, whatever the memory format.
+        self._order = [*dims, *sorted(within, key=weight.stride, reverse=True)]
         self._dims = dims
         self._natural = self._order == list(range(weight.ndim))
         self._permuted = [weight.shape[dim] for dim in self._order]
@@ -111,6 +120,11 @@ class Layout:
             tensor.permute(self._order).copy_(matrix.view(self._permuted))
 
     def _is_view(self, tensor: Tensor) -> bool:
+        """Whether `matrix` returns a view of a tensor.
+
+        Neighboring axes i, j of the same side merge into one if a step along i skips all of j: stride_i = stride_j
+        size_j. Axes of size 1 have no steps.
+        """
         axes = [axis for axis, size in zip(self._order, self._permuted, strict=True) if size != 1]
         pairs = [(i, j) for i, j in itertools.pairwise(axes) if (i in self._dims) == (j in self._dims)]
         return all(tensor.stride(i) == tensor.stride(j) * tensor.shape[j] for i, j in pairs)

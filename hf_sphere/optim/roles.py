@@ -1,5 +1,6 @@
 """How a model uses each of its weights, by the module that owns it and by the graph of a forward pass."""
 
+import enum
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
@@ -18,37 +19,60 @@ from torch.utils._pytree import tree_map_only
 
 from hf_sphere.optim.invariance import call, differentiable, exact, fitting_batch, make_trial, quiet, unwrap
 
-HIDDEN, NO_DECAY = "hidden matrix", "bias, norm or scalar: no weight decay"
-BY_ELEMENT, LISTED = "scale, bias, position or token: no weight decay", "in no_weight_decay() of the model"
-UNKNOWN = "role unknown: no operation of torch on it in a forward pass"
-UNDECAYED = (NO_DECAY, BY_ELEMENT, LISTED)
 
-PRODUCT, KERNEL, EMBEDDED, INDEXED = "product", "kernel", "embedded", "indexed"
-ELEMENTWISE, CUSTOM = "elementwise", "custom"
-"""Uses: factor of a matrix product, kernel of a convolution, table of `F.embedding`, table that is indexed, operand of
-an operation on elements, such as a sum or a concatenation, and operand of an `autograd.Function`."""
+class Role(enum.Enum):
+    """What a parameter is for, with the description in the printed groups."""
 
-Uses = dict[str, set[str]]
+    HIDDEN = "hidden matrix"
+    EMBEDDING = "embedding"
+    INDEXED = "embedding, whose rows are indexed"
+    OUTPUT = "output layer"
+    STACK = "the axes of its matrices are unknown"
+    THIN = "one of its first two axes is 1"
+    NORM = "bias, norm or scalar: no weight decay"
+    ELEMENTWISE = "scale, bias, position or token: no weight decay"
+    LISTED = "in no_weight_decay() of the model"
+    UNKNOWN = "role unknown: no operation of torch on it in a forward pass"
 
-_USES = {
-    **dict.fromkeys(("Mm", "Addmm", "Bmm", "Baddbmm", "Addbmm", "Mv", "Addmv", "Dot", "Linear", "GroupedMm"), PRODUCT),
-    **dict.fromkeys(("Trilinear", "Cdist", "EuclideanDist", "MkldnnLinear"), PRODUCT),
-    **dict.fromkeys(("MkldnnRnnLayer", "CudnnRnn", "MiopenRnn"), PRODUCT),
-    **dict.fromkeys(("Convolution", "MkldnnConvolution"), KERNEL),
-    **dict.fromkeys(("Embedding", "EmbeddingBag"), EMBEDDED),
-    **dict.fromkeys(("Index", "IndexSelect", "Gather"), INDEXED),
+    @property
+    def decays(self) -> bool:
+        """Whether weight decay applies to the parameter."""
+        return self not in (Role.NORM, Role.ELEMENTWISE, Role.LISTED)
+
+
+class Use(enum.Enum):
+    """How an operation or a module uses a parameter."""
+
+    PRODUCT = enum.auto()  # factor of a matrix product
+    KERNEL = enum.auto()  # kernel of a convolution
+    EMBEDDED = enum.auto()  # table of `F.embedding`
+    INDEXED = enum.auto()  # table that is indexed
+    ELEMENTWISE = enum.auto()  # operand of an operation on elements, such as a sum or a concatenation
+    CUSTOM = enum.auto()  # operand of an `autograd.Function`
+
+
+Uses = dict[str, set[Use]]
+
+_OPERATIONS = {
+    Use.PRODUCT: "Mm Addmm Bmm Baddbmm Addbmm Mv Addmv Dot Linear GroupedMm Trilinear Cdist EuclideanDist MkldnnLinear "
+    "MkldnnRnnLayer CudnnRnn MiopenRnn",
+    Use.KERNEL: "Convolution MkldnnConvolution",
+    Use.EMBEDDED: "Embedding EmbeddingBag",
+    Use.INDEXED: "Index IndexSelect Gather",
 }
+_USES = {operation: use for use, operations in _OPERATIONS.items() for operation in operations.split()}
+"""Use of the operands of a node of autograd, by the name of its operation."""
 _SEVERAL = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
-_OWNERS: dict[Any, str] = {
-    (nn.Linear, nn.Bilinear, *_SEVERAL): PRODUCT,
-    _ConvNd: KERNEL,
-    (nn.Embedding, nn.EmbeddingBag): EMBEDDED,
-    (nn.LayerNorm, nn.RMSNorm): ELEMENTWISE,
+_OWNERS: dict[Any, Use] = {
+    (nn.Linear, nn.Bilinear, *_SEVERAL): Use.PRODUCT,
+    _ConvNd: Use.KERNEL,
+    (nn.Embedding, nn.EmbeddingBag): Use.EMBEDDED,
+    (nn.LayerNorm, nn.RMSNorm): Use.ELEMENTWISE,
 }
 _SUMS = ("Add", "Sub", "Addcmul", "Lerp", "Cat")
 
 
-def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) -> dict[str, str]:
+def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) -> dict[str, Role]:
     """Find what the parameters with two or more axes are for.
 
     The module that owns a parameter determines that if it is one of torch, else the operations on it in a forward pass.
@@ -65,7 +89,7 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
             do not determine their roles, and may fail.
 
     Returns:
-        Name of the parameter to `HIDDEN`, or to the reason why it is not a hidden matrix.
+        Role by name of the parameter.
 
     Raises:
         ValueError: If a forward pass is required but not possible; see `find_radial_weights`.
@@ -73,8 +97,8 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
     model = unwrap(model)
     owned, listed = uses_by_owner(model), _undecayed(model)
     weights = {name: weight for name, weight in model.named_parameters() if weight.ndim > 1}
-    roles = {name: LISTED if name in listed else _role(weight, owned[name]) for name, weight in weights.items()}
-    is_open = {name for name, role in roles.items() if role == UNKNOWN and weights[name].requires_grad}
+    roles = {name: Role.LISTED if name in listed else _role(weight, owned[name]) for name, weight in weights.items()}
+    is_open = {name for name, role in roles.items() if role is Role.UNKNOWN and weights[name].requires_grad}
     if required or is_open - collect_parameter_options(model).keys():
         try:
             uses, outputs = trace_uses(model, batch)
@@ -83,35 +107,35 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
                 raise
             return roles
         for name, weight in weights.items():
-            if roles[name] == HIDDEN and required and name not in uses:
-                roles[name] = UNKNOWN
-            elif roles[name] != LISTED:
+            if roles[name] is Role.HIDDEN and required and name not in uses:
+                roles[name] = Role.UNKNOWN
+            elif roles[name] is not Role.LISTED:
                 roles[name] = _role(weight, owned[name], uses.get(name, set()), is_output=name in outputs)
     return roles
 
 
-def _role(weight: Tensor, owned: set[str], seen: Set[str] = frozenset(), *, is_output: bool = False) -> str:
+def _role(weight: Tensor, owned: set[Use], seen: Set[Use] = frozenset(), *, is_output: bool = False) -> Role:
     """Return the role of a weight from its uses by the module of torch that owns it, and those in a forward pass."""
-    if ELEMENTWISE in owned or (weight.ndim > 2 and _is_vector(weight) and not owned):
-        return NO_DECAY
-    if EMBEDDED in owned | seen:
-        return "embedding"
+    if Use.ELEMENTWISE in owned or (weight.ndim > 2 and _is_vector(weight) and not owned):
+        return Role.NORM
+    if Use.EMBEDDED in owned | seen:
+        return Role.EMBEDDING
     if is_output:
-        return "output layer"
-    if not owned and INDEXED in seen and PRODUCT in seen:
-        return "embedding, whose rows are indexed"
-    if not (owned | seen) & {PRODUCT, KERNEL}:
-        return BY_ELEMENT if seen - {CUSTOM} else UNKNOWN
-    if weight.ndim > 2 and not owned and KERNEL not in seen:
-        return "the axes of its matrices are unknown"
-    return HIDDEN if min(weight.shape[:2]) > 1 else "one of its first two axes is 1"
+        return Role.OUTPUT
+    if not owned and Use.INDEXED in seen and Use.PRODUCT in seen:
+        return Role.INDEXED
+    if not (owned | seen) & {Use.PRODUCT, Use.KERNEL}:
+        return Role.ELEMENTWISE if seen - {Use.CUSTOM} else Role.UNKNOWN
+    if weight.ndim > 2 and not owned and Use.KERNEL not in seen:
+        return Role.STACK
+    return Role.HIDDEN if min(weight.shape[:2]) > 1 else Role.THIN
 
 
 def _undecayed(model: nn.Module) -> set[str]:
     """Return the names in the `no_weight_decay()` of a model and its parts, and of parameters marked as in Mamba."""
-    parts = [(f"{prefix}.", part) for prefix, part in model.named_modules() if hasattr(type(part), "no_weight_decay")]
+    modules = [(f"{prefix}.", m) for prefix, m in model.named_modules() if hasattr(type(m), "no_weight_decay")]
     marked = {name for name, weight in model.named_parameters() if getattr(weight, "_no_weight_decay", False)}
-    return marked | {(prefix + name).removeprefix(".") for prefix, part in parts for name in part.no_weight_decay()}
+    return marked | {(prefix + name).removeprefix(".") for prefix, m in modules for name in m.no_weight_decay()}
 
 
 def collect_parameter_options(model: nn.Module) -> dict[str, Mapping[str, Any]]:
@@ -121,14 +145,14 @@ def collect_parameter_options(model: nn.Module) -> dict[str, Mapping[str, Any]]:
         ValueError: If the model's own options name a parameter that it lacks.
     """
     names = {name for name, _ in model.named_parameters()}
-    found: dict[str, Mapping[str, Any]] = {}
-    for prefix, part in reversed([*model.named_modules()]):
+    by_name: dict[str, Mapping[str, Any]] = {}
+    for prefix, module in reversed([*model.named_modules()]):
         # Attributes of the type: wrappers, such as those of PEFT, have those of the wrapped module.
-        options = part.parameter_options() if hasattr(type(part), "parameter_options") else {}
+        options = module.parameter_options() if hasattr(type(module), "parameter_options") else {}
         if missing := set() if prefix else set(options) - names:
             raise ValueError(f"parameter_options names parameters that the model lacks: {', '.join(sorted(missing))}.")
-        found |= {f"{prefix}.{name}".removeprefix("."): values for name, values in options.items()}
-    return {name: values for name, values in found.items() if name in names}
+        by_name |= {f"{prefix}.{name}".removeprefix("."): values for name, values in options.items()}
+    return {name: values for name, values in by_name.items() if name in names}
 
 
 def uses_by_owner(model: nn.Module) -> Uses:
@@ -139,11 +163,11 @@ def uses_by_owner(model: nn.Module) -> Uses:
         owned = {name: (name, weight) for name, weight in module._parameters.items() if weight is not None}
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, WeightNorm):
-                uses[names[owned.pop(f"{hook.name}_g")[1]]].add(ELEMENTWISE)
-        for name, parts in _parametrizations(module):
-            originals = dict(parts.named_parameters(recurse=False))
-            if isinstance(next(parts.children()), _WeightNorm):
-                uses[names[originals["original0"]]].add(ELEMENTWISE)
+                uses[names[owned.pop(f"{hook.name}_g")[1]]].add(Use.ELEMENTWISE)
+        for name, parametrizations in _parametrizations(module):
+            originals = dict(parametrizations.named_parameters(recurse=False))
+            if isinstance(next(parametrizations.children()), _WeightNorm):
+                uses[names[originals["original0"]]].add(Use.ELEMENTWISE)
                 owned["original1"] = name, originals["original1"]
             elif "original" in originals:
                 owned["original"] = name, originals["original"]
@@ -151,7 +175,7 @@ def uses_by_owner(model: nn.Module) -> Uses:
             is_weight = name.removesuffix("_orig").removesuffix("_v") == "weight"  # of pruning, and of weight norm
             is_matrix = "bias" not in name if isinstance(module, _SEVERAL) else is_weight
             for kinds, use in _OWNERS.items():
-                if isinstance(module, kinds) and (is_matrix or use == ELEMENTWISE):
+                if isinstance(module, kinds) and (is_matrix or use is Use.ELEMENTWISE):
                     uses[names[weight]].add(use)
     return uses
 
@@ -204,11 +228,11 @@ def _run(trial: nn.Module, batch: Any) -> tuple[list[Tensor], dict[Node, set[str
         for weight in names:
             weight.requires_grad_(weight.is_floating_point())
         for module in trial.modules():
-            own = {names[weight] for weight in module._parameters.values() if weight is not None}
-            module.register_forward_pre_hook(lambda *_, own=own: called.update(own))
-            for name, parts in _parametrizations(module):
+            owned = {names[weight] for weight in module._parameters.values() if weight is not None}
+            module.register_forward_pre_hook(lambda *_, owned=owned: called.update(owned))
+            for name, parametrizations in _parametrizations(module):
                 node = get_gradient_edge(getattr(module, name)).node
-                made[node] = {names[weight] for weight in parts.parameters(recurse=False)}
+                made[node] = {names[weight] for weight in parametrizations.parameters(recurse=False)}
         try:
             copies = tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.is_floating_point()).clone(), batch)
             output = call(trial, copies)
@@ -218,9 +242,17 @@ def _run(trial: nn.Module, batch: Any) -> tuple[list[Tensor], dict[Node, set[str
 
 
 def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str]]:
+    """Visit the nodes of the graph of a forward pass, each after its operands; see `trace_uses`.
+
+    A value is either computed from weights alone, such as `weight.T` or a sum of two weights, and then stands for these
+    weights, or it depends on data. A weight is used where it first meets data: as a factor if the operation is a
+    product, a convolution or a look-up, else as an operand of an operation on elements. Products by weights are
+    numbered, and each value has those in which it ends (`last`) and all that it depends on (`before`). A product that
+    an output ends in, and on which no other product depends (`inner`), is by an output layer.
+    """
     tensors, owned = dict(trial.named_parameters()), uses_by_owner(trial)
     names = {weight: name for name, weight in tensors.items()}
-    matrices = {name for name, uses in owned.items() if uses & {PRODUCT, KERNEL}}
+    matrices = {name for name, uses in owned.items() if uses & {Use.PRODUCT, Use.KERNEL}}
     outputs, made, called = _run(trial, batch)  # kept, since torch 2.11 frees nodes of custom functions with them
     ends = [get_gradient_edge(leaf).node for leaf in outputs]
     uses: Uses = defaultdict(set)
@@ -234,8 +266,8 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str]]:
             continue
         kind = node.name().rpartition("::")[2].partition("Backward")[0]
         is_custom = isinstance(node, BackwardCFunction) or "CppNode" in node.name()
-        use = CUSTOM if is_custom else _USES.get(kind, ELEMENTWISE)
-        is_product = use in (PRODUCT, KERNEL)
+        use = Use.CUSTOM if is_custom else _USES.get(kind, Use.ELEMENTWISE)
+        is_product = use in (Use.PRODUCT, Use.KERNEL)
         sources = [values.get(source) for source, _ in node.next_functions]
         present = [value for value in sources if value]
         weights = frozenset[str]().union(*(value.weights for value in present))
@@ -244,7 +276,7 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str]]:
         # Factors of lower rank than the highest one are learned tokens, not weights of a layer.
         ranks = {value: _rank(value, matrices, uses) for value in present if value.weights}
         highest = max(ranks.values(), default=0)
-        has_data = use == EMBEDDED or any(value.has_data for value in present)
+        has_data = use is Use.EMBEDDED or any(value.has_data for value in present)
         if is_product and not has_data:  # a token or a constant by a layer, unless it is one weight by another
             is_constant = None in sources and kind not in ("Mv", "Dot")  # those of spectral norms
             has_data = min(ranks.values()) < highest or (is_constant and highest == _MATRIX)
@@ -252,17 +284,17 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str]]:
         if has_data:
             summand = sources[0] if is_product and kind.startswith(("Add", "Badd")) else None
             for value, rank in ranks.items():
-                is_factor = use != ELEMENTWISE and not (is_product and (rank < highest or value is summand))
+                is_factor = use is not Use.ELEMENTWISE and not (is_product and (rank < highest or value is summand))
                 for name in value.weights:
-                    uses[name].add(use if is_factor else ELEMENTWISE)
+                    uses[name].add(use if is_factor else Use.ELEMENTWISE)
                 applied |= {name for name in value.weights if is_factor and tensors[name].ndim > 1}
-        elif is_product or use == INDEXED:
+        elif is_product or use is Use.INDEXED:
             for name in weights:
                 if is_product or tensors[name].ndim == 2:  # of more than two axes, matrices are selected
                     uses[name].add(use)
         elif len(ranks) > 1 and (gains := {n for n in weights - owned.keys() if _is_vector(tensors[n])}) < weights:
             for name in gains:  # of weights
-                uses[name].add(ELEMENTWISE)
+                uses[name].add(Use.ELEMENTWISE)
             weights -= gains
         if applied:
             inner |= before
@@ -276,8 +308,8 @@ def _trace(trial: nn.Module, batch: Any) -> tuple[Uses, set[str]]:
             values[node] = _Value(False, values[node].weights | made[node])
     if any(isinstance(node, BackwardCFunction) for node in values):  # a reentrant checkpoint hides what it calls
         uses.update({name: uses[name] for name in called})
-    final = {number for node in ends for number in values[node].last} - inner - {_RESIDUAL}
-    return uses, {name for number in final for name in products[number].weights}
+    final = {index for node in ends for index in values[node].last} - inner - {_RESIDUAL}
+    return uses, {name for index in final for name in products[index].weights}
 
 
 _RESIDUAL = -1
@@ -288,7 +320,7 @@ def _rank(value: _Value, matrices: set[str], uses: Uses) -> int:
     """Return whether a value computed from weights alone is a table, from the matrix of a layer, or something else."""
     if value.weights & matrices:
         return _MATRIX
-    return _TABLE if any(INDEXED in uses[name] for name in value.weights) else _OTHER
+    return _TABLE if any(Use.INDEXED in uses[name] for name in value.weights) else _OTHER
 
 
 def _is_vector(weight: Tensor) -> bool:
@@ -297,7 +329,7 @@ def _is_vector(weight: Tensor) -> bool:
 
 def _is_residual(node: Node, sources: list[_Value | None], products: list[_Value]) -> bool:
     """Return whether two summands of one shape end in products of which one depends on the other."""
-    shapes = [source and source._input_metadata[place].shape for source, place in node.next_functions]
+    shapes = [source and source._input_metadata[index].shape for source, index in node.next_functions]
     for (a, shape), (b, other) in itertools.combinations(zip(sources, shapes, strict=True), 2):
         if a and b and a.last and b.last and shape and (shape == other or "Cat" in node.name()):
             pairs = [(i, y) for x, y in ((a, b), (b, a)) for i in x.last]
@@ -309,10 +341,10 @@ def _is_residual(node: Node, sources: list[_Value | None], products: list[_Value
 def _sort(ends: list[Node]) -> Iterable[Node]:
     """Return the nodes that lead to the ends of a graph, each after those that it depends on."""
     graph: dict[Node, list[Node]] = {}
-    found = [*ends]
-    while found:
-        node = found.pop()
+    pending = [*ends]
+    while pending:
+        node = pending.pop()
         if node not in graph:
             graph[node] = [source for source, _ in node.next_functions if source is not None]
-            found += graph[node]
+            pending += graph[node]
     return TopologicalSorter(graph).static_order()

@@ -111,11 +111,11 @@ class TripletRanking:
         far = num_classes - 1 - near
         total = num_classes * near * far
         if total <= MAX_TRIPLETS:
-            number = torch.arange(total)
+            index = torch.arange(total)
         else:
-            number = torch.randint(total, (MAX_TRIPLETS,), generator=generator)
-        anchor, rest = number // (near * far), number % (near * far)
-        positive, negative = self._neighbors[anchor, rest // far], rest % far
+            index = torch.randint(total, (MAX_TRIPLETS,), generator=generator)
+        anchor, pair = index // (near * far), index % (near * far)
+        positive, negative = self._neighbors[anchor, pair // far], pair % far
         # `negative` indexes the classes other than the anchor and its neighbors; convert it to a class.
         skipped = torch.searchsorted(self._excluded, anchor * num_classes + negative, right=True)
         negative += skipped - anchor * (near + 1)
@@ -221,8 +221,8 @@ def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch
     best: Any = None
     for _ in range(10 if count <= 200 else 1):  # random restarts
         options = {"maximize": True, "rng": random, "P0": "randomized"}
-        found = quadratic_assignment(ranks.numpy(), cosines, method="faq", options=options)
-        best = found if best is None or found.fun > best.fun else best
+        result = quadratic_assignment(ranks.numpy(), cosines, method="faq", options=options)
+        best = result if best is None or result.fun > best.fun else best
     return points[torch.as_tensor(best.col_ind)]
 
 

@@ -28,6 +28,7 @@ from hf_sphere.prototypes.ordering import (
     measure_order,
 )
 from hf_sphere.utils.files import atomic_file
+from hf_sphere.utils.options import check_names
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +123,8 @@ class Placement:
             search = metadata.get("method", "unknown"), metadata.get("seconds", 0.0), metadata.get("interrupted", False)
             order = None if metadata.get("order") is None else OrderPreservation(**metadata["order"])
             names, numbers = metadata.get("class_names"), (search[1], *(vars(order).values() if order else ()))
-            known = isinstance(search[0], str) and isinstance(search[2], bool) and isinstance(names, list | None)
-            if not (known and all(isinstance(number, float | int) for number in numbers)):
+            is_valid = isinstance(search[0], str) and isinstance(search[2], bool) and isinstance(names, list | None)
+            if not (is_valid and all(isinstance(value, float | int) for value in numbers)):
                 raise TypeError("a value has another type than in saved files")
             if not all(isinstance(name, str) for name in names or ()):
                 raise TypeError("class names must be texts")
@@ -283,10 +284,7 @@ def _build_method(name: str, task: Task, options: dict[str, Any]) -> Method:
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; the methods are: {', '.join(METHODS)}.")
     kind = METHODS[name]
-    unknown = sorted(set(options) - set(kind.options()))
-    if unknown:
-        valid = ", ".join(kind.options()) or "none"
-        raise ValueError(f"method {name!r} has no option {', '.join(unknown)}; its options are: {valid}.")
+    check_names(f"method {name!r}", options, kind.options())
     if task.ranking is not None and not kind.uses_class_vectors:
         able = ", ".join(other for other, each in METHODS.items() if each.uses_class_vectors)
         raise ValueError(

@@ -18,21 +18,15 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import AutoImageProcessor, AutoTokenizer
 
-from hf_sphere.data import folders, sources
-from hf_sphere.data.image_files import (
-    encode_image,
-    encoded_images,
-    examine_files,
-    file_names,
-    log_transparent,
-    open_image,
-)
+from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
-from hf_sphere.search.extract import class_names, compute_embeddings, load_embedding_model, read_output
+from hf_sphere.search.extract import class_names, embed, embedding_metric, load_embedding_model
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,8 +34,8 @@ class ImageSource:
     """Images that are opened on access.
 
     Attributes:
-        name: Absolute path of the folder, or name of the data set; empty for files and images in memory.
-        split: Split of the data set, if it is one.
+        name: Absolute path of the folder, or name of the dataset; empty for files and images in memory.
+        split: Split of the dataset, if it is one.
         names: Name of each image: its file, relative to the folder, or `<split>/<row>`.
         labels: Name of the class of each image; empty if the source has none.
         encoded: The images in the column `image`, not decoded.
@@ -63,20 +57,20 @@ class ImageSource:
             ValueError: If it cannot be opened, or is animated; the message has its name.
         """
         try:
-            with open_image(self.encoded[index]["image"]) as image:
+            with image_files.open_image(self.encoded[index]["image"]) as image:
                 return convert_image(image, channels, background)
         except Exception as error:  # of PIL and its plugins, of many classes
             raise ValueError(f"{self.names[index]} cannot be read as an image: {damage(error)}.") from error
 
     @classmethod
     def of(cls, images: Any, split: str | None = None) -> "ImageSource":
-        """Make a source of a folder, a data set or its name, a file, an image of PIL, or several files and images.
+        """Make a source of a folder, a dataset or its name, a file, an image of PIL, or several files and images.
 
         Args:
             images: The images. Those of a folder are all its image files, at any depth; the folder of a file is its
-                class. Any other folder, and any other text, is a data set; see `hf_sphere.data.sources.load_splits`.
+                class. Any other folder, and any other text, is a dataset; see `hf_sphere.data.sources.load_splits`.
                 A folder that `datasets` reads from tables, or from a metadata file that names its images, is one too.
-            split: Split of a data set; if None its evaluation split, or all images of a folder.
+            split: Split of a dataset; if None its evaluation split, or all images of a folder.
 
         Raises:
             TypeError: If an image is an array or something else.
@@ -104,7 +98,7 @@ class ImageSource:
             if not isinstance(image, (str, os.PathLike, PILImage.Image)):
                 hint = "Convert images by PIL.Image.fromarray; search embeddings with hf_sphere.search.NeighborSearch."
                 got = "an array" if hasattr(image, "ndim") else type(image).__name__
-                raise TypeError(f"images are files, a folder, a data set or images of PIL; got {got}. {hint}")
+                raise TypeError(f"images are files, a folder, a dataset or images of PIL; got {got}. {hint}")
         if not several:
             raise ValueError("no images are given.")
         names = [
@@ -124,20 +118,21 @@ class ImageSource:
 
     @classmethod
     def _of_splits(cls, name: str, splits: DatasetDict, split: str | None) -> "ImageSource":
-        """Make a source of a data set; `name` is empty if it is in memory."""
+        """Make a source of a dataset; `name` is empty if it is in memory."""
         split = sources.choose_eval_split(splits, split) or next(iter(splits))
         rows = sources.find_split(splits, split, "--split")
         column = sources.find_column(rows, None, sources.IMAGE_COLUMNS, "image")
         labels: list[str] = []
-        label = next((known for known in sources.LABEL_COLUMNS if known in rows.column_names), None)
+        label = next((candidate for candidate in sources.LABEL_COLUMNS if candidate in rows.column_names), None)
         if label is not None and has_labels(rows, label):
             classes = read_class_names(rows, label)
             labels = [classes[index] for index in read_labels(rows, label, classes, split).tolist()]
-        names = file_names(rows, column, name)
+        names = image_files.file_names(rows, column, name)
         # Images without files, or with the names of another folder's files.
         if len(set(names) - {""}) < len(rows) or not (name or all(map(os.path.isabs, names))):
             names = [f"{split}/{row}" if name else f"image {row}" for row in range(len(rows))]
-        encoded = encoded_images(rows, column).rename_columns({column: "image"} if column != "image" else {})
+        encoded = image_files.encoded_images(rows, column)
+        encoded = encoded if column == "image" else encoded.rename_column(column, "image")
         name = str(Path(name).resolve()) if name and Path(name).is_dir() else name
         return cls(name, split if name else None, names, labels, encoded)
 
@@ -146,13 +141,10 @@ def _encode(images: Sequence[Any]) -> Dataset:
     """Return a column of files and images, each encoded."""
     folders.check_names(Path(image) for image in images if not isinstance(image, PILImage.Image))
     encoded = [
-        encode_image(image) if isinstance(image, PILImage.Image) else {"bytes": None, "path": str(image)}
+        image_files.encode_image(image) if isinstance(image, PILImage.Image) else {"bytes": None, "path": str(image)}
         for image in images
     ]
     return Dataset.from_dict({"image": encoded}).cast_column("image", Image(decode=False))
-
-
-logger = logging.getLogger(__name__)
 
 
 class ImageEncoder:
@@ -194,24 +186,24 @@ class ImageEncoder:
             ) from error
         self.model = model.to(device).eval()
         self.class_names = class_names(model)
-        known = (getattr(self.processor, "num_channels", None), getattr(model.config, "num_channels", None))
-        if None not in known and known[0] != known[1]:
-            what = f"the image processor of {name} makes {known[0]} channels, but its model has {known[1]}"
+        channels = [getattr(source, "num_channels", None) for source in (self.processor, model.config)]
+        if None not in channels and channels[0] != channels[1]:
+            what = f"the image processor of {name} makes {channels[0]} channels, but its model has {channels[1]}"
             raise ValueError(f"{what}; save the processor of the model's training beside it.")
         for kind in ("image_mean", "image_std"):
-            numbers = torch.tensor(getattr(self.processor, kind, None) or [1.0])
-            if not numbers.isfinite().all() or (kind == "image_std" and not numbers.all()):
-                raise ValueError(f"{kind} in preprocessor_config.json of {name} is {numbers.tolist()}; correct it.")
+            statistics = torch.tensor(getattr(self.processor, kind, None) or [1.0])
+            if not statistics.isfinite().all() or (kind == "image_std" and not statistics.all()):
+                raise ValueError(f"{kind} in preprocessor_config.json of {name} is {statistics.tolist()}; correct it.")
         self.embeds_texts = hasattr(model, "get_text_features")
         self._texts: Any = load_pretrained(AutoTokenizer, name) if self.embeds_texts else None
-        self.metric: dict[str, Any] = model.head.metric() if hasattr(model, "head") else {"distance": "cosine"}
+        self.metric = embedding_metric(model)
         self.weights = digest_weights(model)
 
     @property
     def settings(self) -> str:
         """Digests of the preprocessing and of the class names, which the weights do not identify."""
-        known = {name: value for name, value in self.processor.to_dict().items() if value is not None}
-        texts = (json.dumps(part, sort_keys=True, default=str) for part in (known, self.class_names))
+        options = {name: value for name, value in self.processor.to_dict().items() if value is not None}
+        texts = (json.dumps(values, sort_keys=True, default=str) for values in (options, self.class_names))
         return "-".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
 
     def encode(
@@ -224,7 +216,7 @@ class ImageEncoder:
         skip_unreadable: bool = False,
         progress: bool = True,
     ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Yield the indices of the images of each batch, (b,), and the columns of `read_output`.
+        """Yield the indices of the images of each batch, (b,), and the columns of `hf_sphere.search.extract.embed`.
 
         Args:
             images: See `ImageSource.of`.
@@ -243,11 +235,11 @@ class ImageEncoder:
             num_workers = min(os.cpu_count() or 1, 16) if len(rows) > 500 else 0
         hint = "Repair or remove it, or skip such images: --skip_unreadable_images."
         background = getattr(self.processor, "background_color", WHITE)
-        damaged, transparent = examine_files(source.encoded, "image", rows, progress=progress)
+        damaged, transparent = image_files.examine_files(source.encoded, "image", rows, progress=progress)
         if damaged and not skip_unreadable:
             row, error = next(iter(damaged.items()))
             raise ValueError(f"{source.names[row]} cannot be read as an image: {error}. {hint}")
-        log_transparent(transparent, len(rows), background)
+        image_files.log_transparent(transparent, len(rows), background)
         loader: DataLoader = DataLoader(
             _Prepared(source, self.processor, getattr(self.model.config, "num_channels", 3), background),
             batch_sampler=[list(rows[at : at + batch_size]) for at in range(0, len(rows), batch_size)],
@@ -281,10 +273,18 @@ class ImageEncoder:
         tokens: Any = self._texts(list(texts), truncation=True, return_tensors="pt", **padding)
         return self._embed(list(texts), **tokens)["embedding"]
 
-    @torch.inference_mode()
+    def name_cells(self, source: ImageSource, indices: Tensor, columns: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+        """Return the row, file, label, prediction and certainty, as far as known, of the images of a batch."""
+        rows = indices.tolist()
+        cells = {"row": rows, "file": [source.names[row] for row in rows]}
+        if source.labels:
+            cells["label"] = [source.labels[row] for row in rows]
+        if "prediction" in columns:
+            cells["prediction"] = [self.class_names[index] for index in columns["prediction"].tolist()]
+        return cells | {name: columns[name].tolist() for name in ("confidence", "concentration") if name in columns}
+
     def _embed(self, names: Sequence[str], **inputs: Tensor) -> dict[str, Tensor]:
-        inputs = {name: value.to(self.model.device) for name, value in inputs.items()}
-        return read_output(compute_embeddings(self.model, **inputs), names)
+        return embed(self.model, names, **{name: value.to(self.model.device) for name, value in inputs.items()})
 
 
 class _Prepared(torch.utils.data.Dataset):

@@ -59,12 +59,36 @@ def load_embedding_model(name: str) -> Any:
     return load_model(MODELS[saved], name, complete=True)
 
 
-def compute_embeddings(model: Any, **inputs: Tensor) -> Any:
-    """Return the output of a model from `load_embedding_model`, with `embeddings`."""
-    if not hasattr(model, "get_text_features"):
-        return model(**inputs)
-    features = model.get_image_features if "pixel_values" in inputs else model.get_text_features
-    return ModelOutput(embeddings=features(**inputs).pooler_output)
+@torch.inference_mode()
+def embed(model: Any, names: Sequence[str], **inputs: Tensor) -> dict[str, Tensor]:
+    """Return the columns of the output of a model from `load_embedding_model`, float32 on the CPU, all finite.
+
+    They are `embedding`, and those of the model's head. The error of a value that is not finite has one of the `names`
+    of the images or texts.
+    """
+    if hasattr(model, "get_text_features"):
+        features = model.get_image_features if "pixel_values" in inputs else model.get_text_features
+        output = ModelOutput(embeddings=features(**inputs).pooler_output)
+    else:
+        output = model(**inputs)
+    columns = {"embedding": output.embeddings.float().cpu()}
+    if "logits" in output:
+        logits = output.logits.float().cpu()
+        confidence, prediction = logits.softmax(-1).max(-1)
+        columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
+    if output.get("concentration") is not None:
+        columns["concentration"] = output.concentration.float().cpu()
+    for column, values in columns.items():
+        finite = values.isfinite().reshape(len(names), -1).all(-1)
+        if not finite.all():
+            name, hint = names[int((~finite).nonzero()[0])], "With --mixed_precision fp16 values may overflow: try bf16"
+            raise ValueError(f"{column} of {name} is not finite. Is the model trained? {hint}, or no.")
+    return columns
+
+
+def embedding_metric(model: Any) -> dict[str, Any]:
+    """Return the distance of a model's embeddings, as options of `NeighborSearch`."""
+    return model.head.metric() if hasattr(model, "head") else {"distance": "cosine"}
 
 
 def backbone_name(model: Any) -> str:
@@ -85,48 +109,39 @@ def load_source_images(model_name: str, options: ImageSourceOptions, split: str 
     and the options must have their mean and standard deviation: wrong ones would change the embeddings silently.
     """
     loading["record"] = DataRecord.read(model_name)
-    given = [name for name in ("image_mean", "image_std") if getattr(options, name) is not None]
+    statistics = [name for name in ("image_mean", "image_std") if getattr(options, name) is not None]
     try:
-        found = processor_options(load_pretrained(AutoImageProcessor, model_name))
+        preprocessing = processor_options(load_pretrained(AutoImageProcessor, model_name))
     except OSError as error:
         config = load_pretrained(AutoConfig, model_name)
-        is_own = isinstance(config, SphereVisionConfig)
-        if len(given) < 2 or not is_own:
-            hint = "Give --image_mean and --image_std of the training images, or save" if is_own else "Save"
+        is_sphere = isinstance(config, SphereVisionConfig)
+        if len(statistics) < 2 or not is_sphere:
+            hint = "Give --image_mean and --image_std of the training images, or save" if is_sphere else "Save"
             raise ValueError(
                 f"{model_name} has no image processor, so the normalization of its images is unknown. {hint} the one "
                 "of its training there by its `save_pretrained`."
             ) from error
-        return load_image_split(
-            replace(options, image_size=[*config.input_size], num_channels=config.num_channels), split, **loading
-        )
-    if given:
-        raise ValueError(f"{model_name} has an image processor, which sets --{given[0]}; leave it out.")
-    return load_image_split(replace(options, **found), split, **loading)
+        preprocessing = {"image_size": [*config.input_size], "num_channels": config.num_channels}
+    else:
+        if statistics:
+            raise ValueError(f"{model_name} has an image processor, which sets --{statistics[0]}; leave it out.")
+    return load_image_split(replace(options, **preprocessing), split, **loading)
 
 
-@torch.inference_mode()
 def embed_split(
     model: Any, batches: ImageBatches, accelerator: Accelerator, *, labeled: bool = True
 ) -> Iterator[Columns]:
     """Yield the columns of `hf_sphere.search.store` in the order of the split, on every process.
 
-    Args:
-        model: A model from `load_embedding_model`, in eval mode.
-        batches: The split. Process p of n has the images p, p + n, ..., so simultaneous batches of all processes form a
-            contiguous part of the split; they are yielded together.
-        accelerator: Defines the precision of the model.
-        labeled: Whether the labels of the batches are classes.
-
-    Raises:
-        ValueError: If a value is not finite.
+    Process p of n has the images p, p + n, ..., so simultaneous batches of all processes form a contiguous part of the
+    split; they are yielded together. The labels of the batches are classes if it is `labeled`.
     """
-    own = _embed_batches(model, batches, accelerator, labeled)
+    local = _embed_batches(model, batches, accelerator, labeled)
     most_images = math.ceil(batches.num_examples / batches.num_processes)  # of any process
     for _ in range(math.ceil(most_images / batches.batch_size)):
-        parts = [part for part in gather_object([next(own, None)]) if part is not None]
-        order = torch.cat([part["index"] for part in parts]).argsort()
-        yield {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
+        gathered = [columns for columns in gather_object([next(local, None)]) if columns is not None]
+        order = torch.cat([columns["index"] for columns in gathered]).argsort()
+        yield {name: torch.cat([columns[name] for columns in gathered])[order] for name in gathered[0]}
 
 
 def extract_embeddings(
@@ -154,9 +169,8 @@ def extract_embeddings(
     Example:
         >>> extract_embeddings(model, data, "outputs/embeddings", Accelerator())  # doctest: +SKIP
     """
-    head = getattr(model, "head", None)
     about = {**(about or {}), "backbone": backbone_name(model), "split": images.name}
-    about |= {"head": None, "distance": "cosine"} if head is None else {"head": model.config.head, **head.metric()}
+    about |= {"head": model.config.head if hasattr(model, "head") else None, **embedding_metric(model)}
     if images.recorded:
         about["num_training_images"] = images.recorded["train"]
         if getattr(model.config, "calibration", None) is not None:
@@ -181,28 +195,6 @@ def _embed_batches(model: Any, batches: ImageBatches, accelerator: Accelerator, 
     """Yield the columns of each batch of this process."""
     for batch, rows in zip(batches.epoch(), batches.epoch_rows().split(batches.batch_size), strict=True):
         with accelerator.autocast():
-            output = compute_embeddings(model, pixel_values=batch["pixel_values"])
-        columns = read_output(output, [f"image {row}" for row in rows.tolist()])
+            columns = embed(model, [f"image {row}" for row in rows.tolist()], pixel_values=batch["pixel_values"])
         labels = {"label": batch["labels"].cpu()} if labeled else {}
         yield {"embedding": columns.pop("embedding"), **labels, **columns, "index": rows}
-
-
-def read_output(output: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the columns of a model's output: `embedding`, and those of its head, float32 on the CPU.
-
-    Raises:
-        ValueError: If a value is not finite; the message has one of the `names` of the images.
-    """
-    columns = {"embedding": output.embeddings.float().cpu()}
-    if "logits" in output:
-        logits = output.logits.float().cpu()
-        confidence, prediction = logits.softmax(-1).max(-1)
-        columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
-    if output.get("concentration") is not None:
-        columns["concentration"] = output.concentration.float().cpu()
-    for column, values in columns.items():
-        finite = values.isfinite().reshape(len(names), -1).all(-1)
-        if not finite.all():
-            name, hint = names[int((~finite).nonzero()[0])], "With --mixed_precision fp16 values may overflow: try bf16"
-            raise ValueError(f"{column} of {name} is not finite. Is the model trained? {hint}, or no.")
-    return columns

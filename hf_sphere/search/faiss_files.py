@@ -32,38 +32,33 @@ def write_index(path: Path, index: Any, references: str) -> None:
 
     if isinstance(index, faiss.IndexHNSWFlat):
         graph: Any = index.hnsw
-        links, levels = (torch.from_numpy(faiss.vector_to_array(part)) for part in (graph.neighbors, graph.levels))
-        parts = {"links": links, "levels": levels, "entry": graph.entry_point, "effort": graph.efSearch}
+        links, levels = (torch.from_numpy(faiss.vector_to_array(values)) for values in (graph.neighbors, graph.levels))
+        arrays = {"links": links, "levels": levels, "entry": graph.entry_point, "effort": graph.efSearch}
     else:
         lists, stored = torch.empty(index.ntotal, dtype=torch.int64), index.invlists
-        for number in range(index.nlist):
-            if size := stored.list_size(number):
-                lists[torch.from_numpy(faiss.rev_swig_ptr(stored.get_ids(number), size))] = number
+        for list_id in range(index.nlist):
+            if size := stored.list_size(list_id):
+                lists[torch.from_numpy(faiss.rev_swig_ptr(stored.get_ids(list_id), size))] = list_id
         centroids = torch.as_tensor(index.quantizer.reconstruct_n(0, index.nlist))  # a tensor with contrib.torch_utils
-        parts = {"centroids": centroids, "lists": lists, "effort": index.nprobe}
+        arrays = {"centroids": centroids, "lists": lists, "effort": index.nprobe}
     with atomic_file(path) as unfinished:
-        tensors = {name: torch.as_tensor(part) for name, part in parts.items()}
+        tensors = {name: torch.as_tensor(values) for name, values in arrays.items()}
         save_file(tensors, unfinished, {"references": references})
 
 
 def read_index(path: Path, kind: str, vectors: Tensor, metric: int, references: str) -> Any:
-    """Return the FAISS index of a file and the vectors (U, d), float32, of its references.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If it is damaged, or of other references.
-    """
+    """Return the FAISS index of a file and the vectors (U, d), float32, of its references, of which it must be."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; build the index again.")
     try:
         with safe_open(path, framework="pt") as file:
             owner = (file.metadata() or {}).get("references")
-            parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         if owner != references:
             raise ValueError("it was built for other embeddings, or for another distance")
-        if {name: part.dtype for name, part in parts.items()} != DTYPES.get(kind):
+        if {name: tensor.dtype for name, tensor in tensors.items()} != DTYPES.get(kind):
             raise ValueError(f"it does not have the tensors of the kind {kind}")
-        index = (_read_lists if kind == "ivf" else _read_graph)(vectors, metric, **parts)
+        index = (_read_lists if kind == "ivf" else _read_graph)(vectors, metric, **tensors)
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be used: {error_text(error)}. Build the index again.") from error
     if index is None:
@@ -82,8 +77,8 @@ def _read_lists(vectors: Tensor, metric: int, centroids: Tensor, lists: Tensor, 
     quantizer.add(centroids.numpy())
     index = faiss.IndexIVFFlat(quantizer, dim, len(centroids), metric)
     index.is_trained, index.nprobe = True, int(effort)
-    rows, numbers = vectors.contiguous().numpy(), lists.numpy()  # referenced during the call, which receives pointers
-    index.add_core(count, faiss.swig_ptr(rows), None, faiss.swig_ptr(numbers))
+    rows, list_ids = vectors.contiguous().numpy(), lists.numpy()  # referenced during the call, which receives pointers
+    index.add_core(count, faiss.swig_ptr(rows), None, faiss.swig_ptr(list_ids))
     return index
 
 
@@ -114,5 +109,5 @@ def _read_graph(vectors: Tensor, metric: int, links: Tensor, levels: Tensor, ent
     return index
 
 
-def _within(number: Tensor, low: int, high: int) -> bool:
-    return number.ndim == 0 and low <= int(number) <= high
+def _within(value: Tensor, low: int, high: int) -> bool:
+    return value.ndim == 0 and low <= int(value) <= high

@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -49,7 +50,7 @@ class ImageIndex(IndexedImages):
             `size`, `time`, `digest` and the `settings` of the model. An image keeps its `id` when others are added or
             removed, and when it is moved or overwritten.
         embeddings: (N, d), float32.
-        sources: Folder or data set and split of the images, by number.
+        sources: Folder or dataset and split of the images, by number.
         kind: Kind of the search; if None, chosen by the number of images.
         next_id: The `id` of the next new image.
 
@@ -99,17 +100,19 @@ class ImageIndex(IndexedImages):
         """
         source = ImageSource.of(images)
         key, settings = (source.name, source.split), self.encoder.settings
-        number = self.sources.index(key) if key in self.sources else len(self.sources)
+        source_id = self.sources.index(key) if key in self.sources else len(self.sources)
         tables = table_states(*key)
-        places = [place_of(*key, name) for name in source.names]
-        known = {place: row for row in range(len(self)) if (place := self.place(row)) is not None}
-        current = {place for place, row in known.items() if self.images["settings"][row] == settings}
-        unsure = [n for n, place in enumerate(places) if place not in current or not self.is_as_indexed(known[place])]
+        locations = [place_of(*key, name) for name in source.names]
+        indexed = {location: row for row in range(len(self)) if (location := self.place(row)) is not None}
+        # Files with the recorded size and time, and embedded by the same settings, are up to date; others are read.
+        current = {location for location, row in indexed.items() if self.images["settings"][row] == settings}
+        unsure = [n for n, at in enumerate(locations) if at not in current or not self.is_as_indexed(indexed[at])]
         states = identify(source, unsure, progress=options.get("progress", True))
-        rows = self.match(number, places, known, states)
+        # Of these, some are in the index, at their place or moved, and the ones with other contents are embedded again.
+        rows = self.match(source_id, locations, indexed, states)
         wanted = {n: (states[n].digest, settings) for n in rows}
         same = {n for n, row in rows.items() if (self.images["digest"][row], self.images["settings"][row]) == wanted[n]}
-        moved = sum(self.place(rows[n]) != places[n] for n in rows)
+        moved = sum(self.place(rows[n]) != locations[n] for n in rows)
         outdated = [n for n in unsure if n not in same]
         # Nothing is changed before all is embedded.
         added, embeddings = self._embed(source, outdated, options) if outdated else ({"row": []}, self.embeddings[:0])
@@ -117,34 +120,36 @@ class ImageIndex(IndexedImages):
             self.images.setdefault("label", [None] * len(self))
         elif source.split is None and "label" in self.images:  # an image alone is not in a class folder
             added["label"] = [self.images["label"][rows[n]] if n in rows else None for n in added["row"]]
-        kept = {n: known[place] for n, place in enumerate(places) if n not in states} | rows
+        kept = {n: indexed[location] for n, location in enumerate(locations) if n not in states} | rows
         for n in kept.keys() - outdated:
-            here = {"file": source.names[n], "row": n, "source": number, **(states[n]._asdict() if n in states else {})}
-            for name, value in (here | ({"label": source.labels[n]} if source.labels else {})).items():
+            cells = {"file": source.names[n], "row": n, "source": source_id}
+            cells |= {"label": source.labels[n]} if source.labels else {}
+            for name, value in (cells | (states[n]._asdict() if n in states else {})).items():
                 self.images[name][kept[n]] = value
         again = {rows[n] for n in added["row"] if n in rows}
-        replaced = {known[places[n]] for n in (*rows, *added["row"]) if places[n] in known} - {*rows.values()}
-        rows_here = {row for row, other in enumerate(self.images.get("source", [])) if other == number}
+        # Rows whose place now has an image with another row, which was moved there, or a new one.
+        replaced = {indexed[locations[n]] for n in (*rows, *added["row"]) if locations[n] in indexed} - {*rows.values()}
+        rows_here = {row for row, other in enumerate(self.images.get("source", [])) if other == source_id}
         if source.name and (lost := rows_here - {*kept.values()} - replaced):
             text = "%d images of the index are no longer in %s, such as %s; remove them."
             logger.warning(text, len(lost), source.name, self.images["file"][min(lost)])
         fresh = itertools.count(self.next_id)
         added["id"] = [self.images["id"][rows[n]] if n in rows else next(fresh) for n in added["row"]]
-        added |= {"source": [number] * len(embeddings), "settings": [settings] * len(embeddings)}
+        added |= {"source": [source_id] * len(embeddings), "settings": [settings] * len(embeddings)}
         added |= {name: [getattr(states[n], name) for n in added["row"]] for name in ImageState._fields}
         self.next_id = next(fresh)
         self.sources, self._tables = [*self.sources, key], [*self._tables, {}]
-        self._tables[number] = tables
+        self._tables[source_id] = tables
         self._replace(again | replaced, added, embeddings)
         if again or moved or replaced:
             logger.warning("%d images of the index were embedded again, and %d have moved.", len(again), moved)
         return len(embeddings) - len(again)
 
     def remove(self, images: str | PathLike) -> int:
-        """Remove an image by its path or name, or all images of a folder or data set; return their number.
+        """Remove an image by its path or name, or all images of a folder or dataset; return their number.
 
         Args:
-            images: Path of a file or folder, which need not exist any more; name of a data set; or that of an image, as
+            images: Path of a file or folder, which need not exist any more; name of a dataset; or that of an image, as
                 in the column `file`.
 
         Raises:
@@ -157,8 +162,8 @@ class ImageIndex(IndexedImages):
         if not removed:
             removed = {row for row, name in enumerate(self.images["file"]) if name == str(images)}
             if len(removed) != 1:
-                found = ", ".join(paths[row] for row in removed) or "no such image, folder or data set"
-                raise ValueError(f"{images} does not name images of the index: there is {found}.")
+                candidates = ", ".join(paths[row] for row in removed) or "no such image, folder or dataset"
+                raise ValueError(f"{images} does not name images of the index: there is {candidates}.")
         if len(removed) == len(self):
             raise ValueError(f"{images} names all images of the index; remove its folder instead.")
         self._replace(removed, {}, self.embeddings[:0])
@@ -205,9 +210,9 @@ class ImageIndex(IndexedImages):
 
     def classes(self, *, mark: str = "") -> list[str]:
         """Return the class of each image: its label, else its prediction and a `mark`, else an empty text."""
-        known, predicted = (self.images.get(name, [None] * len(self)) for name in ("label", "prediction"))
+        labels, predicted = (self.images.get(name, [None] * len(self)) for name in ("label", "prediction"))
         guesses = [prediction and prediction + mark for prediction in predicted]
-        return [label or guess or "" for label, guess in zip(known, guesses, strict=True)]
+        return [label or guess or "" for label, guess in zip(labels, guesses, strict=True)]
 
     def save(self, folder: str | PathLike) -> None:
         """Write the index to a folder; an index that is there is replaced.
@@ -218,12 +223,12 @@ class ImageIndex(IndexedImages):
             FileExistsError: If the folder contains other files, or has changed since the index was loaded from it.
         """
         folder = Path(folder)
-        search, place = self.neighbor_search, folder.resolve()
+        search, target = self.neighbor_search, folder.resolve()
         about = About(
             model=self.encoder.name,
             weights=self.encoder.weights,
             # Found from every working directory, and not absolute, which is private.
-            model_folder=os.path.relpath(self.encoder.name, place) if Path(self.encoder.name).is_dir() else None,
+            model_folder=os.path.relpath(self.encoder.name, target) if Path(self.encoder.name).is_dir() else None,
             sources=self.sources,
             tables=self._tables,
             kind=self.kind,
@@ -235,12 +240,12 @@ class ImageIndex(IndexedImages):
         with lock_folder(folder):
             check_replaceable(folder)
             version = read_version(folder)
-            if self._loaded is not None and self._loaded[0] == place and version not in (None, self._loaded[1]):
+            if self._loaded is not None and self._loaded[0] == target and version not in (None, self._loaded[1]):
                 hint = "Load it again, repeat the changes, and save it"
                 raise FileExistsError(f"{folder} is not replaced: it has changed since it was loaded. {hint}.")
             with atomic_folder(folder) as unfinished:
                 write_index(unfinished, about, self.images, self.embeddings, search)
-            self._loaded = place, read_version(folder)
+            self._loaded = target, read_version(folder)
 
     @classmethod
     def load(cls, folder: str | PathLike, model: str | ImageEncoder | None = None) -> "ImageIndex":
@@ -261,17 +266,17 @@ class ImageIndex(IndexedImages):
         # All before the model, which takes seconds to load.
         about, images, embeddings, search, version = read_whole(folder, read_index)
         beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
-        known = beside if about.model_folder and Path(beside).is_dir() else about.model
+        model_name = beside if about.model_folder and Path(beside).is_dir() else about.model
         try:
-            encoder = model if isinstance(model, ImageEncoder) else ImageEncoder(model or known)
+            encoder = model if isinstance(model, ImageEncoder) else ImageEncoder(model or model_name)
         except FileNotFoundError as error:
             hint = "" if model else f" If the model of {folder} was moved, name its folder (--model_name_or_path)."
             raise FileNotFoundError(f"{error_text(error).rstrip('.')}.{hint}") from error
         if encoder.weights != about.weights or encoder.metric != about.metric:
             which = f"is of another model than {encoder.name}, or that one was trained further: the weights differ"
             raise ValueError(f"the index {folder} {which}. Load its model ({about.model}), or build it again.")
-        index = cls(encoder, images, embeddings, about.sources, about.kind, about.next_id or 0)
-        index._search, index._tables, index._loaded = search, about.tables or [], (folder.resolve(), version)
+        index = cls(encoder, images, embeddings, about.sources, about.kind, about.next_id, search, about.tables)
+        index._loaded = folder.resolve(), version
         if importlib.util.find_spec("faiss") is None:
             index.kind = None  # with a message, exact
         if texts := index.changes():
@@ -283,23 +288,17 @@ class ImageIndex(IndexedImages):
         self, source: ImageSource, rows: Sequence[int], options: dict[str, Any]
     ) -> tuple[dict[str, Any], Tensor]:
         """Return the columns of the readable images of some rows, and their embeddings (N, d)."""
-        names, embeddings = self.encoder.class_names, []
-        cells: dict[str, list[Any]] = {"file": [], "row": []}
+        embeddings: list[Tensor] = []
+        cells = defaultdict[str, list[Any]](list, file=[], row=[])
         for indices, columns in self.encoder.encode(source, rows, **options):
             embeddings.append(columns["embedding"])
-            cells["row"] += indices.tolist()
-            cells["file"] += [source.names[row] for row in indices.tolist()]
-            if source.labels:
-                cells.setdefault("label", []).extend(source.labels[row] for row in indices.tolist())
-            if "prediction" in columns:
-                cells.setdefault("prediction", []).extend(names[index] for index in columns["prediction"].tolist())
-            for name in {"confidence", "concentration"} & set(columns):
-                cells.setdefault(name, []).extend(columns[name].tolist())
+            for name, values in self.encoder.name_cells(source, indices, columns).items():
+                cells[name] += values
         if not embeddings and not len(self):
             raise ValueError(f"none of the {len(rows)} images can be read.")
         if len(self) and embeddings and embeddings[0].shape[1] != (dim := self.embeddings.shape[1]):
             raise ValueError(f"the embeddings of the index have {dim} dimensions, unlike its model's; build it again.")
-        return cells, torch.cat([self.embeddings[:0], *embeddings] if len(self) else embeddings)
+        return dict(cells), torch.cat([self.embeddings[:0], *embeddings] if len(self) else embeddings)
 
     def _replace(self, removed: set[int], added: Mapping[str, list[Any]], embeddings: Tensor) -> None:
         """Remove some rows, append others, and remove sources without images."""
@@ -308,7 +307,7 @@ class ImageIndex(IndexedImages):
         empty = [None] * len(embeddings)
         self.images = {name: [column[row] for row in kept] + added.get(name, empty) for name, column in columns.items()}
         used = sorted({*self.images["source"]})
-        self.images["source"] = [used.index(number) for number in self.images["source"]]
+        self.images["source"] = [used.index(index) for index in self.images["source"]]
         self.sources, self._tables = [self.sources[n] for n in used], [self._tables[n] for n in used]
         self._opened = {}
         if removed or len(embeddings):
@@ -318,10 +317,10 @@ class ImageIndex(IndexedImages):
     def _find(self, queries: dict[str, Any], embeddings: Tensor, k: int, classes: Sequence[str] | None) -> Neighbors:
         if classes is None:
             return Neighbors(queries, *reversed(self.neighbor_search.search(embeddings, k)))
-        chosen = torch.tensor([row for row, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
-        if len(chosen) == 0:
-            known = ", ".join(sorted(set(self.classes())))
-            raise ValueError(f"no image has the class {' or '.join(classes)}; there are {known}.")
-        exact = NeighborSearch(self.embeddings[chosen], kind="torch", **self.encoder.metric)
+        matching = torch.tensor([row for row, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
+        if len(matching) == 0:
+            names = ", ".join(sorted(set(self.classes())))
+            raise ValueError(f"no image has the class {' or '.join(classes)}; there are {names}.")
+        exact = NeighborSearch(self.embeddings[matching], kind="torch", **self.encoder.metric)
         distances, rows = exact.search(embeddings, k)
-        return Neighbors(queries, chosen[rows], distances)
+        return Neighbors(queries, matching[rows], distances)

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePath
 from typing import Any
@@ -26,27 +27,21 @@ ABOUT_FILE = "index.json"
 EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE = "embeddings.safetensors", "images.parquet", "search.safetensors"
 """Embeddings; the columns of the images; and the index of an approximate search."""
 
-FILES = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE, "search.faiss"}
+FILES = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE}
 
-TYPES = {name: pa.int64() for name in ("id", "source", "row", "size", "time")}
-TYPES |= {name: pa.string() for name in ("file", "label", "prediction", "digest", "settings")}
-TYPES |= {name: pa.float64() for name in ("confidence", "concentration")}
+TYPES = dict.fromkeys(("id", "source", "row", "size", "time"), pa.int64())
+TYPES |= dict.fromkeys(("file", "digest", "settings", "label", "prediction"), pa.string())
+TYPES |= dict.fromkeys(("confidence", "concentration"), pa.float64())
 """Types of the columns of the images."""
 
-RECORDED = ("id", "size", "time", "digest", "settings")
-"""Columns that indices of older versions lack."""
+OPTIONAL = {"label", "prediction", "confidence", "concentration"}
+"""Columns that images without labels, and models without a head, lack."""
 
 
 @strict
-@dataclass
+@dataclass(kw_only=True)
 class About:
-    """Contents of `index.json`.
-
-    Attributes:
-        model_folder: Folder of the model, relative to that of the index.
-        tables: Size and time of each table, by source; only data sets in folders have some. None in older versions.
-        next_id: The `id` of the next new image; None in older versions.
-    """
+    """Contents of `index.json`."""
 
     model: str
     weights: str
@@ -56,9 +51,9 @@ class About:
     search: SearchKind
     recall: float
     curvature: float | None = None
-    model_folder: str | None = None
-    tables: list[dict[str, list[int]]] | None = None
-    next_id: int | None = None
+    model_folder: str | None = None  # relative to the folder of the index
+    tables: list[dict[str, list[int]]]  # size and time of each table, by source; only datasets in folders have some
+    next_id: int  # of the next new image
 
     @property
     def metric(self) -> dict[str, Any]:
@@ -69,11 +64,7 @@ class About:
 def read_index(folder: Path) -> tuple[About, dict[str, list[Any]], Tensor, NeighborSearch | None, str | None]:
     """Read and validate all files of an index: description, images, embeddings, approximate search, and version.
 
-    Without FAISS there is no approximate search.
-
-    Raises:
-        FileNotFoundError: If there is no index.
-        ValueError: If a file is damaged, or the files do not fit together.
+    Without FAISS there is no approximate search. Files that are damaged or do not fit together are an error.
     """
     if not (folder / ABOUT_FILE).exists():
         raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; build an index with recipes/build_index.py.")
@@ -108,7 +99,7 @@ def write_index(
 ) -> None:
     """Write all files of an index to an empty folder."""
     save_file({"embeddings": embeddings.contiguous()}, folder / EMBEDDINGS_FILE)
-    pq.write_table(pa.table(images, schema=pa.schema([(name, TYPES[name]) for name in images])), folder / IMAGES_FILE)
+    pq.write_table(pa.table(images, schema=_schema(images)), folder / IMAGES_FILE)
     if about.search in APPROXIMATE:
         search.save(folder / SEARCH_FILE)
     write_json(folder / ABOUT_FILE, asdict(about), strict=True)
@@ -121,25 +112,26 @@ def read_version(folder: Path) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
+def _schema(names: Iterable[str]) -> pa.Schema:
+    return pa.schema([(name, TYPES[name]) for name in names])
+
+
 def _read_about(folder: Path) -> About:
     values = read_json(folder / ABOUT_FILE)
     values["sources"] = [tuple(source) for source in values["sources"]]
-    known = {each.name for each in fields(About)}
-    about = About(**{name: value for name, value in values.items() if name in known})
-    if about.tables is None:
-        about.tables = [{} for _ in about.sources]
+    names = {each.name for each in fields(About)}
+    about = About(**{name: value for name, value in values.items() if name in names})
     tables = [(name, len(state)) for tables in about.tables for name, state in tables.items()]
-    wrong = {
-        "recall": not 0 <= about.recall <= 1,
-        "next_id": not 0 <= (about.next_id or 0) < 1 << 62,  # with room for more images
-        "curvature": not 0 < (about.curvature or 1) < torch.inf or about.curvature == 0,
-        "sources": not all(split is not None or os.path.isabs(name or "/") for name, split in about.sources),
-        "model_folder": os.path.isabs(about.model_folder or ""),
-        "tables": len(about.tables) != len(about.sources) or not all(n == 2 and _is_below(name) for name, n in tables),
+    valid = {
+        "recall": 0 <= about.recall <= 1,
+        "next_id": 0 <= about.next_id < 1 << 62,  # with room for more images
+        "curvature": about.curvature is None or 0 < about.curvature < torch.inf,
+        "sources": all(split is not None or os.path.isabs(name or "/") for name, split in about.sources),
+        "model_folder": not os.path.isabs(about.model_folder or ""),
+        "tables": len(about.tables) == len(about.sources) and all(n == 2 and _is_below(name) for name, n in tables),
     }
-    if any(wrong.values()):
-        name = next(name for name in wrong if wrong[name])
-        raise ValueError(f"{name} of {ABOUT_FILE} is invalid: {getattr(about, name)}")
+    if wrong := [name for name, is_valid in valid.items() if not is_valid]:
+        raise ValueError(f"{wrong[0]} of {ABOUT_FILE} is invalid: {getattr(about, wrong[0])}")
     return about
 
 
@@ -148,15 +140,16 @@ def _read_images(folder: Path, count: int, about: About) -> dict[str, list[Any]]
         if file.metadata.num_rows != count:
             raise ValueError(f"{IMAGES_FILE} has {file.metadata.num_rows:,} rows, but {EMBEDDINGS_FILE} {count:,}")
         table = file.read([name for name in file.schema_arrow.names if name in TYPES])
-    table = table.cast(pa.schema([(name, TYPES[name]) for name in table.column_names]))
-    for name in ("file", "source", "row", *{"id"} & {*table.column_names}):
+    table = table.cast(_schema(table.column_names))
+    if missing := TYPES.keys() - OPTIONAL - {*table.column_names}:
+        raise ValueError(f"{IMAGES_FILE} has no column {min(missing)}")
+    for name in ("file", "source", "row", "id", "settings"):
         if table[name].null_count:
             raise ValueError(f"column {name} of {IMAGES_FILE} has missing values")
     for name in {"confidence", "concentration"} & {*table.column_names}:
         if not pc.all(pc.is_finite(table[name]), min_count=0).as_py():
             raise ValueError(f"column {name} of {IMAGES_FILE} has values that are not finite")
-    images = {name: [None] * count for name in RECORDED} | {"id": list(range(count))} | table.to_pydict()
-    about.next_id = count if about.next_id is None else about.next_id
+    images = table.to_pydict()
     for name, limit in (("source", len(about.sources)), ("id", about.next_id), ("row", 1 << 62)):
         if not 0 <= min(images[name]) <= max(images[name]) < limit or (name == "id" and len(set(images[name])) < count):
             raise ValueError(f"column {name} of {IMAGES_FILE} has numbers that are out of range, or equal")
@@ -169,8 +162,6 @@ def _read_images(folder: Path, count: int, about: About) -> dict[str, list[Any]]
 
 def _read_search(folder: Path, about: About, embeddings: Tensor) -> NeighborSearch | None:
     if about.search not in APPROXIMATE or importlib.util.find_spec("faiss") is None:
-        return None
-    if not (folder / SEARCH_FILE).exists():  # older versions wrote a file of FAISS; the search is built again
         return None
     check_regular(folder / SEARCH_FILE)
     search = NeighborSearch(embeddings, kind=about.search, file=folder / SEARCH_FILE, **about.metric)

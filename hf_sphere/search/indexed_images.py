@@ -41,7 +41,7 @@ def file_state(path: str) -> tuple[int, int] | None:
 
 
 def table_states(name: str, split: str | None) -> dict[str, list[int]]:
-    """Return size and time of each table of a data set in a folder; no other source has any."""
+    """Return size and time of each table of a dataset in a folder; no other source has any."""
     files = list_files(Path(name), TABLES) if split is not None and os.path.isdir(name) else []
     return {str(file.relative_to(name)): list(file_state(str(file)) or ()) for file in files}
 
@@ -57,8 +57,7 @@ def place_of(name: str, split: str | None, file: str) -> Hashable:
 def identify(source: ImageSource, rows: Sequence[int], *, progress: bool = True) -> dict[int, ImageState]:
     """Return the states of images of a source, by row, read in parallel threads.
 
-    Raises:
-        ValueError: If a data set names a file of this machine that is not its own.
+    A dataset that names a file of this machine that is not its own is an error.
     """
     with ThreadPool(min(16, len(rows) // 100 + 1)) as pool:
         states = pool.imap(partial(_identify, source), rows, chunksize=100)
@@ -84,12 +83,7 @@ def _identify(source: ImageSource, row: int) -> ImageState:
 
 
 def _read(record: dict[str, Any] | None, size: int | None = None) -> bytes:
-    """Return the content of an encoded image; that of a file only if it is a regular one, of a size if that is given.
-
-    Raises:
-        ValueError: If it is missing or another one.
-        OSError: If it cannot be read.
-    """
+    """Return the content of an encoded image; that of a file only if it is a regular one, and of a `size` if given."""
     if record and record["bytes"] is not None:
         return record["bytes"]
     path = record and record["path"]
@@ -122,7 +116,7 @@ class IndexedImages:
     _opened: dict[int, ImageSource]
 
     def path(self, row: int) -> str:
-        """Return the absolute path of an indexed image; of one of a data set, the name of that and its own."""
+        """Return the absolute path of an indexed image; of one of a dataset, the name of that and its own."""
         return os.path.join(self.sources[self.images["source"][row]][0], self.images["file"][row])
 
     def open_image(self, row: int) -> PILImage:
@@ -133,19 +127,17 @@ class IndexedImages:
         Raises:
             ValueError: If it was in memory, is missing, cannot be read, or has another content.
         """
-        number, path, digest = self.images["source"][row], self.path(row), self.images["digest"][row]
+        source, path, digest = self.images["source"][row], self.path(row), self.images["digest"][row]
         try:
-            if digest is None:
-                raise ValueError("an older version indexed it, without a digest of its content; add it again")
             if self.place(row) is None:
                 raise ValueError("it was in memory")
             record: Any = {"bytes": None, "path": path}
-            if self.sources[number][1] is not None:
-                if self.has_changed(number):
-                    raise ValueError("its data set has changed; add it again")
-                if number not in self._opened:
-                    self._opened[number] = ImageSource.of(*self.sources[number])
-                record = self._opened[number].encoded[self.images["row"][row]]["image"]
+            if self.sources[source][1] is not None:
+                if self.has_changed(source):
+                    raise ValueError("its dataset has changed; add it again")
+                if source not in self._opened:
+                    self._opened[source] = ImageSource.of(*self.sources[source])
+                record = self._opened[source].encoded[self.images["row"][row]]["image"]
             content = _read(record, self.images["size"][row])
             if _digest(content) != digest:
                 raise ValueError("it is not the image that was indexed; add it again")
@@ -157,23 +149,23 @@ class IndexedImages:
     def changes(self) -> list[str]:
         """Return what has changed since the images were embedded, one text each.
 
-        Sizes and times of files are compared, also those of the tables of data sets in folders; data sets of the Hub
+        Sizes and times of files are compared, also those of the tables of datasets in folders; datasets of the Hub
         are not loaded. `open_image` and `add` compare contents.
         """
         texts, current = [], self.encoder.settings
-        for part, name in ((0, "preprocessing"), (-1, "class names")):
-            known = (text for text in self.images["settings"] if text is not None)
-            if count := sum(text.split("-")[part] != current.split("-")[part] for text in known):
+        for position, name in ((0, "preprocessing"), (-1, "class names")):
+            if count := sum(
+                text.split("-")[position] != current.split("-")[position] for text in self.images["settings"]
+            ):
                 texts.append(f"the {name} of the model changed after {count:,} images were embedded")
         other = [n for n, time in enumerate(self.images["time"]) if time is not None and not self.is_as_indexed(n)]
         missing = [row for row in other if not os.path.isfile(self.path(row))]
         changed = sorted({*other} - {*missing})
         for rows, what in ((changed, "have another size or time"), (missing, "are missing or were moved")):
             texts += [f"{len(rows):,} images {what}, such as {self.path(row)}" for row in rows[:1]]
-        texts += [f"the data set {name} changed" for n, (name, _) in enumerate(self.sources) if self.has_changed(n)]
-        if unknown := self.images["digest"].count(None):
-            texts.append(f"changes of {unknown:,} images are unknown, because an older version indexed them")
-        return texts
+        return texts + [
+            f"the dataset {name} changed" for n, (name, _) in enumerate(self.sources) if self.has_changed(n)
+        ]
 
     def place(self, row: int) -> Hashable:
         """Return what identifies the place of an image, or None for one in memory."""
@@ -184,15 +176,19 @@ class IndexedImages:
         """Whether an image is a file with the recorded size and time."""
         return file_state(self.path(row)) == (self.images["size"][row], self.images["time"][row])
 
-    def has_changed(self, number: int) -> bool:
-        """Whether the tables of a data set in a folder are not those that were recorded."""
-        (name, split), tables = self.sources[number], self._tables[number]
+    def has_changed(self, source: int) -> bool:
+        """Whether the tables of a dataset in a folder are not those that were recorded."""
+        (name, split), tables = self.sources[source], self._tables[source]
         is_folder = split is not None and os.path.isabs(name)
         states = {file: file_state(os.path.join(name, file)) for file in tables}
         return is_folder and (not tables or any(states[file] != tuple(tables[file]) for file in tables))
 
     def match(
-        self, number: int, places: Sequence[Hashable], known: Mapping[Hashable, int], states: Mapping[int, ImageState]
+        self,
+        source: int,
+        locations: Sequence[Hashable],
+        indexed: Mapping[Hashable, int],
+        states: Mapping[int, ImageState],
     ) -> dict[int, int]:
         """Return the rows of those images of a source that the index has.
 
@@ -200,23 +196,23 @@ class IndexedImages:
         else the row of its place.
 
         Args:
-            number: Number of the source.
-            places: Place of each image of the source.
-            known: Rows of the index by place.
+            source: Number of the source.
+            locations: Place of each image of the source.
+            indexed: Rows of the index by place.
             states: States of the images of the source that are not known to be unchanged.
         """
         digests = self.images.get("digest", [])
-        positions = {place: n for n, place in enumerate(places)}
+        positions = {location: n for n, location in enumerate(locations)}
 
         def has_left(row: int) -> bool:
-            (name, _), place = self.sources[self.images["source"][row]], self.place(row)
-            if place is None:
+            (name, _), location = self.sources[self.images["source"][row]], self.place(row)
+            if location is None:
                 return False
-            if place in positions:
-                state = states.get(positions[place])
+            if location in positions:
+                state = states.get(positions[location])
                 return state is not None and state.digest != digests[row]
             path = name if self.images["time"][row] is None else self.path(row)
-            is_of_source = name != "" and self.images["source"][row] == number
+            is_of_source = name != "" and self.images["source"][row] == source
             return is_of_source or (os.path.isabs(path) and not os.path.exists(path))
 
         wanted = {state.digest for state in states.values()} - {None}
@@ -224,7 +220,7 @@ class IndexedImages:
         for row in reversed(range(len(digests))):
             if digests[row] in wanted and has_left(row):
                 left[digests[row]].append(row)
-        here = {n: known[places[n]] for n in states if places[n] in known}
+        here = {n: indexed[locations[n]] for n in states if locations[n] in indexed}
         rows = {n: row for n, row in here.items() if digests[row] == states[n].digest is not None}
         rows |= {n: left[state.digest].pop() for n, state in states.items() if n not in rows and left[state.digest]}
         taken = {*rows.values()}

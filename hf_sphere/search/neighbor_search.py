@@ -16,7 +16,6 @@ from hf_sphere.geometry.checks import check_positive
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, padded
-from hf_sphere.search.faiss_files import LARGEST_EFFORT, LINKS, read_index, write_index
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +116,8 @@ class NeighborSearch:
         if self.kind in APPROXIMATE and file is None:
             self._build(vectors)
         elif file is not None:
+            from hf_sphere.search.faiss_files import read_index  # it needs safetensors
+
             self._index = read_index(file, self.kind, vectors, self._metric, self._digest())
 
     @torch.no_grad()
@@ -149,23 +150,23 @@ class NeighborSearch:
         candidates = self._candidates(queries, count)
         at_once = min(QUERIES, max(1, NUMBERS // (count * max(copies, queries.shape[1]))))
         blocks = zip(queries.split(at_once), candidates.split(at_once), strict=True)
-        found = [self._choose(*block, k, copies) for block in blocks]
-        distances, rows, last = (torch.cat(parts) for parts in zip(*found, strict=True))
+        neighbors = [self._choose(*block, k, copies) for block in blocks]
+        distances, rows, last = (torch.cat(pieces) for pieces in zip(*neighbors, strict=True))
         if count < most and (tied := (distances[:, -1] == last) & last.isfinite()).any():
             unique, index = queries[tied].unique(dim=0, return_inverse=True)
             blocks_of_more = unique.split(max(1, NUMBERS // min(4 * count, most)))
             wider = [self._nearest(block, k, 4 * count) for block in blocks_of_more]
-            distances[tied], rows[tied] = (torch.cat(parts)[index] for parts in zip(*wider, strict=True))
+            distances[tied], rows[tied] = (torch.cat(pieces)[index] for pieces in zip(*wider, strict=True))
         return distances, rows
 
     def _choose(self, queries: Tensor, candidates: Tensor, k: int, copies: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return distances and rows of the nearest of candidates, (b, k) each, and the distance of the last, (b,)."""
-        known = candidates.clamp_min(0)
-        distances = self._distances(queries, self._first[known].where(candidates >= 0, -1))
+        valid = candidates.clamp_min(0)
+        distances = self._distances(queries, self._first[valid].where(candidates >= 0, -1))
         # Each candidate stands for the first k references that are equal to it.
-        places = self._starts[known, None] + torch.arange(copies)
-        exist = (places < self._starts[known + 1, None]) & (candidates >= 0)[..., None]
-        rows = self._order[places.clamp_max(len(self._order) - 1)].where(exist, -1).flatten(1)
+        positions = self._starts[valid, None] + torch.arange(copies)
+        exist = (positions < self._starts[valid + 1, None]) & (candidates >= 0)[..., None]
+        rows = self._order[positions.clamp_max(len(self._order) - 1)].where(exist, -1).flatten(1)
         last, distances = distances.amax(1), distances[..., None].where(exist, torch.inf).flatten(1)
         # By row first, so that equal distances are in the order of the references.
         by_row = rows.argsort(dim=1)
@@ -174,6 +175,8 @@ class NeighborSearch:
 
     def save(self, path: Path) -> None:
         """Write the index of an approximate search, without the references, to a safetensors file."""
+        from hf_sphere.search.faiss_files import write_index
+
         write_index(path, self._index, self._digest())
 
     def _digest(self) -> str:
@@ -189,7 +192,7 @@ class NeighborSearch:
             import faiss
 
             return torch.from_numpy(faiss.knn(vectors.numpy(), self._vectors.numpy(), count, self._metric)[1])
-        return torch.cat([_largest_products(part, self._vectors, count) for part in vectors.split(QUERIES)])
+        return torch.cat([_largest_products(block, self._vectors, count) for block in vectors.split(QUERIES)])
 
     def _prepare(self, points: Tensor, *, as_query: bool) -> Tensor:
         """Map points (n, d) to the vectors (n, e) whose inner products, or distances for FAISS, are compared."""
@@ -200,25 +203,25 @@ class NeighborSearch:
         points = points.to(self.references.dtype if self.kind == "torch" else torch.float32)
         if self.distance == "cosine":
             return points
-        squares, number = points.square().sum(1, keepdim=True), torch.finfo(points.dtype)
-        rule = f"{'queries' if as_query else 'references'} must be below {number.max**0.5 / 8:.0e} to be compared"
-        check_rows(squares[:, 0] < number.max / 64, f"{rule} in {number.dtype}", "are not")
+        squares, limits = points.square().sum(1, keepdim=True), torch.finfo(points.dtype)
+        rule = f"{'queries' if as_query else 'references'} must be below {limits.max**0.5 / 8:.0e} to be compared"
+        check_rows(squares[:, 0] < limits.max / 64, f"{rule} in {limits.dtype}", "are not")
         if self.kind != "torch":
             return points
         return torch.cat([points, torch.ones_like(squares) if as_query else -squares / 2], dim=1)
 
     def _distances(self, queries: Tensor, rows: Tensor) -> Tensor:
         """Return the distances between queries (b, d) and the references of rows (b, n): (b, n), float64."""
-        found = self.references[rows.clamp_min(0)].double()
+        neighbors = self.references[rows.clamp_min(0)].double()
         points = queries[:, None].double()
         if self.distance == "cosine":
-            found, points = project_to_sphere(found), project_to_sphere(points)
-            missing = ~(points.any(2) & found.any(2))
-            distances = ((points - found).square().sum(2) / 2).masked_fill(missing, 1.0)
+            neighbors, points = project_to_sphere(neighbors), project_to_sphere(points)
+            missing = ~(points.any(2) & neighbors.any(2))
+            distances = ((points - neighbors).square().sum(2) / 2).masked_fill(missing, 1.0)
         else:
-            distances = torch.linalg.vector_norm(points - found, dim=2)
+            distances = torch.linalg.vector_norm(points - neighbors, dim=2)
         if self.distance == "hyperbolic":
-            inside = [1 - self.curvature * part.square().sum(2) for part in (points, found)]
+            inside = [1 - self.curvature * values.square().sum(2) for values in (points, neighbors)]
             ratio = self.curvature * distances.square() / (inside[0] * inside[1])
             distances = 2 * ratio.sqrt().asinh() / self.curvature**0.5
         return distances.masked_fill(rows < 0, torch.inf)
@@ -237,6 +240,8 @@ class NeighborSearch:
     def _build(self, vectors: Tensor) -> None:
         """Build the index, and search ever more of it until the recall is high enough."""
         import faiss
+
+        from hf_sphere.search.faiss_files import LARGEST_EFFORT, LINKS
 
         if len(vectors) < len(self.references):  # so that the recall is that of different neighbors
             different = NeighborSearch(self.references[self._first], distance=self.distance, kind=self.kind)
@@ -257,10 +262,10 @@ class NeighborSearch:
         self._index.add(vectors.numpy())
         k = min(10, count)
         exact = NeighborSearch(self.references, distance=self.distance, kind="flat")
-        chosen = torch.arange(count)[:: max(1, count // TUNING_QUERIES)][:TUNING_QUERIES]
-        partners = exact.search(self.references[chosen], k)[1][:, -1]
+        sample = torch.arange(count)[:: max(1, count // TUNING_QUERIES)][:TUNING_QUERIES]
+        partners = exact.search(self.references[sample], k)[1][:, -1]
         points = vectors if self.distance == "cosine" else self.references
-        queries = 2 * points[chosen] - points[partners]
+        queries = 2 * points[sample] - points[partners]
         farthest = exact.search(queries, k)[0][:, -1:] * (1 + 1e-9)
         while True:
             faiss.ParameterSpace().set_index_parameter(self._index, parameter, effort)
@@ -280,8 +285,8 @@ def _group_equal(vectors: Tensor) -> tuple[Tensor, Tensor]:
     cells = (vectors + 0.0).contiguous().numpy()  # -0.0 and 0.0 are equal
     rows = cells.view(f"V{cells.itemsize * cells.shape[1]}")[:, 0]
     _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
-    numbers = torch.from_numpy(first.argsort().argsort()[inverse])  # in the order of their first rows
-    return numbers.argsort(stable=True), F.pad(numbers.bincount().cumsum(0), (1, 0))
+    group = torch.from_numpy(first.argsort().argsort()[inverse])  # in the order of their first rows
+    return group.argsort(stable=True), F.pad(group.bincount().cumsum(0), (1, 0))
 
 
 def _largest_products(queries: Tensor, references: Tensor, count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Store embeddings as data sets: folders of parquet files that `datasets.load_dataset` loads.
+"""Store embeddings as datasets: folders of parquet files that `datasets.load_dataset` loads.
 
 `recipes/extract_embeddings.py` writes them and `recipes/evaluate_embeddings.py` reads them. The columns:
 
@@ -9,9 +9,9 @@ confidence     softmax probability of that class
 logits         (K,) real numbers
 concentration  concentration of the embedding's distribution, if the head defines one
 index          row of the source split, or of the concatenation of two pooled splits
-row_id         identity of the image: the same in all splits and parts of a data set (`hf_sphere.data.provenance`)
+row_id         identity of the image: the same in all splits and parts of a dataset (`hf_sphere.data.provenance`)
 
-`embeddings.json` in the same folder contains the model, the data set and the distance.
+`embeddings.json` in the same folder contains the model, the dataset and the distance.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.utils.files import atomic_folder, read_json, read_whole, write_json
 
 ABOUT_FILE = "embeddings.json"
-"""Model, data set and distance of the embeddings."""
+"""Model, dataset and distance of the embeddings."""
 
 DATA_FOLDER = "data"
 """Folder of the parquet files; only in a folder of this name does `datasets` accept arbitrary split names."""
@@ -60,7 +60,7 @@ class Embeddings:
     """Embeddings with stored labels and predictions.
 
     Attributes:
-        name: Name of the data set or path of the folder.
+        name: Name of the dataset or path of the folder.
         split: Name of the split.
         embeddings: (N, d), float32.
         labels: (N,) indices into `class_names`, if there are labels.
@@ -70,7 +70,7 @@ class Embeddings:
         confidences: (N,), in [0, 1], if there are predictions.
         concentrations: (N,), at least 0, if the embeddings have them.
         about: Content of `embeddings.json`; empty without the file.
-        indices: (N,) rows of the source data set, if stored.
+        indices: (N,) rows of the source dataset, if stored.
         logits: (N, K), float32, if stored.
         row_ids: (N,), int64, identities of the images, if stored.
     """
@@ -106,7 +106,7 @@ class Embeddings:
         """
         if self.labels is None or self.predictions is None:
             raise ValueError(f"{self.name} needs labels and predictions to compare them.")
-        index = {name: number for number, name in enumerate(self.predicted_names)}
+        index = {name: label for label, name in enumerate(self.predicted_names)}
         expected = torch.tensor([index.get(name, -1) for name in self.class_names])[self.labels]
         return expected >= 0, expected == self.predictions
 
@@ -125,7 +125,7 @@ def embeddings_writer(
     Args:
         folder: Folder to write.
         split: Name of the split.
-        about: Model, data set and distance, for `embeddings.json`; the numbers of rows and of dimensions are added.
+        about: Model, dataset and distance, for `embeddings.json`; the numbers of rows and of dimensions are added.
         class_names: Names of the classes of `label`, by index.
         predicted_names: Names of the classes of `prediction`, by index.
 
@@ -172,12 +172,12 @@ def read_embeddings(
     max_samples: int | None = None,
     seed: int = 0,
 ) -> Embeddings:
-    """Read an embedding data set, possibly written by other code: only the column `embedding` is required.
+    """Read an embedding dataset, possibly written by other code: only the column `embedding` is required.
 
     Args:
         name: Folder or Hub id.
         split: Split to read; optional if there is only one.
-        only_split: If the data set has a single split, read it even if it has another name.
+        only_split: If the dataset has a single split, read it even if it has another name.
         needed: Further required columns.
         max_samples: Maximum number of rows, sampled with `seed`.
         seed: Seed of the sampling.
@@ -192,20 +192,20 @@ def read_embeddings(
     splits, about = read_whole(name, lambda folder: (load_splits(name), _read_about(folder)))
     if len(splits) > 1 and split is None:
         raise ValueError(f"{name} has the splits {', '.join(splits)}; choose one with --split.")
-    chosen = next(iter(splits)) if split is None or (only_split and len(splits) == 1) else split
-    rows = find_split(splits, chosen, "--split")
+    split_name = next(iter(splits)) if split is None or (only_split and len(splits) == 1) else split
+    rows = find_split(splits, split_name, "--split")
     columns = rows.column_names
     predicted = ["confidence", "prediction"] if {"confidence", "prediction"} & set(columns) else []
     missing = [c for c in dict.fromkeys(["embedding", *needed, *predicted]) if c not in columns]
     if missing:
-        known = ", ".join(columns)
-        raise ValueError(f"{name} has no column {' and no column '.join(missing)}; it has: {known}.")
+        available = ", ".join(columns)
+        raise ValueError(f"{name} has no column {' and no column '.join(missing)}; it has: {available}.")
     if max_samples is not None and max_samples < 1:
         raise ValueError(f"--max_samples must be at least 1; got {max_samples}.")
-    total, numbers = len(rows), torch.arange(len(rows))
+    total, kept_rows = len(rows), torch.arange(len(rows))
     if max_samples is not None and max_samples < len(rows):
-        numbers = draw_subset(len(rows), max_samples, seed)
-        rows = rows.select(numbers.tolist())
+        kept_rows = draw_subset(len(rows), max_samples, seed)
+        rows = rows.select(kept_rows.tolist())
     class_names = read_class_names(rows, "label") if "label" in columns else []
     if predicted and not isinstance(rows.features["prediction"], ClassLabel):
         raise ValueError(
@@ -213,32 +213,32 @@ def read_embeddings(
             "it: dataset.cast_column('prediction', datasets.ClassLabel(names=[...])), or leave it out."
         )
     predicted_names = read_class_names(rows, "prediction") if predicted else []
-    labels = read_labels(rows, "label", class_names, chosen) if "label" in columns else None
+    labels = read_labels(rows, "label", class_names, split_name) if "label" in columns else None
     certainties = ("confidence", "concentration")
-    values = {column: read_values(rows, column, chosen) for column in certainties if column in columns}
+    values = {column: read_values(rows, column, split_name) for column in certainties if column in columns}
     if labels is not None and rows.features["label"] in SIGNED:
         values["label"] = torch.tensor([int(label) for label in class_names])[labels]
-    for column, given in values.items():
-        invalid = (given < 0) | ((given > 1) & (column == "confidence"))
+    for column, cells in values.items():
+        invalid = (cells < 0) | ((cells > 1) & (column == "confidence"))
         if invalid.any():
             first = int(invalid.nonzero()[0, 0])
-            found = f"is {given[first].item()} in row {numbers[first]}; {RULES[column]}"
-            raise ValueError(f"column {column} of {name}, split {chosen!r}, {found}.")
-    embeddings = _read_vectors(rows, name, "embedding", numbers)
+            problem = f"is {cells[first].item()} in row {kept_rows[first]}; {RULES[column]}"
+            raise ValueError(f"column {column} of {name}, split {split_name!r}, {problem}.")
+    embeddings = _read_vectors(rows, name, "embedding", kept_rows)
     sizes = {"embedding_dim": embeddings.shape[1]} | ({"num_images": total} if len(splits) == 1 else {})
     return Embeddings(
         name=name,
-        split=chosen,
+        split=split_name,
         embeddings=embeddings,
-        logits=_read_vectors(rows, name, "logits", numbers) if "logits" in columns else None,
+        logits=_read_vectors(rows, name, "logits", kept_rows) if "logits" in columns else None,
         labels=labels,
         class_names=class_names,
-        predictions=read_labels(rows, "prediction", predicted_names, chosen) if predicted else None,
+        predictions=read_labels(rows, "prediction", predicted_names, split_name) if predicted else None,
         predicted_names=predicted_names,
         confidences=values.get("confidence"),
         concentrations=values.get("concentration"),
-        indices=_read_integers(rows, name, "index", numbers),
-        row_ids=_read_integers(rows, name, "row_id", numbers),
+        indices=_read_integers(rows, name, "index", kept_rows),
+        row_ids=_read_integers(rows, name, "row_id", kept_rows),
         about=_check_about(Path(name), about, sizes),
     )
 
@@ -273,21 +273,21 @@ def _feature(name: str, values: Tensor, names: Mapping[str, Sequence[str]]) -> A
     """Return the feature of a column: class names, vectors of one length, or numbers."""
     if name in names:
         return ClassLabel(names=list(names[name]))
-    number = Value(str(values.dtype).removeprefix("torch."))
-    return number if values.ndim == 1 else List(number, length=values.shape[1])
+    value = Value(str(values.dtype).removeprefix("torch."))
+    return value if values.ndim == 1 else List(value, length=values.shape[1])
 
 
-def _read_integers(rows: Dataset, name: str, column: str, numbers: Tensor) -> Tensor | None:
+def _read_integers(rows: Dataset, name: str, column: str, row_ids: Tensor) -> Tensor | None:
     """Read a column of integers, if there is one, (N,)."""
     if rows.features.get(column) not in SIGNED:
         return None
     values = rows[column][:]
     if None in values:
-        raise ValueError(f"column {column} of {name} has no value in row {numbers[values.index(None)]}; remove it.")
+        raise ValueError(f"column {column} of {name} has no value in row {row_ids[values.index(None)]}; remove it.")
     return torch.tensor(values)
 
 
-def _read_vectors(rows: Dataset, name: str, column: str, numbers: Tensor) -> Tensor:
+def _read_vectors(rows: Dataset, name: str, column: str, row_ids: Tensor) -> Tensor:
     """Read a column of vectors of one length as float32 (N, d); `numbers` are those of the rows in the split."""
     cells = rows.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
     kind = cells.type
@@ -298,10 +298,10 @@ def _read_vectors(rows: Dataset, name: str, column: str, numbers: Tensor) -> Ten
     odd = (lengths != lengths[0]).nonzero()[0] if lengths[0] > 0 else [0]
     values = cells.flatten()
     if len(odd) or values.null_count:
-        reason = f"row {numbers[odd[0]]} has no vector or another length" if len(odd) else "some numbers are missing"
+        reason = f"row {row_ids[odd[0]]} has no vector or another length" if len(odd) else "some numbers are missing"
         raise ValueError(f"column {column} of {name} must have vectors of one length in all rows; {reason}.")
     vectors = torch.tensor(values.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)).reshape(len(rows), -1)
     if len(wrong := (~vectors.isfinite().all(1)).nonzero()):
-        reason = f"{len(wrong)} row(s) are not, such as row {numbers[wrong[0, 0]]}"
+        reason = f"{len(wrong)} row(s) are not, such as row {row_ids[wrong[0, 0]]}"
         raise ValueError(f"column {column} of {name} must be finite in float32; {reason}. Correct or remove them.")
     return vectors

@@ -42,13 +42,18 @@ def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
     run_training(task(*parts), command)
 
 
-def run_recipe(main: Callable[[Sequence[str] | None], None], **environment: str) -> None:
+def run_recipe(
+    main: Callable[[Sequence[str] | None], None],
+    stopped: str = "files and checkpoints that were finished are complete",
+    **environment: str,
+) -> None:
     """Call a recipe's `main`; print errors that the user can fix without a traceback, and exit with a status.
 
     Control characters in what is printed or logged, for instance in names of files, do not reach the terminal.
 
     Args:
         main: The recipe.
+        stopped: What is said of its outputs if the user interrupts it.
         environment: Environment variables to set before torch is imported, unless they are set.
     """
     # Huge pages for large tensors, where Linux offers them; torch reads this at its first allocation. Training of
@@ -65,7 +70,8 @@ def run_recipe(main: Callable[[Sequence[str] | None], None], **environment: str)
                 print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
             sys.exit(130)
         except KeyboardInterrupt:
-            print("\nStopped; files and checkpoints that were finished are complete.", file=sys.stderr)
+            if os.environ.get("RANK", "0") == "0":  # of several processes, one tells it
+                print(f"\nStopped; {stopped}.", file=sys.stderr)
             sys.exit(130)
         except Exception as error:
             text = shortage(error)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_sphere.data.batches import ImageBatches
-from hf_sphere.nn.heads.base import head_options, heads_of
+from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
 from hf_sphere.optim.groups import collect_parameter_options
@@ -20,6 +20,7 @@ from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.checkpoints import check_can_be_saved
 from hf_sphere.training.evaluation import initialize_from_data
 from hf_sphere.training.measures import count_examples, global_places, loss_is_sum
+from hf_sphere.utils.options import keyword_options
 from hf_sphere.utils.seeds import mix_seed
 
 
@@ -242,7 +243,7 @@ def _smooth_by_head(model: Any, args: TrainingArguments) -> bool:
     if not factor or not heads or getattr(config, "problem_type", None) == "multi_label_classification":
         return False
     for head in heads:
-        if "label_smoothing" not in head_options(type(head)):
+        if "label_smoothing" not in keyword_options(type(head)):
             raise ValueError(f"head {head.name!r} has no label smoothing; leave label_smoothing_factor out.")
         head.label_smoothing = factor
     if hasattr(config, "head_kwargs"):

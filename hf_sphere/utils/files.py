@@ -31,8 +31,7 @@ READING_ATTEMPTS = 100
 def resolve_output(path: str | os.PathLike) -> Path:
     """Return the path that is really written to: a link is kept, and its target is replaced.
 
-    Raises:
-        OSError: If the target is neither a folder nor a regular file, such as a device, or a link leads nowhere.
+    The target must be a folder or a regular file, not a device, and links must lead somewhere.
     """
     for link in (Path(path), *Path(path).parents):
         if not link.is_symlink() or link.exists():
@@ -46,11 +45,7 @@ def resolve_output(path: str | os.PathLike) -> Path:
 
 
 def check_writable(path: str | os.PathLike, *, is_folder: bool = True) -> None:
-    """Check that a file or folder can be written, by writing beside it; before the work whose result it will hold.
-
-    Raises:
-        OSError: If it cannot; the message says why.
-    """
+    """Check that a file or folder can be written, by writing beside it; before the work whose result it will hold."""
     target = resolve_output(path)
     if target.exists() and target.is_dir() != is_folder:
         kind = errno.ENOTDIR if is_folder else errno.EISDIR
@@ -77,10 +72,7 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
 
     The file is flushed to disk before it is renamed. One that only its owner may read gets the default mode, because
     some libraries always create theirs that way. Several processes and threads can write the same file; the last one
-    wins.
-
-    Args:
-        path: The file; its folder is created if necessary.
+    wins. Missing folders are created.
     """
     path = resolve_output(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,11 +91,7 @@ def lock_folder(folder: str | os.PathLike, *, wait: bool = True) -> Iterator[boo
     """Lock a folder, or a file, against writers in other processes and threads; yields whether locks are supported.
 
     `atomic_folder` locks it for its block. Lock it around the reading and the writing of what depends on its contents.
-    What killed writers left beside it is removed.
-
-    Args:
-        folder: The folder; it need not exist.
-        wait: Whether to wait for the end of another writer.
+    The folder need not exist. What killed writers left beside it is removed.
 
     Raises:
         FileExistsError: If there is another writer and `wait` is False.
@@ -180,12 +168,7 @@ def restore_folder(folder: str | os.PathLike) -> None:
 def read_whole(folder: str | os.PathLike, read: Callable[[Path], Result]) -> Result:
     """Read several files of a folder that `atomic_folder` may replace meanwhile: all of one version of it.
 
-    Args:
-        folder: The folder; an interrupted replacement is undone.
-        read: Reads the files; called again if the folder was replaced before it returned.
-
-    Raises:
-        OSError: If the replacement cannot be undone, or the folder is replaced again and again.
+    An interrupted replacement is undone first. `read` is called again if the folder was replaced before it returned.
     """
     folder = resolve_output(folder)
     for attempt in range(READING_ATTEMPTS):
@@ -247,23 +230,12 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def write_json(path: str | os.PathLike, values: Mapping[str, Any], *, strict: bool = False) -> None:
-    """Write a JSON file atomically.
-
-    Args:
-        path: The file.
-        values: Its contents.
-        strict: Whether values that are not JSON-serializable raise a `TypeError`; by default they become strings.
-    """
+    """Write a JSON file atomically; values that are not JSON-serializable become strings, or an error if `strict`."""
     write_text(path, json.dumps(values, indent=2, default=None if strict else str) + "\n")
 
 
 def read_json(path: str | os.PathLike) -> dict[str, Any]:
-    """Read a JSON file that contains a mapping.
-
-    Raises:
-        OSError: If it cannot be opened.
-        ValueError: If it is damaged; the message names the file.
-    """
+    """Read a JSON file that contains a mapping; the error of a damaged one names it."""
     check_regular(path)
     try:
         values = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -354,14 +326,9 @@ def write_manifest(folder: Path) -> None:
 
 
 def find_damage(folder: Path, required: Collection[str] = ()) -> str | None:
-    """Compare the files of a folder with its manifest; files that the manifest does not list are ignored.
+    """Return a description of the first file of a folder that is missing or differs from its manifest, or None.
 
-    Args:
-        folder: The folder.
-        required: Names that the manifest must list.
-
-    Returns:
-        A description of the first file that is missing or has changed, or None.
+    The manifest must list the `required` names; files that it does not list are ignored.
     """
     name = MANIFEST_FILE
     try:

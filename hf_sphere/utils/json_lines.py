@@ -19,9 +19,6 @@ class JsonLines(dict[Any, Any]):
         path: The file.
         read: Whether to read it. An incomplete last line is ignored; after a kill, the next value replaces it.
         prepare: Called once, before the first line is written.
-
-    Raises:
-        ValueError: If the file is damaged.
     """
 
     def __init__(

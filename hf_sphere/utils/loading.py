@@ -1,4 +1,4 @@
-"""Loading of saved models and data sets: whatever a damaged file causes is one error that names the model or data."""
+"""Loading of saved models and datasets: whatever a damaged file causes is one error that names the model or data."""
 
 import os
 from collections.abc import Mapping
@@ -15,12 +15,7 @@ _TIMM_FILE_OPTIONS = ("cache_dir", "checkpoint_path", "pretrained", "pretrained_
 def check_settings(settings: Any, field: str = "") -> None:
     """Refuse settings of a configuration with which timm or transformers would load other files, or code.
 
-    Args:
-        settings: The configuration, or the part of it with the name `field`.
-        field: See above; empty for a whole configuration.
-
-    Raises:
-        ValueError: If there is one; the message names it.
+    `field` is the name of a part of a configuration; it is empty for a whole one.
     """
     if isinstance(settings, str) and "_implementation" in field and "/" in settings:
         raise ValueError(f"{field} names the kernel {settings}, which is code; remove it from the configuration.")
@@ -84,7 +79,7 @@ def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
 def load_model(
     kind: Any, name: str | os.PathLike, *, complete: bool = False, unused: str | None = None, **options: Any
 ) -> Any:
-    """Load a model in float32, whatever the dtype of its file, and check that it was saved with weights.
+    """Load a model in float32, whatever the dtype of its file, and check that it was saved with finite weights.
 
     Args:
         kind: Class of the model, or auto class.
@@ -92,10 +87,6 @@ def load_model(
         complete: Whether all parameters must have been saved, because the model is not trained before it is used.
         unused: Name of a part of the model that need not have been saved.
         **options: Options of `from_pretrained`, for instance another `dtype`.
-
-    Raises:
-        OSError: If there is no such model, or a file is missing.
-        ValueError: If a file is damaged or does not fit, weights are not finite, or some would be random.
     """
     model, report = load_pretrained(kind, name, output_loading_info=True, **{"dtype": "float32"} | options)
     parameters = [parameter for parameter, _ in model.named_parameters() if parameter.split(".")[0] != unused]
@@ -110,22 +101,16 @@ def load_model(
 
 
 def load_dataset(name: str, *args: Any, source: str | None = None, **options: Any) -> Any:
-    """Call `datasets.load_dataset`.
-
-    Args:
-        name: Hub id, folder, or kind of file.
-        *args: Further arguments.
-        source: What to name in errors; `name` if None.
-        **options: Further keyword arguments.
+    """Call `datasets.load_dataset` for a Hub id, folder, or kind of file; errors name the `source`, or else this name.
 
     Raises:
-        OSError: If there is no such data set.
+        OSError: If there is no such dataset.
         ValueError: If its name is empty, or it cannot be read.
     """
     import datasets
 
     if not name.strip():
-        raise ValueError("the name of the data set must not be empty.")
+        raise ValueError("the name of the dataset must not be empty.")
     for path in (Path(source or name), Path(name, "README.md"), Path(name, ".huggingface.yaml")):
         check_regular(path)
     try:
@@ -136,5 +121,5 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
         raise _not_found(source or name, error) from error
     except Exception as error:  # of pyarrow, of file systems, or of `datasets`, whose own message is generic
         raise ValueError(
-            f"{source or name} cannot be read as a data set: {error_text(error.__cause__ or error)}"
+            f"{source or name} cannot be read as a dataset: {error_text(error.__cause__ or error)}"
         ) from error

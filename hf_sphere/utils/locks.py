@@ -20,15 +20,7 @@ def locked_file(path: Path, of: Path, *, wait: bool) -> Iterator[bool]:
     """Lock a folder by a lock file, which has the process id and host of the owner and is removed at the end.
 
     A lock ends with its process, even if that is killed. A thread can lock a folder again. A file system without locks
-    is used without one, with a warning.
-
-    Args:
-        path: The lock file; its folder exists.
-        of: The folder, for messages.
-        wait: Whether to wait for the end of another owner.
-
-    Yields:
-        Whether the folder is locked.
+    is used without one, with a warning; whether the folder is locked is yielded. `of` is the folder, for messages.
 
     Raises:
         FileExistsError: If the folder is in use and `wait` is False.

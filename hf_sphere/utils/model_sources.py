@@ -33,19 +33,9 @@ class Classifier:
 
 
 def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> nn.Module | Path:
-    """Find the weights of a model, without building the model if they are in files.
+    """Find a file or folder of safetensors, or a model of timm; see the module docstring for names.
 
-    Args:
-        name: See the module docstring.
-        random_weights: Use the random initialization of a model of timm.
-        seed: Seed of the random initialization.
-
-    Returns:
-        A file or folder of safetensors, or a model of timm.
-
-    Raises:
-        ValueError: If timm has no such model, or `random_weights` is set for another model.
-        FileNotFoundError: If there is no such file or folder, and no such repository on the Hub, or no network.
+    `random_weights` are the random initialization of a model of timm, with the `seed`.
     """
     if (timm_name := _timm_name(name, random_weights)) is not None:
         return _build(timm_name, pretrained=not random_weights, seed=seed)
@@ -64,23 +54,19 @@ def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -
     """Load an image classifier and the configuration of its preprocessing.
 
     The arguments are those of `find_weights`; `AutoModelForImageClassification` loads models on the Hub and in folders.
-
-    Raises:
-        ValueError: If there is no such model.
-        OSError: If it cannot be loaded; the message is that of transformers.
     """
     if (timm_name := _timm_name(name, random_weights)) is not None:
         from timm.data import resolve_model_data_config
 
         model: Any = _build(timm_name, pretrained=not random_weights, seed=seed)
-        found = timm_options(resolve_model_data_config(model))
-        return Classifier(model.eval(), lambda: _build(timm_name, pretrained=False), model.num_classes, found)
+        preprocessing = timm_options(resolve_model_data_config(model))
+        return Classifier(model.eval(), lambda: _build(timm_name, pretrained=False), model.num_classes, preprocessing)
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     model = load_model(AutoModelForImageClassification, name, complete=True).eval()
-    found = processor_options(load_pretrained(AutoImageProcessor, name))
-    found["num_channels"] = getattr(model.config, "num_channels", found["num_channels"])
-    return Classifier(model, lambda: type(model)(model.config), model.config.num_labels, found)
+    preprocessing = processor_options(load_pretrained(AutoImageProcessor, name))
+    preprocessing["num_channels"] = getattr(model.config, "num_channels", preprocessing["num_channels"])
+    return Classifier(model, lambda: type(model)(model.config), model.config.num_labels, preprocessing)
 
 
 def file_name(name: str) -> str:
@@ -102,8 +88,8 @@ def _build(name: str, *, pretrained: bool, seed: int | None = None) -> nn.Module
     import timm
 
     if not timm.is_model(name.split(".")[0]):
-        known = timm.list_models()
-        close = difflib.get_close_matches(name, known, n=5) or known[:5]
+        names = timm.list_models()
+        close = difflib.get_close_matches(name, names, n=5) or names[:5]
         raise ValueError(f"timm has no model {name!r}; some of its models are {', '.join(close)}.")
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:

@@ -26,14 +26,9 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
 
 
 def digest_weights(model: nn.Module, about: Any = None) -> str:
-    """Compute the SHA-256 digest of a model's parameters and buffers, with their names, dtypes and shapes.
+    """Compute the SHA-256 digest, 64 hexadecimal digits, of a model's parameters and buffers, whatever its device.
 
-    Args:
-        model: The model, on any device.
-        about: JSON-serializable value to include in the digest.
-
-    Returns:
-        64 hexadecimal digits.
+    It covers their names, dtypes and shapes, and the JSON-serializable value `about`.
     """
     digest = hashlib.sha256(_as_bytes(about))
     seen: dict[tuple[Any, ...], str] = {}
@@ -61,14 +56,9 @@ UNLIMITED = 10**6
 
 
 def longest_input(model: Any, tokenizer: Any) -> int | None:
-    """Return the maximum input length in tokens, including special tokens.
+    """Return the maximum input of a text model in tokens, including special tokens; None if there is none.
 
-    Args:
-        model: A transformers text model.
-        tokenizer: Its tokenizer.
-
-    Returns:
-        The smaller limit of the tokenizer and the position embeddings; None if there is none.
+    It is the smaller limit of the tokenizer and the position embeddings.
     """
     limits = [tokenizer.model_max_length] if tokenizer.model_max_length < UNLIMITED else []
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -76,17 +66,13 @@ def longest_input(model: Any, tokenizer: Any) -> int | None:
         # RoBERTa and similar models count positions from padding_idx + 1; earlier rows are never used.
         tables = [table for path, table in model.named_modules() if path.endswith("position_embeddings")]
         unused = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
-        limits.append(positions - max((number + 1 for number in unused), default=0))
+        limits.append(positions - max((index + 1 for index in unused), default=0))
     return min(limits, default=None)
 
 
 @torch.no_grad()
 def check_input_shape(model: nn.Module, shape: Sequence[int]) -> None:
-    """Raise an error if a model cannot process images of a shape (channels, height, width), by trying it.
-
-    Raises:
-        ValueError: With the reason.
-    """
+    """Raise an error, with the reason, if a model cannot process images (channels, height, width), by trying it."""
     parameter = next(model.parameters())
     try:
         with eval_mode(model):

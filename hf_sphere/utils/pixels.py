@@ -16,15 +16,10 @@ WHITE = (255, 255, 255)
 
 
 def convert_image(image: Image.Image, channels: int, background: Sequence[int] = WHITE) -> Image.Image:
-    """Convert an image to 8-bit gray (1 channel) or color (3 channels), upright as its EXIF data says.
+    """Convert an image of any mode to 8-bit gray (1 channel) or color (3 channels), upright as its EXIF data says.
 
-    Args:
-        image: An image of any mode; 16-bit gray values are divided by 256, whereas PIL would clip them at 255.
-        channels: 1 or 3.
-        background: Red, green and blue, 0 to 255, of the color behind the transparent parts of the image.
-
-    Raises:
-        ValueError: If the image has 32-bit values, whose range is unknown.
+    16-bit gray values are divided by 256, whereas PIL would clip them at 255; the range of 32-bit values is unknown,
+    which is an error. `background` is the color, 0 to 255, behind the transparent parts of the image.
     """
     image = turn_upright(image)
     if image.mode in ("I", "F"):
@@ -43,14 +38,9 @@ def convert_image(image: Image.Image, channels: int, background: Sequence[int] =
 def convert_array(image: Tensor) -> Tensor:
     """Convert an array of pixels to the range 0 to 255 as far as its dtype defines the range; see `convert_image`.
 
-    Args:
-        image: Any shape and real dtype. 16-bit values are divided by 256; booleans are black and white.
-
-    Returns:
-        uint8, or for values of floating point the same in float32 or better, with a warning if they may be scaled.
-
-    Raises:
-        ValueError: If other integers are not from 0 to 255, since their range is unknown.
+    16-bit values are divided by 256; booleans are black and white; values of floating point are returned in float32 or
+    better, with a warning if they may be scaled. The range of other integers that are not from 0 to 255 is unknown,
+    which is an error.
     """
     if image.dtype in (torch.uint8, torch.bool):
         return image if image.dtype == torch.uint8 else image.byte() * 255
@@ -105,21 +95,17 @@ def resize_image(
     crop_pct: float | None = None,
     interpolation: InterpolationMode = InterpolationMode.BILINEAR,
 ) -> Tensor:
-    """Resize images to a size, regardless of their aspect ratio or with a center crop.
+    """Resize images (..., C, H, W) to a height and width, regardless of their aspect ratio or with a center crop.
 
-    Args:
-        image: (..., C, H, W).
-        size: Height and width, pixels.
-        crop_pct: As in timm, keep the aspect ratio, with sides that are at least `size` divided by this, rounded down,
-            and crop the center; None to stretch the whole image.
-        interpolation: Interpolation of pixels.
+    With `crop_pct`, as in timm, the aspect ratio is kept, with sides that are at least `size` divided by this, rounded
+    down, and the center is cropped.
     """
     if crop_pct is None:
         whole = list(size)
     else:
         least = [int(side / crop_pct + 1e-6) for side in size]
-        scale = max(side / own for side, own in zip(least, image.shape[-2:], strict=True))
-        whole = [max(side, int(own * scale)) for side, own in zip(least, image.shape[-2:], strict=True)]
+        scale = max(side / length for side, length in zip(least, image.shape[-2:], strict=True))
+        whole = [max(side, int(length * scale)) for side, length in zip(least, image.shape[-2:], strict=True)]
     if list(image.shape[-2:]) != whole:
         image = tvF.resize(image, whole, interpolation=interpolation, antialias=True)
     return image if crop_pct is None else tvF.center_crop(image, list(size))

@@ -30,7 +30,7 @@ def _hide_folders(text: str) -> str:
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
-        return {name: _map_texts(part, change) for name, part in value.items()}
+        return {name: _map_texts(item, change) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_map_texts(part, change) for part in value]
+        return [_map_texts(item, change) for item in value]
     return change(value) if isinstance(value, str) else value

@@ -6,12 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 RENAMED = {
+    "hf_sphere.analogies.NEGATIVE_PERMUTATIONS": "hf_sphere.analogies.prompts.NEGATIVE_PERMUTATIONS",
+    "hf_sphere.analogies.POSITIVE_PERMUTATIONS": "hf_sphere.analogies.prompts.POSITIVE_PERMUTATIONS",
+    "hf_sphere.analogies.bootstrap_interval": "hf_sphere.analogies.search.bootstrap_interval",
+    "hf_sphere.analogies.join_results": "hf_sphere.analogies.search.join_results",
     "hf_sphere.analysis": "hf_sphere.hyperplanes",
+    "hf_sphere.calibrate_spherization": "hf_sphere.fit_spherization",
+    "hf_sphere.analysis.find_layers": "hf_sphere.hyperplanes.layers.find_layers",
     "hf_sphere.embeddings": "hf_sphere.search",
     "hf_sphere.embeddings.Evaluation": "hf_sphere.evaluation.Evaluation",
     "hf_sphere.embeddings.EvaluationOptions": "hf_sphere.evaluation.EvaluationOptions",
     "hf_sphere.embeddings.evaluate_embeddings": "hf_sphere.evaluation.evaluate_embeddings",
     "hf_sphere.metrics.NeighborSearch": "hf_sphere.search.NeighborSearch",
+    "hf_sphere.models.calibrate_spherization": "hf_sphere.models.fit_spherization",
+    "hf_sphere.visualization.choose_view": "hf_sphere.visualization.sphere.choose_view",
+    "hf_sphere.visualization.project_to_great_sphere": "hf_sphere.visualization.scene.project_to_great_sphere",
 }
 """New name by old name, of packages with all their names, and of single names."""
 

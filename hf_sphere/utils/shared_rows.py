@@ -10,7 +10,7 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 ROW_BITS = 32
-"""Bits of an identity that are the row; those above are the data set."""
+"""Bits of an identity that are the row; those above are the dataset."""
 
 CHANCE = 0.01
 """Fraction of tested rows that may equal fitted ones by value, as do duplicates in real data: it bounds the change of a
@@ -42,20 +42,11 @@ class Rows(NamedTuple):
 
 
 def check_disjoint(tested: Rows, fitted: Rows, what: str, of_fit: str) -> None:
-    """Raise an error if something is tested on rows that it was fitted to.
+    """Raise a `SharedRowsError` with their number if something is tested on rows that it was fitted to.
 
-    Rows of one data set are compared by their identities, of which none may be shared; others by their values, of which
+    Rows of one dataset are compared by their identities, of which none may be shared; others by their values, of which
     one, or the fraction `CHANCE`, may be shared and is logged. Values that occur more than once in one of the sets, as
-    those of a collapsed network, are no evidence.
-
-    Args:
-        tested: The tested rows.
-        fitted: The rows of the fit.
-        what: What the tested rows are, for messages.
-        of_fit: What the rows of the fit are.
-
-    Raises:
-        SharedRowsError: With the number of shared rows.
+    those of a collapsed network, are no evidence. `what` and `of_fit` say what the rows are.
     """
     single = [
         values[counts == 1] for values, counts in (r.digests.unique(return_counts=True) for r in (tested, fitted))

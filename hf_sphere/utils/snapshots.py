@@ -28,13 +28,7 @@ _NAME = re.compile(r"epoch-(\d+)\.safetensors")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Weights after an epoch of training.
-
-    Attributes:
-        path: A safetensors file with the names of the model's state dict.
-        epoch: Number of epochs trained; 0 is the initialization.
-        metadata: Metadata of the file.
-    """
+    """Weights after a number of epochs, 0 for the initialization, by the names of the state dict; and their file."""
 
     path: Path
     epoch: int
@@ -44,16 +38,9 @@ class Snapshot:
 def save_snapshot(
     model: nn.Module, folder: str | PathLike, epoch: int, metadata: Mapping[str, str] | None = None
 ) -> Path:
-    """Write `<folder>/epoch-<epoch>.safetensors` atomically.
+    """Write `<folder>/epoch-<epoch>.safetensors` atomically: parameters and buffers, tied ones once; return its path.
 
-    Args:
-        model: Model whose parameters and buffers are written, tied ones once.
-        folder: Folder to write to; created if necessary.
-        epoch: Number of epochs trained.
-        metadata: Further metadata of the file.
-
-    Returns:
-        The path of the file.
+    Epoch 0 is the initialization. The `metadata` of the file are added.
     """
     path = Path(folder, f"epoch-{epoch:04d}.safetensors")
     order = json.dumps(list(model.state_dict()))
@@ -64,12 +51,7 @@ def save_snapshot(
 
 
 def read_snapshot(path: str | PathLike) -> Snapshot:
-    """Read the header of a snapshot.
-
-    Raises:
-        FileNotFoundError: If the file does not exist.
-        ValueError: If it is not a complete safetensors file, or neither its metadata nor its name contains the epoch.
-    """
+    """Read the header of a snapshot; the epoch is in its metadata or in its name."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"the snapshot {path} does not exist.")
@@ -89,28 +71,20 @@ def read_snapshot(path: str | PathLike) -> Snapshot:
 
 
 def list_snapshots(folder: str | PathLike) -> list[Snapshot]:
-    """Return the snapshots of a run, sorted by epoch.
-
-    Args:
-        folder: Folder of the run, or of the snapshots themselves.
-    """
+    """Return the snapshots in the folder of a run, or in their own, sorted by epoch."""
     inner = Path(folder, SNAPSHOT_FOLDER)
-    place = inner if inner.is_dir() else Path(folder)  # which may not exist
-    found = [read_snapshot(path) for path in place.glob("*.safetensors") if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda snapshot: snapshot.epoch)
+    source = inner if inner.is_dir() else Path(folder)  # which may not exist
+    snapshots = [read_snapshot(path) for path in source.glob("*.safetensors") if _NAME.fullmatch(path.name)]
+    return sorted(snapshots, key=lambda snapshot: snapshot.epoch)
 
 
 def find_snapshots(paths: Iterable[Snapshot | str | PathLike]) -> tuple[list[Snapshot], list[Path]]:
-    """Return the snapshots that exist, and the paths of those that are missing.
-
-    Raises:
-        ValueError: If a file exists but is not a snapshot.
-    """
-    found, missing = [], []
+    """Return the snapshots that exist, and the paths of those that are missing; another file is an error."""
+    snapshots, missing = [], []
     for item in paths:
         path = Path(item.path if isinstance(item, Snapshot) else item)
         if path.is_file():
-            found.append(item if isinstance(item, Snapshot) else read_snapshot(path))
+            snapshots.append(item if isinstance(item, Snapshot) else read_snapshot(path))
         else:
             missing.append(path)
-    return found, missing
+    return snapshots, missing

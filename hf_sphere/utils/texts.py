@@ -19,7 +19,7 @@ _FORMULA = re.compile(r"(?![-+]?(\d*\.?\d+(e[-+]?\d+)?|inf)$)\s*[-=+@\uff0b\uff0
 
 def printable(text: str) -> str:
     r"""Replace control characters by their escape sequences, such as `\x1b`; a terminal would obey them."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class PrintableStream:

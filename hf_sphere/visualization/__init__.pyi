@@ -14,10 +14,9 @@ from .projections import (
     plot_projections_along_training as plot_projections_along_training,
 )
 from .reinitialization import plot_reinitialization as plot_reinitialization
-from .scene import Panel as Panel, project_to_great_sphere as project_to_great_sphere
+from .scene import Panel as Panel
 from .sphere import (
     View as View,
-    choose_view as choose_view,
     plot_circle as plot_circle,
     plot_gallery as plot_gallery,
     plot_sphere as plot_sphere,

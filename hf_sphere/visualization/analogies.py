@@ -70,8 +70,7 @@ def _check(results: Sequence[Mapping[str, Any]]) -> None:
         raise ValueError("there are no accuracies to draw.")
     seen = set()
     for result in results:
-        missing = [name for name in _REQUIRED if name not in result]
-        if missing:
+        if missing := [name for name in _REQUIRED if name not in result]:
             raise ValueError(f"a result lacks {', '.join(missing)}; it has: {', '.join(result)}.")
         key = tuple(result[name] for name in _NAMES)
         if key in seen:
@@ -84,20 +83,20 @@ def _draw_scoring(
 ) -> None:
     """Draw the bars of one scoring; a model without it leaves a gap."""
     width = GROUP_WIDTH / len(models)
-    for number, model in enumerate(models):
-        own = [result for result in results if result["model"] == model]
-        if not own:
+    for index, model in enumerate(models):
+        rows = [result for result in results if result["model"] == model]
+        if not rows:
             continue
-        places = [benchmarks.index(result["benchmark"]) + (number - (len(models) - 1) / 2) * width for result in own]
+        positions = [benchmarks.index(row["benchmark"]) + (index - (len(models) - 1) / 2) * width for row in rows]
         accuracy, low, high, noise = (
-            [100 * result[name] for result in own]
+            [100 * row[name] for row in rows]
             for name in ("eval_accuracy", "eval_accuracy_low", "eval_accuracy_high", "selection_noise_high")
         )
         below = [max(0.0, value - end) for value, end in zip(accuracy, low, strict=True)]
         above = [max(0.0, end - value) for value, end in zip(accuracy, high, strict=True)]
-        axes.bar(places, accuracy, 0.9 * width, color=COLORS[number % len(COLORS)], alpha=0.75, label=model)
-        axes.errorbar(places, accuracy, yerr=[below, above], fmt="none", ecolor="0.2", elinewidth=1.1, capsize=2.5)
-        _draw_levels(axes, places, noise, width / 2, color="black", linewidth=2.2, label=NOISE)
+        axes.bar(positions, accuracy, 0.9 * width, color=COLORS[index % len(COLORS)], alpha=0.75, label=model)
+        axes.errorbar(positions, accuracy, yerr=[below, above], fmt="none", ecolor="0.2", elinewidth=1.1, capsize=2.5)
+        _draw_levels(axes, positions, noise, width / 2, color="black", linewidth=2.2, label=NOISE)
     chance = {benchmarks.index(result["benchmark"]): 100 * result["chance_level"] for result in results}
     style = {"color": "0.35", "linestyle": "--", "linewidth": 1.1, "label": GUESSING}
     _draw_levels(axes, chance.keys(), chance.values(), 0.47, **style)
@@ -105,7 +104,7 @@ def _draw_scoring(
     style_axes(axes, grid="y")
 
 
-def _draw_levels(axes: Any, places: Iterable[float], levels: Iterable[float], half: float, **style: Any) -> None:
+def _draw_levels(axes: Any, positions: Iterable[float], levels: Iterable[float], half: float, **style: Any) -> None:
     """Draw horizontal lines at these levels, from `half` to the left of each place to `half` to its right."""
-    starts, ends = ([place + side * half for place in places] for side in (-1, 1))
+    starts, ends = ([position + side * half for position in positions] for side in (-1, 1))
     axes.hlines(list(levels), starts, ends, zorder=3, **style)

@@ -24,17 +24,17 @@ def plot_comparison(comparison: Comparison, *, title: str = "", path: str | Path
         >>> plot_comparison(comparison, path="comparison.png")  # doctest: +SKIP
     """
     runs = {comparison.reference: comparison.reference_values}
-    runs |= {name: found.values for name, found in comparison.items()}
+    runs |= {name: result.values for name, result in comparison.items()}
     figure = new_figure(9.0, 1.1 + 0.4 * len(runs), title)
     left, right = figure.subplots(1, 2, sharey=True)
     for line, values in enumerate(runs.values()):
         left.plot([*values.values()], [line] * len(values), "o", color=COLORS[0], alpha=0.5, markersize=4)
         left.plot(sum(values.values()) / len(values), line, "|", color="black", markersize=14, markeredgewidth=2)
-    for line, found in enumerate(comparison.values(), start=1):
-        if found.interval is not None:
-            right.plot(found.interval, [line, line], color=COLORS[0], linewidth=2)
-        right.plot(found.difference, line, "|", color="black", markersize=14, markeredgewidth=2)
-        right.annotate(found.verdict, (1.02, line), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+    for line, result in enumerate(comparison.values(), start=1):
+        if result.interval is not None:
+            right.plot(result.interval, [line, line], color=COLORS[0], linewidth=2)
+        right.plot(result.difference, line, "|", color="black", markersize=14, markeredgewidth=2)
+        right.annotate(result.verdict, (1.02, line), xycoords=("axes fraction", "data"), va="center", fontsize=9)
     if comparison.margin is not None:
         right.axvspan(-comparison.margin, comparison.margin, color="0.92", zorder=0)
     right.axvline(0.0, color="0.5", linewidth=1)

@@ -118,10 +118,10 @@ def plot_risk_coverage(
     figure = new_figure(6.4, 4.2)
     axes: Any = figure.subplots()
     top = 0.0
-    for number, (name, (coverage, risk)) in enumerate(curves.items()):
+    for index, (name, (coverage, risk)) in enumerate(curves.items()):
         shown = torch.linspace(0, len(coverage) - 1, min(len(coverage), _MOST_POINTS)).round().long()
         x, y = (100.0 * values.double().cpu()[shown] for values in (coverage, risk))
-        axes.plot(x, y, linewidth=1.8, label=name, **style_line(number))
+        axes.plot(x, y, linewidth=1.8, label=name, **style_line(index))
         # Among the first few predictions a single error is a large share, which must not set the scale.
         top = max(top, y[x >= min(5.0, x[-1].item())].max().item())
     everything = y[-1].item()

@@ -1,4 +1,4 @@
-"""All figures and metrics of a stored embedding data set; class directions and images come from its provenance."""
+"""All figures and metrics of a stored embedding dataset; class directions and images come from its provenance."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.data.images import load_thumbnails
+from hf_sphere.data.thumbnails import load_thumbnails
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
 from hf_sphere.metrics.checks import check_directions, check_embeddings
 from hf_sphere.search.extract import class_names, load_embedding_model
@@ -26,7 +26,7 @@ class EmbeddingPictures:
         data: The embeddings; without labels they are drawn as a single class.
         dim: 2 for the circle, 3 for the sphere; the circle for embeddings of two coordinates if None.
         lengths: Whether to draw embeddings of two coordinates in the plane, without normalization.
-        title: Title of the figures; model and data set if None.
+        title: Title of the figures; model and dataset if None.
         directions: Whether to draw the class directions of the model.
 
     Attributes:
@@ -59,8 +59,8 @@ class EmbeddingPictures:
         self.dim: Literal[2, 3] = dim or (2 if width == 2 else 3)
         self.labels = torch.zeros(len(data.embeddings), dtype=torch.long) if data.labels is None else data.labels
         self.class_names = ["embeddings"] if data.labels is None else data.class_names
-        known = [Path(data.about[name]).name for name in ("model", "dataset") if name in data.about]
-        self.name = ", ".join(known) or Path(data.name).name
+        names = [Path(data.about[name]).name for name in ("model", "dataset") if name in data.about]
+        self.name = ", ".join(names) or Path(data.name).name
         self.title = self.name if title is None else title
         self.notes: list[str] = []
         self.directions: Tensor | None = None

@@ -80,9 +80,9 @@ def add_caption(figure: Figure, *lines: str) -> None:
         figure.supxlabel("\n".join(lines), fontsize=9, color="0.35")
 
 
-def style_line(number: int) -> dict[str, Any]:
+def style_line(index: int) -> dict[str, Any]:
     """Return the color and the line style of one of several lines."""
-    return {"color": COLORS[number % len(COLORS)], "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
+    return {"color": COLORS[index % len(COLORS)], "linestyle": LINE_STYLES[index % len(LINE_STYLES)]}
 
 
 def style_axes(axes: Any, grid: Literal["both", "x", "y"] | None = "both") -> None:
@@ -93,11 +93,11 @@ def style_axes(axes: Any, grid: Literal["both", "x", "y"] | None = "both") -> No
         axes.set_axisbelow(True)
 
 
-def save_figure(figure: Figure, path: str | Path | None, *, dpi: int = 150) -> Figure:
+def save_figure(figure: Figure, path: str | Path | None) -> Figure:
     """Save a figure atomically, unless `path` is None, and return it."""
     if path is not None:
         with atomic_file(path) as unfinished:
-            figure.savefig(unfinished, dpi=dpi, format=Path(path).suffix.removeprefix(".") or None)
+            figure.savefig(unfinished, dpi=150, format=Path(path).suffix.removeprefix(".") or None)
     return figure
 
 
@@ -118,18 +118,18 @@ def shorten_layer_names(names: Sequence[str], longest: int = 26) -> list[str]:
         short = [_WORD.sub(lambda word: word[0][:letters], name) for name in names]  # noqa: B023  (called at once)
         if max(map(len, short)) <= longest and len(set(short)) == len(short):
             return short
-    starts = [f"{number}…" for number in range(1, len(names) + 1)]
+    starts = [f"{index}…" for index in range(1, len(names) + 1)]
     return [start + name[-max(longest - len(start), 1) :] for start, name in zip(starts, names, strict=True)]
 
 
 def _without_common_ends(names: Sequence[str]) -> list[str]:
     """Remove the parts that all paths start or end with; the rest starts with a word, not with a number."""
     paths = [name.split(".") for name in names]
-    spare = min(map(len, paths)) - 1  # at least one part of every path is kept
-    start = min(_count_common(paths), spare)
+    longest = min(map(len, paths)) - 1  # at least one part of every path is kept
+    start = min(_count_common(paths), longest)
     while start > 0 and any(path[start].isdecimal() for path in paths):
         start -= 1
-    end = min(_count_common([path[::-1] for path in paths]), spare - start)
+    end = min(_count_common([path[::-1] for path in paths]), longest - start)
     return [".".join(path[start : len(path) - end]) for path in paths]
 
 
@@ -142,4 +142,4 @@ def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
     """Choose at most `most` (at least two) evenly spaced items, including the first and the last."""
     if len(items) <= most:
         return list(items)
-    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
+from torchvision.utils import make_grid
 
 from hf_sphere.utils.checks import check_extra
 from hf_sphere.utils.files import write_text
@@ -40,7 +41,7 @@ _STEPS = 32767  # coordinates are written as int16, in steps of less than 0.002 
 def class_colors(count: int) -> list[str]:
     """Choose a color "#rrggbb" per class: the ten of the other figures, then hues at golden-ratio distances."""
     hues = (colorsys.hls_to_rgb(0.618034 * index % 1.0, 0.55 + 0.1 * (index % 3 - 1), 0.6) for index in range(count))
-    others = ["#{:02x}{:02x}{:02x}".format(*(round(255 * part) for part in color)) for color in hues]
+    others = ["#{:02x}{:02x}{:02x}".format(*(round(255 * channel) for channel in color)) for color in hues]
     return [*COLORS, *others[len(COLORS) :]][:count]
 
 
@@ -66,19 +67,16 @@ def make_sheets(images: Tensor) -> dict[str, Any]:
         scale *= _SHRINK
     columns = min(SHEET_SIDE // size[1], math.ceil(math.sqrt(len(images))))
     per_sheet = columns * min(SHEET_SIDE // size[0], math.ceil(len(images) / columns))
-    sheets = [_encode(_encoded(resize(part), quality or _QUALITIES[-1], columns)) for part in images.split(per_sheet)]
+    sheets = [_encode(_encoded(resize(chunk), quality or _QUALITIES[-1], columns)) for chunk in images.split(per_sheet)]
     return {"width": size[1], "height": size[0], "columns": columns, "per_sheet": per_sheet, "sheets": sheets}
 
 
 def _encoded(images: Tensor, quality: int, columns: int = 16) -> bytes:
     """Arrange images (n, C, h, w) in rows of `columns`, padded with black, and encode them as WebP."""
-    count, channels, height, width = images.shape
-    rows = math.ceil(count / columns)
-    tiles = torch.cat([images, images.new_zeros(rows * columns - count, channels, height, width)])
-    sheet = tiles.view(rows, columns, channels, height, width).permute(0, 3, 1, 4, 2)
-    pixels = sheet.reshape(rows * height, columns * width, channels).expand(-1, -1, 3)
+    black = images.new_zeros(-len(images) % columns, *images.shape[1:])
+    sheet = make_grid(torch.cat([images, black]), columns, padding=0)
     buffer = io.BytesIO()
-    Image.fromarray(pixels.numpy()).save(buffer, "WEBP", quality=quality, method=2)
+    Image.fromarray(sheet.expand(3, -1, -1).permute(1, 2, 0).numpy()).save(buffer, "WEBP", quality=quality, method=2)
     return buffer.getvalue()
 
 
@@ -126,12 +124,12 @@ def write_interactive_sphere(
     plotly_js = _read_plotly()
     flat = torch.as_tensor(points).shape[-1] < 3
     scene = Scene(Panel(points, labels, directions), class_names, 2 if flat else 3)
-    for what, given in (("images", images), ("texts", texts)):
-        if given is not None and len(given) != len(points):
-            raise ValueError(f"there are {len(given)} {what} for {len(points)} points; pass one per point.")
+    for what, values in (("images", images), ("texts", texts)):
+        if values is not None and len(values) != len(points):
+            raise ValueError(f"there are {len(values)} {what} for {len(points)} points; pass one per point.")
     if images is not None and (images.ndim != 4 or images.dtype != torch.uint8 or images.shape[1] not in (1, 3)):
-        given = f"{tuple(images.shape)}, {images.dtype}"
-        raise ValueError(f"images do not fit: pass uint8 (N, C, H, W), C of 1 or 3; got {given}.")
+        values = f"{tuple(images.shape)}, {images.dtype}"
+        raise ValueError(f"images do not fit: pass uint8 (N, C, H, W), C of 1 or 3; got {values}.")
     content = {
         "note": "2 coordinates, shown on the equator" if flat else scene.note,
         "names": list(map(str, class_names)),
@@ -143,14 +141,14 @@ def write_interactive_sphere(
         "thumbnails": None if images is None else make_sheets(images.cpu()),
     }
     # Names and texts are in the page only in compressed form, so they cannot be parsed as markup.
-    parts = {
+    fields = {
         "title": html.escape(title or "Embeddings on the sphere"),
         "style": _read_asset("style.css"),
         "script": _read_asset("page.js"),
         "plotly": _compress(plotly_js),
         "content": _compress(json.dumps(content)),
     }
-    page = re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _read_asset("page.html"))
+    page = re.sub(r"\{\{(\w+)\}\}", lambda match: fields[match[1]], _read_asset("page.html"))
     write_text(path, page)
     return Path(path)
 

@@ -61,39 +61,39 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
         raise ValueError("there are no layers to draw: `layers` of the projection statistics is empty.")
     names = [*shorten_layer_names(list(statistics["layers"])), "network"]
     entries = [*statistics["layers"].values(), statistics["net"]]
-    places = np.array([*range(len(names) - 1), len(names) - 0.5])  # with a gap before the network
+    positions = np.array([*range(len(names) - 1), len(names) - 0.5])  # with a gap before the network
     mass, low, high = (
         np.array([entry[name] for entry in entries], dtype=np.float64)  # null is nan
         for name in ("mass", "null_mass_low", "null_mass_high")
     )
     figure = new_figure(7.2, 1.3 + _BAR * max(len(names), 5), title)
     axes: Any = figure.subplots()
-    known = ~np.isnan(low)
-    if known.any():  # wider than the bars, which would hide it
-        width = (high - low)[known]
-        axes.barh(places[known], width, 0.94, left=low[known], color="0.8", label=BAND, zorder=1)
+    has_band = ~np.isnan(low)
+    if has_band.any():  # wider than the bars, which would hide it
+        width = (high - low)[has_band]
+        axes.barh(positions[has_band], width, 0.94, left=low[has_band], color="0.8", label=BAND, zorder=1)
     differs = np.array([_differs(entry) for entry in entries])
-    for chosen, style in (
+    for mask, style in (
         (differs, {"color": COLORS[0], "label": DIFFERENT}),
         (~differs, {"facecolor": "white", "edgecolor": COLORS[1], "hatch": "/////", "linewidth": 1.2, "label": ALIKE}),
     ):
-        chosen = chosen & ~np.isnan(mass)
-        if chosen.any():
-            axes.barh(places[chosen], mass[chosen], 0.52, zorder=2, **style)
+        mask = mask & ~np.isnan(mass)
+        if mask.any():
+            axes.barh(positions[mask], mass[mask], 0.52, zorder=2, **style)
             # A line at the end of each bar, so that a bar of length 0 is visible.
-            ends = places[chosen] - 0.26, places[chosen] + 0.26
-            axes.vlines(mass[chosen], *ends, color="0.2", linewidth=2.2, clip_on=False, zorder=4)
+            ends = positions[mask] - 0.26, positions[mask] + 0.26
+            axes.vlines(mass[mask], *ends, color="0.2", linewidth=2.2, clip_on=False, zorder=4)
     axes.axvline(0.5, color="0.2", linewidth=0.9, zorder=3)
-    for place, entry in zip(places, entries, strict=True):
+    for position, entry in zip(positions, entries, strict=True):
         dead, count = entry["num_dead"], entry["num_filters"]
         if dead:
-            axes.text(1.015, place, f"{dead} of {count} dead", va="center", fontsize=8, color="0.25")
+            axes.text(1.015, position, f"{dead} of {count} dead", va="center", fontsize=8, color="0.25")
 
-    axes.set_yticks(places, names, fontsize=9)
+    axes.set_yticks(positions, names, fontsize=9)
     axes.tick_params(axis="y", length=0)
     axes.get_yticklabels()[-1].set_fontweight("bold")
-    room = max(0.6, (5 - len(places)) / 2)  # a few bars should not be wide
-    axes.set(xlim=(0, 1), ylim=(places[-1] + room, places[0] - room))  # the first layer on top
+    room = max(0.6, (5 - len(positions)) / 2)  # a few bars should not be wide
+    axes.set(xlim=(0, 1), ylim=(positions[-1] + room, positions[0] - room))  # the first layer on top
     axes.set_xlabel("share of projections ≤ 0")
     style_axes(axes, grid="x")
     figure.legend(loc="outside lower center", frameon=False, fontsize=9)  # side by side, the labels would not fit
@@ -187,11 +187,11 @@ def _draw_histogram(axes: Any, values: np.ndarray, end: float) -> float:
     edges = np.linspace(-end, end, 2 * half + 1)
     values = values.clip(-end, end)
     highest = 0.0
-    for own, bins, label, alpha in (
+    for half_values, bins, label, alpha in (
         (values[values <= 0], edges[: half + 1], NEGATIVE, 1.0),
         (values[values > 0], edges[half:], POSITIVE, 0.4),
     ):
-        density = np.histogram(own, bins)[0] / (values.size * end / half)
+        density = np.histogram(half_values, bins)[0] / (values.size * end / half)
         axes.stairs(density, bins, fill=True, color=COLORS[0], alpha=alpha, label=label)
         highest = max(highest, density.max())
     return highest
@@ -287,10 +287,10 @@ def plot_projections_along_training(
 
 def _values(entries: Sequence[Mapping[str, Any]], *keys: str) -> np.ndarray:
     """Look up a number in each entry, nan where it is missing."""
-    found: list[Any] = list(entries)
+    values: list[Any] = list(entries)
     for key in keys:
-        found = [None if one is None else one.get(key) for one in found]
-    return np.array(found, dtype=np.float64)  # None is nan
+        values = [None if one is None else one.get(key) for one in values]
+    return np.array(values, dtype=np.float64)  # None is nan
 
 
 def _relative_distances(entries: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
@@ -303,26 +303,26 @@ def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Choose color, line style and label of each layer."""
     import matplotlib
 
-    places = np.linspace(0, 0.88, len(names))  # the lightest colors are invisible on white
+    positions = np.linspace(0, 0.88, len(names))  # the lightest colors are invisible on white
     named = choose_evenly(names, _MOST_NAMES)
     labels = dict(zip(named, shorten_layer_names(named, 20), strict=True))
     return {
         name: {
-            "color": matplotlib.colormaps["viridis"](place),
-            "linestyle": style_line(number)["linestyle"] if len(names) <= _MOST_NAMES else "-",
-            "linewidth": 1.9 - place,  # lines below others are visible
+            "color": matplotlib.colormaps["viridis"](position),
+            "linestyle": style_line(index)["linestyle"] if len(names) <= _MOST_NAMES else "-",
+            "linewidth": 1.9 - position,  # lines below others are visible
             "label": labels.get(name, "_"),
         }
-        for number, (name, place) in enumerate(zip(names, places, strict=True))
+        for index, (name, position) in enumerate(zip(names, positions, strict=True))
     }
 
 
 def _draw_line(axes: Any, epochs: np.ndarray, values: np.ndarray, **style: Any) -> None:
     """Draw a line through the epochs that have a value."""
-    known = np.isfinite(values)
-    if known.any():
-        marker = "o" if known.sum() < 12 else None
-        axes.plot(epochs[known], values[known], **{"linewidth": 1.4, "marker": marker, "markersize": 3} | style)
+    finite = np.isfinite(values)
+    if finite.any():
+        marker = "o" if finite.sum() < 12 else None
+        axes.plot(epochs[finite], values[finite], **{"linewidth": 1.4, "marker": marker, "markersize": 3} | style)
 
 
 def _add_legend(axes: Any, title: str | None = None) -> None:

@@ -133,7 +133,7 @@ def _mark_missing(axes: Any, table: _Table) -> None:
 
 def _label_columns(axes: Any, table: _Table, step: int) -> None:
     """Label every `step`-th epoch, and the random draws."""
-    labels = [epoch if place % step == 0 else "" for place, epoch in enumerate(table.epochs)]
+    labels = [epoch if column % step == 0 else "" for column, epoch in enumerate(table.epochs)]
     axes.set_xticks(table.sides.mean(1), [*labels, *["random\nweights"] * table.has_random], fontsize=_LABEL_SIZE)
 
 

@@ -38,22 +38,22 @@ def shorten(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME].rstrip() + "…"
 
 
-def draw_points(axes: Any, places: Tensor, labels: Tensor, *, scale: float = 1.0) -> None:
+def draw_points(axes: Any, positions: Tensor, labels: Tensor, *, scale: float = 1.0) -> None:
     """Scatter places (N, 2) in the colors and markers of their classes (N,).
 
     They are drawn in a reproducible random order; class by class, the last class would cover all others.
     """
-    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0))
-    places, labels = places[order], labels[order]
-    size = scale * min(16.0, max(5.0, 16.0 * (1000 / max(len(places), 1)) ** 0.5))
+    order = torch.randperm(len(positions), generator=torch.Generator().manual_seed(0))
+    positions, labels = positions[order], labels[order]
+    size = scale * min(16.0, max(5.0, 16.0 * (1000 / max(len(positions), 1)) ** 0.5))
     cycles = labels // len(COLORS)
     for cycle in cycles.unique().tolist():
-        chosen = cycles == cycle
-        colors = [mark_of(label)[0] for label in labels[chosen].tolist()]
+        mask = cycles == cycle
+        colors = [mark_of(label)[0] for label in labels[mask].tolist()]
         _, marker = mark_of(cycle * len(COLORS))
         # Rasterized, because a vector file of ten thousand shapes opens slowly.
         style = {"alpha": 0.7, "linewidths": 0, "zorder": 2, "rasterized": True}
-        cloud = axes.scatter(*places[chosen].T.numpy(), s=size, c=colors, marker=marker, **style)
+        cloud = axes.scatter(*positions[mask].T.numpy(), s=size, c=colors, marker=marker, **style)
         cloud.set_in_layout(False)  # it is inside the axes, and slow to measure
 
 
@@ -70,23 +70,22 @@ def add_legend(figure: Figure, indices: Sequence[int], class_names: Sequence[str
 
 
 def place_names(
-    axes: Any, places: Tensor, indices: Sequence[int], names: Sequence[str], size: float, beside: Tensor | None = None
+    axes: Any, points: Tensor, indices: Sequence[int], names: Sequence[str], size: float, beside: Tensor | None = None
 ) -> None:
-    """Draw class names as close to their places (K, 2), in data units, as possible without overlap.
+    """Draw class names as close to their points (K, 2), in data units, as possible without overlap.
 
-    The axes must be complete and laid out by `Figure.draw_without_rendering`. Names are centered on their places, or
+    The axes must be complete and laid out by `Figure.draw_without_rendering`. Names are centered on their points, or
     beside them in the direction of the unit vectors `beside` (K, 2). Names without room are omitted, and their number
-    is written in the corner of the axes. `indices` are the classes of the places, and `size` is the font size in
-    points.
+    is written in the corner of the axes. `indices` are the classes of the points, and `size` is the font size.
     """
     from matplotlib.colors import to_rgb
     from matplotlib.patheffects import withStroke
 
     texts = []
-    for place, index in zip(places.tolist(), indices, strict=True):
-        color = [0.6 * part for part in to_rgb(mark_of(index)[0])]  # legible on points of the same color
+    for point, index in zip(points.tolist(), indices, strict=True):
+        color = [0.6 * channel for channel in to_rgb(mark_of(index)[0])]  # legible on points of the same color
         name = shorten(names[index])
-        text = axes.text(*place, name, color=color, weight="bold", size=size, ha="center", va="center", zorder=6)
+        text = axes.text(*point, name, color=color, weight="bold", size=size, ha="center", va="center", zorder=6)
         text.set_path_effects([withStroke(linewidth=3, foreground="white")])
         text.set_in_layout(False)
         texts.append(text)
@@ -94,25 +93,25 @@ def place_names(
         return
     boxes = [text.get_window_extent() for text in texts]
     sizes = torch.tensor([(box.width + 4, box.height + 2) for box in boxes], dtype=torch.float64)
-    start = torch.as_tensor(axes.transData.transform(places.numpy()))
+    start = torch.as_tensor(axes.transData.transform(points.numpy()))
     if beside is not None:
         start = start + beside * (sizes / 2 + _GAP)
     moved, kept = place_apart(start, sizes, *torch.as_tensor(axes.get_window_extent().get_points()))
     ends = torch.as_tensor(axes.transData.inverted().transform(moved.numpy()))
-    for number, text in enumerate(texts):
-        if not kept[number]:
+    for row, text in enumerate(texts):
+        if not kept[row]:
             text.remove()
             continue
-        text.set_position(ends[number].tolist())
-        if (moved[number] - start[number]).norm() > _CONNECTED:
-            line = torch.stack([places[number], ends[number]]).T
+        text.set_position(ends[row].tolist())
+        if (moved[row] - start[row]).norm() > _CONNECTED:
+            line = torch.stack([points[row], ends[row]]).T
             axes.plot(*line.numpy(), color="0.25", linewidth=0.8, zorder=5, scalex=False, scaley=False)
     if not kept.all():
         note = f"{int((~kept).sum())} names omitted for lack of space"
         axes.text(0.0, 0.0, note, transform=axes.transAxes, fontsize=8, color="0.35").set_in_layout(False)
 
 
-def place_apart(places: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def place_apart(positions: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Place boxes one after another, each as close to its place as possible without covering an earlier one.
 
     All is in pixels: the places of the centers (K, 2), widths and heights (K, 2), and the lower left and upper right
@@ -124,13 +123,13 @@ def place_apart(places: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> tup
     radii = torch.arange(0.0, _FARTHEST, 4.0, dtype=torch.float64)[:, None]
     turn = 2 * math.pi * torch.arange(32, dtype=torch.float64) / 32
     offsets = torch.stack([radii * turn.cos(), radii * turn.sin()], dim=-1).flatten(0, 1)
-    placed, kept = places.double().clone(), torch.zeros(len(places), dtype=torch.bool)
-    for number, size in enumerate(sizes):
-        candidates = torch.minimum(torch.maximum(placed[number] + offsets, low + size / 2), high - size / 2)
+    placed, kept = positions.double().clone(), torch.zeros(len(positions), dtype=torch.bool)
+    for row, size in enumerate(sizes):
+        candidates = torch.minimum(torch.maximum(placed[row] + offsets, low + size / 2), high - size / 2)
         apart = (candidates[:, None] - placed[kept]).abs() >= (size + sizes[kept]) / 2
         free = apart.any(-1).all(-1)
-        kept[number] = free.any()
-        placed[number] = candidates[free.int().argmax()]  # the first free one is the nearest
+        kept[row] = free.any()
+        placed[row] = candidates[free.int().argmax()]  # the first free one is the nearest
     return placed, kept
 
 
@@ -140,20 +139,11 @@ def project_to_great_sphere(points: Tensor, dim: int = 3) -> tuple[Tensor, Tenso
     The points are normalized, projected on their leading principal directions about the origin (the great sphere that
     is closest to them) and normalized again. A point that is orthogonal to all these directions maps to the origin.
 
-    Args:
-        points: (N, d), of any nonzero norms.
-        dim: Number of coordinates of the result, at most d.
-
     Returns:
         Unit vectors (N, dim), and the orthonormal directions (d, dim) in columns, both float64 on the CPU.
 
     Raises:
         ValueError: If `dim` exceeds d, or a point is zero or not finite.
-
-    Example:
-        >>> points, basis = project_to_great_sphere(embeddings, 3)
-        >>> points.shape
-        torch.Size([60, 3])
     """
     directions = check_directions(points, what="points")
     width = directions.shape[1]
@@ -223,17 +213,17 @@ class Scene:
         if directions is not None:
             directions = check_directions(directions, what="directions")
             if directions.shape != (len(class_names), width):
-                expected, given = (len(class_names), width), tuple(directions.shape)
-                raise ValueError(f"directions must have the shape {expected}, one per class; got {given}.")
+                expected, shape = (len(class_names), width), tuple(directions.shape)
+                raise ValueError(f"directions must have the shape {expected}, one per class; got {shape}.")
         note = ""
         if not lengths and width == dim:
             points = check_directions(points, what="points")
         elif not lengths:
             shown, basis = project_to_great_sphere(points, dim)
-            share = (check_directions(points, what="points") @ basis).square().sum(1).mean().item()
+            fraction = (check_directions(points, what="points") @ basis).square().sum(1).mean().item()
             points, directions = shown, None if directions is None else F.normalize(directions @ basis, dim=-1)
             which = f"the {'two' if dim == 2 else 'three'} leading principal directions"
-            note = f"{width} coordinates, projected on {which}, which keep {100 * share:.0f} % of the second moment"
+            note = f"{width} coordinates, projected on {which}, which keep {100 * fraction:.0f} % of the second moment"
         self.points, self.labels, self.directions, self.class_names = points, labels, directions, class_names
         self.lengths, self.note = lengths, note
         self.present: list[int] = labels.unique().tolist()
@@ -267,7 +257,7 @@ class Scene:
 
     def mean_directions(self) -> Tensor:
         """Return the mean direction (dim,) of each class of `present`, stacked."""
-        return F.normalize(torch.stack([F.normalize(own, dim=1).mean(0) for own in self.members()]), dim=1)
+        return F.normalize(torch.stack([F.normalize(members, dim=1).mean(0) for members in self.members()]), dim=1)
 
     def describe(self, *before: str, marks: str, shown: int, whole: str, outside: Sequence[str] = ()) -> list[str]:
         """Return the lines of the caption, those about the kind of figure `before` the others.

@@ -86,7 +86,7 @@ class CircleScene(Scene):
         """See `Scene`."""
         means = self.mean_directions()
         if self.lengths:
-            far = torch.stack([own.norm(dim=1).quantile(0.98) for own in self.members()])
+            far = torch.stack([members.norm(dim=1).quantile(0.98) for members in self.members()])
             place_names(axes, means * far[:, None], self.present, self.class_names, size)
         else:
             place_names(axes, _NAMES * means, self.present, self.class_names, size, beside=means)
@@ -142,8 +142,8 @@ def _density(points: Tensor) -> Tensor:
     """Density of unit vectors (N, 2) over `_BINS` directions, starting at the first coordinate axis."""
     width = 2 * math.pi / _BINS
     bins = (torch.atan2(points[:, 1], points[:, 0]) / width).round().long() % _BINS
-    share = torch.bincount(bins, minlength=_BINS).double() / len(points)
-    return torch.from_numpy(gaussian_filter1d(share.numpy(), _BLUR * _BINS / 360, mode="wrap", truncate=8.0))
+    density = torch.bincount(bins, minlength=_BINS).double() / len(points)
+    return torch.from_numpy(gaussian_filter1d(density.numpy(), _BLUR * _BINS / 360, mode="wrap", truncate=8.0))
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,6 @@ def choose_view(points: Tensor) -> View:
     The positive octant, which contains all points of a spherized head, is viewed along its diagonal, with the whole
     hemisphere, since the class directions of such a head are often outside the octant. Points on all sides are viewed
     from two opposite sides.
-
-    Example:
-        >>> choose_view(torch.eye(3)).reach
-        90.0
     """
     if (points >= -1e-6).all():
         return View(90.0 - _OCTANT, 45.0)
@@ -257,10 +253,10 @@ class SphereScene(Scene):
         seen = torch.zeros(len(points), dtype=torch.bool)
         for side, shift in self.sides:
             _draw_globe(axes, side, shift)
-            places, front = _look(points, side, shift)
-            inside = front & ((places - torch.tensor([shift, 0.0])).abs() <= extent).all(1)
+            positions, front = _look(points, side, shift)
+            inside = front & ((positions - torch.tensor([shift, 0.0])).abs() <= extent).all(1)
             seen |= inside
-            draw_points(axes, places[inside], labels[inside], scale=scale)
+            draw_points(axes, positions[inside], labels[inside], scale=scale)
             if self.view.both_sides:
                 axes.text(shift - 1.0, 1.0, "back" if shift else "front", fontsize=9, color="0.35", va="top")
             for index, direction in self.drawn_directions.items():
@@ -280,14 +276,14 @@ class SphereScene(Scene):
     def draw_names(self, axes: Any, size: float) -> None:
         """Draw the names at the means of the points, which for some heads are far from the class directions."""
         means = self.mean_directions()
-        places, chosen = [], []
+        positions, indices = [], []
         for side, shift in self.sides:
             where, front = _look(means, side, shift)
-            places.append(where[front])
-            chosen += [index for index, seen in zip(self.present, front.tolist(), strict=True) if seen]
+            positions.append(where[front])
+            indices += [index for index, seen in zip(self.present, front.tolist(), strict=True) if seen]
         # A name must not hide the marker of a direction at the mean.
         above = None if self.directions is None else torch.tensor([[0.0, 1.0]])
-        place_names(axes, torch.cat(places), chosen, self.class_names, size, beside=above)
+        place_names(axes, torch.cat(positions), indices, self.class_names, size, beside=above)
 
 
 def _look(points: Tensor, view: View, shift: float) -> tuple[Tensor, Tensor]:
@@ -309,10 +305,10 @@ def _draw_globe(axes: Any, view: View, shift: float) -> None:
         latitude = torch.stack([math.cos(angle) * cos, math.cos(angle) * sin, up], dim=1)
         longitude = torch.stack([math.cos(angle) * cos, math.sin(angle) * cos, sin], dim=1)
         for circle in (latitude, longitude):
-            places, front = _look(circle, view, shift)
-            places[~front] = torch.nan
+            positions, front = _look(circle, view, shift)
+            positions[~front] = torch.nan
             color = "0.6" if degrees in (0, 90) else "0.85"
-            axes.plot(*places.T.numpy(), color=color, linewidth=0.7, zorder=1)
+            axes.plot(*positions.T.numpy(), color=color, linewidth=0.7, zorder=1)
 
 
 @plain_text()
@@ -363,18 +359,18 @@ def plot_gallery(
     for axes in grid[len(panels) :]:
         axes.set_visible(False)
     shared: list[str] = []
-    for number, (axes, (name, scene)) in enumerate(zip(grid, scenes.items(), strict=False)):
+    for at, (axes, (name, scene)) in enumerate(zip(grid, scenes.items(), strict=False)):
         notes = scene.draw(axes, scale=0.5)
-        if widths[number % columns] > 1 and not both[number]:
+        if widths[at % columns] > 1 and not both[at]:
             axes.set_xlim(axes.get_xlim()[0] - _APART / 2, axes.get_xlim()[1] + _APART / 2)
         if _MOST_NAMES_OF_A_PANEL < len(scene.present) <= LARGEST_NAMED:
             notes.append(f"{len(scene.present)} classes: too many to draw their names")
         axes.set_title(name, fontsize=11)
         shared += [note for note in notes if note.startswith(_SHARED_NOTES)]
-        own = "; ".join(note for note in notes if not note.startswith(_SHARED_NOTES))
+        panel_notes = "; ".join(note for note in notes if not note.startswith(_SHARED_NOTES))
         style = {"transform": axes.transAxes, "ha": "center", "va": "top", "fontsize": 8, "color": "0.35"}
-        if own:
-            axes.text(0.5, -0.02, textwrap.fill(own, 55), **style)
+        if panel_notes:
+            axes.text(0.5, -0.02, textwrap.fill(panel_notes, 55), **style)
     add_caption(figure, *dict.fromkeys(shared))
     present = {index for scene in scenes.values() for index in scene.present}
     add_legend(figure, sorted(present), class_names)

@@ -1,6 +1,6 @@
-"""Readers of image data sets in their published layouts of folders and lists.
+"""Readers of image datasets in their published layouts of folders and lists.
 
-ImageNet-200, OmniArt, CUB-200-2011, Stanford Online Products, and few-shot data sets split by class.
+ImageNet-200, OmniArt, CUB-200-2011, Stanford Online Products, and few-shot datasets split by class.
 """
 
 import csv
@@ -18,26 +18,18 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 FIRST_YEAR, LAST_YEAR = 1000, 1932
 """The years that OmniArt spans, as published."""
 CLASS_LISTS = {"train": "train.csv", "validation": "val.csv", "test": "test.csv"}
-"""File name of the list of each split of a few-shot data set."""
+"""File name of the list of each split of a few-shot dataset."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """Published numbers of a data set; unknown and varying ones are left out.
+    """Published numbers of a dataset; unknown and varying ones are left out."""
 
-    Attributes:
-        classes: Classes of all splits together.
-        classes_of_a_split: Classes of each split, where the splits have different classes.
-        images: Images of each split.
-        images_of_a_class: Images per class of each split.
-        size: Width and height of every image in pixels.
-    """
-
-    classes: int | None = None
-    classes_of_a_split: dict[str, int] = field(default_factory=dict)
-    images: dict[str, int] = field(default_factory=dict)
-    images_of_a_class: dict[str, int] = field(default_factory=dict)
-    size: tuple[int, int] | None = None
+    classes: int | None = None  # of all splits together
+    classes_of_a_split: dict[str, int] = field(default_factory=dict)  # where the splits have different classes
+    images: dict[str, int] = field(default_factory=dict)  # by split
+    images_of_a_class: dict[str, int] = field(default_factory=dict)  # by split
+    size: tuple[int, int] | None = None  # width and height of every image in pixels
 
 
 PUBLISHED = {
@@ -60,12 +52,7 @@ Splits = dict[str, list[Row]]
 
 
 class Reader:
-    """Reads the rows of a data set and counts those that are skipped.
-
-    Args:
-        source: Folder of the data as published.
-        skip_missing: Whether to skip unusable rows instead of raising an error.
-    """
+    """Reads the rows of a dataset, in its folder as published, and counts those that are skipped on request."""
 
     def __init__(self, source: Path, *, skip_missing: bool) -> None:
         self.source = source
@@ -84,9 +71,9 @@ class Reader:
     def present(self, rows: Iterable[Row], split: str) -> list[Row]:
         """Return the rows whose image file exists."""
         rows = list(rows)
-        found = {folder: _names_in(folder) for folder in {row.path.parent for row in rows}}
-        kept = [row for row in rows if row.path.name in found[row.path.parent]]
-        missing = [row.path for row in rows if row.path.name not in found[row.path.parent]]
+        existing = {folder: _names_in(folder) for folder in {row.path.parent for row in rows}}
+        kept = [row for row in rows if row.path.name in existing[row.path.parent]]
+        missing = [row.path for row in rows if row.path.name not in existing[row.path.parent]]
         self.leave_out(split, "have no image file", missing, len(rows))
         if not kept:
             raise ValueError(f"found no image of the {split} split in {self.source}; {_contents(self.source)}.")
@@ -94,20 +81,22 @@ class Reader:
 
     def lines(self, name: str, columns: int, separator: str | None = None, header: str = "") -> list[list[str]]:
         """Read the first columns of a text file; if `header` is set, it must be the first line, and is not returned."""
-        found = []
-        for number, line in enumerate(self.find(name).read_text(encoding="utf-8-sig").splitlines(), 1):
+        rows = []
+        for line_number, line in enumerate(self.find(name).read_text(encoding="utf-8-sig").splitlines(), 1):
             cells = line.split(separator, -1 if separator else columns - 1)
             if line.strip() and len(cells) < columns:
-                raise ValueError(f"line {number} of {self.source / name} must have {columns} columns; got {line!r}.")
+                raise ValueError(
+                    f"line {line_number} of {self.source / name} must have {columns} columns; got {line!r}."
+                )
             if line.strip():
-                found.append([cell.strip() for cell in cells[:columns]])
+                rows.append([cell.strip() for cell in cells[:columns]])
         if not header:
-            return found
-        first = (separator or " ").join(found[0]) if found else ""
+            return rows
+        first = (separator or " ").join(rows[0]) if rows else ""
         if first != header:
             got = f"got {first!r}" if first else "it is empty"
             raise ValueError(f"{name} must begin with the line {header!r}; {got}.")
-        return found[1:]
+        return rows[1:]
 
     def find(self, name: str) -> Path:
         """Return the path of a file, which must exist."""
@@ -122,15 +111,15 @@ def read_imagenet200(reader: Reader) -> tuple[Splits, Features]:
 
     Classes have the names of `words.txt` if it exists, but the order of their folders.
     """
-    found = {"train": _rows_by_class(reader.source / "train")}
+    rows_of_splits = {"train": _rows_by_class(reader.source / "train")}
     if (reader.source / "val" / "val_annotations.txt").is_file():
         folder = reader.source / "val" / "images"
         listed = reader.lines("val/val_annotations.txt", 2, "\t")
-        found["test"] = [Row(folder / file, {"label": name}) for file, name in listed]
+        rows_of_splits["test"] = [Row(folder / file, {"label": name}) for file, name in listed]
     else:
-        found["test"] = _rows_by_class(reader.source / "test")
-    trained, tested = ({row.values["label"] for row in rows} for rows in found.values())
-    splits = {split: reader.present(rows, split) for split, rows in found.items()}
+        rows_of_splits["test"] = _rows_by_class(reader.source / "test")
+    trained, tested = ({row.values["label"] for row in rows} for rows in rows_of_splits.values())
+    splits = {split: reader.present(rows, split) for split, rows in rows_of_splits.items()}
     if alone := sorted(trained ^ tested):
         raise ValueError(f"the training and the test split must have the same classes; not in both: {_shorten(alone)}.")
     folders = sorted(trained)
@@ -183,21 +172,21 @@ def _read_artworks(reader: Reader, split: str) -> list[Row]:
 
 def read_cub200(reader: Reader) -> tuple[Splits, Features]:
     """Read the four lists of Caltech-UCSD Birds 200-2011."""
-    files, classes, parts, names = (
+    files, classes, marks, names = (
         dict(reader.lines(f"{name}.txt", 2)) for name in ("images", "image_class_labels", "train_test_split", "classes")
     )
-    for name, listed in (("image_class_labels", classes), ("train_test_split", parts)):
+    for name, listed in (("image_class_labels", classes), ("train_test_split", marks)):
         if alone := sorted(listed.keys() ^ files.keys()):
             raise ValueError(f"images.txt and {name}.txt must list the same images; {alone[0]} is in one of them only.")
     if unnamed := set(classes.values()) - names.keys():
         raise ValueError(f"classes.txt lacks class {min(unnamed)}.")
-    if not set(parts.values()) <= {"0", "1"}:
-        raise ValueError(f"train_test_split.txt must contain only 1 (training) or 0; got {max(set(parts.values()))!r}.")
-    index = {number: i for i, number in enumerate(names)}
+    if not set(marks.values()) <= {"0", "1"}:
+        raise ValueError(f"train_test_split.txt must contain only 1 (training) or 0; got {max(set(marks.values()))!r}.")
+    index = {class_id: i for i, class_id in enumerate(names)}
     splits: Splits = {"train": [], "test": []}
     for image, file in files.items():
         row = Row(reader.source / "images" / file, {"label": index[classes[image]]})
-        splits["train" if parts[image] == "1" else "test"].append(row)
+        splits["train" if marks[image] == "1" else "test"].append(row)
     splits = {split: reader.present(rows, split) for split, rows in splits.items()}
     # "001.Black_footed_Albatross" is the Black footed Albatross.
     birds = [name.split(".", 1)[-1].replace("_", " ") for name in names.values()]
@@ -221,21 +210,21 @@ def read_sop(reader: Reader) -> tuple[Splits, Features]:
 def _read_products(reader: Reader, name: str) -> list[Row]:
     rows = []
     for cells in reader.lines(name, 4, header="image_id class_id super_class_id path"):
-        _, number, _, file = cells
+        _, class_id, _, file = cells
         folder, slash, _ = file.partition("/")
-        if not number.isdecimal() or not slash:
+        if not class_id.isdecimal() or not slash:
             raise ValueError(
                 f"a row of {name} must have the number of a class second, and the path of an image in the folder of "
                 f"its super class last; got {' '.join(cells)!r}."
             )
         # "coffee_maker_final" is the folder of coffee_maker.
-        values = {"label": int(number), "super_class": folder.removesuffix("_final")}
+        values = {"label": int(class_id), "super_class": folder.removesuffix("_final")}
         rows.append(Row(reader.source / file, values))
     return rows
 
 
 def read_class_split(reader: Reader) -> tuple[Splits, Features]:
-    """Read three lists of images with disjoint classes, the usual layout of few-shot data sets.
+    """Read three lists of images with disjoint classes, the usual layout of few-shot datasets.
 
     Classes are stored as names: with a `ClassLabel` every split would have all classes.
     """
@@ -283,9 +272,9 @@ def _rows_by_class(folder: Path) -> list[Row]:
     rows = []
     for class_folder in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
         inner = class_folder / "images"  # as in Tiny ImageNet
-        place = inner if inner.is_dir() else class_folder
-        names = sorted(name for name in _names_in(place) if name.lower().endswith(IMAGE_SUFFIXES))
-        rows += [Row(place / name, {"label": class_folder.name}) for name in names if not name.startswith(".")]
+        image_folder = inner if inner.is_dir() else class_folder
+        names = sorted(name for name in _names_in(image_folder) if name.lower().endswith(IMAGE_SUFFIXES))
+        rows += [Row(image_folder / name, {"label": class_folder.name}) for name in names if not name.startswith(".")]
     return rows
 
 

@@ -1,8 +1,9 @@
-"""Convert published image data sets to parquet files that `load_image_data` reads."""
+"""Convert published image datasets to parquet files that `load_image_data` reads."""
 
 import io
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from datasets import Features
 from PIL import Image as PILImage
@@ -15,45 +16,24 @@ from hf_sphere.utils.files import atomic_folder
 from hf_sphere.utils.texts import damage
 
 
-def prepare_images(
-    kind: str,
-    source: Path,
-    output: Path,
-    *,
-    overwrite: bool = False,
-    skip_missing: bool = False,
-    expect_counts: bool = True,
-    progress: bool = True,
-) -> None:
-    """Convert a data set and print a summary. Image files are stored unchanged, and writing is atomic.
+def prepare_images(args: Any) -> None:
+    """Convert a dataset and print a summary. Image files are stored unchanged, and writing is atomic.
 
-    Args:
-        kind: One of `published_images.layouts.READERS`.
-        source: Folder of the data as published.
-        output: Folder to write.
-        overwrite: Replace prepared data in `output`.
-        skip_missing: Skip unusable rows instead of raising an error.
-        expect_counts: Raise an error, instead of printing a warning, if the numbers of classes and images or their size
-            differ from the published ones.
-        progress: Whether to show progress bars.
-
-    Raises:
-        FileExistsError: If `output` exists and may not be replaced.
-        ValueError: If the data is incomplete or unreadable.
+    `args` are the `PrepareArguments` of `recipes/prepare_images.py`.
     """
+    source, output = Path(args.source), Path(args.output)
     if not source.is_dir():
         raise ValueError(f"--source {source} is not a folder.")
-    _check_output(output, source, overwrite)
-    reader = Reader(source, skip_missing=skip_missing)
-    splits, features = READERS[kind](reader)
-    _check_counts(kind, splits, features, strict=expect_counts, warn=True)
+    _check_output(output, source, args.overwrite_output_dir)
+    reader = Reader(source, skip_missing=args.skip_missing)
+    splits, features = READERS[args.kind](reader)
+    for text in _count_differences(args, splits, features):
+        print(f"Warning: {text}.")
     with atomic_folder(output) as unfinished:
-        for split, rows in splits.items():
-            splits[split] = _write_split(
-                unfinished, split, rows, features, reader, PUBLISHED[kind].size, strict=expect_counts, progress=progress
-            )
-        # Checked again, without the unreadable images.
-        _check_counts(kind, splits, features, strict=expect_counts, warn=False)
+        splits = {
+            split: _write_split(unfinished, split, rows, features, reader, args) for split, rows in splits.items()
+        }
+        _count_differences(args, splits, features)  # without the unreadable images
     print(f"{'split':<11}{'images':>10}{'classes':>10}{'size':>12}")
     for split, rows in splits.items():
         size = sum(path.stat().st_size for path in output.glob(f"{split}-*.parquet"))
@@ -76,67 +56,56 @@ def _check_output(output: Path, source: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{output} is not replaced: {other[0]} is not prepared data. Choose another --output.")
 
 
-def _check_counts(kind: str, splits: Splits, features: Features, *, strict: bool, warn: bool) -> None:
-    """Compare the numbers of classes and images with the published ones."""
-    published, wrong = PUBLISHED[kind], []
+def _count_differences(args: Any, splits: Splits, features: Features) -> list[str]:
+    """Return how the numbers of classes and images differ from the published ones, an error with `expect_counts`."""
+    published = PUBLISHED[args.kind]
     images = {split: Counter(row.values["label"] for row in rows) for split, rows in splits.items()}
-    numbers = [("classes", published.classes, len(set().union(*images.values())))]
-    for split, found in images.items():
-        numbers.append((f"{split} classes", published.classes_of_a_split.get(split), len(found)))
-        numbers.append((f"{split} images", published.images.get(split), found.total()))
-    wrong = [f"{want:,} {what} expected, {got:,} found" for what, want, got in numbers if want not in (None, got)]
+    counts = [("classes", published.classes, len(set().union(*images.values())))]
+    for split, of_class in images.items():
+        counts.append((f"{split} classes", published.classes_of_a_split.get(split), len(of_class)))
+        counts.append((f"{split} images", published.images.get(split), of_class.total()))
+    wrong = [f"{want:,} {what} expected, {got:,} found" for what, want, got in counts if want not in (None, got)]
     for split, each in published.images_of_a_class.items():
         names = features["label"].names
         other = [f"{images[split][i]} of {name}" for i, name in enumerate(names) if images[split][i] != each]
         if other:
             more = f" and others of {len(other) - 1} further classes" if len(other) > 1 else ""
             wrong.append(f"{each} {split} images of each class expected, {other[0]}{more} found")
-    if wrong and strict:
+    if wrong and args.expect_counts:
         raise ValueError(
-            f"these are not {kind} as published: {'; '.join(wrong)}. Complete the data, or pass --expect_counts false "
-            "to prepare it as it is."
+            f"these are not {args.kind} as published: {'; '.join(wrong)}. Complete the data, or pass --expect_counts "
+            "false to prepare it as it is."
         )
-    for text in wrong if warn else []:
-        print(f"Warning: {text}.")
+    return wrong
 
 
-def _write_split(
-    folder: Path,
-    split: str,
-    rows: list[Row],
-    features: Features,
-    reader: Reader,
-    size: tuple[int, int] | None,
-    *,
-    strict: bool,
-    progress: bool,
-) -> list[Row]:
+def _write_split(folder: Path, split: str, rows: list[Row], features: Features, reader: Reader, args: Any) -> list[Row]:
     """Write a split and return the rows that are readable."""
-    kept, odd = [], 0
+    expected, kept, odd = PUBLISHED[args.kind].size, [], 0
     with (
         ParquetSplit(folder, split, features) as parquet,
-        tqdm(rows, split, unit="image", disable=not progress) as bar,
+        tqdm(rows, split, unit="image", disable=args.disable_tqdm) as bar,
     ):
         for row in bar:
             check_regular(row.path)
             encoded = row.path.read_bytes()
             try:
                 with PILImage.open(io.BytesIO(encoded)) as image:
-                    found = image.size
+                    size = image.size
             except Exception as error:  # of PIL and its plugins, of many classes
                 reader.leave_out(split, "have an unreadable image", [f"{row.path} ({damage(error)})"], len(rows))
                 continue
-            if size is not None and found != size:
+            if expected not in (None, size):
                 odd += 1
-                if strict:
+                if args.expect_counts:
                     raise ValueError(
-                        f"images of {size[0]} x {size[1]} pixels expected, {row.path} has {found[0]} x {found[1]}. "
-                        "Pass --expect_counts false to prepare the data as it is."
+                        f"images of {expected[0]} x {expected[1]} pixels expected, {row.path} has {size[0]} x "
+                        f"{size[1]}. Pass --expect_counts false to prepare the data as it is."
                     )
             parquet.add({"image": {"bytes": encoded, "path": row.path.name}} | row.values, len(encoded))
             kept.append(row)
     if not kept:
         raise ValueError(f"no image of the {split} split can be used.")
     if odd:
-        print(f"Warning: {odd:,} {split} images are not of size {size}.")
+        print(f"Warning: {odd:,} {split} images are not of size {expected}.")
     return kept

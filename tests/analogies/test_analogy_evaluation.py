@@ -3,11 +3,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from hf_sphere.analogies import (
-    LanguageModel,
     Question,
     ScoreCache,
     SearchResult,
-    bootstrap_interval,
     make_questions,
     measure_questions,
     score_questions,
@@ -15,18 +13,19 @@ from hf_sphere.analogies import (
     search_configurations,
     selection_noise,
 )
-from hf_sphere.analogies.evaluation import AnalogyEvaluation, Scores, report_accuracy, untuned_configuration
+from hf_sphere.analogies.evaluation import (
+    Scores,
+    answer_questions,
+    report_accuracy,
+    search_templates,
+    untuned_configuration,
+)
 from hf_sphere.analogies.scoring import base, scoring_class
 from hf_sphere.analogies.scoring.base import Engine
-from hf_sphere.analogies.search import guessing_quantile
+from hf_sphere.analogies.search import bootstrap_interval, guessing_quantile
 
 PAIRS = [("cat", "dog"), ("red", "sea"), ("man", "king"), ("in", "out"), ("eat", "food")]
 QUESTIONS = make_questions(PAIRS[:3], [PAIRS[1:3], PAIRS[2:5], PAIRS[3:5]], [0, 2, 1])
-
-
-@pytest.fixture(scope="module")
-def tiny(root):
-    return LanguageModel.load(root / "tests" / "golden" / "analogy" / "tiny-bert")
 
 
 @pytest.fixture
@@ -36,10 +35,10 @@ def in_pieces(monkeypatch):
 
 
 @pytest.mark.parametrize("scoring", ["embedding_similarity", "hypothesis_bias", "marginal_bias", "perplexity", "pmi"])
-def test_chunked_scores_equal_scores_of_one_call(tiny, in_pieces, scoring):
+def test_chunked_scores_equal_scores_of_one_call(tiny_bert, in_pieces, scoring):
     told = []
-    found = AnalogyEvaluation(Engine(tiny, 512, progress=told.append)).search(QUESTIONS, scoring, ["is-to-as"])
-    measured = measure_questions(QUESTIONS, tiny, scoring, template="is-to-as", batch_size=512)
+    found = search_templates(Engine(tiny_bert, 512, progress=told.append), QUESTIONS, scoring, ["is-to-as"])
+    measured = measure_questions(QUESTIONS, tiny_bert, scoring, template="is-to-as", batch_size=512)
     expected = search_configurations(measured, QUESTIONS)
     assert told == [1, 1, 1]
     assert found.columns == expected.columns
@@ -48,50 +47,40 @@ def test_chunked_scores_equal_scores_of_one_call(tiny, in_pieces, scoring):
 
 
 @pytest.mark.parametrize("scoring", scoring_names())
-def test_without_a_grid_there_is_one_configuration_per_template(tiny, scoring):
+def test_without_a_grid_there_is_one_configuration_per_template(tiny_bert, scoring):
     templates = ["is-to-what", "is-to-as"]
-    found = AnalogyEvaluation(Engine(tiny), grid="none").search(QUESTIONS, scoring, templates)
+    found = search_templates(Engine(tiny_bert), QUESTIONS, scoring, templates, "none")
     assert [found.configuration(number) for number in range(2)] == [
         {"scoring": scoring, "template": template} for template in templates
     ]
     for number, template in enumerate(templates):
-        scores = score_questions(QUESTIONS, tiny, scoring, template=template)
+        scores = score_questions(QUESTIONS, tiny_bert, scoring, template=template)
         assert found.predictions[number].tolist() == scores.predictions.tolist()
         assert found.accuracy[number] == pytest.approx(scores.accuracy(QUESTIONS))
 
 
-def test_the_published_grid_is_a_subset_of_the_full_grid(tiny):
-    sizes = [
-        len(AnalogyEvaluation(Engine(tiny), grid=grid).search(QUESTIONS, "perplexity", ["is-to-what"]))
-        for grid in ("full", "published")
-    ]
-    assert sizes == [6 * 11 * 19, 6 * 11 * 15]
-
-
 @pytest.mark.parametrize("scoring", scoring_names())
-def test_chunked_answers_of_a_configuration_equal_those_of_one_call(tiny, in_pieces, scoring):
+def test_chunked_answers_of_a_configuration_equal_those_of_one_call(tiny_bert, in_pieces, scoring):
     told = []
     untuned = untuned_configuration(scoring, None)
-    found = AnalogyEvaluation(Engine(tiny, progress=told.append)).answer(QUESTIONS, untuned)
+    found = answer_questions(Engine(tiny_bert, progress=told.append), QUESTIONS, untuned)
     assert sum(told) == 3
-    assert torch.equal(found.costs, score_questions(QUESTIONS, tiny, scoring).costs)
+    assert torch.equal(found.costs, score_questions(QUESTIONS, tiny_bert, scoring).costs)
 
 
-def test_the_best_configuration_reproduces_its_answers_of_the_search(tiny):
-    evaluation = AnalogyEvaluation(Engine(tiny))
-    found = evaluation.search(QUESTIONS, "marginal_bias", ["is-to-what", "is-to-as"])
+def test_the_best_configuration_reproduces_its_answers_of_the_search(tiny_bert):
+    found = search_templates(Engine(tiny_bert), QUESTIONS, "marginal_bias", ["is-to-what", "is-to-as"])
     for number in (found.best(), 0, len(found) - 1):
-        answers = evaluation.answer(QUESTIONS, found.configuration(number))
+        answers = answer_questions(Engine(tiny_bert), QUESTIONS, found.configuration(number))
         assert answers.predictions.tolist() == found.predictions[number].tolist()
 
 
-def test_only_the_permutations_that_a_configuration_needs_are_scored(tiny, tmp_path):
+def test_only_the_permutations_that_a_configuration_needs_are_scored(tiny_bert, tmp_path):
     cache = ScoreCache(tmp_path / "scores.jsonl")
-    evaluation = AnalogyEvaluation(Engine(tiny, cache=cache))
-    evaluation.answer(QUESTIONS[:1], {"scoring": "perplexity", "positive_aggregation": "index_3"})
-    assert len(cache) == 2
-    evaluation.answer(QUESTIONS[:1], {"scoring": "perplexity", "positive_aggregation": "mean"})
-    assert len(cache) == 2 * 8
+    for aggregation, count in (("index_3", 1), ("mean", 8)):
+        configuration = {"scoring": "perplexity", "positive_aggregation": aggregation}
+        answer_questions(Engine(tiny_bert, cache=cache), QUESTIONS[:1], configuration)
+        assert len(cache) == 2 * count
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-import importlib.util
 import os
-import shutil
-import socket
 import subprocess
 import sys
 
@@ -10,21 +7,17 @@ import pytest
 from hf_sphere.analogies import LanguageModel, make_questions, score_questions
 
 pytest.importorskip("gradio")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 CHOICES = "paint : portrait\nnote : music\ntale : story\nweek : year"
 
 
 @pytest.fixture(scope="module")
-def tiny(root):
-    return str(root / "tests" / "golden" / "analogy" / "tiny-bert")
+def tiny(golden_folder):
+    return str(golden_folder / "tiny-bert")
 
 
 @pytest.fixture(scope="module")
-def app(root):
-    spec = importlib.util.spec_from_file_location("analogy_app", root / "analogy" / "app.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def app(load_file):
+    return load_file("analogy/app.py")
 
 
 @pytest.fixture(scope="module")
@@ -142,15 +135,12 @@ def test_a_model_is_loaded_once(app, tiny):
 
 
 @pytest.fixture
-def address(root, tiny, tmp_path):
+def address(root, tiny, free_port, tmp_path):
     """URL of the page, served by a separate process."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path)}
     environment.pop("GRADIO_ANALYTICS_ENABLED", None)
     process = subprocess.Popen(
-        [sys.executable, str(root / "analogy" / "app.py"), "--model", tiny, "--port", str(port)],
+        [sys.executable, str(root / "analogy" / "app.py"), "--model", tiny, "--port", str(free_port)],
         cwd=tmp_path,
         env=environment,
         text=True,
@@ -163,30 +153,23 @@ def address(root, tiny, tmp_path):
         if "Running on local URL" in line:
             break
     assert process.poll() is None, said
-    yield f"http://127.0.0.1:{port}"
+    yield f"http://127.0.0.1:{free_port}"
     process.kill()
     process.wait()
     process.stdout.close()
 
 
 @pytest.fixture
-def page(address):
+def page(address, chromium):
     """The page in a browser without network access."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    if BROWSER is None:
-        pytest.skip("needs Chromium or Chrome")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.set_default_timeout(60_000)
-        page.strangers = []
-        page.on(
-            "request", lambda request: request.url.startswith((address, "data:")) or page.strangers.append(request.url)
-        )
-        page.route(lambda url: not url.startswith(address), lambda route: route.abort())
-        page.goto(address)
-        yield page
-        browser.close()
+    page = chromium.new_page()
+    page.set_default_timeout(60_000)
+    page.strangers = []
+    page.on("request", lambda asked: asked.url.startswith((address, "data:")) or page.strangers.append(asked.url))
+    page.route(lambda url: not url.startswith(address), lambda route: route.abort())
+    page.goto(address)
+    yield page
+    page.close()
 
 
 def test_the_page_shows_costs_and_errors(page, expected):

@@ -1,4 +1,3 @@
-import importlib.util
 import json
 import os
 import shutil
@@ -43,8 +42,8 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def tiny_folder(root):
-    return root / "tests" / "golden" / "analogy" / "tiny-bert"
+def tiny_folder(golden_folder):
+    return golden_folder / "tiny-bert"
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +52,9 @@ def tiny(tiny_folder):
 
 
 @pytest.fixture(scope="module")
-def module(root):
+def module(load_file):
     """The source of the module, not the copy made by evaluate."""
-    spec = importlib.util.spec_from_file_location("analogy_module", root / "analogy" / "analogy.py")
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
+    return load_file("analogy/analogy.py")
 
 
 @pytest.fixture
@@ -91,11 +87,8 @@ def test_the_module_loads_by_name_and_path_and_matches_the_function(root, tmp_pa
     assert set(found["model"]["accuracy_by_group"]) == {"parts", "opposites"}
 
 
-def test_the_test_cases_of_the_space_pass(root, metric):
-    spec = importlib.util.spec_from_file_location("analogy_cases", root / "analogy" / "tests.py")
-    cases = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(cases)
-    for case in cases.test_cases:
+def test_the_test_cases_of_the_space_pass(load_file, metric):
+    for case in load_file("analogy/tests.py").test_cases:
         assert metric.compute(**{name: case[name] for name in case if name != "result"}) == case["result"]
 
 

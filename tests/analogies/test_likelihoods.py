@@ -155,11 +155,10 @@ def test_threads_can_share_a_model(tiny_bert):
     assert len(list(itertools.groupby(running))) == 2  # sequential
 
 
-def test_scores_do_not_depend_on_chunking(tiny_bert, monkeypatch):
+@pytest.mark.parametrize("batch_tokens", [3, 50])  # 3 splits a sentence into several chunks
+def test_scores_do_not_depend_on_chunking(tiny_bert, monkeypatch, batch_tokens):
     expected = perplexities(tiny_bert, SENTENCES)
-    monkeypatch.setattr(LanguageModel, "batch_tokens", 3)  # splits a sentence into several chunks
-    torch.testing.assert_close(perplexities(tiny_bert, SENTENCES), expected, rtol=1e-5, atol=0)
-    monkeypatch.setattr(LanguageModel, "batch_tokens", 50)
+    monkeypatch.setattr(LanguageModel, "batch_tokens", batch_tokens)
     torch.testing.assert_close(perplexities(tiny_bert, SENTENCES), expected, rtol=1e-5, atol=0)
 
 
@@ -372,20 +371,22 @@ def test_causal_models_reject_hidden_words(causal):
         perplexities(causal, [dataclasses.replace(SENTENCES[0], hidden=(2,))])
 
 
-@pytest.mark.parametrize("text", ["", "  \n"])
-def test_an_empty_sentence_is_rejected(tiny_bert, text):
-    with pytest.raises(ValueError, match=r"a sentence must not be empty; got Sentence\("):
-        perplexities(tiny_bert, [Sentence("cat"), Sentence(text)])
+@pytest.mark.parametrize(
+    ("sentence", "message"),
+    [
+        (Sentence(""), r"a sentence must not be empty; got Sentence\("),
+        (Sentence("  \n"), r"a sentence must not be empty; got Sentence\("),
+        (Sentence("cat", ((0, 3),), hidden=(0,)), "nothing to score in 'cat': all of its tokens are masks or special"),
+    ],
+)
+def test_a_sentence_without_text_or_tokens_to_score_is_rejected(tiny_bert, sentence, message):
+    with pytest.raises(ValueError, match=message):
+        perplexities(tiny_bert, [SENTENCES[0], sentence])
 
 
-def test_a_sentence_of_masks_is_rejected(tiny_bert):
-    with pytest.raises(ValueError, match=r"nothing to score in 'cat': all of its tokens are masks or special"):
-        perplexities(tiny_bert, [SENTENCES[0], Sentence("cat", spans=((0, 3),), hidden=(0,))])
-
-
-def test_a_hidden_word_outside_the_sentence_is_rejected(tiny_bert):
+def test_a_hidden_word_outside_the_sentence_is_rejected():
     with pytest.raises(ValueError, match="word 1 cannot be hidden: `spans` has 1 words"):
-        perplexities(tiny_bert, [Sentence("cat is", spans=((0, 3),), hidden=(1,))])
+        Sentence("cat is", spans=((0, 3),), hidden=(1,))
 
 
 def test_the_error_shows_the_too_long_sentence_and_the_limit(tiny_bert):

@@ -38,7 +38,7 @@ def test_groups_are_optional(folder):
     assert load_questions(str(folder), "sat") == [Question(STEM, CHOICES, 1)]
 
 
-def test_data_sets_have_the_published_sizes(real_data):
+def test_datasets_have_the_published_sizes(real_data):
     folder = str(real_data("relbert/analogy_questions"))
     sizes = {"sat": (37, 337), "u2": (24, 228), "u4": (48, 432), "google": (50, 500), "bats": (199, 1799)}
     for config, expected in sizes.items():

@@ -3,20 +3,12 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from hf_sphere.analogies.evaluation import measure_questions, score_questions
-from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.likelihoods import ScoreCache
 from hf_sphere.analogies.prompts import TEMPLATES
 from hf_sphere.analogies.questions import make_questions
 from hf_sphere.analogies.scoring import scoring_names
-
-
-@pytest.fixture(scope="module")
-def tiny(root):
-    folder = root / "tests" / "golden" / "analogy" / "tiny-bert"
-    return LanguageModel.load(AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +31,10 @@ def golden(root):
     return cases
 
 
-def test_perplexities_and_predictions_match_the_publication(tiny, golden, cache):
+def test_perplexities_and_predictions_match_the_publication(tiny_bert, golden, cache):
     for template, cases in golden.items():
         questions, expected = zip(*cases, strict=True)
-        measured = measure_questions(questions, tiny, template=template, cache=cache)
+        measured = measure_questions(questions, tiny_bert, template=template, cache=cache)
         for case, values, count in zip(expected, measured.terms[0], measured.num_choices.tolist(), strict=True):
             published = torch.tensor(
                 [positive + negative for positive, negative in zip(
@@ -51,47 +43,49 @@ def test_perplexities_and_predictions_match_the_publication(tiny, golden, cache)
                 dtype=torch.float64,
             )  # fmt: skip
             torch.testing.assert_close(values[:, :count].T, published, rtol=1e-5, atol=0)
-        scores = score_questions(questions, tiny, template=template, cache=cache)
+        scores = score_questions(questions, tiny_bert, template=template, cache=cache)
         assert scores.predictions.tolist() == [case["perplexity_index_0_prediction"] for case in expected]
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_marginal_bias_and_predictions_match_the_publication(tiny, golden, cache, number):
+def test_marginal_bias_and_predictions_match_the_publication(tiny_bert, golden, cache, number):
     for template, cases in golden.items():
         questions, expected = zip(*cases, strict=True)
         published = [case["marginal_bias_index_0"][number] for case in expected]
         weights = {name: published[0][name] for name in ("weight_head", "weight_tail")}
-        scores = score_questions(questions, tiny, "marginal_bias", template=template, cache=cache, **weights)
+        scores = score_questions(questions, tiny_bert, "marginal_bias", template=template, cache=cache, **weights)
         for costs, case in zip(scores.by_question(), published, strict=True):
             assert costs == pytest.approx(case["score"], abs=1e-4)
         assert scores.predictions.tolist() == [case["prediction"] for case in published]
 
 
 @pytest.mark.parametrize("scoring", scoring_names())
-def test_every_scoring_works_with_a_real_model(tiny, golden, scoring):
+def test_every_scoring_works_with_a_real_model(tiny_bert, golden, scoring):
     questions = [question for question, _ in golden["she-to-as"]]
-    scores = score_questions(questions, tiny, scoring)
+    scores = score_questions(questions, tiny_bert, scoring)
     assert [len(costs) for costs in scores.by_question()] == [len(question.choices) for question in questions]
     assert scores.costs.isfinite().sum() == scores.costs[scores.costs.isfinite()].unique().numel()
 
 
-def test_hypothesis_bias_masks_every_token_of_a_hidden_word(tiny, golden):
+def test_hypothesis_bias_masks_every_token_of_a_hidden_word(tiny_bert, golden):
     question = golden["she-to-as"][0][0]
-    (costs,) = score_questions([question], tiny, "hypothesis_bias", weight_head=0.2, weight_tail=-0.4).by_question()
+    (costs,) = score_questions(
+        [question], tiny_bert, "hypothesis_bias", weight_head=0.2, weight_tail=-0.4
+    ).by_question()
 
     def perplexity(head, tail, hidden):
         """Plain pseudo-perplexity in float32, one mask at a time."""
         word = {"a": question.stem[0], "b": question.stem[1], "c": head, "d": tail}
-        masks = " ".join(["[MASK]"] * len(tiny.tokenizer.tokenize(word[hidden]))) if hidden else ""
+        masks = " ".join(["[MASK]"] * len(tiny_bert.tokenizer.tokenize(word[hidden]))) if hidden else ""
         text = TEMPLATES["is-to-what"].format(**(word | ({hidden: masks} if hidden else {})))
-        ids = tiny.tokenizer(text, return_tensors="pt").input_ids[0]
+        ids = tiny_bert.tokenizer(text, return_tensors="pt").input_ids[0]
         losses = []
         for place in range(1, len(ids) - 1):
-            if ids[place] != tiny.tokenizer.mask_token_id:
+            if ids[place] != tiny_bert.tokenizer.mask_token_id:
                 masked = ids.clone()
-                masked[place] = tiny.tokenizer.mask_token_id
+                masked[place] = tiny_bert.tokenizer.mask_token_id
                 with torch.no_grad():
-                    losses.append(F.cross_entropy(tiny.model.eval()(masked[None]).logits[0, place], ids[place]))
+                    losses.append(F.cross_entropy(tiny_bert.model.eval()(masked[None]).logits[0, place], ids[place]))
         return torch.stack(losses).double().mean().exp()
 
     sentence, head, tail = (
@@ -101,9 +95,9 @@ def test_hypothesis_bias_masks_every_token_of_a_hidden_word(tiny, golden):
     assert costs == pytest.approx((logs[0] - 0.2 * logs[1] + 0.4 * logs[2]).tolist(), abs=1e-5)
 
 
-def test_progress_is_shown_on_request_only(tiny, golden, capfd):
+def test_progress_is_shown_on_request_only(tiny_bert, golden, capfd):
     questions = [question for question, _ in golden["she-to-as"]][:1]
-    score_questions(questions, tiny)
+    score_questions(questions, tiny_bert)
     assert capfd.readouterr() == ("", "")
-    score_questions(questions, tiny, progress=True)
+    score_questions(questions, tiny_bert, progress=True)
     assert "question" in capfd.readouterr().err

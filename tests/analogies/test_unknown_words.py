@@ -17,7 +17,7 @@ from hf_sphere.analogies import (
     scoring_names,
     search_configurations,
 )
-from hf_sphere.analogies.evaluation import AnalogyEvaluation, report_accuracy, select_configuration
+from hf_sphere.analogies.evaluation import answer_questions, report_accuracy, search_templates, select_configuration
 from hf_sphere.analogies.scoring.base import Engine
 
 STEMS = [("犬", "鮪"), ("鯨", "麒")]
@@ -58,9 +58,8 @@ def test_every_configuration_of_a_search_guesses_unknown_words(tiny, scoring):
 @ignored
 @pytest.mark.parametrize("grid", ["none", "full"])
 def test_a_report_counts_ties_on_validation_and_test_questions(tiny, grid):
-    evaluation = AnalogyEvaluation(Engine(tiny), grid=grid)
-    search = evaluation.search(QUESTIONS, "perplexity", [None])
-    answers = evaluation.answer(QUESTIONS, select_configuration(search).configuration)
+    search = search_templates(Engine(tiny), QUESTIONS, "perplexity", [None], grid)
+    answers = answer_questions(Engine(tiny), QUESTIONS, select_configuration(search).configuration)
     report = report_accuracy(search, QUESTIONS, answers, answers, num_shuffles=5)
     names = ("eval_accuracy", "untuned_accuracy", "validation_accuracy", "validation_noise", "chance_level")
     assert [report[name] for name in names] == pytest.approx([5 / 12] * 5)

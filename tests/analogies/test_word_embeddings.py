@@ -133,32 +133,23 @@ def test_a_tokenizer_without_offsets_is_rejected(byte_model):
         embed_words(byte_model, ["cat"])
 
 
-@pytest.mark.parametrize("words", [["cat", ""], [" "]])
-def test_empty_words_are_rejected(tiny_bert, words):
-    with pytest.raises(ValueError, match="a sentence must not be empty"):
-        embed_words(tiny_bert, words)
-
-
-def test_a_word_without_tokens_is_rejected(tiny_bert):
-    sentence = Sentence("cat is \u200b to nurse", ((0, 3), (7, 8)))
-    with pytest.raises(ValueError, match=r"characters 7 to 8 of .* has no token: the span is wrong"):
-        embed_words_in_context(tiny_bert, [sentence])
-
-
 @pytest.mark.parametrize(
-    "sentences", [[Sentence("cat")], [Sentence("cat", ((0, 3),)), Sentence("cat", ((0, 1), (1, 3)))]]
+    ("embed", "inputs", "message"),
+    [
+        (embed_words, ["cat", ""], "a sentence must not be empty"),
+        (embed_words, [" "], "a sentence must not be empty"),
+        (embed_words, [], "there is nothing to embed: the list is empty"),
+        (embed_words, ["is " * 62 + "is"], "accepts up to 64 tokens, but this sentence has 65"),
+        (embed_words_in_context, [], "there is nothing to embed: the list is empty"),
+        (
+            embed_words_in_context,
+            [Sentence("cat is \u200b to nurse", ((0, 3), (7, 8)))],
+            "characters 7 to 8 of .* has no token: the span is wrong",
+        ),
+        (embed_words_in_context, [Sentence("cat")], "the same number of `spans`, at least one; got"),
+        (embed_words_in_context, [Sentence("cat", ((0, 3),)), Sentence("cat", ((0, 1), (1, 3)))], "the same number"),
+    ],
 )
-def test_sentences_with_different_numbers_of_words_are_rejected(tiny_bert, sentences):
-    with pytest.raises(ValueError, match="all sentences must have the same number of `spans`, at least one; got"):
-        embed_words_in_context(tiny_bert, sentences)
-
-
-@pytest.mark.parametrize("embed", [embed_words, embed_words_in_context])
-def test_empty_inputs_are_rejected(tiny_bert, embed):
-    with pytest.raises(ValueError, match="there is nothing to embed: the list is empty"):
-        embed(tiny_bert, [])
-
-
-def test_the_error_shows_the_too_long_sentence(tiny_bert):
-    with pytest.raises(ValueError, match=r"accepts up to 64 tokens, but this sentence has 65"):
-        embed_words(tiny_bert, ["is " * 62 + "is"])
+def test_invalid_words_and_sentences_are_rejected(tiny_bert, embed, inputs, message):
+    with pytest.raises(ValueError, match=message):
+        embed(tiny_bert, inputs)

@@ -242,14 +242,19 @@ class TestSphericalKMeans:
         found = SphericalKMeans(3, random_state=0).fit_predict(1e300 * points)
         assert adjusted_rand_score(labels, found) == 1
 
-    @pytest.mark.parametrize("init", [np.ones((2, 8)), np.full((3, 8), np.nan)])
-    def test_wrong_initial_centers_are_an_error(self, init):
-        with pytest.raises(ValueError, match="init must be finite, of shape"):
-            SphericalKMeans(3, init=init).fit(blobs()[0])
-
-    @pytest.mark.parametrize("options", [{"n_clusters": 0}, {"init": "random"}, {"tol": -1.0}, {"batch_size": 0}])
-    def test_invalid_options_are_an_error(self, options):
-        with pytest.raises(ValueError, match=next(iter(options))):
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            *[
+                ({name: value}, name)
+                for name, value in (("n_clusters", 0), ("init", "x"), ("tol", -1.0), ("batch_size", 0))
+            ],
+            ({"n_clusters": 3, "init": np.ones((2, 8))}, "init must be finite, of shape"),
+            ({"n_clusters": 3, "init": np.full((3, 8), np.nan)}, "init must be finite, of shape"),
+        ],
+    )
+    def test_invalid_options_are_an_error(self, options, message):
+        with pytest.raises(ValueError, match=message):
             SphericalKMeans(**options).fit(blobs()[0])
 
 

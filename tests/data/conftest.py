@@ -44,7 +44,7 @@ def encode() -> Callable[..., bytes]:
 
 @pytest.fixture
 def make_dataset() -> Callable[..., Dataset]:
-    """Make a data set of images (arrays, PIL images, encoded bytes or None) and labels."""
+    """Make a dataset of images (arrays, PIL images, encoded bytes or None) and labels."""
 
     def make(
         images: Sequence,
@@ -81,7 +81,7 @@ def save(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def embed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Register splits as a bundled data set and return its name; faster than a folder and less restricted."""
+    """Register splits as a bundled dataset and return its name; faster than a folder and less restricted."""
 
     def offer(**splits: Dataset) -> str:
         monkeypatch.setitem(sources.BUNDLED, "made_up", lambda: DatasetDict(splits))

@@ -100,10 +100,6 @@ class TestAugmentation:
         for image, crop in zip(images, cropped, strict=True):
             assert any(np.array_equal(crop, window) for window in windows(image, 3, "reflect"))
 
-    def test_a_reflection_beyond_the_image_is_an_error(self):
-        with pytest.raises(ValueError, match="crop_padding 4 exceeds what images of 4 x 9 pixels allow, 3"):
-            Augmentation(crop_padding=4, crop_padding_mode="reflect").check_size(4, 9)
-
     def test_every_window_occurs(self):
         image = noise(1, 5, 4)
         crops = Augmentation(crop_padding=1)(image.expand(300, -1, -1, -1), torch.Generator().manual_seed(1))
@@ -160,15 +156,6 @@ class TestAugmentation:
         (degrees,) = drawn
         assert -40.0 <= degrees.min() < -39.0
         assert 39.0 < degrees.max() <= 40.0
-
-    def test_a_negative_padding_is_an_error(self):
-        with pytest.raises(ValueError, match=r"crop_padding must be at least 0 .*; got -1"):
-            Augmentation(crop_padding=-1)
-
-    @pytest.mark.parametrize("rotation", [-1.0, 180.5, math.inf, math.nan])
-    def test_an_angle_outside_0_to_180_is_an_error(self, rotation):
-        with pytest.raises(ValueError, match=f"rotation must be at least 0 and at most 180.*; got {rotation}"):
-            Augmentation(rotation=rotation)
 
 
 class TestRandomResizedCrop:
@@ -248,10 +235,6 @@ class TestRandomResizedCrop:
         boxes = augmentation._draw_boxes(100, 0.16, torch.Generator().manual_seed(1), largest_ratio=1.0)
         torch.testing.assert_close(boxes[0][:, 0], boxes[0][:, 1], atol=0, rtol=0)
 
-    def test_an_aspect_ratio_below_1_is_an_error(self):
-        with pytest.raises(ValueError, match=r"crop_aspect_ratio must be at least 1; got 0\.75"):
-            Augmentation(random_resized_crop=0.16, crop_aspect_ratio=0.75)
-
     def test_positions_are_uniform(self):
         size, center = drawn(40000, 0.08)
         left = ((center - size / 2) / (1 - size))[size.amax(1) < 0.95]
@@ -285,15 +268,6 @@ class TestRandomResizedCrop:
             tolerance = 5 * math.sqrt((mine.var().item() + other.var().item()) / 4000)
             assert mine.mean().item() == pytest.approx(other.mean().item(), abs=tolerance)
             assert mine.std().item() == pytest.approx(other.std().item(), rel=0.08)
-
-    @pytest.mark.parametrize("share", [0.0, -0.1, 1.01, math.nan])
-    def test_an_area_fraction_outside_0_to_1_is_an_error(self, share):
-        with pytest.raises(ValueError, match=f"random_resized_crop must be above 0 and at most 1; got {share}"):
-            Augmentation(random_resized_crop=share)
-
-    def test_combining_both_crops_is_an_error_that_names_both(self):
-        with pytest.raises(ValueError, match="crop_padding and random_resized_crop are two ways to crop"):
-            Augmentation(crop_padding=4, random_resized_crop=0.08)
 
 
 class TestColorJitter:
@@ -354,13 +328,6 @@ class TestColorJitter:
         assert torch.equal(Augmentation(color_jitter=(0.0, 0.3, 0.3, 0.1))(images, generator), images)
         assert not torch.equal(Augmentation(color_jitter=(0.3, 0.3, 0.3, 0.1))(images, generator), images)
 
-    @pytest.mark.parametrize(
-        "strengths", [(0.3, 0.3, 0.3), (0.3, 0.3, 1.5, 0.1), (0.3, 0.3, 0.3, 0.6), (-0.1, 0, 0, 0)]
-    )
-    def test_wrong_strengths_are_an_error(self, strengths):
-        with pytest.raises(ValueError, match="color_jitter must be"):
-            Augmentation(color_jitter=strengths)
-
 
 class TestOcclusion:
     def test_exactly_one_square_of_the_color_is_covered_in_each_image(self):
@@ -385,21 +352,48 @@ class TestOcclusion:
         # The color is rounded to 8 bits.
         assert pixels.abs().max() <= 0.5 / 255 / 0.5
 
-    def test_a_square_larger_than_the_image_is_an_error(self):
-        with pytest.raises(ValueError, match="occlusion 5 exceeds what images of 4 x 9 pixels allow, 4"):
-            Augmentation(occlusion=5).check_size(4, 9)
-        with pytest.raises(ValueError, match=r"occlusion must be at least 0 .*; got -1"):
-            Augmentation(occlusion=-1)
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"crop_padding": -1}, "crop_padding must be at least 0 .*; got -1"),
+        ({"occlusion": -1}, "occlusion must be at least 0 .*; got -1"),
+        *[
+            ({"rotation": degrees}, f"rotation must be at least 0 and at most 180.*; got {degrees}")
+            for degrees in (-1.0, 180.5, math.inf, math.nan)
+        ],
+        *[
+            ({"random_resized_crop": area}, f"random_resized_crop must be above 0 and at most 1; got {area}")
+            for area in (0.0, -0.1, 1.01, math.nan)
+        ],
+        ({"random_resized_crop": 0.16, "crop_aspect_ratio": 0.75}, r"crop_aspect_ratio must be at least 1; got 0\.75"),
+        ({"crop_padding": 4, "random_resized_crop": 0.08}, "crop_padding and random_resized_crop are two ways to crop"),
+        ({"horizontal_flip": True, "alternating_flip": True}, "horizontal_flip and alternating_flip are two ways to"),
+        *[
+            ({"color_jitter": strengths}, "color_jitter must be")
+            for strengths in ((0.3, 0.3, 0.3), (0.3, 0.3, 1.5, 0.1), (0.3, 0.3, 0.3, 0.6), (-0.1, 0, 0, 0))
+        ],
+        *[
+            ({"rand_augment": strengths}, "rand_augment must be a number of operations, at least 1")
+            for strengths in ((2,), (0, 9), (2, 31))
+        ],
+        ({"crop_aspect_ratio": 1.0}, "crop_aspect_ratio 1.0 is for random_resized_crop; it is not set"),
+        ({"crop_padding_mode": "reflect"}, "crop_padding_mode reflect is for crop_padding, which is not set"),
+    ],
+    ids=str,
+)
+def test_invalid_options_are_an_error(options, said):
+    with pytest.raises(ValueError, match=said):
+        ImageDataOptions(**options)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"crop_aspect_ratio": 1.0}, "crop_aspect_ratio 1.0 is for random_resized_crop; it is not set"),
-        ({"crop_padding_mode": "reflect"}, "crop_padding_mode reflect is for crop_padding, which is not set"),
+        ({"crop_padding": 4, "crop_padding_mode": "reflect"}, "crop_padding 4 exceeds what .* 4 x 9 pixels allow, 3"),
+        ({"occlusion": 5}, "occlusion 5 exceeds what images of 4 x 9 pixels allow, 4"),
     ],
-    ids=["ratio", "mode"],
 )
-def test_an_option_of_a_crop_that_is_not_set_is_an_error(options, said):
+def test_what_exceeds_the_image_is_an_error(options, said):
     with pytest.raises(ValueError, match=said):
-        ImageDataOptions(**options)
+        Augmentation(**options).check_size(4, 9)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Value
 from hypothesis import given, settings, strategies as st
+from made_up_images import ANIMALS, LARGE, RAW, SMALL, noise
 from scipy.stats import chisquare
 
 from hf_sphere.data import ImageData, ImagesFromDisk, ImagesInMemory
@@ -12,18 +13,6 @@ from hf_sphere.data.corruption import Corruption
 
 without_deadline = settings(deadline=None, max_examples=60)
 """No deadline, since the machine may be busy."""
-
-SMALL, LARGE = (6, 4), (100, 4)
-"""Sizes of images that are kept in memory, and of images that are streamed from disk."""
-
-RAW = {"image_mean": [0.0], "image_std": [1.0]}
-"""Statistics with which pixel values are the bytes divided by 255."""
-
-ANIMALS = ["ant", "bee", "cat", "dog", "elk", "fox"]
-
-
-def noise(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
 def pixels(batches, augment: bool = True) -> dict[int, torch.Tensor]:
@@ -51,7 +40,7 @@ def places(size: tuple[int, int], channels: int = 1) -> np.ndarray:
 
 @pytest.fixture
 def load_split(load_one):
-    """Load a split of the data set registered last with `load_image_split`."""
+    """Load a split of the dataset registered last with `load_image_split`."""
     return lambda split="test", **options: load_one("made_up", split, **options)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Image, Value
+from made_up_images import LARGE, NOT_AN_IMAGE, RAW, SMALL, marked, noise, seen
 from PIL import Image as PILImage
 
 from hf_sphere.data import (
@@ -15,34 +16,9 @@ from hf_sphere.data import (
 )
 from hf_sphere.models import SphereVisionImageProcessor
 
-NOT_AN_IMAGE = b"not an image"
-SMALL, LARGE = (6, 4), (100, 4)
-"""Sizes of images that are kept in memory, and of images that are streamed from disk."""
-
-RAW = {"image_mean": [0.0], "image_std": [1.0]}
-"""Statistics with which pixel values are the bytes divided by 255."""
-
-
-def noise(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-
-
-def marked(count: int, size: tuple[int, int] = SMALL) -> list[np.ndarray]:
-    """Images whose pixels all equal the image index."""
-    return [np.full(size, index, dtype=np.uint8) for index in range(count)]
-
-
-def seen(batches, epoch: int = 0) -> list[tuple[int, int]]:
-    """Mark and label of each image of an epoch, loaded with the statistics `RAW`."""
-    pairs = []
-    for batch in batches.epoch(epoch):
-        marks = (batch["pixel_values"][:, 0, 0, 0] * 255).round().int().tolist()
-        pairs += zip(marks, batch["labels"].tolist(), strict=True)
-    return pairs
-
 
 def marks(batches, epoch: int = 0) -> list[int]:
-    return [mark for mark, _ in seen(batches, epoch)]
+    return [mark for mark, _ in seen(batches, epoch=epoch)]
 
 
 class TestLoadedData:
@@ -76,14 +52,18 @@ class TestLoadedData:
             assert torch.equal(first["pixel_values"], second["pixel_values"])
             assert torch.equal(first["labels"], second["labels"])
 
-    def test_columns_with_common_names_are_found(self, make_dataset, load):
-        dataset = make_dataset(marked(4), range(4), image_column="img", label_column="fine_label")
-        assert seen(load(dataset, **RAW).evaluation) == [(i, i) for i in range(4)]
-
-    def test_columns_can_be_specified(self, make_dataset, load):
-        dataset = make_dataset(marked(4), range(4), image_column="scan", label_column="finding")
-        data = load(dataset, **RAW, image_column_name="scan", label_column_name="finding")
-        assert seen(data.evaluation) == [(i, i) for i in range(4)]
+    @pytest.mark.parametrize(
+        ("image", "label", "options"),
+        [
+            ("img", "fine_label", {}),
+            ("picture", "label", {}),
+            ("scan", "finding", {"image_column_name": "scan", "label_column_name": "finding"}),
+        ],
+        ids=["usual names", "the only images", "given names"],
+    )
+    def test_columns_are_found(self, image, label, options, make_dataset, load):
+        dataset = make_dataset(marked(4), range(4), image_column=image, label_column=label)
+        assert seen(load(dataset, **RAW, **options).evaluation) == [(i, i) for i in range(4)]
 
     @pytest.mark.parametrize(("feature", "label"), [(Value("int64"), 0), (Value("string"), "ant")])
     def test_a_column_without_images_is_an_error_that_names_it(self, feature, label, make_dataset, load):
@@ -98,7 +78,7 @@ class TestLoadedData:
             load(both)
 
     def test_a_folder_without_its_options_is_an_error(self):
-        with pytest.raises(TypeError, match="options must be ImageDataOptions, and a data set is `dataset`; got str"):
+        with pytest.raises(TypeError, match="options must be ImageDataOptions, and a dataset is `dataset`; got str"):
             load_image_data("shots")
 
     def test_a_label_column_missing_from_the_evaluation_split_is_an_error(self, make_dataset, embed, load_named):
@@ -152,17 +132,19 @@ class TestLoadedData:
 
 
 class TestSplits:
-    def test_the_test_split_is_preferred_to_the_validation_split(self, make_dataset, save, load_named):
-        name = save(**{s: make_dataset(marked(n)) for s, n in (("train", 2), ("validation", 3), ("test", 4))})
-        assert load_named(name).evaluation.num_examples == 4
-
-    def test_the_validation_split_is_used_without_a_test_split(self, make_dataset, save, load_named):
-        name = save(train=make_dataset(marked(2)), validation=make_dataset(marked(3)))
-        assert load_named(name).evaluation.num_examples == 3
-
-    def test_the_training_split_is_not_the_evaluation_split(self, make_dataset, save, load_named):
-        name = save(test=make_dataset(marked(2)), validation=make_dataset(marked(3)))
-        assert load_named(name, train_split="test").eval_split == "validation"
+    @pytest.mark.parametrize(
+        ("splits", "train", "expected"),
+        [
+            (["train", "validation", "test"], "train", "test"),
+            (["train", "validation"], "train", "validation"),
+            (["test", "validation"], "test", "validation"),
+        ],
+    )
+    def test_the_evaluation_split_is_test_else_validation(
+        self, splits, train, expected, make_dataset, save, load_named
+    ):
+        name = save(**{split: make_dataset(marked(2)) for split in splits})
+        assert load_named(name, train_split=train).eval_split == expected
 
     def test_a_split_to_load_is_the_evaluation_split_if_not_given(self, make_dataset, save, load_one):
         name = save(**{s: make_dataset(marked(n)) for s, n in (("train", 2), ("validation", 3), ("test", 4))})
@@ -186,12 +168,18 @@ class TestSplits:
 
 
 class TestLabels:
-    @pytest.mark.parametrize(("train", "split"), [([0, -1], "train"), ([0, 1], "test")])
-    def test_a_label_outside_the_classes_is_an_error_that_names_image_and_split(self, train, split, make_dataset, load):
-        feature = ClassLabel(names=["ant", "bee"])
-        test = make_dataset(marked(3), [1, -1, -1], feature=feature)
-        with pytest.raises(ValueError, match=f"label -1 of image 1 in split '{split}' is outside the classes 0 to 1"):
-            load(make_dataset(marked(2), train, feature=feature), test)
+    @pytest.mark.parametrize(
+        ("train", "test", "message"),
+        [
+            ([0, -1], [0, 1], "label -1 of image 1 in split 'train' is outside the classes 0 to 1"),
+            ([0, 1], [1, -1, -1], "label -1 of image 1 in split 'test' is outside the classes 0 to 1"),
+            ([0, 1], [1, 0, None], "image 2 in split 'test'"),
+        ],
+    )
+    def test_an_invalid_label_is_an_error_that_names_image_and_split(self, train, test, message, make_dataset, load):
+        data = [make_dataset(marked(len(v)), v, feature=ClassLabel(names=["ant", "bee"])) for v in (train, test)]
+        with pytest.raises(ValueError, match=message):
+            load(*data, max_train_samples=18)
 
     def test_a_label_equal_to_the_number_of_classes_is_an_error(self, make_dataset, load):
         test = make_dataset(marked(3), [0, 1, 2])
@@ -199,12 +187,6 @@ class TestLabels:
         test.info.features["label"] = ClassLabel(names=["ant", "bee"])
         with pytest.raises(ValueError, match="label 2 of image 2 in split 'test' is outside the classes 0 to 1"):
             load(make_dataset(marked(2), [0, 1], feature=ClassLabel(names=["ant", "bee"])), test)
-
-    def test_a_missing_label_is_an_error_that_names_image_and_split(self, make_dataset, load):
-        feature = ClassLabel(names=["ant", "bee"])
-        test = make_dataset(marked(3), [1, 0, None], feature=feature)
-        with pytest.raises(ValueError, match="image 2 in split 'test'"):
-            load(make_dataset(marked(2), [0, 1], feature=feature), test)
 
     @pytest.mark.parametrize(
         ("feature", "values", "names", "labels"),
@@ -237,24 +219,17 @@ class TestLabels:
         train = make_dataset(marked(5), [-1] * 5, feature=ClassLabel(names=["ant", "bee"]))
         assert load_one(embed(train=train), None).num_images == 5
 
-    def test_the_only_column_of_images_needs_no_name(self, make_dataset, load):
-        train = make_dataset(marked(2), [0, 1], image_column="picture")
-        assert load(train).train.num_examples == 2
-
-    def test_an_evaluation_class_without_training_images_is_an_error_that_names_it(self, make_dataset, load):
-        train = make_dataset(marked(2), ["ant", "bee"], feature=Value("string"))
-        test = make_dataset(marked(2), ["ant", "cow"], feature=Value("string"))
-        with pytest.raises(ValueError, match="split 'test' has classes that the training split lacks: cow"):
-            load(train, test)
-
-    @pytest.mark.parametrize(("feature", "values"), [(Value("string"), ["a", None]), (Value("int64"), [0, None])])
-    def test_missing_labels_are_an_error_that_names_the_column(self, feature, values, make_dataset, load):
-        with pytest.raises(ValueError, match="label column 'label' has missing values"):
-            load(make_dataset(marked(2), values, feature=feature))
-
-    def test_real_valued_labels_are_an_error_that_names_the_column(self, make_dataset, load):
-        with pytest.raises(ValueError, match=r"label column 'label' contains Value\('float64'\)"):
-            load(make_dataset(marked(2), [0.5, 1.5], feature=Value("float64")))
+    @pytest.mark.parametrize(
+        ("feature", "values", "message"),
+        [
+            ("string", ["a", None], "has missing values"),
+            ("int64", [0, None], "has missing values"),
+            ("float64", [0.5, 1.5], r"contains Value\('float64'\)"),
+        ],
+    )
+    def test_a_column_that_has_no_labels_is_an_error_that_names_it(self, feature, values, message, make_dataset, load):
+        with pytest.raises(ValueError, match=f"label column 'label' {message}"):
+            load(make_dataset(marked(2), values, feature=Value(feature)))
 
     def test_a_training_subset_keeps_all_classes_of_the_split(self, make_dataset, load):
         names = [f"class {i}" for i in range(8)]
@@ -288,17 +263,11 @@ class TestPixels:
         luma = noise(6, 4, 3) @ np.array([0.299, 0.587, 0.114])
         np.testing.assert_allclose(next(data.evaluation.epoch())["pixel_values"][0, 0] * 255, luma, atol=0.51)
 
-    @pytest.mark.parametrize("given", [[7], [7, 7]])
-    def test_a_single_size_gives_square_images(self, given, make_dataset, load):
-        assert load(make_dataset(marked(2)), image_size=given).shape == ImageShape(1, 7, 7)
-
-    def test_a_pair_of_sizes_is_height_and_width(self, make_dataset, load):
-        data = load(make_dataset(marked(2)), image_size=[3, 9])
-        assert next(data.train.epoch())["pixel_values"].shape[2:] == (3, 9)
-
-    def test_the_default_size_is_that_of_the_images(self, make_dataset, load):
-        dataset = make_dataset([noise(5, 7, 3), noise(5, 7, 3)])
-        assert load(dataset).shape == ImageShape(3, 5, 7)
+    @pytest.mark.parametrize(("given", "size"), [([7], (7, 7)), ([7, 7], (7, 7)), ([3, 9], (3, 9)), (None, SMALL)])
+    def test_the_size_is_a_side_or_height_and_width_or_that_of_the_images(self, given, size, make_dataset, load):
+        data = load(make_dataset(marked(2)), image_size=given)
+        assert data.shape == ImageShape(1, *size)
+        assert next(data.train.epoch())["pixel_values"].shape[2:] == size
 
     @pytest.mark.parametrize("given", [[0], [-3], [4, 0]])
     def test_a_side_below_one_pixel_is_an_error(self, given, make_dataset, load):
@@ -382,11 +351,11 @@ class TestStatistics:
 
 class TestCorruptImages:
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_the_error_for_a_corrupt_image_has_its_index(self, size, make_dataset, load):
-        images = marked(6, size)
-        images[4] = NOT_AN_IMAGE
-        with pytest.raises(CorruptImageError, match=r"image 4 of the split.*--skip_unreadable_images"):
-            load(make_dataset(images))
+    @pytest.mark.parametrize("options", [{}, {"max_train_samples": 18}, RAW | {"validation_fraction": 0.5}])
+    def test_the_error_for_a_corrupt_image_has_its_index_in_the_split(self, options, size, make_dataset, load):
+        train, test = make_dataset([*marked(19, size), NOT_AN_IMAGE]), make_dataset(marked(2, size))
+        with pytest.raises(CorruptImageError, match=r"image 19 of the split.*--skip_unreadable_images"):
+            load(train, test, **options)
 
     def test_an_image_that_is_damaged_in_the_middle_is_an_error_when_it_is_read(self, make_dataset, load, encode):
         images = marked(6, LARGE)
@@ -396,19 +365,6 @@ class TestCorruptImages:
         data = load(make_dataset(marked(6, LARGE)), make_dataset(images))
         with pytest.raises(CorruptImageError, match="image 4 of the split"):
             list(data.evaluation.epoch())
-
-    def test_the_error_for_a_corrupt_image_of_a_subset_has_its_index_in_the_split(self, make_dataset, load):
-        with pytest.raises(CorruptImageError, match="image 19 of the split"):
-            load(make_dataset([*marked(19), NOT_AN_IMAGE]), max_train_samples=18, seed=0)
-
-    def test_the_error_for_a_corrupt_held_out_image_has_its_index_in_the_split(self, make_dataset, load):
-        train, test = make_dataset([*marked(19, LARGE), NOT_AN_IMAGE]), make_dataset(marked(2, LARGE))
-        with pytest.raises(CorruptImageError, match="image 19 of the split"):
-            load(train, test, **RAW, validation_fraction=0.5)
-
-    def test_the_error_for_an_invalid_label_has_its_index_in_the_split(self, make_dataset, load):
-        with pytest.raises(ValueError, match="label -1 of image 19 in split 'train'"):
-            load(make_dataset(marked(20), [0] * 19 + [-1]), max_train_samples=18, seed=0)
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     @pytest.mark.parametrize("validation_fraction", [0.0, 0.25])
@@ -478,15 +434,10 @@ class TestHeldOutPart:
         data = load(make_dataset(marked(50, size), classes), **RAW, validation_fraction=0.3)
         assert all(label == mark % 5 for mark, label in seen(data.validation) + seen(data.train))
 
-    def test_the_same_seed_gives_the_same_held_out_part(self, make_dataset, load):
+    def test_the_seed_determines_the_held_out_part(self, make_dataset, load):
         dataset = make_dataset(marked(50))
-        first, second = (load(dataset, **RAW, validation_fraction=0.2, seed=3).validation for _ in range(2))
-        assert marks(first) == marks(second)
-
-    def test_the_held_out_part_differs_between_seeds(self, make_dataset, load):
-        dataset = make_dataset(marked(50))
-        first, second = (load(dataset, **RAW, validation_fraction=0.2, seed=seed).validation for seed in (0, 1))
-        assert marks(first) != marks(second)
+        drawn = [marks(load(dataset, **RAW, validation_fraction=0.2, seed=seed).validation) for seed in (3, 3, 4)]
+        assert drawn[0] == drawn[1] != drawn[2]
 
     def test_the_held_out_part_is_the_same_in_memory_and_streamed(self, make_dataset, load):
         small, large = (load(make_dataset(marked(50, size)), **RAW, validation_fraction=0.2) for size in (SMALL, LARGE))
@@ -507,19 +458,11 @@ class TestSubsets:
         data = load(make_dataset(marked(20)), max_train_samples=7, max_eval_samples=5)
         assert (data.train.num_examples, data.evaluation.num_examples) == (7, 5)
 
-    def test_the_same_seed_gives_the_same_training_images(self, make_dataset, load):
+    def test_the_seed_determines_the_training_images(self, make_dataset, load):
         dataset = make_dataset(marked(40))
-        first, second = (load(dataset, **RAW, max_train_samples=10, seed=5).train for _ in range(2))
-        assert sorted(marks(first)) == sorted(marks(second))
-
-    def test_the_training_images_differ_between_seeds(self, make_dataset, load):
-        dataset = make_dataset(marked(40))
-        first, second = (load(dataset, **RAW, max_train_samples=10, seed=seed).train for seed in (0, 1))
-        assert sorted(marks(first)) != sorted(marks(second))
-
-    def test_no_image_is_sampled_twice(self, make_dataset, load):
-        data = load(make_dataset(marked(40)), **RAW, max_eval_samples=30)
-        assert len(set(marks(data.evaluation))) == 30
+        drawn = [sorted(marks(load(dataset, **RAW, max_train_samples=10, seed=seed).train)) for seed in (5, 5, 6)]
+        assert drawn[0] == drawn[1] != drawn[2]
+        assert len(set(drawn[0])) == 10
 
     def test_labels_match_the_sampled_images(self, make_dataset, load):
         data = load(make_dataset(marked(40), range(40)), **RAW, max_train_samples=9, max_eval_samples=9)

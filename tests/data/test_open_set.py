@@ -5,20 +5,13 @@ import pytest
 import torch
 from datasets import ClassLabel, Value
 from hypothesis import given, settings, strategies as st
+from made_up_images import ANIMALS, LARGE, RAW, SMALL, marked, seen
 
 from hf_sphere.data import ImagesFromDisk
 from hf_sphere.data.splits import Split, first_classes, held_out_classes
 
 without_deadline = settings(deadline=None, max_examples=60)
 """No deadline, since the machine may be busy."""
-
-SMALL, LARGE = (6, 4), (100, 4)
-"""Sizes of images that are kept in memory, and of images that are streamed from disk."""
-
-RAW = {"image_mean": [0.0], "image_std": [1.0]}
-"""Statistics with which pixel values are the bytes divided by 255."""
-
-ANIMALS = ["ant", "bee", "cat", "dog", "elk", "fox"]
 
 LABELS = st.lists(st.integers(0, 15), min_size=1, max_size=60).map(torch.tensor)
 
@@ -27,18 +20,9 @@ def several(labels: torch.Tensor) -> bool:
     return len(labels.unique()) > 1
 
 
-def marked(count: int, size: tuple[int, int] = SMALL, start: int = 0) -> list[np.ndarray]:
-    """Images whose pixels all equal the image index, counted from `start`."""
-    return [np.full(size, index, dtype=np.uint8) for index in range(start, start + count)]
-
-
-def seen(batches, names: list[str]) -> dict[int, str]:
-    """Map the mark of each image of an epoch to its class name, for data loaded with the statistics `RAW`."""
-    found = {}
-    for batch in batches.epoch():
-        marks = (batch["pixel_values"][:, 0, 0, 0] * 255).round().int().tolist()
-        found |= {mark: names[label] for mark, label in zip(marks, batch["labels"].tolist(), strict=True)}
-    return found
+def named(batches, names: list[str]) -> dict[int, str]:
+    """Map the mark of each image of an epoch to its class name."""
+    return {mark: names[label] for mark, label in seen(batches)}
 
 
 @pytest.fixture
@@ -117,8 +101,8 @@ class TestUnmodifiedSplits:
         data = load(train, test, **RAW, task="retrieval")
         assert data.class_names == ["cat", "elk"]
         assert data.eval_class_names == ["ant", "bee", "fox"]
-        assert seen(data.train, data.class_names) == {0: "elk", 1: "cat", 2: "elk"}
-        assert seen(data.evaluation, data.eval_class_names) == {3: "bee", 4: "fox", 5: "bee", 6: "ant"}
+        assert named(data.train, data.class_names) == {0: "elk", 1: "cat", 2: "elk"}
+        assert named(data.evaluation, data.eval_class_names) == {3: "bee", 4: "fox", 5: "bee", 6: "ant"}
         assert data.value_range is None
 
     def test_integer_labels_are_sorted_numerically(self, animals, load):
@@ -142,7 +126,7 @@ class TestUnmodifiedSplits:
         data = load(train, test, **RAW, task="retrieval", max_train_samples=2, max_eval_samples=1)
         every = dict(enumerate(["ant", "bee", "cat"] * 2 + ["dog", "elk", "fox"] * 2))
         for batches, names in ((data.train, data.class_names), (data.evaluation, data.eval_class_names)):
-            found = seen(batches, names)
+            found = named(batches, names)
             assert found.items() <= every.items()
             assert set(found.values()) == set(names)
         assert (data.train.num_examples, data.evaluation.num_examples) == (2, 1)
@@ -151,7 +135,7 @@ class TestUnmodifiedSplits:
     def test_skipping_corrupt_images_keeps_labels_aligned_with_images(self, size, make_dataset, load):
         images = [*marked(4, size), b"not an image", *marked(3, size, start=5)]
         data = load(make_dataset(images, [0, 1, 2, 3] * 2), **RAW, task="retrieval", skip_unreadable_images=True)
-        assert seen(data.evaluation, data.eval_class_names) == {i: str(i % 4) for i in range(8) if i != 4}
+        assert named(data.evaluation, data.eval_class_names) == {i: str(i % 4) for i in range(8) if i != 4}
         assert data.evaluation.epoch_rows().tolist() == [0, 1, 2, 3, 5, 6, 7]
 
 
@@ -160,8 +144,8 @@ class TestDividedClasses:
     def test_the_first_classes_of_both_splits_train_and_the_others_evaluate(self, size, animals, load):
         train, test = animals(["fox", "ant", "cat", "bee"], ["ant", "cat", "dog", "fox"], size=size)
         data = load(train, test, **RAW, task="retrieval", train_classes=2)
-        assert seen(data.train, data.class_names) == {1: "ant", 3: "bee", 4: "ant"}
-        assert seen(data.evaluation, data.eval_class_names) == {0: "fox", 2: "cat", 5: "cat", 6: "dog", 7: "fox"}
+        assert named(data.train, data.class_names) == {1: "ant", 3: "bee", 4: "ant"}
+        assert named(data.evaluation, data.eval_class_names) == {0: "fox", 2: "cat", 5: "cat", 6: "dog", 7: "fox"}
         assert (data.class_names, data.eval_class_names) == (["ant", "bee"], ["cat", "dog", "fox"])
 
     def test_a_split_named_twice_is_used_once(self, animals, load):
@@ -193,23 +177,10 @@ class TestDividedClasses:
         assert set(data.class_names) <= set(ANIMALS[:3])
         assert set(data.eval_class_names) <= set(ANIMALS[3:])
 
-    @pytest.mark.parametrize(
-        ("count", "message"),
-        [(0, "train_classes must be at least 1; got 0"), (4, "--train_classes 4 does not divide 4")],
-    )
-    def test_an_invalid_number_of_classes_is_an_error(self, count, message, animals, load):
-        with pytest.raises(ValueError, match=message):
-            load(*animals(["ant", "bee"], ["cat", "dog"]), task="retrieval", train_classes=count)
-
     @pytest.mark.parametrize(("count", "warned"), [(3, True), (2, False)])
     def test_one_evaluation_class_causes_a_warning(self, count, warned, animals, load, caplog):
         load(*animals(["ant", "bee"], ["cat", "dog"]), task="retrieval", train_classes=count)
         assert ("All evaluation images are of one class" in caplog.text) == warned
-
-    @pytest.mark.parametrize("task", ["classification", "regression", "joint"])
-    def test_train_classes_is_an_error_for_other_tasks(self, task, animals, load):
-        with pytest.raises(ValueError, match=f"--train_classes 1 does not apply to {task}"):
-            load(*animals(["ant"], ["bee"]), task=task, train_classes=1)
 
     def test_the_error_for_a_missing_label_has_its_row_in_the_concatenated_splits(self, animals, load):
         with pytest.raises(ValueError, match=r"image 3 in split 'train\+test'"):
@@ -224,18 +195,13 @@ class TestHeldOutImages:
         options = {"train_classes": train_classes, "validation_fraction": 0.4}
         data = load(train, test, **RAW, task="retrieval", **options)
         assert len(data.class_names) == 3
-        trained = seen(data.train, data.class_names)
+        trained = named(data.train, data.class_names)
         held_out_names = [name for name in ANIMALS[:5] if name not in data.class_names]
-        held_out = seen(data.validation, held_out_names)
+        held_out = named(data.validation, held_out_names)
         assert trained | held_out == dict(enumerate(ANIMALS[:5] * 3))
         assert data.train.labels.unique().tolist() == [0, 1, 2]
         assert data.validation.labels.unique().tolist() == [0, 1]
         assert data.eval_class_names == ["fox"]
-
-    @pytest.mark.parametrize("fraction", [-0.1, 1.0])
-    def test_a_fraction_outside_0_to_1_is_an_error(self, fraction, animals, load):
-        with pytest.raises(ValueError, match="validation_fraction must be at least 0 and below 1"):
-            load(*animals(["ant", "bee"], ["cat"]), task="retrieval", validation_fraction=fraction)
 
 
 class TestOtherTasks:
@@ -247,10 +213,23 @@ class TestOtherTasks:
         train, test = (d.add_column("value", [1.0, 2.0]) for d in animals(["ant", "bee"], ["bee", "ant"]))
         assert load(train, test, task="regression").eval_class_names == []
 
-    @pytest.mark.parametrize("option", [{"value_column_name": "year"}, {"computed_value": "slant"}])
-    def test_values_are_an_error_for_retrieval(self, option, animals, load):
-        with pytest.raises(ValueError, match=r"does not apply to retrieval.*regression or joint"):
-            load(*animals(["ant"], ["bee"]), task="retrieval", **option)
+
+@pytest.mark.parametrize(
+    ("task", "options", "message"),
+    [
+        ("retrieval", {"value_column_name": "year"}, r"does not apply to retrieval.*regression or joint"),
+        ("retrieval", {"computed_value": "slant"}, r"does not apply to retrieval.*regression or joint"),
+        ("retrieval", {"train_classes": 0}, "train_classes must be at least 1; got 0"),
+        ("retrieval", {"train_classes": 4}, "--train_classes 4 does not divide 4"),
+        *[
+            (task, {"train_classes": 1}, f"--train_classes 1 does not apply to {task}")
+            for task in ("classification", "regression", "joint")
+        ],
+    ],
+)
+def test_options_that_do_not_apply_are_errors(task, options, message, animals, load):
+    with pytest.raises(ValueError, match=message):
+        load(*animals(["ant", "bee"], ["cat", "dog"]), task=task, **options)
 
 
 @pytest.fixture
@@ -265,7 +244,7 @@ class TestOneSplit:
         (dataset,) = animals(["fox", "ant", "fox"], size=size)
         split = load_split(dataset)
         assert split.class_names == ANIMALS
-        assert seen(split.batches, split.class_names) == {0: "fox", 1: "ant", 2: "fox"}
+        assert named(split.batches, split.class_names) == {0: "fox", 1: "ant", 2: "fox"}
         assert split.num_images == 3
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
@@ -278,7 +257,7 @@ class TestOneSplit:
         for i in range(processes):
             split = load_split(make_dataset(images), process_index=i, **options)
             rows += split.batches.epoch_rows().tolist()
-            assert rows[-len(split.batches.epoch_rows()) :] == list(seen(split.batches, ["0"]))
+            assert rows[-len(split.batches.epoch_rows()) :] == list(named(split.batches, ["0"]))
         assert len(set(rows)) == len(rows) == split.num_images
         assert 13 <= len(rows) <= 15
 
@@ -296,17 +275,18 @@ class TestOneSplit:
         assert split.class_names == []
         assert split.batches.labels.tolist() == [-1, -1]
 
-    def test_a_requested_label_column_must_exist(self, animals, load_split):
-        with pytest.raises(ValueError, match="no label column 'kind'; the data has the columns"):
-            load_split(*animals(["fox"]), label_column_name="kind")
-
-    def test_an_unknown_split_is_an_error_that_lists_the_splits(self, animals, load_split):
-        with pytest.raises(ValueError, match=r"no split 'dev'; the data has test\. Choose one with --split"):
-            load_split(*animals(["fox"]), split="dev")
-
-    def test_statistics_with_a_wrong_number_of_channels_are_an_error(self, animals, load_split):
-        with pytest.raises(ValueError, match="mean and std need one value or 1"):
-            load_split(*animals(["fox"]), image_mean=[0.1, 0.2, 0.3])
+    @pytest.mark.parametrize(
+        ("split", "options", "message"),
+        [
+            ("test", {"label_column_name": "kind"}, "no label column 'kind'; the data has the columns"),
+            ("dev", {}, r"no split 'dev'; the data has test\. Choose one with --split"),
+            ("test", {"image_mean": [0.1, 0.2, 0.3]}, "mean and std need one value or 1"),
+            ("test", {"train_classes": 4, "train_split": "test"}, "--train_classes 4 does not divide 1 classes"),
+        ],
+    )
+    def test_invalid_options_are_errors(self, split, options, message, animals, load_split):
+        with pytest.raises(ValueError, match=message):
+            load_split(*animals(["fox"]), split=split, **options)
 
 
 class TestUnseenClasses:
@@ -317,7 +297,7 @@ class TestUnseenClasses:
         data = load(train, test, **RAW, task="retrieval", train_classes=2, max_eval_samples=max_eval_samples)
         unseen = load_one("made_up", train_classes=2, max_samples=max_eval_samples)
         assert (unseen.name, unseen.class_names) == ("train+test", data.eval_class_names)
-        assert seen(unseen.batches, unseen.class_names) == seen(data.evaluation, data.eval_class_names)
+        assert named(unseen.batches, unseen.class_names) == named(data.evaluation, data.eval_class_names)
         assert torch.equal(unseen.batches.epoch_rows(), data.evaluation.epoch_rows())
 
     def test_the_digits_after_the_first_six_are_714_images(self, load_one):
@@ -330,7 +310,7 @@ class TestUnseenClasses:
         name = embed(learn=first, probe=second)
         unseen = load_one(name, "probe", train_split="learn", train_classes=1)
         assert unseen.name == "learn+probe"
-        assert seen(unseen.batches, unseen.class_names) == {1: "bee", 2: "bee", 3: "cat"}
+        assert named(unseen.batches, unseen.class_names) == {1: "bee", 2: "bee", 3: "cat"}
         with pytest.raises(ValueError, match=r"no split 'train'; the data has learn, probe\..*--train_split"):
             load_one(name, "probe", train_classes=1)
 
@@ -341,11 +321,6 @@ class TestUnseenClasses:
         (bare,) = (dataset.remove_columns("label") for dataset in animals(["ant"]))
         with pytest.raises(ValueError, match="found no label column"):
             load_one(embed(train=bare, test=bare), train_classes=1)
-
-    def test_an_invalid_number_of_classes_is_an_error(self, animals, embed, load_one):
-        train, test = animals(["ant", "bee"], ["cat", "dog"])
-        with pytest.raises(ValueError, match="--train_classes 4 does not divide 4 classes"):
-            load_one(embed(train=train, test=test), train_classes=4)
 
 
 class TestOmniglot:

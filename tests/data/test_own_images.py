@@ -115,6 +115,10 @@ def test_the_name_of_a_file_is_refused(folder):
         load_splits(str(folder(cats=1) / "cats" / "0.png"))
 
 
+PIPES = ["cats/9.png", "metadata.csv", "README.md", ".huggingface.yaml", "train.tar"]
+DEEP = '{"file_name": "cats/0.png", "x": ' + "[" * 200_000 + "]" * 200_000 + "}\n"
+
+
 class TestFolders:
     def test_a_linked_class_folder_is_an_error_with_the_command_that_mends_it(self, folder, tmp_path):
         path = folder(cats=2, dogs=3)
@@ -149,26 +153,20 @@ class TestFolders:
     def test_an_odd_name_of_a_class_is_kept(self, folder, name):
         assert set(load_splits(str(folder(**{name: 2}, dogs=2)))["train"].features["label"].names) == {name, "dogs"}
 
-    @pytest.mark.parametrize("name", ["cats/9.png", "metadata.csv", "README.md", ".huggingface.yaml", "train.tar"])
-    def test_a_pipe_is_an_error(self, folder, name):
+    @pytest.mark.parametrize(
+        ("name", "write", "message"),
+        [
+            # Reading a pipe would wait for a writer.
+            *[(name, os.mkfifo, f"{name} is not a regular file") for name in PIPES],
+            ("cats/9.png", lambda path: path.symlink_to("9.png"), r"9\.png is a link to nothing"),
+            ("cats/9.png", lambda path: path.symlink_to("none.png"), r"9\.png is a link to nothing"),
+            ("metadata.jsonl", lambda path: path.write_text(DEEP), r"metadata\.jsonl is nested too deeply"),
+        ],
+    )
+    def test_a_file_that_cannot_be_read_is_an_error(self, folder, name, write, message):
         path = folder(cats=2, dogs=2)
-        os.mkfifo(path / name)  # reading it would wait for a writer
-        with pytest.raises(ValueError, match=f"{name} is not a regular file"):
-            load_splits(str(path))
-
-    @pytest.mark.parametrize("target", ["9.png", "none.png"])
-    def test_an_image_that_is_a_link_to_nothing_is_an_error(self, folder, target):
-        path = folder(cats=2, dogs=2)
-        (path / "cats" / "9.png").symlink_to(target)
-        with pytest.raises(ValueError, match=r"9\.png is a link to nothing"):
-            load_splits(str(path))
-
-    def test_metadata_that_is_nested_too_deeply_is_an_error(self, folder):
-        path = folder(cats=2, dogs=2)
-        (path / "metadata.jsonl").write_text(
-            '{"file_name": "cats/0.png", "x": ' + "[" * 200_000 + "]" * 200_000 + "}\n"
-        )
-        with pytest.raises(ValueError, match=r"metadata\.jsonl is nested too deeply"):
+        write(path / name)
+        with pytest.raises(ValueError, match=message):
             load_splits(str(path))
 
     def test_devices_and_sockets_are_errors(self, folder, monkeypatch):
@@ -388,18 +386,16 @@ class TestDataSetsInPython:
         options = ImageDataOptions(cache_dir=str(tmp_path), **options)
         return load_image_data(options, dataset=data, progress=False)
 
-    def test_a_data_set_is_divided(self, rows, tmp_path):
-        data = self.load(rows, tmp_path)
-        assert (data.train.num_examples, data.evaluation.num_examples) == (32, 8)
-
     def test_a_transform_of_the_data_set_is_not_applied(self, rows, tmp_path):
         changed = rows.with_transform(lambda batch: {"pixel_values": batch["image"]})
         first = [next(self.load(data, tmp_path).train.epoch(0))["pixel_values"] for data in (rows, changed)]
         assert torch.equal(*first)
 
-    def test_splits_are_kept(self, rows, tmp_path):
-        data = self.load(DatasetDict(train=rows, test=rows.select(range(10))), tmp_path)
-        assert (data.train.num_examples, data.evaluation.num_examples) == (40, 10)
+    @pytest.mark.parametrize(("test", "sizes"), [(None, (32, 8)), (10, (40, 10))], ids=["divided", "with splits"])
+    def test_a_data_set_keeps_its_splits_or_is_divided(self, test, sizes, rows, tmp_path):
+        data = rows if test is None else DatasetDict(train=rows, test=rows.select(range(test)))
+        data = self.load(data, tmp_path)
+        assert (data.train.num_examples, data.evaluation.num_examples) == sizes
 
     def test_streams_are_read_to_the_requested_number(self, rows, tmp_path):
         data = self.load(rows.to_iterable_dataset(), tmp_path, max_train_samples=20)
@@ -467,8 +463,3 @@ class TestRandAugment:
         assert first.equal(again)
         assert not first.equal(other)
         assert (first.shape, first.dtype) == (images.shape, torch.uint8)
-
-    @pytest.mark.parametrize("given", [(2,), (0, 9), (2, 31)])
-    def test_invalid_strengths_are_an_error(self, given):
-        with pytest.raises(ValueError, match="rand_augment must be a number of operations, at least 1"):
-            Augmentation(rand_augment=given)

@@ -115,59 +115,37 @@ def test_data_without_named_splits_is_an_error(monkeypatch):
         load_splits("somewhere")
 
 
-@pytest.mark.parametrize("name", ["image", "img"])
-def test_the_image_column_is_found_by_common_names(name):
-    assert find_column(columns("label", name), None, IMAGE_COLUMNS, "image") == name
+@pytest.mark.parametrize(
+    ("what", "usual", "name"),
+    [
+        *[("image", IMAGE_COLUMNS, name) for name in ("image", "img")],
+        *[("label", LABEL_COLUMNS, name) for name in ("label", "labels", "fine_label", "coarse_label")],
+        *[("value", VALUE_COLUMNS, name) for name in ("value", "target", "year", "creation_year", "age")],
+        ("value", VALUE_COLUMNS, "regression_label"),
+    ],
+)
+def test_a_column_is_found_by_usual_names(what, usual, name):
+    assert find_column(columns("other", name), None, usual, what) == name
 
 
-@pytest.mark.parametrize("name", ["label", "labels", "fine_label", "coarse_label"])
-def test_the_label_column_is_found_by_common_names(name):
-    assert find_column(columns("image", name), None, LABEL_COLUMNS, "label") == name
-
-
-@pytest.mark.parametrize("name", ["value", "target", "year", "creation_year", "age", "regression_label"])
-def test_the_value_column_is_found_by_common_names(name):
-    assert find_column(columns("image", "label", name), None, VALUE_COLUMNS, "value") == name
-
-
-def test_no_common_column_is_an_error_that_states_the_alternative():
-    with pytest.raises(ValueError, match=r"Name it with --value_column_name, or do without\.$"):
-        find_column(columns("image"), None, VALUE_COLUMNS, "value", instead=", or do without")
-
-
-def test_a_fine_label_is_preferred_to_a_coarse_one():
+def test_a_requested_column_comes_first_and_a_fine_label_before_a_coarse_one():
+    assert find_column(columns("label", "shape"), "shape", LABEL_COLUMNS, "label") == "shape"
     assert find_column(columns("coarse_label", "fine_label"), None, LABEL_COLUMNS, "label") == "fine_label"
 
 
-def test_a_requested_column_is_preferred_to_the_common_one():
-    assert find_column(columns("label", "shape"), "shape", LABEL_COLUMNS, "label") == "shape"
-
-
-def test_no_common_column_is_an_error_that_lists_the_columns_and_the_option():
-    with pytest.raises(ValueError, match=r"\['picture', 'kind'\].*--image_column_name"):
-        find_column(columns("picture", "kind"), None, IMAGE_COLUMNS, "image")
-
-
-def test_an_unknown_column_is_an_error_that_lists_the_columns():
-    with pytest.raises(ValueError, match=r"no label column 'species'.*\['image', 'kind'\]"):
-        find_column(columns("image", "kind"), "species", LABEL_COLUMNS, "label")
-
-
-def test_a_misspelled_column_is_an_error_that_suggests_the_closest():
-    with pytest.raises(ValueError, match="Did you mean 'label'"):
-        find_column(columns("image", "label"), "lable", LABEL_COLUMNS, "label")
-
-
-def test_an_unknown_split_is_an_error_that_lists_the_splits_and_the_option():
-    splits = DatasetDict(train=columns("image"), test=columns("image"))
-    with pytest.raises(ValueError, match=r"no split 'dev'; the data has train, test.*--eval_split"):
-        find_split(splits, "dev", "--eval_split")
-
-
-def test_an_empty_split_is_an_error_that_names_it():
-    splits = DatasetDict(train=Dataset.from_dict({"image": []}))
-    with pytest.raises(ValueError, match=r"split 'train' is empty.*--train_split"):
-        find_split(splits, "train", "--train_split")
+@pytest.mark.parametrize(
+    ("names", "requested", "what", "message"),
+    [
+        (["image"], None, "value", r"Name it with --value_column_name, or do without\.$"),
+        (["picture", "kind"], None, "image", r"\['picture', 'kind'\].*--image_column_name"),
+        (["image", "kind"], "species", "label", r"no label column 'species'.*\['image', 'kind'\]"),
+        (["image", "label"], "lable", "label", "Did you mean 'label'"),
+    ],
+)
+def test_a_missing_column_is_an_error_with_a_remedy(names, requested, what, message):
+    usual = {"image": IMAGE_COLUMNS, "label": LABEL_COLUMNS, "value": VALUE_COLUMNS}[what]
+    with pytest.raises(ValueError, match=message):
+        find_column(columns(*names), requested, usual, what, instead=", or do without")
 
 
 def test_a_fraction_whose_name_has_an_exponent_is_held_out():

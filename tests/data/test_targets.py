@@ -6,40 +6,21 @@ import pyarrow as pa
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Value
+from made_up_images import LARGE, RAW, SMALL, marked, seen
 
 from hf_sphere.data import COMPUTED_VALUES
 from hf_sphere.data.targets import read_values
 
-SMALL, LARGE = (6, 4), (100, 4)
-"""Sizes of images that are kept in memory, and of images that are streamed from disk."""
-
-RAW = {"image_mean": [0.0], "image_std": [1.0]}
-"""Statistics with which pixel values are the bytes divided by 255."""
-
-
-def marked(count: int, size: tuple[int, int] = SMALL) -> list[np.ndarray]:
-    """Images whose pixels all equal the image index."""
-    return [np.full(size, index, dtype=np.uint8) for index in range(count)]
-
 
 @pytest.fixture
 def make_valued(make_dataset):
-    """Make a data set of marked images, labeled by their index, with a column of values."""
+    """Make a dataset of marked images, labeled by their index, with a column of values."""
 
     def make(values, size=SMALL, *, column: str = "year", feature: Value | None = None, classes=None) -> Dataset:
         dataset = make_dataset(marked(len(values), size), range(len(values)) if classes is None else classes)
         return dataset.add_column(column, list(values), feature=feature)
 
     return make
-
-
-def seen(batches, target: str = "labels") -> list[tuple[int, float]]:
-    """Mark and target of each image of an epoch, loaded with the statistics `RAW`."""
-    pairs = []
-    for batch in batches.epoch():
-        marks = (batch["pixel_values"][:, 0, 0, 0] * 255).round().int().tolist()
-        pairs += zip(marks, batch[target].tolist(), strict=True)
-    return pairs
 
 
 class TestRegression:
@@ -95,18 +76,9 @@ class TestRegression:
         assert parts[0] == parts[1]
         assert parts[0] != parts[2]
 
-    @pytest.mark.parametrize("fraction", [-0.1, 1.0])
-    def test_a_held_out_fraction_outside_0_to_1_is_an_error(self, fraction, make_valued, load):
-        with pytest.raises(ValueError, match="validation_fraction must be at least 0 and below 1"):
-            load(make_valued(range(10)), task="regression", validation_fraction=fraction)
-
     def test_splitting_a_single_image_is_an_error(self, make_valued, load):
         with pytest.raises(ValueError, match=r"a fraction of 0\.5 cannot be held out of 1 images"):
             load(make_valued([1.0]), make_valued([1.0, 2.0]), task="regression", validation_fraction=0.5)
-
-    def test_a_column_of_labels_is_refused(self, make_valued, load):
-        with pytest.raises(ValueError, match="--label_column_name label does not apply to regression"):
-            load(make_valued([1.0, 2.0]), task="regression", label_column_name="label")
 
 
 class TestJoint:
@@ -140,20 +112,6 @@ class TestClassification:
     def test_a_value_column_is_ignored(self, make_valued, load):
         assert set(next(load(make_valued([math.nan, None])).train.epoch())) == {"pixel_values", "labels"}
 
-    @pytest.mark.parametrize(
-        ("option", "given"),
-        [("value_column_name", "--value_column_name year"), ("computed_value", "--computed_value slant")],
-    )
-    def test_value_options_are_refused(self, option, given, make_valued, load):
-        with pytest.raises(ValueError, match=f"{given} does not apply to classification.*regression or joint"):
-            load(make_valued([1.0, 2.0]), **{option: given.split()[1]})
-
-    def test_an_unknown_task_is_an_error_that_lists_the_tasks(self, make_valued, load):
-        with pytest.raises(
-            ValueError, match="task must be classification, regression, joint, retrieval or few_shot; got 'ranking'"
-        ):
-            load(make_valued([1.0, 2.0]), task="ranking")
-
 
 class TestRange:
     @pytest.mark.parametrize("task", ["regression", "joint"])
@@ -166,10 +124,6 @@ class TestRange:
         kept = data.train.labels
         assert data.value_range == (kept.min().item(), kept.max().item())
         assert data.value_range != (0.0, 19.0)
-
-    def test_constant_values_are_an_error_that_states_the_value(self, make_valued, load):
-        with pytest.raises(ValueError, match=r"all 3 training values are 7\.5"):
-            load(make_valued([7.5] * 3), task="regression")
 
 
 class TestColumn:
@@ -263,17 +217,35 @@ class TestComputedValue:
             load_digits(load, task="regression", computed_value="slant", crop_padding=2)
         assert not caplog.records
 
-    def test_an_unknown_name_is_an_error_that_lists_the_names(self, make_valued, load):
-        with pytest.raises(ValueError, match="no computed value 'slope'; the computed values are: slant"):
-            load(make_valued([1.0, 2.0]), task="regression", computed_value="slope")
 
-    def test_an_additional_column_is_an_error_that_names_both(self, make_valued, load):
-        with pytest.raises(ValueError, match="--value_column_name year and --computed_value slant are two sources"):
-            load(make_valued([1.0, 2.0]), task="regression", value_column_name="year", computed_value="slant")
+REGRESSION = {"task": "regression"}
 
-    def test_streamed_images_are_refused(self, make_valued, load):
-        with pytest.raises(ValueError, match=r"up to 96 pixels a side.*100 x 4.*--image_size.*--value_column_name"):
-            load(make_valued([1.0, 2.0], LARGE), task="regression", computed_value="slant")
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (REGRESSION | {"label_column_name": "label"}, "--label_column_name label does not apply to regression"),
+        (REGRESSION | {"computed_value": "slope"}, "no computed value 'slope'; the computed values are: slant"),
+        (
+            REGRESSION | {"computed_value": "slant"},
+            "up to 96 pixels a side.*100 x 4.*--image_size.*--value_column_name",
+        ),
+        (
+            REGRESSION | {"value_column_name": "year", "computed_value": "slant"},
+            "--value_column_name year and --computed_value slant are two sources",
+        ),
+        (REGRESSION, r"all 2 training values are 7\.5"),
+        (
+            {"value_column_name": "year"},
+            "--value_column_name year does not apply to classification.*regression or joint",
+        ),
+        ({"computed_value": "slant"}, "--computed_value slant does not apply to classification.*regression or joint"),
+        ({"task": "ranking"}, "task must be classification, regression, joint, retrieval or few_shot; got 'ranking'"),
+    ],
+)
+def test_invalid_options_and_values_are_errors(options, message, make_valued, load):
+    with pytest.raises(ValueError, match=message):
+        load(make_valued([7.5] * 2, LARGE), **options)
 
 
 def load_digits(load, **options):

@@ -69,7 +69,7 @@ def plain_tokens(tokenizer, lines: list[str]) -> list[int]:
 
 @pytest.fixture
 def load(tokenizer, tmp_path: Path):
-    """Load lines per split, or a named data set, in blocks of six text tokens."""
+    """Load lines per split, or a named dataset, in blocks of six text tokens."""
     numbers = itertools.count()
 
     def load_splits(splits: dict | None = None, name: str | None = None, **options):
@@ -220,20 +220,18 @@ def test_other_text_columns_are_found_or_specified(load):
 # Splits
 
 
-def test_the_validation_split_selects_and_the_test_split_reports(load):
-    data = load({"train": LINES, "validation": LINES[:8], "test": LINES[:12]})
-    assert (data.eval_split, data.validation_split) == ("test", "validation")
-    assert data.validation.num_examples < data.evaluation.num_examples
-
-
-def test_the_validation_split_reports_without_a_test_split(load):
-    data = load({"train": LINES, "validation": LINES})
-    assert (data.eval_split, data.validation) == ("validation", None)
-
-
-def test_the_training_split_is_not_evaluated(load):
-    data = load({"validation": LINES, "test": LINES}, train_split="validation")
-    assert (data.eval_split, data.validation) == ("test", None)
+@pytest.mark.parametrize(
+    ("splits", "train", "evaluation", "validation"),
+    [
+        (["train", "validation", "test"], "train", "test", "validation"),
+        (["train", "validation"], "train", "validation", None),
+        (["validation", "test"], "validation", "test", None),
+    ],
+)
+def test_the_validation_split_selects_and_the_test_split_reports(load, splits, train, evaluation, validation):
+    data = load(dict.fromkeys(splits, LINES), train_split=train)
+    assert (data.eval_split, data.validation_split) == (evaluation, validation)
+    assert (data.validation is None) == (validation is None)
 
 
 def test_the_end_of_the_training_text_is_held_out_if_requested(load):
@@ -267,6 +265,9 @@ def test_the_options_determine_the_masking(load, options, expected):
 # Errors
 
 
+NUMBERS, PIXELS = Dataset.from_dict({"text": [1, 2]}), Dataset.from_dict({"pixels": ["a"]})
+
+
 @pytest.mark.parametrize(
     ("splits", "options", "message"),
     [
@@ -283,24 +284,14 @@ def test_the_options_determine_the_masking(load, options, expected):
         (None, {"validation_split": "test"}, "--validation_split test is also the split of --eval_split"),
         (None, {"validation_split": "train"}, "--validation_split train is also the split of --train_split"),
         (None, {"max_train_samples": 0}, "max_train_samples must be at least 1; got 0"),
+        (dict.fromkeys(("train", "test"), NUMBERS), {}, "column 'text' does not contain text but .*int64"),
+        (dict.fromkeys(("train", "test"), PIXELS), {}, "found no text column.*--text_column_name"),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )
 def test_invalid_options_are_refused(load, splits, options, message):
     with pytest.raises(ValueError, match=message):
         load(splits, **options)
-
-
-def test_a_numeric_column_is_not_text(load):
-    rows = Dataset.from_dict({"text": [1, 2]})
-    with pytest.raises(ValueError, match=r"column 'text' does not contain text but .*int64"):
-        load({"train": rows, "test": rows})
-
-
-def test_data_without_text_is_refused(load):
-    rows = Dataset.from_dict({"pixels": ["a"]})
-    with pytest.raises(ValueError, match=r"found no text column.*--text_column_name"):
-        load({"train": rows, "test": rows})
 
 
 def test_an_empty_split_is_refused(load, monkeypatch):
@@ -318,7 +309,7 @@ def test_an_unsupported_file_type_is_refused(load, tmp_path):
 
 def test_an_unreadable_file_is_refused_with_the_reason(load, tmp_path):
     (tmp_path / "a.txt").write_bytes("caf\u00e9 ".encode("latin-1") * 9)
-    with pytest.raises(ValueError, match=r"a.txt cannot be read as a data set: 'utf-8' codec can't decode byte 0xe9"):
+    with pytest.raises(ValueError, match=r"a.txt cannot be read as a dataset: 'utf-8' codec can't decode byte 0xe9"):
         load(name=str(tmp_path / "a.txt"))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.distributions import Distribution, Independent, kl_divergence, transform_to
+from torch.distributions import Independent, kl_divergence, transform_to
 from torch.func import vmap
 
 from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher, unit_vector
@@ -162,12 +162,6 @@ class TestValidation:
         distribution = VonMisesFisher(unit(50, 300).to(dtype), 10.0, validate_args=True)
         assert distribution.log_prob(distribution.sample()).isfinite().all()
 
-    def test_every_parameter_has_a_constraint(self):
-        assert set(VonMisesFisher.arg_constraints) == {"loc", "concentration"}
-        assert HypersphericalUniform.arg_constraints == {}
-        assert VonMisesFisher.support.event_dim == 1
-        assert "loc: torch.Size([2, 3])" in repr(make(3, 1.0, (2,)))
-
     @pytest.mark.parametrize("shape", [(), (1,), (4, 1), (4, 0)])
     def test_fewer_than_two_coordinates_are_an_error(self, shape):
         with pytest.raises(ValueError, match=r"d of at least 2; got \("):
@@ -192,11 +186,6 @@ class TestValidation:
     def test_uniform_with_fewer_than_two_coordinates_is_an_error(self, dim):
         with pytest.raises(ValueError, match=f"dim must be an integer of at least 2; got {dim}"):
             HypersphericalUniform(dim)
-
-    def test_both_are_torch_distributions(self):
-        assert isinstance(HypersphericalUniform(3), Distribution)
-        assert HypersphericalUniform.has_rsample
-        assert VonMisesFisher.has_rsample
 
 
 class TestTransform:

@@ -156,12 +156,6 @@ class TestGradients:
 
 
 class TestLimits:
-    def test_density_integrates_to_one(self):
-        distribution = PowerSpherical(torch.tensor([1.0, 0.0]).double(), torch.tensor(7.5).double())
-        angles = torch.arange(1000).double() * (2 * math.pi / 1000)
-        density = distribution.log_prob(torch.stack([angles.cos(), angles.sin()], -1)).exp()
-        assert density.mean().item() * 2 * math.pi == pytest.approx(1)
-
     def test_zero_concentration_is_uniform_also_at_the_antipode(self):
         distribution = make(4, 0.0)
         x = torch.stack([distribution.loc, -distribution.loc])
@@ -177,11 +171,6 @@ class TestLimits:
         x = PowerSpherical(torch.tensor([1.0, 0.0, 0.0]), torch.tensor(1e8)).sample((1000,))
         assert (torch.linalg.vector_norm(x, dim=-1) - 1).abs().max() < 1e-6
         assert 0 < x[:, 1].std() < 1e-3
-
-    def test_expand_keeps_the_type(self):
-        wide = make(4, 3.0, 3, 1).expand((2, 3, 5))
-        assert isinstance(wide, PowerSpherical)
-        assert wide.rsample().shape == (2, 3, 5, 4)
 
 
 @pytest.mark.parametrize("kind", [PowerSpherical, VonMisesFisher])

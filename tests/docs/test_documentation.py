@@ -1,5 +1,7 @@
 """The code blocks of the documentation run, its links lead somewhere, and failures name page and block."""
 
+import importlib
+import re
 from unittest import mock
 
 import check_links
@@ -7,6 +9,7 @@ import code_blocks
 import pytest
 
 from hf_sphere.nn import HEADS
+from hf_sphere.utils import renamed
 
 PAGES = {str(page.relative_to(code_blocks.ROOT)): page for page in code_blocks.pages()}
 
@@ -67,3 +70,19 @@ def test_links_to_missing_files_and_anchors_and_loads_from_the_network_are_found
 def test_every_page_is_in_the_navigation(root):
     listed = (root / "mkdocs.yml").read_text()
     assert [name for name in PAGES if name.startswith("docs/") and name.removeprefix("docs/") not in listed] == []
+
+
+def test_the_page_of_renamed_objects_and_options_lists_the_tables(root):
+    def shown(name, value):
+        return f"--{name}" if value is None else f"--{name} {str(value).lower()}"
+
+    options = getattr(renamed, "RENAMED_OPTIONS", {}).items()
+    rows = re.findall(r"^\| `(.+)` \| `(.+)` \|$", (root / "docs" / "renamed.md").read_text(), re.M)
+    assert rows == [*renamed.RENAMED.items(), *((shown(*old), shown(*new)) for old, new in options)]
+
+
+@pytest.mark.parametrize("package", ["analogies", "hyperplanes", "visualization"])
+def test_public_names_stand_in_a_page_or_a_recipe(root, package):
+    files = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("recipes/*.py"), *root.glob("examples/*.py")]
+    words = set(re.findall(r"\w+", " ".join(path.read_text(encoding="utf-8") for path in files)))
+    assert set(importlib.import_module(f"hf_sphere.{package}").__all__) - words == set()

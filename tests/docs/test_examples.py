@@ -34,6 +34,9 @@ REASONS = dict.fromkeys(
 for loss in HeadLoss.__subclasses__():
     if loss.__module__ == HeadLoss.__module__:  # not one of another test
         REASONS[f"hf_sphere.losses.{loss.__name__}"] = "a HeadLoss, whose example shows the use"
+for name in hf_sphere.models.__all__:
+    if "sphere_encoder" in getattr(hf_sphere.models, name).__module__ and name.startswith("Sphere"):
+        REASONS[f"hf_sphere.models.{name}"] = "an encoder, used as the example of `SphereEncoderMixin` shows"
 
 
 def public_objects() -> dict[str, object]:
@@ -43,7 +46,8 @@ def public_objects() -> dict[str, object]:
         package = ".".join(stub.parent.relative_to(ROOT.parent).parts)
         module = importlib.import_module(package)
         for node in ast.parse(stub.read_text()).body:
-            names = [name.asname or name.name for name in node.names] if isinstance(node, ast.ImportFrom) else []
+            aliases = node.names if isinstance(node, ast.ImportFrom) else []
+            names = [alias.name for alias in aliases if alias.name != "*"]
             for name in names:
                 value = getattr(module, name)
                 if (inspect.isclass(value) or inspect.isfunction(value)) and not name.startswith("_"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
-from torch.func import functional_call, grad, jacrev, vmap
+from torch.func import grad, vmap
 
 from hf_sphere.geometry import angles_to_cartesian, cartesian_to_angles, spherize
 
@@ -97,17 +97,11 @@ def test_zero_scaling_centers_every_angle():
     torch.testing.assert_close(spherize(x, scaling=0.0), expected)
 
 
-@pytest.mark.parametrize("n", [1, 5, 50])
-def test_spherize_passes_gradcheck(n):
+@pytest.mark.parametrize("n", [1, 6])
+def test_spherize_passes_gradcheck_and_gradgradcheck(n):
     x = (2 * torch.randn(2, n, dtype=torch.float64)).requires_grad_()
     scalars = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (1.3, 2.0)]
     assert torch.autograd.gradcheck(spherize, (x, *scalars))
-
-
-@pytest.mark.parametrize("n", [1, 6])
-def test_spherize_can_be_differentiated_twice(n):
-    x = torch.randn(2, n, dtype=torch.float64, requires_grad=True)
-    scalars = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (1.3, 2.0)]
     assert torch.autograd.gradgradcheck(spherize, (x, *scalars))
 
 
@@ -151,21 +145,17 @@ def test_vmap_over_scalings_matches_a_loop():
     torch.testing.assert_close(batched, torch.stack([spherize(x, s) for s in scalings]))
 
 
-def test_jacobian_of_functional_call_has_the_expected_shape():
-    jacobian = jacrev(lambda x: functional_call(torch.nn.Identity(), {}, (spherize(x),)))(torch.randn(5))
-    assert jacobian.shape == (6, 5)
-
-
-@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-6, 2.0, float("nan")])
-def test_delta_outside_0_to_1_is_rejected(delta):
-    with pytest.raises(ValueError, match="delta must lie between 0 and 1"):
-        spherize(torch.randn(2, 3), delta=delta)
-
-
-@pytest.mark.parametrize("radius", [0.0, -1.0, float("nan")])
-def test_nonpositive_radius_is_rejected(radius):
-    with pytest.raises(ValueError, match="radius must be positive"):
-        spherize(torch.randn(2, 3), radius=radius)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"delta": delta}, "delta must lie between 0 and 1") for delta in (0.0, 1.0, -1e-6, 2.0, math.nan)),
+        *(({"radius": radius}, "radius must be positive") for radius in (0.0, -1.0, math.nan)),
+    ],
+    ids=str,
+)
+def test_options_out_of_range_are_rejected(options, message):
+    with pytest.raises(ValueError, match=message):
+        spherize(torch.randn(2, 3), **options)
 
 
 def test_integer_error_suggests_a_conversion():
@@ -206,13 +196,6 @@ def test_circle_angle_matches_atan2():
     points = torch.cat([angle.cos(), angle.sin()], dim=-1)
     torch.testing.assert_close(cartesian_to_angles(points), angle)
     torch.testing.assert_close(angles_to_cartesian(angle), points)
-
-
-def test_spherization_matches_angles_to_cartesian():
-    x = torch.randn(3, 9, dtype=torch.float64)
-    low = math.asin(1e-6 ** (1 / 9))
-    angles = (math.pi / 2 - low) * torch.sigmoid(2.0 * x) + low
-    torch.testing.assert_close(spherize(x, 2.0, 3.0), angles_to_cartesian(angles, 3.0))
 
 
 @pytest.mark.parametrize("function", [angles_to_cartesian, cartesian_to_angles])

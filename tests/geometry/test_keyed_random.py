@@ -3,7 +3,8 @@ import scipy.stats
 import torch
 from hypothesis import given, strategies as st
 
-from hf_sphere.geometry.sampling import GAMMA, keyed_integers, keyed_normals, keyed_uniforms
+from hf_sphere.geometry.sampling import keyed_integers, keyed_normals, keyed_uniforms
+from hf_sphere.utils.seeds import GAMMA
 
 MODULUS = 2**64
 PUBLISHED = [

@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 import hf_sphere
 from hf_sphere import SphereVisionImageProcessor
-from hf_sphere.models.sphere_text.encoders import ENCODERS, IMAGE_TASKS
+from hf_sphere.models.sphere_encoder import ENCODERS
 from hf_sphere.utils.modules import digest_weights
 
 ROOT = Path(__file__).parents[2]
@@ -56,14 +56,16 @@ def build() -> dict[str, tuple[Any, Any]]:
         )
     tokenizers = {"Roberta": RobertaTokenizer(vocab=WORDS, merges=[])}
     pixels = ViTImageProcessor(size={"height": 6, "width": 6}, image_mean=[0.3], image_std=[0.2])
-    for encoder in ENCODERS:
-        is_text = encoder.tasks != IMAGE_TASKS
+    for encoder, prefix in ENCODERS.items():
+        is_text = encoder != "vit"
         options = SIZES | ({"vocab_size": 50, "pad_token_id": 0} if is_text else IMAGES)
-        processor = tokenizers.get(encoder.prefix, BertTokenizer(vocab=BERT_WORDS)) if is_text else pixels
-        for task in encoder.tasks if encoder is ENCODERS[0] else encoder.tasks[-1:]:
-            config = getattr(hf_sphere, f"Sphere{encoder.prefix}Config")(**options)
-            name = f"Sphere{encoder.prefix}{task}"
-            built[name] = getattr(hf_sphere, name)(config), processor
+        processor = tokenizers.get(prefix, BertTokenizer(vocab=BERT_WORDS)) if is_text else pixels
+        tasks = ["ForTokenClassification" if is_text else "ForImageClassification"]
+        if encoder == "bert":
+            tasks += ["Model", "ForMaskedLM", "ForSequenceClassification"]
+        for name in (f"Sphere{prefix}{task}" for task in tasks):
+            kind = getattr(hf_sphere, name)
+            built[name] = kind(kind.config_class(**options)), processor
     return built
 
 

@@ -12,8 +12,9 @@ from torch.nn.utils import parametrizations, prune
 from transformers.models.bit.modeling_bit import WeightStandardizedConv2d
 from transformers.models.falcon.modeling_falcon import FalconLinear
 
-from hf_sphere.hyperplanes import distance_from_initialization, find_layers, iterate_layers, projection_statistics
+from hf_sphere.hyperplanes import distance_from_initialization, iterate_layers, projection_statistics
 from hf_sphere.hyperplanes.effective_weights import effective_weight
+from hf_sphere.hyperplanes.layers import find_layers
 from hf_sphere.nn import AngularConv2d, AngularLinear
 
 pytestmark = [

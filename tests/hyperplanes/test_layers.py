@@ -5,8 +5,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from transformers.pytorch_utils import Conv1D
 
-from hf_sphere.hyperplanes import find_layers, iterate_layers
-from hf_sphere.hyperplanes.layers import filters, layer_kind
+from hf_sphere.hyperplanes import iterate_layers
+from hf_sphere.hyperplanes.layers import filters, find_layers, layer_kind
 
 
 class Small(nn.Module):

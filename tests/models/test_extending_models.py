@@ -1,4 +1,4 @@
-"""A backbone is a decorated function; an encoder is a row of a table, see `test_encoder_rows.py`."""
+"""A backbone is a decorated function; for an encoder see `docs/extending.md`, whose example is run by the tests."""
 
 import importlib
 import sys

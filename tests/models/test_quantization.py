@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, calibrate_spherization
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, fit_spherization
 from hf_sphere.nn import HEADS
 
 
@@ -37,23 +37,23 @@ def hidden_states(model: Any, ids: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def calibrated(family) -> Any:
+def fitted(family) -> Any:
     """A spherized encoder with a wide feed-forward, fitted to the plain one."""
     torch.manual_seed(0)
     sizes = {"intermediate_size": 256, "initializer_range": 0.1, "num_hidden_layers": 2}
     reference, model = family.plain(**sizes), family.model(**sizes)
     model.load_state_dict(reference.state_dict(), strict=False)
     batches = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in torch.randint(5, 50, (20, 4, 30))]
-    calibrate_spherization(model, reference, batches)
+    fit_spherization(model, reference, batches)
     return model
 
 
-def test_int8_weights_keep_the_output_of_a_calibrated_encoder(calibrated):
+def test_int8_weights_keep_the_output_of_a_fitted_encoder(fitted):
     ids = torch.randint(5, 50, (4, 30))
-    expected = hidden_states(calibrated, ids)
+    expected = hidden_states(fitted, ids)
     similarities = {}
-    for name, patterns in {"all": [], "marked": skipped(calibrated)}.items():
-        states = hidden_states(round_to_int8(calibrated, patterns), ids)
+    for name, patterns in {"all": [], "marked": skipped(fitted)}.items():
+        states = hidden_states(round_to_int8(fitted, patterns), ids)
         similarities[name] = F.cosine_similarity(states, expected, dim=-1).mean().item()
     assert similarities["all"] < 0.98  # what the marks prevent
     assert similarities["marked"] > 0.999
@@ -66,7 +66,7 @@ def test_quantizers_skip_the_maps_after_a_spherization(family, kind, suffix, giv
     model = family.model(kind, spherized_layers=[0, 2])
     linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     converted = {name for name in linear if should_convert_module(name + suffix, skipped(model, given=given))}
-    layer = f"{'' if kind == 'Model' else family.prefix + '.'}encoder.layer"
+    layer = f"{'' if kind == 'Model' else family.model_type + '.'}encoder.layer"
     assert {f"{layer}.0.output.spherical.linear", f"{layer}.2.output.spherical.linear"} <= linear - converted
     assert {f"{layer}.1.output.dense", f"{layer}.2.intermediate.dense"} <= converted
 

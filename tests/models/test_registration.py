@@ -14,7 +14,7 @@ from transformers.models.auto import configuration_auto, image_processing_auto, 
 
 import hf_sphere
 from hf_sphere import registration
-from hf_sphere.models.sphere_text.encoders import ENCODERS, IMAGE_TASKS
+from hf_sphere.models.sphere_encoder import ENCODERS
 
 NAMES = """
 from transformers.models.auto import configuration_auto, modeling_auto, tokenization_auto
@@ -110,24 +110,27 @@ def test_models_are_registered_whatever_is_imported_first(failures, first):
 
 def test_peft_supports_the_encoders_wherever_it_supports_the_plain_ones():
     constants = pytest.importorskip("peft.utils.constants")
-    plain = {encoder.model_type for encoder in ENCODERS}
     tables = [value for name, value in vars(constants).items() if name.startswith("TRANSFORMERS_MODELS_TO_")]
-    tables = [table for table in tables if isinstance(table, dict) and plain & table.keys()]
+    tables = [table for table in tables if isinstance(table, dict) and ENCODERS.keys() & table.keys()]
     assert tables
     for table in tables:
-        for name in plain & table.keys():
+        for name in ENCODERS.keys() & table.keys():
             assert table[f"sphere_{name}"] == table[name]
 
 
 def test_every_configuration_and_common_task_model_is_registered():
     tables = [getattr(modeling_auto, name) for name in registration._MODELS]
     found = {model for table in tables for names in [table._model_mapping.values()] for model in names}
-    ours = {name for name in hf_sphere.__all__ if name.startswith("Sphere") and ("Model" in name or "For" in name)}
+    ours = {
+        name for name in hf_sphere.models.__all__ if name.startswith("Sphere") and ("Model" in name or "For" in name)
+    }
     no_task_of_transformers = {
         f"SphereVisionFor{kind}" for kind in ("FewShotClassification", "JointPrediction", "Regression")
     }
     assert ours - found == no_task_of_transformers
-    assert {name for name in hf_sphere.__all__ if name.endswith("Config")} == set(registration._CONFIGURATIONS.values())
+    assert {name for name in hf_sphere.models.__all__ if name.endswith("Config")} == set(
+        registration._CONFIGURATIONS.values()
+    )
 
 
 @pytest.mark.parametrize("model_type", sorted(registration._CONFIGURATIONS))
@@ -193,7 +196,6 @@ def test_name_mappings_are_those_used_by_the_auto_classes():
         (registration._register_configurations, SimpleNamespace(CONFIG_MAPPING_NAMES={}, CONFIG_MAPPING={})),
         (registration._register_models, SimpleNamespace()),
         (registration._register_models, SimpleNamespace(MODEL_MAPPING={})),
-        (registration._register_tokenizers, SimpleNamespace(TOKENIZER_MAPPING={})),
     ],
 )
 def test_table_of_unknown_structure_is_an_error(register, module):
@@ -212,14 +214,12 @@ def test_every_registration_function_is_a_hook(name):
     assert getattr(registration, name) in registration._HOOKS.values()
 
 
-def test_tokenizers_are_registered_with_the_public_function():
-    registered = {}
-    text = [encoder for encoder in ENCODERS if encoder.tasks != IMAGE_TASKS]
-    auto = SimpleNamespace(
-        TOKENIZER_MAPPING={encoder.load_class("Config"): encoder.model_type for encoder in text},
-        AutoTokenizer=SimpleNamespace(
-            register=lambda config, tokenizer, exist_ok: registered.update({config: tokenizer})
-        ),
-    )
-    registration._register_tokenizers(auto)
-    assert registered == {getattr(hf_sphere, f"Sphere{encoder.prefix}Config"): encoder.model_type for encoder in text}
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_processors_are_registered_with_the_public_function(model_type, monkeypatch):
+    images = model_type == "vit"
+    auto = image_processing_auto.AutoImageProcessor if images else tokenization_auto.AutoTokenizer
+    registered = []
+    monkeypatch.setattr(auto, "register", lambda config, *args, **kwargs: registered.append(config))
+    module = importlib.import_module(f"hf_sphere.models.sphere_encoder.{model_type}")
+    registration._register_encoder(module)
+    assert registered == [getattr(hf_sphere, f"Sphere{ENCODERS[model_type]}Config")]

@@ -95,6 +95,32 @@ def test_half_precision_embeddings_are_accepted_without_autocast(name, dtype, tr
     assert output.embeddings.dtype == x.grad.dtype == dtype
 
 
+@pytest.mark.parametrize("name", [name for name in HEADS if name not in ("softmax", "spherized")])
+@pytest.mark.parametrize("training", [True, False])
+def test_autocast_does_not_change_the_result(name, training):
+    head, x = make(name).train(training), embeddings(3.0)
+    other = copy.deepcopy(head)
+    expected = train(head, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = train(other, x)
+    assert torch.equal(output.logits, expected.logits)
+    assert torch.equal(output.loss, expected.loss)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_float64_head_computes_in_float64(name):
+    output = train(make(name).double(), embeddings(3.0, torch.float64))
+    assert {output.loss.dtype, output.logits.dtype, output.embeddings.dtype} == {torch.float64}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_bfloat16_head_trains_in_float32(name):
+    head, x = make(name).bfloat16(), embeddings(3.0, torch.bfloat16)
+    output = train(head, x)
+    assert (output.loss.dtype, output.embeddings.dtype) == (torch.float32, torch.bfloat16)
+    assert all(each.grad.isfinite().all() for each in (x, *head.parameters()) if each.grad is not None)
+
+
 @pytest.mark.parametrize("name", ["softmax", "spherized"])
 def test_half_precision_heads_return_half_precision_logits(name):
     assert make(name).bfloat16()(embeddings(3.0, torch.bfloat16)).logits.dtype == torch.bfloat16

@@ -164,8 +164,15 @@ def test_softmax_loss_is_the_cross_entropy_of_a_linear_map():
     torch.testing.assert_close(head(x, labels).loss, expected)
 
 
-def test_loss_uses_label_smoothing():
-    head, x, labels = build_head("softmax", 6, 4, label_smoothing=0.2), torch.randn(5, 6), torch.arange(5) % 4
+@pytest.mark.parametrize(
+    "options", [{"name": "softmax"}, {"name": "cosine"}, {"name": "arcface", "margin": 0.0}], ids=str
+)
+def test_loss_uses_label_smoothing(options):
+    head, x, labels = (
+        build_head(**options, embedding_dim=6, num_classes=4, label_smoothing=0.2),
+        torch.randn(5, 6),
+        torch.arange(5) % 4,
+    )
     expected = F.cross_entropy(head(x).logits, labels, label_smoothing=0.2)
     torch.testing.assert_close(head(x, labels).loss, expected)
 

@@ -41,12 +41,6 @@ def test_angle_to_the_pole_encodes_the_value():
     torch.testing.assert_close(predictions, torch.tensor([5.0, 3.0, 1.0, -1.0, -3.0, 3.0], dtype=torch.float64))
 
 
-def test_range_ends_are_the_pole_and_its_antipode():
-    regression = PoleRegression(2, (1000, 1932))
-    loss = regression(on_circle([180.0, 0.0, 90.0]), torch.tensor([1000, 1932, 1466])).loss
-    assert loss.item() == pytest.approx(0.0, abs=1e-24)
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     low=st.floats(-1e3, 1e3), width=st.floats(1e-2, 1e3), share=st.floats(0, 1), seed=st.integers(0, 100)
@@ -119,29 +113,22 @@ def test_embeddings_of_wrong_width_are_rejected(width):
         years()(torch.randn(3, width))
 
 
-@pytest.mark.parametrize(
-    "value_range", [(1, 1), (2, 1), (0, float("inf")), (float("nan"), 1), (0,), (0, 1, 2)], ids=str
-)  # fmt: skip
-def test_invalid_range_is_rejected(value_range):
-    with pytest.raises(ValueError, match="value_range must be two finite numbers, the lower one first; got"):
-        PoleRegression(3, value_range)
+RANGE = "value_range must be two finite numbers, the lower one first; got"
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("arguments", "options", "message"),
     [
-        ({"out_of_range": "ignore"}, "'error' or 'clip'; got 'ignore'"),
-        ({"reduction": "none"}, "'mean' or 'sum'; got 'none'"),
+        *((((3, ends), {}, RANGE)) for ends in [(1, 1), (2, 1), (0, math.inf), (math.nan, 1), (0,), (0, 1, 2)]),
+        ((1, (0, 1)), {}, "at least 2 coordinates; got 1"),
+        ((3, (0, 1)), {"out_of_range": "ignore"}, "'error' or 'clip'; got 'ignore'"),
+        ((3, (0, 1)), {"reduction": "none"}, "'mean' or 'sum'; got 'none'"),
     ],
+    ids=str,
 )
-def test_unknown_option_is_rejected(options, message):
+def test_invalid_options_are_rejected(arguments, options, message):
     with pytest.raises(ValueError, match=message):
-        years(**options)
-
-
-def test_one_coordinate_is_rejected():
-    with pytest.raises(ValueError, match="at least 2 coordinates; got 1"):
-        PoleRegression(1, (0, 1))
+        PoleRegression(*arguments, **options)
 
 
 def test_bfloat16_embeddings_are_computed_in_float32():
@@ -189,13 +176,6 @@ def test_loaded_pole_is_used():
     regression = PoleRegression(2, (0.0, 1.0))
     regression.load_state_dict({"pole": torch.tensor([0.0, 1.0])})
     assert regression(torch.tensor([[0.0, 2.0]])).predictions.item() == 1.0
-
-
-def test_reset_restores_the_pole():
-    regression = years()
-    regression.pole.fill_(7.0)
-    regression.reset_parameters()
-    assert torch.equal(regression.pole, torch.tensor([1.0, 0, 0, 0]))
 
 
 def test_it_can_be_built_on_the_meta_device_and_filled():

@@ -127,22 +127,6 @@ def test_loss_bounds_the_expected_cross_entropy_from_above():
         assert expected < head(z, LABELS).loss < 2 * expected
 
 
-def test_embedding_norm_and_direction_receive_gradients():
-    z = spread(5, 6, 4.0).requires_grad_()
-    make()(z, LABELS).loss.backward()
-    axes = F.normalize(z.detach(), dim=-1)
-    along = (z.grad * axes).sum(-1)
-    assert (along.abs() > 1e-6).all()
-    assert ((z.grad - along[:, None] * axes).norm(dim=-1) > 1e-4).all()
-
-
-def test_class_weights_and_temperature_receive_gradients():
-    head = make()
-    head(spread(5, 6, 4.0), LABELS).loss.backward()
-    assert (head.weight.grad.norm(dim=-1) > 1e-4).all()
-    assert head.log_temperature.grad.abs() > 1e-4
-
-
 def test_training_resamples_points_from_the_global_generator():
     head, z = make(), spread(5, 6, 4.0)
     torch.manual_seed(3)
@@ -218,17 +202,7 @@ def test_inductor_draws_the_same_samples():
         torch.testing.assert_close(compiled(z, keys), head._draw(z, keys), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_zero_embedding_has_a_finite_loss_and_a_bounded_gradient(training):
-    """It has no direction, but its samples are uniform and the expected loss is smooth."""
-    head, z = make(64, log_temperature=-2.773).train(training), torch.zeros(5, 64, requires_grad=True)
-    output = head(z, LABELS)
-    output.loss.backward()
-    assert all(value.isfinite().all() for value in (output.loss, output.logits, head.weight.grad))
-    assert z.grad.abs().max() < 1e6
-
-
-@pytest.mark.parametrize("concentration", [1e-6, 1e2, 1e6])
+@pytest.mark.parametrize("concentration", [0.0, 1e-6, 1e2, 1e6])
 @pytest.mark.parametrize("training", [True, False])
 def test_embeddings_of_any_norm_have_a_finite_loss_and_gradient(training, concentration):
     head, z = make(log_temperature=-5.0).train(training), spread(5, 6, concentration).requires_grad_()
@@ -240,23 +214,12 @@ def test_embeddings_of_any_norm_have_a_finite_loss_and_gradient(training, concen
 # Prediction
 
 
-def test_eval_mode_is_deterministic():
-    head, z = make().eval(), spread(5, 6, 4.0)
-    first, second = head(z, LABELS), head(z, LABELS)
-    assert torch.equal(first.logits, second.logits)
-    assert torch.equal(first.loss, second.loss)
-
-
 @pytest.mark.parametrize("chosen", [[2], [4, 0], [4, 3, 2, 1, 0], [1, 1, 1, 1]])
-def test_eval_predictions_do_not_depend_on_the_batch(chosen):
+def test_eval_predictions_and_losses_do_not_depend_on_the_batch(chosen):
     head, z = make(num_samples=50).eval(), spread(5, 6, 4.0)
     torch.testing.assert_close(head(z[chosen]).logits, head(z).logits[chosen])
-
-
-def test_eval_losses_do_not_depend_on_the_batch():
-    head, z = make().eval(), spread(5, 6, 4.0)
-    alone = [head(z[[index]], LABELS[[index]]).loss for index in range(5)]
-    torch.testing.assert_close(head(z, LABELS).loss, torch.stack(alone).mean())
+    alone = [head(z[[index]], LABELS[[index]]).loss for index in chosen]
+    torch.testing.assert_close(head(z[chosen], LABELS[chosen]).loss, torch.stack(alone).mean())
 
 
 def test_eval_mode_does_not_use_the_global_generator():
@@ -425,6 +388,7 @@ def test_embedding_scale_is_saved_and_loaded_with_the_model(tmp_path):
     loaded = SphereVisionForImageClassification.from_pretrained(tmp_path).eval()
     assert torch.equal(loaded.head.embedding_scale, model.head.embedding_scale)
     assert loaded.head.embedding_scale != 1.0
+    assert not loaded.head.needs_data_initialization
     assert torch.equal(loaded(images).logits, model(images).logits)
 
 
@@ -435,38 +399,6 @@ def test_reset_requires_a_new_data_dependent_initialization():
     head.reset_parameters()
     assert head.embedding_scale == 1.0
     assert head.log_temperature == 0.0
-
-
-# Dtypes
-
-
-def test_model_in_bfloat16_trains_and_predicts():
-    head, z = make().to(torch.bfloat16), spread(5, 6, 4.0).to(torch.bfloat16).requires_grad_()
-    head.initialize_from_data(z)
-    output = head(z, LABELS)
-    output.loss.backward()
-    assert output.loss.dtype == torch.float32
-    assert output.embeddings.dtype == torch.bfloat16
-    assert all(value.isfinite().all() for value in (output.logits, z.grad, head.weight.grad))
-    torch.testing.assert_close(head.eval()(z).logits.exp().sum(-1), torch.ones(5))
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_autocast_does_not_change_the_result(training):
-    head, z = make().train(training), spread(5, 6, 4.0)
-    torch.manual_seed(1)
-    expected = head(z, LABELS)
-    torch.manual_seed(1)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = head(z, LABELS)
-    assert torch.equal(found.logits, expected.logits)
-    assert torch.equal(found.loss, expected.loss)
-
-
-def test_float64_stays_float64():
-    head = make().double()
-    output = head(spread(5, 6, 4.0).double(), LABELS)
-    assert {output.loss.dtype, output.logits.dtype, output.embeddings.dtype} == {torch.float64}
 
 
 # Validation and printing
@@ -515,10 +447,3 @@ def test_training_after_data_dependent_initialization_does_not_warn(caplog):
     assert not head.needs_data_initialization
     head(torch.randn(8, 6), torch.arange(8) % 4)
     assert not caplog.records
-
-
-def test_data_dependent_initialization_is_recorded_in_the_state_dict():
-    trained, loaded = make(), make()
-    trained.initialize_from_data(torch.randn(100, 6))
-    loaded.load_state_dict(trained.state_dict())
-    assert not loaded.needs_data_initialization

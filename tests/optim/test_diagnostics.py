@@ -273,9 +273,6 @@ def test_metrics_are_named_by_quantity_and_layer():
         "radial/weight_norm/a": 2.0,
         "radial/weight_norm/b.c": 6.0,
     }
-
-
-def test_empty_diagnostics_have_no_metrics():
     assert as_metrics({}) == {}
 
 

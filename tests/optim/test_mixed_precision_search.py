@@ -35,9 +35,3 @@ def test_the_search_keeps_the_mixed_precision_of_a_prepared_model():
 def forget() -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-
-
-def test_frozen_weights_are_reported_as_frozen():
-    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
-    model[0].weight.requires_grad_(False)
-    assert find_radial_weights(model).rejected["0.weight"] == "frozen"

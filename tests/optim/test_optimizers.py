@@ -73,18 +73,6 @@ def test_decoupled_weight_decay_of_ordinary_weights_matches_adamw_bit_for_bit(ad
     assert all_equal(ours, torchs)
 
 
-def test_decoupled_weight_decay_of_sgd_shrinks_the_weights_first(take_steps, make_weights):
-    ours = make_weights()
-    torchs = copies(ours)
-    theirs = SGD(torchs, lr=0.03, momentum=0.9)
-    take_steps(SGDMRT(ours, lr=0.03, **DECOUPLED), 5)
-    for step in range(5):
-        with torch.no_grad():
-            torch._foreach_mul_(torchs, 1 - 0.03 * 0.1)
-        take_steps(theirs, 1, start=step)
-    assert all_equal(ours, torchs)
-
-
 @pytest.mark.parametrize("options", OPTIONS)
 def test_sgd_without_momentum_matches_torch_bit_for_bit_on_radial_weights(options, take_steps, make_weights):
     ours = make_weights()
@@ -108,12 +96,6 @@ def test_the_closure_runs_with_gradients_and_its_loss_is_returned(kind, make_opt
         loss = optimizer.step(closure)
     assert loss.item() == pytest.approx(before.square().sum().item())
     assert not torch.equal(weight, before)
-
-
-def test_step_without_a_closure_returns_none(kind, make_optimizer):
-    weight = torch.randn(3, 4, requires_grad=True)
-    weight.grad = torch.ones(3, 4)
-    assert make_optimizer(kind, [weight]).step() is None
 
 
 @pytest.mark.parametrize("dims", [None, [0], []], ids=str)
@@ -267,13 +249,6 @@ def test_a_state_whose_step_is_a_number_is_loaded(kind, options, number, make_op
     take_steps(optimizer, 2, start=3)
     take_steps(loaded, 2, start=3)
     assert all(torch.equal(weight, other) for weight, other in zip(weights, others, strict=True))
-
-
-def test_the_step_counter_is_a_tensor(kind, make_model, groups, make_optimizer, take_steps):
-    optimizer = make_optimizer(kind, groups(make_model()))
-    take_steps(optimizer, 3)
-    steps = [state["step"] for state in optimizer.state.values()]
-    assert all(torch.equal(step, torch.tensor(3.0)) for step in steps)
 
 
 @pytest.mark.parametrize("names", [True, False])

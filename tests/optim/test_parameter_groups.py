@@ -1,5 +1,4 @@
 import pytest
-import timm
 import torch
 from torch import nn
 from transformers import Trainer, TrainingArguments
@@ -30,28 +29,19 @@ def names_in(group: dict) -> set[str]:
     return {name for name, _ in group["params"]}
 
 
-def test_weights_have_weight_decay():
-    model = Mixed()
-    (decayed,) = [group for group in parameter_groups(model) if "weight_decay" not in group]
-    assert names_in(decayed) == {"conv.weight", "linear.weight", "prototypes"}
-
-
-def test_norms_biases_and_scalars_have_no_weight_decay():
-    model = Mixed()
-    (plain,) = [group for group in parameter_groups(model) if group.get("weight_decay") == 0.0]
+def test_only_weights_have_weight_decay():
+    weights, others = parameter_groups(Mixed())
+    assert names_in(weights) == {"conv.weight", "linear.weight", "prototypes"}
+    assert "weight_decay" not in weights
     norms = {"norm.weight", "norm.bias", "layer_norm.weight", "layer_norm.bias"}
-    assert names_in(plain) == norms | {"conv.bias", "linear.bias", "scale"}
+    assert names_in(others) == norms | {"conv.bias", "linear.bias", "scale"}
+    assert others["weight_decay"] == 0.0
 
 
-def test_a_parameter_with_options_is_in_no_other_group():
-    model = Mixed({"prototypes": {"lr": 1e-2}})
-    groups = [names_in(group) for group in parameter_groups(model)]
-    assert [group for group in groups if "prototypes" in group] == [{"prototypes"}]
-
-
-def test_a_parameter_with_options_has_no_weight_decay_by_default():
+def test_a_parameter_with_options_has_a_group_of_its_own_without_weight_decay():
     groups = parameter_groups(Mixed({"prototypes": {"lr": 1e-2}}))
-    assert [group["weight_decay"] for group in groups if group.get("lr") == 1e-2] == [0.0]
+    (own,) = (group for group in groups if "prototypes" in names_in(group))
+    assert (names_in(own), own["lr"], own["weight_decay"]) == ({"prototypes"}, 1e-2, 0.0)
 
 
 def test_the_error_for_options_of_an_unknown_parameter_names_it():
@@ -124,13 +114,6 @@ def test_temperatures_gains_and_excluded_parameters_have_no_weight_decay():
     assert decaying == {"normed.parametrizations.weight.original1", "thin.weight"}
 
 
-def test_the_position_embeddings_of_a_backbone_have_no_weight_decay():
-    model = nn.ModuleDict({"backbone": timm.create_model("test_vit")})
-    decaying = {name for group in parameter_groups(model) if "weight_decay" not in group for name in names_in(group)}
-    assert "backbone.blocks.0.attn.qkv.weight" in decaying
-    assert "backbone.pos_embed" not in decaying
-
-
 def test_radial_weights_come_first_with_their_channel_dims():
     groups = parameter_groups(Mixed(), {"conv.weight": (0,), "linear.weight": ()})
     assert [(names_in(group), group.get("channel_dims")) for group in groups][:3] == [
@@ -138,11 +121,6 @@ def test_radial_weights_come_first_with_their_channel_dims():
         ({"linear.weight"}, ()),
         ({"prototypes"}, None),
     ]
-
-
-def test_a_model_without_parameter_options_is_split_by_shape_only():
-    groups = parameter_groups(nn.Linear(2, 3))
-    assert [(names_in(group), group.get("weight_decay")) for group in groups] == [({"weight"}, None), ({"bias"}, 0.0)]
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd", "adam_srt", "muon"])

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 from hf_sphere.optim import AdamSRT, Muon, MuonHyperball, build_optimizer, parameter_groups
-from hf_sphere.optim.roles import HIDDEN, find_roles
+from hf_sphere.optim.roles import Role, find_roles
 
 REASONS = {
     "output": "output layer",
@@ -26,7 +26,7 @@ REASONS = {
     "thin": "one of its first two axes is 1",
     "stack": "the axes of its matrices are unknown",
     "unused": "role unknown",
-    "hidden": HIDDEN,
+    "hidden": "hidden matrix",
 }
 
 
@@ -70,7 +70,7 @@ class Model(nn.Module):
 
 def roles(model: nn.Module, batch: Any = X) -> dict[str, str]:
     """Role by name, "" for hidden matrices."""
-    return {name: role.removeprefix(HIDDEN) for name, role in find_roles(model, batch).items()}
+    return {name: "" if role is Role.HIDDEN else role.value for name, role in find_roles(model, batch).items()}
 
 
 def with_head(layer: nn.Module) -> nn.Sequential:

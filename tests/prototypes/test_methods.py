@@ -153,23 +153,6 @@ def test_more_restarts_are_never_worse():
     assert reached == sorted(reached, reverse=True)
 
 
-def test_slsqp_rejects_too_many_coordinates():
-    with pytest.raises(
-        ValueError, match=r"at most 400 coordinates; 101 points in 4 dimensions have 404\. Use .*'lbfgs'"
-    ):
-        place_prototypes(101, 4, method="slsqp")
-
-
-def test_closed_form_rejects_numbers_without_one():
-    with pytest.raises(ValueError, match=r"no closed form for 9 points in 3 dimensions .* Use method 'auto'"):
-        place_prototypes(9, 3, method="closed_form")
-
-
-def test_catalogue_rejects_numbers_without_a_code():
-    with pytest.raises(ValueError, match="no code with at least 13 points in at most 3 dimensions"):
-        place_prototypes(13, 3, method="catalogue")
-
-
 def test_catalogue_pads_a_code_to_the_dimension():
     placement = place_prototypes(12, 7, method="catalogue")
     assert placement.prototypes.shape == (12, 7)
@@ -192,26 +175,32 @@ def test_catalogue_pads_a_code_to_the_dimension():
         ({"method": "lbfgs", "restarts": 1.5}, "restarts must be an integer of at least 1; got 1.5"),
         ({"method": "slsqp", "max_iterations": -1}, "max_iterations must be an integer of at least 1; got -1"),
         ({"restarts": 0}, "restarts must be an integer of at least 1; got 0"),
+        (
+            {"method": "slsqp", "num_classes": 101, "dim": 4},
+            r"at most 400 coordinates; 101 points in 4 dimensions have 404\. Use .*'lbfgs'",
+        ),
+        ({"method": "closed_form"}, r"no closed form for 13 points in 3 dimensions .* Use method 'auto'"),
+        ({"method": "catalogue"}, "no code with at least 13 points in at most 3 dimensions"),
     ],
 )
 def test_invalid_method_or_option_error_names_it(options, message):
     with pytest.raises(ValueError, match=message):
-        place_prototypes(13, 3, **options)
+        place_prototypes(**{"num_classes": 13, "dim": 3, **options})
 
 
-def test_auto_uses_the_catalogue_if_a_search_would_be_slow():
-    method = METHODS["auto"](Task(100_000, 512))
-    assert [part.name for part in method.parts] == ["catalogue"]
-
-
-def test_auto_searches_once_if_there_is_no_code():
-    method = METHODS["auto"](Task(10_000, 6))
-    assert [(part.name, part.restarts) for part in method.parts] == [("lbfgs", 1)]
-
-
-def test_auto_with_ranking_only_searches():
-    method = METHODS["auto"](Task(4, 3, TripletRanking(torch.randn(4, 6))))
-    assert [part.name for part in method.parts] == ["lbfgs"]
+@pytest.mark.parametrize(
+    ("task", "methods"),
+    [
+        (Task(100_000, 512), ["catalogue"]),  # a search would be slow
+        (Task(10_000, 6), ["lbfgs"]),  # there is no code
+        (Task(4, 3, TripletRanking(torch.randn(4, 6))), ["lbfgs"]),  # others do not use class vectors
+    ],
+    ids=["catalogue", "search", "ranking"],
+)
+def test_auto_chooses_the_methods_by_the_task(task, methods):
+    chosen = METHODS["auto"](task).parts
+    assert [method.name for method in chosen] == methods
+    assert task.num_classes != 10_000 or chosen[0].restarts == 1
 
 
 def test_method_without_candidates_error_names_the_missing_method():
@@ -219,7 +208,7 @@ def test_method_without_candidates_error_names_the_missing_method():
         iter(Method(Task(3, 3)))
 
 
-def test_slsqp_constraint_jacobians_match_finite_differences(monkeypatch):
+def test_slsqp_constraints_are_slacks_of_pairs_with_the_jacobians_of_finite_differences(monkeypatch):
     import scipy.optimize
 
     problems = []
@@ -230,9 +219,11 @@ def test_slsqp_constraint_jacobians_match_finite_differences(monkeypatch):
         return minimize(function, start, **options)
 
     monkeypatch.setattr(scipy.optimize, "minimize", spy)
-    method = searches.SLSQP(Task(4, 3), restarts=1)
-    list(method)
+    (first, _), _ = list(searches.SLSQP(Task(4, 3), restarts=1))
     start, constraints = problems[0]
+    pairs = [first[i] @ first[j] for i, j in itertools.combinations(range(4), 2)]
+    slack = torch.from_numpy(constraints[0]["fun"](start))
+    torch.testing.assert_close(slack, separation(first) - torch.stack(pairs))
     for constraint in constraints:
         x = torch.tensor(start) + 0.1 * torch.randn(len(start), dtype=torch.float64)
         columns = []
@@ -242,20 +233,3 @@ def test_slsqp_constraint_jacobians_match_finite_differences(monkeypatch):
         torch.testing.assert_close(
             torch.from_numpy(constraint["jac"](x.numpy())), torch.stack(columns, 1), rtol=0, atol=1e-8
         )
-
-
-def test_slsqp_constraints_have_one_slack_per_pair(monkeypatch):
-    import scipy.optimize
-
-    seen = {}
-    minimize = scipy.optimize.minimize
-
-    def spy(function, start, **options):
-        seen.update(start=start, slack=options["constraints"][0]["fun"])
-        return minimize(function, start, **options)
-
-    monkeypatch.setattr(scipy.optimize, "minimize", spy)
-    (first, _), _ = list(searches.SLSQP(Task(4, 3), restarts=1))
-    pairs = [first[i] @ first[j] for i, j in itertools.combinations(range(4), 2)]
-    expected = separation(first) - torch.stack(pairs)
-    torch.testing.assert_close(torch.from_numpy(seen["slack"](seen["start"])), expected)

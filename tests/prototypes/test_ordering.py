@@ -155,12 +155,6 @@ def test_assignment_supports_three_classes():
     assert placement.order is not None
 
 
-@pytest.mark.parametrize("ordering", ["ranking", "assignment"])
-def test_assignment_of_two_classes_is_rejected(ordering):
-    with pytest.raises(ValueError, match="class_vectors require at least 3 classes; got 2"):
-        place_prototypes(2, 2, class_vectors=torch.randn(2, 5), ordering=ordering)
-
-
 def test_assignment_of_very_many_classes_is_rejected(monkeypatch):
     monkeypatch.setattr(ordering_module, "MAX_GRAM_CLASSES", 5)
     with pytest.raises(ValueError, match=r"'assignment' supports up to 5 classes, .* got 6. Use ordering 'ranking'"):
@@ -249,11 +243,6 @@ def test_many_classes_are_measured_by_pairs(monkeypatch):
     assert measure_order(points, vectors).rank_correlation == pytest.approx(exact.rank_correlation)
 
 
-def test_order_preservation_of_two_classes_is_rejected():
-    with pytest.raises(ValueError, match="at least 3 classes; got 2"):
-        measure_order(torch.eye(2), torch.eye(2))
-
-
 def changed(rows, value):
     vectors = structured_vectors()
     vectors[rows] = value
@@ -280,40 +269,34 @@ def test_invalid_class_vector_error_names_the_rows(vectors, message, ordering_na
         place_prototypes(12, 3, class_vectors=vectors, ordering=ordering_name)
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
-def test_nonpositive_or_infinite_weight_is_rejected(weight):
-    with pytest.raises(ValueError, match="ordering_weight must be finite and positive; got"):
-        place_prototypes(12, 3, class_vectors=structured_vectors(), ordering_weight=weight)
+VECTORS = {"class_vectors": structured_vectors()}
+TWO = {"num_classes": 2, "dim": 2, "class_vectors": torch.randn(2, 5)}
 
 
-def test_ranking_two_classes_is_rejected():
-    with pytest.raises(ValueError, match=r"at least 3 classes; got 2\. Leave class_vectors out"):
-        place_prototypes(2, 2, class_vectors=torch.eye(2))
-
-
-@pytest.mark.parametrize("options", [{"ordering": "assignment"}, {"ordering_weight": 2.0}])
-def test_ordering_options_require_class_vectors(options):
-    with pytest.raises(ValueError, match="require class_vectors"):
-        place_prototypes(12, 3, **options)
-
-
-@pytest.mark.parametrize("options", [{"ordering_weight": 2.0}])
-def test_assignment_rejects_ranking_options(options):
-    with pytest.raises(ValueError, match="option of ordering 'ranking'"):
-        place_prototypes(12, 3, class_vectors=structured_vectors(), ordering="assignment", **options)
-
-
-def test_unknown_ordering_is_rejected():
-    with pytest.raises(ValueError, match="'ranking' or 'assignment'; got 'rank'"):
-        place_prototypes(12, 3, class_vectors=structured_vectors(), ordering="rank")
-
-
-@pytest.mark.parametrize("method", ["slsqp", "catalogue"])
-def test_method_without_ranking_loss_error_lists_methods_with_one(method):
-    with pytest.raises(
-        ValueError, match=f"'{method}' does not support a ranking loss; .* auto, lbfgs, sgd, sgd_as_published"
-    ):
-        place_prototypes(12, 3, method=method, class_vectors=structured_vectors())
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(
+            (VECTORS | {"ordering_weight": weight}, "ordering_weight must be finite and positive; got")
+            for weight in (0.0, -1.0, float("nan"), float("inf"))
+        ),
+        ({"ordering": "assignment"}, "require class_vectors"),
+        ({"ordering_weight": 2.0}, "require class_vectors"),
+        (VECTORS | {"ordering": "assignment", "ordering_weight": 2.0}, "option of ordering 'ranking'"),
+        (VECTORS | {"ordering": "rank"}, "'ranking' or 'assignment'; got 'rank'"),
+        *(
+            (VECTORS | {"method": m}, f"'{m}' does not support a ranking loss; .* auto, lb")
+            for m in ("slsqp", "catalogue")
+        ),
+        *(
+            (TWO | {"ordering": o}, r"at least 3 classes; got 2\. Leave class_vectors out")
+            for o in ("ranking", "assignment")
+        ),
+    ],
+)
+def test_invalid_ordering_options_are_rejected(options, message):
+    with pytest.raises(ValueError, match=message):
+        place_prototypes(**{"num_classes": 12, "dim": 3, **options})
 
 
 def test_method_without_ranking_loss_supports_assignment():

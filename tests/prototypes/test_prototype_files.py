@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from hf_sphere.prototypes import Placement, place_prototypes
 
@@ -15,10 +15,11 @@ def file(tmp_path):
 
 def test_round_trip_preserves_everything(file):
     placed = place_prototypes(
-        5, 3, class_vectors=torch.randn(5, 4), ordering="assignment", class_names=["a", "b", "c", "d", "é"]
+        5, 3, class_vectors=torch.randn(5, 4), ordering="assignment", class_names=["a", "b", "c", 7, "é"]
     )
     placed.save(file)
     loaded = Placement.load(file)
+    assert loaded.class_names == ("a", "b", "c", "7", "é")
     torch.testing.assert_close(loaded.prototypes, placed.prototypes, rtol=0, atol=1e-15)
     assert loaded.separation == pytest.approx(placed.separation, abs=1e-15)
     for name in ("bound", "optimal", "method", "seconds", "interrupted", "order", "class_names"):
@@ -77,51 +78,31 @@ def test_tiny_and_huge_prototypes_are_normalized_too(file, scale):
     torch.testing.assert_close(Placement.load(file).prototypes, torch.eye(3, dtype=torch.float64))
 
 
-def test_missing_file_error_explains_how_to_create_one(file):
-    with pytest.raises(FileNotFoundError, match=r"no prototypes file .*recipes/place_prototypes.py writes one"):
-        Placement.load(file)
+def test_a_missing_file_or_a_folder_is_an_error_that_explains_how_to_create_one(tmp_path, file):
+    for path in (file, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"no prototypes file .*recipes/place_prototypes.py writes one"):
+            Placement.load(path)
 
 
-def test_folder_is_rejected_as_a_prototypes_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no prototypes file"):
-        Placement.load(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"no safetensors at all"])
-def test_unsupported_file_type_is_rejected(file, content):
-    file.write_bytes(content)
-    with pytest.raises(ValueError, match="is not a safetensors file"):
-        Placement.load(file)
-
-
-def test_file_without_prototypes_is_rejected(file):
-    save_file({"weights": torch.eye(3)}, file)
-    with pytest.raises(ValueError, match=r"is not a safetensors file with a tensor `prototypes`"):
-        Placement.load(file)
+MATRIX = r"must be a finite \(K, d\) matrix with K and d at least 2"
 
 
 @pytest.mark.parametrize(
-    "points",
+    ("content", "message"),
     [
-        torch.ones(3),
-        torch.ones(2, 3, 4),
-        torch.ones(1, 3),
-        torch.ones(3, 1),
-        torch.full((3, 3), float("nan")),
-        torch.full((3, 3), float("inf")),
-        torch.eye(3).to(torch.complex64),
+        (b"", "is not a safetensors file"),
+        (b"no safetensors at all", "is not a safetensors file"),
+        ({"weights": torch.eye(3)}, "is not a safetensors file with a tensor `prototypes`"),
+        *(({"prototypes": torch.ones(shape)}, MATRIX) for shape in [(3,), (2, 3, 4), (1, 3), (3, 1)]),
+        *(({"prototypes": torch.full((3, 3), float(value))}, MATRIX) for value in ("nan", "inf")),
+        ({"prototypes": torch.eye(3).to(torch.complex64)}, MATRIX),
+        ({"prototypes": torch.eye(4, 3)}, "all prototypes must be non-zero"),
     ],
-    ids=lambda points: "x".join(map(str, points.shape)),
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_nonfinite_or_nonmatrix_prototypes_are_rejected(file, points):
-    save_file({"prototypes": points}, file)
-    with pytest.raises(ValueError, match=r"must be a finite \(K, d\) matrix with K and d at least 2"):
-        Placement.load(file)
-
-
-def test_zero_prototype_is_rejected(file):
-    save_file({"prototypes": torch.eye(4, 3)}, file)
-    with pytest.raises(ValueError, match="all prototypes must be non-zero"):
+def test_a_file_without_valid_prototypes_is_rejected(file, content, message):
+    file.write_bytes(content if isinstance(content, bytes) else save(content))
+    with pytest.raises(ValueError, match=message):
         Placement.load(file)
 
 

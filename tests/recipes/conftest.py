@@ -1,6 +1,5 @@
 """Run recipes on the CPU in the test process, as if in a separate process."""
 
-import importlib.util
 import json
 import logging
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from training_runs import forget, make_sentences
@@ -26,16 +26,16 @@ def _fresh_accelerate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def load_recipe(root: Path) -> Callable[[str], ModuleType]:
+def load_recipe(load_file: Callable[[str], ModuleType]) -> Callable[[str], ModuleType]:
     """Import a recipe by name."""
+    return lambda name: load_file(f"recipes/{name}.py")
 
-    def load(name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(name, root / "recipes" / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
 
-    return load
+@pytest.fixture(scope="session", autouse=True)
+def _home_stays_clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf_datasets"))
+        yield
 
 
 @pytest.fixture(scope="session")

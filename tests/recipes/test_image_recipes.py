@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, Mock
 
 import httpx
 import numpy as np
@@ -22,8 +22,6 @@ from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -53,24 +51,58 @@ def photos(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(load_recipe, run_main, model, photos, tmp_path_factory) -> Path:
+def run(load_recipe, run_main):
+    """Run a recipe with the words of a command line."""
+    return lambda recipe, *words: run_main(load_recipe(recipe), list(map(str, words)))
+
+
+@pytest.fixture(scope="module")
+def build(run, model):
+    """Build or change an index with the recipe."""
+    return lambda *words: run("build_index", "--model_name_or_path", model, "--disable_tqdm", *words)
+
+
+@pytest.fixture(scope="module")
+def folder(build, photos, tmp_path_factory) -> Path:
     """The folder of an index of the photos."""
     folder = tmp_path_factory.mktemp("index") / "index"
-    words = ["--model_name_or_path", model, "--images", str(photos), "--output_dir", str(folder), "--disable_tqdm"]
-    run_main(load_recipe("build_index"), words)
+    build("--images", photos, "--output_dir", folder)
     return folder
 
 
 @pytest.fixture
-def predict(load_recipe, run_main, model, photos, tmp_path):
+def copy(folder, tmp_path) -> Path:
+    """A copy of the index, to change."""
+    return shutil.copytree(folder, tmp_path / "index")
+
+
+@pytest.fixture
+def query(photos) -> Path:
+    """One of the photos."""
+    return photos / "b" / "4.png"
+
+
+@pytest.fixture
+def search(run, folder, tmp_path):
+    """Search with the recipe, and return the rows of its table."""
+
+    def rows(*words: object, index: Path = folder) -> list[dict[str, str]]:
+        run("search_images", "--index", index, "--table", tmp_path / "found.csv", *words)
+        return list(csv.DictReader((tmp_path / "found.csv").open()))
+
+    return rows
+
+
+@pytest.fixture
+def predict(run, model, photos, tmp_path):
     """Run the recipe on the photos, and return the path of its output."""
 
-    def run(name: str, *words: str) -> Path:
-        given = ["--model_name_or_path", model, "--images", str(photos), "--output", str(tmp_path / name)]
-        run_main(load_recipe("predict_images"), [*given, "--disable_tqdm", *words])
-        return tmp_path / name
+    def write(name: str, *words: str) -> Path:
+        output = tmp_path / name
+        run("predict_images", "--model_name_or_path", model, "--images", photos, "--output", output, *words)
+        return output
 
-    return run
+    return write
 
 
 # Predictions
@@ -93,7 +125,8 @@ def _files(photos: Path) -> list[str]:
 def test_of_equally_probable_classes_the_first_are_predicted(load_recipe, tmp_path):
     batches = [(torch.arange(2), {"logits": torch.zeros(2, 50)})]
     encoder = SimpleNamespace(weights="", class_names=list(map(str, range(50))), encode=lambda *_, **__: batches)
-    source = MagicMock(names=["a", "b"], split=None, labels=None)
+    encoder.name_cells = lambda _, rows, columns: {"row": rows.tolist(), "prediction": ["0", "0"]}
+    source = MagicMock(names=["a", "b"], split=None)
     source.name, source.__len__.return_value = "", 2
     recipe = load_recipe("predict_images")
     args = recipe.PredictionArguments(model_name_or_path="", images="", output="table.csv", top_k=3)
@@ -129,7 +162,7 @@ def test_an_interrupted_run_continues(predict, monkeypatch, capsys, tmp_path):
 
     with monkeypatch.context() as patch:
         patch.setattr(ImageEncoder, "_embed", interrupt)
-        with pytest.raises(SystemExit):
+        with pytest.raises(KeyboardInterrupt):
             predict("table.csv", "--batch_size", "2")
     unfinished = tmp_path / ".table.csv.unfinished.jsonl"
     with unfinished.open("a") as file:
@@ -168,11 +201,9 @@ def test_an_existing_file_and_another_suffix_are_rejected(predict, tmp_path):
 # Search
 
 
-def test_search_writes_a_table_and_a_contact_sheet(load_recipe, run_main, folder, photos, tmp_path, capsys):
-    words = ["--index", str(folder), "--query", str(photos / "b"), "--top_k", "3", "--classes", "b"]
-    words += ["--table", str(tmp_path / "found.csv"), "--contact_sheet", str(tmp_path / "found.png")]
-    run_main(load_recipe("search_images"), words)
-    rows = list(csv.DictReader((tmp_path / "found.csv").open()))
+def test_search_writes_a_table_and_a_contact_sheet(search, photos, tmp_path):
+    words = ["--query", photos / "b", "--top_k", "3", "--classes", "b", "--contact_sheet", tmp_path / "found.png"]
+    rows = search(*words)
     assert len(rows) == 15
     assert [row["file"] for row in rows[::3]] == [str(photos / "b" / f"{index}.png") for index in range(4, 9)]
     assert {row["class"] for row in rows} == {"b"}
@@ -184,12 +215,10 @@ def test_search_writes_a_table_and_a_contact_sheet(load_recipe, run_main, folder
     assert not np.array_equal(cells[0], cells[2])
 
 
-def test_a_query_is_left_out_of_its_neighbors_if_asked(load_recipe, run_main, folder, photos, tmp_path):
+def test_a_query_is_left_out_of_its_neighbors_if_asked(search, photos):
     def neighbors(*more: str) -> list[tuple[str, str]]:
-        table = tmp_path / "found.csv"
-        words = ["--index", str(folder), "--query", str(photos / "b"), "--classes", "b", "--table", str(table)]
-        run_main(load_recipe("search_images"), [*words, *more])
-        return [(row["query"], row["file"]) for row in csv.DictReader(table.open())]
+        rows = search("--query", photos / "b", "--classes", "b", *more)
+        return [(row["query"], row["file"]) for row in rows]
 
     every = neighbors("--top_k", "4")
     own = str(photos / "b")
@@ -197,43 +226,33 @@ def test_a_query_is_left_out_of_its_neighbors_if_asked(load_recipe, run_main, fo
     assert neighbors("--top_k", "3", "--leave_out_query") == [(q, file) for q, file in every if file != f"{own}/{q}"]
 
 
-def test_predicted_classes_have_a_question_mark(load_recipe, run_main, folder, photos, tmp_path, capsys):
-    copy, flat = shutil.copytree(folder, tmp_path / "index"), shutil.copytree(photos / "b", tmp_path / "flat")
-    run_main(load_recipe("build_index"), ["--images", str(flat), "--add_to", str(copy), "--disable_tqdm"])
+def test_predicted_classes_have_a_question_mark(run, build, copy, query, photos, tmp_path, capsys):
+    build("--images", shutil.copytree(photos / "b", tmp_path / "flat"), "--add_to", copy)
     capsys.readouterr()
-    run_main(
-        load_recipe("search_images"), ["--index", str(copy), "--query", str(photos / "b" / "4.png"), "--top_k", "2"]
-    )
+    run("search_images", "--index", copy, "--query", query, "--top_k", "2")
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert [row["class"].endswith("?") for row in rows] == [False, True]
 
 
-def test_an_index_is_not_evaluated_as_embeddings(load_recipe, run_main, folder):
+def test_an_index_is_not_evaluated_as_embeddings(run, folder):
     with pytest.raises(ValueError, match=r"is a search index; evaluate what recipes/extract_embeddings.py"):
-        run_main(load_recipe("evaluate_embeddings"), ["--embeddings", str(folder)])
+        run("evaluate_embeddings", "--embeddings", folder)
 
 
-def test_images_are_added_to_an_index(load_recipe, run_main, folder, tmp_path, capsys):
-    copy = shutil.copytree(folder, tmp_path / "index")
-    run_main(load_recipe("build_index"), ["--images", "digits", "--add_to", str(copy), "--disable_tqdm"])
+def test_images_are_added_to_an_index(build, copy, capsys):
+    build("--images", "digits", "--add_to", copy)
     assert "added     355 of 355 images" in capsys.readouterr().out
     assert len(ImageIndex.load(copy)) == 364
 
 
-def test_images_are_removed_from_an_index_and_the_others_keep_their_ids(
-    load_recipe, run_main, folder, photos, tmp_path, capsys
-):
-    copy = shutil.copytree(folder, tmp_path / "index")
-    run_main(load_recipe("build_index"), ["--images", str(photos / "a"), "--remove_from", str(copy)])
+def test_images_are_removed_from_an_index_and_the_others_keep_their_ids(build, search, copy, query, photos, capsys):
+    build("--images", photos / "a", "--remove_from", copy)
     assert "removed   4 images of" in capsys.readouterr().out
-    words = ["--index", str(copy), "--query", str(photos / "b" / "4.png"), "--top_k", "1"]
-    run_main(load_recipe("search_images"), words)
-    (row,) = csv.DictReader(capsys.readouterr().out.splitlines())
-    assert (row["id"], row["file"]) == ("4", str(photos / "b" / "4.png"))
+    (row,) = search("--query", query, "--top_k", "1", index=copy)
+    assert (row["id"], row["file"]) == ("4", str(query))
 
 
-def test_simultaneous_additions_lose_nothing(root, start, folder, photos, tmp_path):
-    copy = shutil.copytree(folder, tmp_path / "index")
+def test_simultaneous_additions_lose_nothing(root, start, copy, photos, tmp_path):
     others = [shutil.copytree(photos, tmp_path / name) for name in ("first", "second", "third")]
     words = ["--add_to", copy, "--disable_tqdm"]
     processes = [start(root / "recipes" / "build_index.py", "--images", images, *words) for images in others]
@@ -247,103 +266,76 @@ def test_simultaneous_additions_lose_nothing(root, start, folder, photos, tmp_pa
 
 
 @pytest.mark.parametrize("words", [["--output_dir", "new"], ["--add_to", "index"], ["--output_dir", "."]])
-def test_an_index_that_cannot_be_written_is_an_error_before_the_work(
-    words, load_recipe, run_main, model, folder, photos, tmp_path, monkeypatch
-):
-    shutil.copytree(folder, tmp_path / "index")
+def test_an_index_that_cannot_be_written_is_an_error_before_the_work(words, build, copy, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ImageEncoder, "encode", lambda *_, **__: pytest.fail("embedded"))
     if "." not in words:
-        original = Path.touch
-        monkeypatch.setattr(
-            Path,
-            "touch",
-            lambda path, **_: (
-                (_ for _ in ()).throw(OSError(30, "Read-only file system"))
-                if path.parent == tmp_path
-                else original(path)
-            ),
-        )
-    given = ["--model_name_or_path", model, "--images", str(photos), *words]
+        monkeypatch.setattr(Path, "touch", Mock(side_effect=OSError(30, "Read-only file system")))
     with pytest.raises(OSError, match=r"Read-only file system|the working directory cannot be replaced"):
-        run_main(load_recipe("build_index"), given)
+        build("--images", photos, *words)
 
 
 @pytest.mark.parametrize("words", [["--add_to"], ["--overwrite_output_dir", "--output_dir"]])
-def test_a_folder_with_other_files_is_an_error_before_the_work(
-    words, load_recipe, run_main, model, folder, photos, tmp_path, monkeypatch
-):
-    copy = shutil.copytree(folder, tmp_path / "index")
+def test_a_folder_with_other_files_is_an_error_before_the_work(words, build, copy, monkeypatch):
     (copy / "notes.txt").touch()
     monkeypatch.setattr(ImageEncoder, "encode", lambda *_, **__: pytest.fail("embedded"))
     with pytest.raises(FileExistsError, match=r"index is not replaced: .*notes.txt is not part of an index"):
-        run_main(load_recipe("build_index"), ["--model_name_or_path", model, "--images", "digits", *words, str(copy)])
+        build("--images", "digits", *words, copy)
 
 
 @pytest.mark.parametrize("name", ["none/index", ""])
-def test_additions_to_no_index_leave_no_folder(name, load_recipe, run_main, photos, tmp_path, monkeypatch):
+def test_additions_to_no_index_leave_no_folder(name, build, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OSError, match=r"there is no index none/index; build it|name a folder in it"):
-        run_main(load_recipe("build_index"), ["--images", str(photos), "--add_to", name])
+        build("--images", photos, "--add_to", name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_following_the_message_after_an_interrupted_replacement_loses_no_index(
-    load_recipe, run_main, model, folder, photos, tmp_path
-):
-    copy = shutil.copytree(folder, tmp_path / "index")
+def test_following_the_message_after_an_interrupted_replacement_loses_no_index(build, copy, photos, tmp_path):
     copy.rename(tmp_path / ".index.replaced")
-    words = ["--model_name_or_path", model, "--images", str(photos / "b"), "--output_dir", str(copy), "--disable_tqdm"]
     with pytest.raises(FileExistsError, match="is not empty"):
-        run_main(load_recipe("build_index"), words)
+        build("--images", photos / "b", "--output_dir", copy)
     assert len(ImageIndex.load(copy)) == 9
 
 
-def test_no_image_that_replaced_the_indexed_one_is_shown(load_recipe, run_main, model, folder, photos, tmp_path):
-    own = shutil.copytree(photos, tmp_path / "photos")
-    words = ["--model_name_or_path", model, "--images", str(own), "--output_dir", str(tmp_path / "index")]
-    run_main(load_recipe("build_index"), [*words, "--disable_tqdm"])
-    shutil.copy(own / "a" / "0.png", own / "b" / "4.png")
-    words = ["--index", str(tmp_path / "index"), "--query", str(photos / "b" / "4.png"), "--top_k", "1"]
-    run_main(load_recipe("search_images"), [*words, "--contact_sheet", str(tmp_path / "found.png")])
+def test_no_image_that_replaced_the_indexed_one_is_shown(load_recipe, build, search, query, photos, tmp_path):
+    changed = shutil.copytree(photos, tmp_path / "photos")
+    build("--images", changed, "--output_dir", tmp_path / "index")
+    shutil.copy(changed / "a" / "0.png", changed / "b" / "4.png")
+    words = ["--query", query, "--top_k", "1", "--contact_sheet", tmp_path / "found.png"]
+    search(*words, index=tmp_path / "index")
     sheet = np.asarray(Image.open(tmp_path / "found.png"))
     assert (sheet[3:125, 131:253] == 255).all()
     index = ImageIndex.load(tmp_path / "index")
-    ((image, caption),) = load_recipe("search_page").list_neighbors(index, index.search(photos / "b" / "4.png", 1))
+    ((image, caption),) = load_recipe("search_page").list_neighbors(index, index.search(query, 1))
     assert image.getcolors() == [(64 * 64, (211, 211, 211))]
     assert re.match(r"b/4.png b, distance (0|\d\S+e-1\d), id 4, certainty", caption)
 
 
 @pytest.mark.parametrize(("words", "count"), [([], 9), (["--classes", "b"], 5)])
-def test_too_many_neighbors_are_an_error_that_names_the_option(load_recipe, run_main, folder, photos, words, count):
-    given = ["--index", str(folder), "--query", str(photos / "b" / "4.png"), "--top_k", "10", *words]
+def test_too_many_neighbors_are_an_error_that_names_the_option(search, query, words, count):
     with pytest.raises(ValueError, match=f"--top_k must be at most {count}, the number of images to find; got 10"):
-        run_main(load_recipe("search_images"), given)
+        search("--query", query, "--top_k", "10", *words)
 
 
-def test_all_other_images_are_found_if_the_query_is_left_out(load_recipe, run_main, folder, photos, tmp_path):
-    words = ["--index", str(folder), "--query", str(photos / "b" / "4.png"), "--top_k", "9", "--leave_out_query"]
-    run_main(load_recipe("search_images"), [*words, "--table", str(tmp_path / "table.csv")])
-    assert len(pd.read_csv(tmp_path / "table.csv")) == 8
+def test_all_other_images_are_found_if_the_query_is_left_out(search, query):
+    assert len(search("--query", query, "--top_k", "9", "--leave_out_query")) == 8
 
 
-def test_a_search_without_any_other_image_is_an_error(load_recipe, run_main, model, photos, tmp_path):
+def test_a_search_without_any_other_image_is_an_error(build, search, query, tmp_path):
     (tmp_path / "one").mkdir()
-    image = shutil.copy(photos / "b" / "4.png", tmp_path / "one")
-    words = ["--model_name_or_path", model, "--images", str(tmp_path / "one"), "--output_dir", str(tmp_path / "index")]
-    run_main(load_recipe("build_index"), [*words, "--disable_tqdm"])
-    words = ["--index", str(tmp_path / "index"), "--query", image, "--leave_out_query", "--top_k", "1"]
+    image = shutil.copy(query, tmp_path / "one")
+    build("--images", tmp_path / "one", "--output_dir", tmp_path / "index")
     with pytest.raises(ValueError, match="no image is left to find; leave out --leave_out_query"):
-        run_main(load_recipe("search_images"), words)
+        search("--query", image, "--leave_out_query", "--top_k", "1", index=tmp_path / "index")
 
 
-def test_an_index_is_replaced_only_if_asked(load_recipe, run_main, model, folder, photos, tmp_path):
-    copy = shutil.copytree(folder, tmp_path / "index")
-    words = ["--model_name_or_path", model, "--images", str(photos / "b"), "--output_dir", str(copy), "--disable_tqdm"]
+def test_an_index_is_replaced_only_if_asked(build, copy, photos):
+    words = ["--images", photos / "b", "--output_dir", copy]
     with pytest.raises(FileExistsError, match=r"is not empty.*--overwrite_output_dir, or add images to it with"):
-        run_main(load_recipe("build_index"), words)
+        build(*words)
     assert len(ImageIndex.load(copy)) == 9
-    run_main(load_recipe("build_index"), [*words, "--overwrite_output_dir"])
+    build(*words, "--overwrite_output_dir")
     assert len(ImageIndex.load(copy)) == 5
 
 
@@ -351,43 +343,40 @@ def test_an_index_is_replaced_only_if_asked(load_recipe, run_main, model, folder
     ("words", "message"),
     [
         (["--add_to", "index"], "give one of --output_dir for a new index, --add_to and --remove_from"),
-        (["--split", "test"], "--remove_from removes a data set as a whole"),
+        (["--split", "test"], "--remove_from removes a dataset as a whole"),
         (["--kind", "ivf"], "--kind ivf is for a new index; another one has its own"),
         (["--overwrite_output_dir"], "--overwrite_output_dir is for --output_dir; other indices are changed"),
         (["--images", "cats"], "cats does not name images of the index"),
     ],
 )
-def test_removals_with_other_options_are_errors(words, message, load_recipe, run_main, folder, capsys):
+def test_removals_with_other_options_are_errors(words, message, run, folder, capsys):
     with pytest.raises((ValueError, SystemExit)) as error:
-        run_main(load_recipe("build_index"), ["--images", "a", "--remove_from", str(folder), *words])
+        run("build_index", "--images", "a", "--remove_from", folder, *words)
     assert message in str(error.value) + capsys.readouterr().err
 
 
-def test_an_index_needs_one_folder_and_a_search_one_query(load_recipe, run_main, folder):
-    for recipe, words in {
-        "build_index": ["--images", "digits"],
-        "search_images": ["--index", str(folder)],
-    }.items():
+def test_an_index_needs_one_folder_and_a_search_one_query(run, folder):
+    for words in (["build_index", "--images", "digits"], ["search_images", "--index", folder]):
         with pytest.raises((ValueError, SystemExit)):
-            run_main(load_recipe(recipe), words)
+            run(*words)
 
 
 # ONNX
 
 
 @pytest.fixture(scope="module")
-def exported(load_recipe, run_main, model, tmp_path_factory) -> Path:
+def exported(run, model, tmp_path_factory) -> Path:
     """The exported classifier."""
     pytest.importorskip("onnxruntime")
     file = tmp_path_factory.mktemp("onnx") / "model.onnx"
-    run_main(load_recipe("export_onnx"), ["--model_name_or_path", model, "--output", str(file)])
+    run("export_onnx", "--model_name_or_path", model, "--output", file)
     return file
 
 
-def test_a_file_is_not_replaced_by_an_export_unless_asked(exported, model, load_recipe):
+def test_a_file_is_not_replaced_by_an_export_unless_asked(exported, model, run):
     before = exported.stat().st_mtime_ns
     with pytest.raises(FileExistsError, match="or replace it with --overwrite_output"):
-        load_recipe("export_onnx").main(["--model_name_or_path", model, "--output", str(exported)])
+        run("export_onnx", "--model_name_or_path", model, "--output", exported)
     assert exported.stat().st_mtime_ns == before
 
 
@@ -424,16 +413,16 @@ def test_the_metadata_states_the_preprocessing(exported):
     assert metadata["distance"] == "cosine"
 
 
-def test_an_exported_encoder_of_transformers_states_its_preprocessing(load_recipe, run_main, tmp_path):
+def test_an_exported_encoder_of_transformers_states_its_preprocessing(run, tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     ViTModel(ViTConfig(**sizes, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
-    words = ["--model_name_or_path", str(tmp_path / "vit"), "--output", str(tmp_path / "vit.onnx")]
-    run_main(load_recipe("export_onnx"), words)
+    words = ["--model_name_or_path", tmp_path / "vit", "--output", tmp_path / "vit.onnx"]
+    run("export_onnx", *words)
     assert "preprocessing" not in {entry.key for entry in onnx.load(tmp_path / "vit.onnx").metadata_props}
     ViTImageProcessor(size={"height": 8, "width": 8}, resample=3).save_pretrained(tmp_path / "vit")
-    run_main(load_recipe("export_onnx"), [*words, "--overwrite_output"])
+    run("export_onnx", *words, "--overwrite_output")
     metadata = {entry.key: entry.value for entry in onnx.load(tmp_path / "vit.onnx").metadata_props}
     assert json.loads(metadata["preprocessing"])["resample"] == 3
 
@@ -442,9 +431,9 @@ def test_an_exported_encoder_of_transformers_states_its_preprocessing(load_recip
 
 
 @pytest.mark.parametrize("host", ["no.such.host", "\u2028", "203.0.113.1"])
-def test_a_page_that_cannot_listen_says_so_before_the_index_is_loaded(host, load_recipe, run_main):
+def test_a_page_that_cannot_listen_says_so_before_the_index_is_loaded(host, run):
     with pytest.raises(ValueError, match=r"the page cannot listen on .*Choose another --host or --port"):
-        run_main(load_recipe("search_page"), ["--index", "none", "--host", host])
+        run("search_page", "--index", "none", "--host", host)
 
 
 @pytest.fixture
@@ -464,43 +453,38 @@ def address(root, folder, start):
     return f"http://127.0.0.1:{port}"
 
 
-def test_the_page_shows_neighbors_errors_and_classes(address, photos):
-    playwright = pytest.importorskip("playwright.sync_api")
-    if BROWSER is None:
-        pytest.skip("needs Chromium or Chrome")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.set_default_timeout(60_000)
-        others: list[str] = []
-        page.on(
-            "request", lambda request: request.url.startswith((address, "data:", "blob:")) or others.append(request.url)
-        )
-        page.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
-        page.goto(address)
-        page.get_by_role("button", name="Search").click()
-        page.get_by_text("choose an image first").wait_for()
-        page.locator("input[type=file]").first.set_input_files(photos / "a" / "2.png")
-        page.get_by_text("Query: prediction").wait_for()
-        caption = page.get_by_text("a/2.png a, distance")
-        caption.first.wait_for()
-        assert page.get_by_text("b/7.png b, distance").count() >= 1
-        page.get_by_label("Classes").click()
-        page.get_by_role("option", name="b").click()
-        page.keyboard.press("Escape")
-        page.get_by_role("button", name="Search").click()
-        caption.first.wait_for(state="detached")
-        page.get_by_text("b/7.png b, distance").first.wait_for()
-        browser.close()
+def test_the_page_shows_neighbors_errors_and_classes(address, photos, chromium):
+    page = chromium.new_page()
+    page.set_default_timeout(60_000)
+    others: list[str] = []
+    page.on(
+        "request", lambda request: request.url.startswith((address, "data:", "blob:")) or others.append(request.url)
+    )
+    page.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
+    page.goto(address)
+    page.get_by_role("button", name="Search").click()
+    page.get_by_text("choose an image first").wait_for()
+    page.locator("input[type=file]").first.set_input_files(photos / "a" / "2.png")
+    page.get_by_text("Query: prediction").wait_for()
+    caption = page.get_by_text("a/2.png a, distance")
+    caption.first.wait_for()
+    assert page.get_by_text("b/7.png b, distance").count() >= 1
+    page.get_by_label("Classes").click()
+    page.get_by_role("option", name="b").click()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Search").click()
+    caption.first.wait_for(state="detached")
+    page.get_by_text("b/7.png b, distance").first.wait_for()
+    page.close()
     assert others == []
 
 
-@pytest.mark.parametrize("target", ["file", "folder", "data set"])
+@pytest.mark.parametrize("target", ["file", "folder", "dataset"])
 def test_visitors_of_the_page_cannot_name_files_folders_or_data_sets(target, address, photos):
     file = {
         "file": {"path": str(photos / "a" / "2.png")},
         "folder": {"path": str(photos), "orig_name": "drawing.svg"},
-        "data set": {"path": "json", "orig_name": "drawing.svg"},
+        "dataset": {"path": "json", "orig_name": "drawing.svg"},
     }[target]
     call = f"{address}/gradio_api/call/find"
     event = httpx.post(call, json={"data": [file, "", [], 1]}).json()["event_id"]

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 from datasets import load_dataset
@@ -16,13 +15,6 @@ QUICK += ["--learning_rate", "0.01", "--disable_tqdm", "--eval_seed", "3"]
 
 Extract = Callable[..., Path]
 pytestmark = pytest.mark.filterwarnings("ignore:the calibration rests on")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _home_stays_clean(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf_datasets"))
-        yield
 
 
 @pytest.fixture(scope="module")

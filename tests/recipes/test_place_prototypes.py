@@ -90,7 +90,7 @@ def test_the_default_folder_is_named_after_the_numbers(load_recipe, run_main, tm
     assert (tmp_path / "outputs" / "prototypes" / "4-3" / "prototypes.safetensors").is_file()
 
 
-# Classes of a data set
+# Classes of a dataset
 
 
 def test_number_and_names_come_from_the_data_set(place):
@@ -171,9 +171,9 @@ def test_invalid_arguments_are_refused_and_leave_no_folder(place, tmp_path, word
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--dim", "3"], "set the number of classes with --num_classes, or a data set with --dataset_name"),
-        (["--dim", "3", "--num_classes", "5", "--text_model", "m"], "--text_model requires a data set"),
-        (["--dim", "3", "--num_classes", "5", "--label_column_name", "l"], "--label_column_name requires a data set"),
+        (["--dim", "3"], "set the number of classes with --num_classes, or a dataset with --dataset_name"),
+        (["--dim", "3", "--num_classes", "5", "--text_model", "m"], "--text_model requires a dataset"),
+        (["--dim", "3", "--num_classes", "5", "--label_column_name", "l"], "--label_column_name requires a dataset"),
         (["--dim", "3", "--num_classes", "5", "--template", "a {}"], "--template requires a text model"),
         (
             ["--dim", "3", "--dataset_name", "digits", "--text_model", "m", "--class_vectors", "v"],

@@ -185,7 +185,7 @@ def test_damaged_progress_of_a_run_is_refused(refusal, folder):
 # Options
 
 REFUSED = {
-    "--dataset_name=": "the name of the data set must not be empty",
+    "--dataset_name=": "the name of the dataset must not be empty",
     "--head_kwargs={bias: null}": "option bias of head 'softmax' must be of type bool; got None",
     "--label_column_name=image": "class labels are integers or names",
     "--image_size=100000": "image_size must be at least 1 and at most 16384; got 100000",

@@ -263,7 +263,7 @@ def test_frozen_batch_norms_keep_their_statistics_and_the_rest_is_trained(train)
     kept = {name for name in start if torch.equal(start[name], end[name])}
     statistics = {name for name in start if name.endswith(("running_mean", "running_var", "num_batches_tracked"))}
     assert len(statistics) == 9
-    assert kept == statistics | {"head.embedding_scale", "head.is_calibrated"}
+    assert kept == statistics | {"head.embedding_scale", "head.is_initialized"}
 
 
 # Errors

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import datasets
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,11 +18,6 @@ HAS_PLOTLY = importlib.util.find_spec("plotly") is not None
 needs_plotly = pytest.mark.skipif(not HAS_PLOTLY, reason="plotly is not installed")
 
 Draw = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +262,7 @@ def test_a_missing_extra_is_noted_if_the_default_figures_are_drawn(draw, tmp_pat
 
 
 @needs_plotly
-def test_a_missing_data_set_omits_only_the_thumbnails(draw, embeddings, tmp_path, capsys):
+def test_a_missing_dataset_omits_only_the_thumbnails(draw, embeddings, tmp_path, capsys):
     moved = write(tmp_path / "own", *clusters(3))
     write_about(moved, embeddings, dataset=str(tmp_path / "gone"), model="gone")
     folder = draw(moved, "--pictures", "interactive")

@@ -2,12 +2,18 @@
 
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 from PIL import Image
 
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.search import ImageSource
+
+
+@pytest.fixture(autouse=True)
+def _home_stays_clean(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf_datasets"))
 
 
 @pytest.fixture(scope="session")

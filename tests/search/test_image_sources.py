@@ -101,7 +101,7 @@ def test_a_generator_of_images_has_all_of_them(digits):
 
 @pytest.mark.parametrize(("images", "got"), [(5, "int"), ({"image": 1}, "dict"), (b"", "bytes"), ([None], "NoneType")])
 def test_anything_else_is_an_error_that_lists_what_is_accepted(images, got):
-    with pytest.raises(TypeError, match=f"are files, a folder, a data set or images of PIL; got {got}"):
+    with pytest.raises(TypeError, match=f"are files, a folder, a dataset or images of PIL; got {got}"):
         ImageSource.of(images)
 
 
@@ -156,13 +156,6 @@ def test_files_and_images_are_accepted(photos, digits):
     assert source.open(1, channels=1).tobytes() == digits[2].tobytes()
     assert len(ImageSource.of(photos / "test_6.png")) == len(ImageSource.of(digits[0])) == 1
     assert ImageSource.of(source) is source
-
-
-def test_photos_are_rotated_upright(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (4, 2)).save(tmp_path / "photo.jpg", exif=exif)
-    assert ImageSource.of(tmp_path).open(0).size == (2, 4)
 
 
 def animated(path: Path) -> None:

@@ -14,15 +14,15 @@ from two_processes import join
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import ImagesInMemory
 from hf_sphere.nn import HEADS, build_head
-from hf_sphere.nn.heads.base import head_options
 from hf_sphere.training import TrainingArguments, TrainingLoop, evaluate, gather_classes, initialize_from_data
 from hf_sphere.training.class_shards import _read_rows, _shard_files
+from hf_sphere.utils.options import keyword_options
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "arcface": {"margin": 0.2, "sample_rate": 0.7},
     "softmax": {"label_smoothing": 0.1},
 }
-RUNS = [name for name, head in HEADS.items() if "shard_classes" in head_options(head)]
+RUNS = [name for name, head in HEADS.items() if "shard_classes" in keyword_options(head)]
 CLASSES = 5  # two classes on the first process and three on the second
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 

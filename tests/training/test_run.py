@@ -345,15 +345,16 @@ def test_traceback_can_be_requested(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "stopped", "words"),
     [
-        (TrainingInterruptedError("stopped at step 3"), "Stopped at step 3"),
-        (KeyboardInterrupt(), "Stopped; files and checkpoints that were finished are complete."),
+        (TrainingInterruptedError("stopped at step 3"), [], "Stopped at step 3"),
+        (KeyboardInterrupt(), [], "Stopped; files and checkpoints that were finished are complete."),
+        (KeyboardInterrupt(), ["nothing was written"], "Stopped; nothing was written."),
     ],
 )
-def test_interruption_exits_with_status_130_and_reports_the_position(capsys, error, words):
+def test_interruption_exits_with_status_130_and_reports_the_position(capsys, error, stopped, words):
     with pytest.raises(SystemExit) as stop:
-        run_recipe(failing(error))
+        run_recipe(failing(error), *stopped)
     assert stop.value.code == 130
     assert words in capsys.readouterr().err
 

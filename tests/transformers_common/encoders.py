@@ -7,15 +7,15 @@ because the default suite does without network.
 import contextlib
 import functools
 import unittest
-from typing import Any, ClassVar
+from typing import Any
 from unittest import mock
 
 import torch
 from transformers_tests.test_configuration_common import ConfigTester
 from transformers_tests.test_modeling_common import ModelTesterMixin
 
-import hf_sphere
-from hf_sphere.models.sphere_text.encoders import ENCODERS, IMAGE_TASKS, Encoder
+from hf_sphere import models
+from hf_sphere.models.sphere_encoder import ENCODERS
 
 
 class EncoderTester:
@@ -25,8 +25,8 @@ class EncoderTester:
     batch_size, seq_length = 5, 6
     num_hidden_layers, hidden_size, num_attention_heads = 2, 24, 3
 
-    def __init__(self, encoder: Encoder) -> None:
-        self.config_class = getattr(hf_sphere, f"Sphere{encoder.prefix}Config")
+    def __init__(self, prefix: str) -> None:
+        self.config_class = getattr(models, f"{prefix}Config")
 
     def get_config(self) -> Any:
         sizes = {"num_hidden_layers": self.num_hidden_layers, "num_attention_heads": self.num_attention_heads}
@@ -59,14 +59,20 @@ class ImageEncoderTester(EncoderTester):
 class EncoderTests(ModelTesterMixin):
     """The common tests for one encoder."""
 
-    encoder: ClassVar[Encoder]
+    model_tester_class: Any = EncoderTester
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.prefix = cls.__name__.removesuffix("Test")
+        names = [name for name in models.__all__ if name.startswith(cls.prefix) and not name.endswith("Config")]
+        cls.all_model_classes = tuple(getattr(models, name) for name in names)
 
     def setUp(self) -> None:
-        images = self.encoder.tasks == IMAGE_TASKS
-        self.model_tester = (ImageEncoderTester if images else EncoderTester)(self.encoder)
+        self.model_tester = self.model_tester_class(self.prefix)
         config_class = self.model_tester.config_class
         options = {config_class.attribute_map.get("hidden_size", "hidden_size"): 36}
-        self.config_tester = ConfigTester(self, config_class=config_class, has_text_modality=not images, **options)
+        has_text = self.model_tester_class is EncoderTester
+        self.config_tester = ConfigTester(self, config_class=config_class, has_text_modality=has_text, **options)
 
     def test_config(self) -> None:
         self.config_tester.run_common_tests()
@@ -81,20 +87,39 @@ class EncoderTests(ModelTesterMixin):
                 stack.enter_context(mock.patch.object(kind, "save_pretrained", save))
             super().test_reverse_loading_mapping()
 
+
+class SphereBertTest(EncoderTests, unittest.TestCase):
+    pass
+
+
+class SphereRobertaTest(EncoderTests, unittest.TestCase):
+    pass
+
+
+class SphereElectraTest(EncoderTests, unittest.TestCase):
+    pass
+
+
+class SphereDistilBertTest(EncoderTests, unittest.TestCase):
+    pass
+
+
+class SphereModernBertTest(EncoderTests, unittest.TestCase):
+    pass
+
+
+class SphereViTTest(EncoderTests, unittest.TestCase):
+    model_tester_class = ImageEncoderTester
+    test_resize_embeddings = False
+
     def test_model_get_set_embeddings(self) -> None:
-        if self.encoder.tasks != IMAGE_TASKS:
-            return super().test_model_get_set_embeddings()
         for model_class in self.all_model_classes:  # which embed patches, not tokens
             model = model_class(self.model_tester.get_config())
             assert model.get_input_embeddings() is model.base_model.embeddings.patch_embeddings
             assert model.get_output_embeddings() is None
 
 
-for encoder in ENCODERS:
-    name = f"Sphere{encoder.prefix}Test"
-    attributes = {
-        "encoder": encoder,
-        "all_model_classes": tuple(getattr(hf_sphere, f"Sphere{encoder.prefix}{task}") for task in encoder.tasks),
-        "test_resize_embeddings": encoder.tasks != IMAGE_TASKS,
+def test_every_encoder_is_tested() -> None:
+    assert {kind.__name__ for kind in EncoderTests.__subclasses__()} == {
+        f"Sphere{name}Test" for name in ENCODERS.values()
     }
-    globals()[name] = type(name, (EncoderTests, unittest.TestCase), attributes)

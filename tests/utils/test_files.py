@@ -491,20 +491,18 @@ def test_a_name_that_is_too_long_is_found_by_the_probe(name, tmp_path):
     assert names(tmp_path) == []
 
 
-def test_the_working_directory_is_not_replaced(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (".", r"the working directory cannot be replaced .* name a folder in it"),
+        ("/proc", "a mount point cannot be replaced"),
+        ("/proc/index", "it cannot be written"),  # on a read-only disk
+    ],
+)
+def test_what_cannot_be_replaced_is_found_by_the_probe(path, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(OSError, match=r"the working directory cannot be replaced .* name a folder in it"):
-        check_writable(".")
-
-
-def test_a_mount_point_is_not_replaced():
-    with pytest.raises(OSError, match="a mount point cannot be replaced"):
-        check_writable("/proc")
-
-
-def test_a_read_only_disk_is_found_by_the_probe():
-    with pytest.raises(OSError, match="it cannot be written"):
-        check_writable("/proc/index")
+    with pytest.raises(OSError, match=message):
+        check_writable(path)
 
 
 def test_a_file_where_a_folder_is_needed_is_found_by_the_probe(tmp_path):

@@ -54,9 +54,9 @@ def test_a_failed_write_keeps_the_old_snapshot(tmp_path, monkeypatch):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("epoch", ["-1", "1.5", "²", "9" * 5000])
-def test_a_snapshot_without_a_valid_epoch_is_named(tmp_path, epoch):
-    save_file({"weight": torch.ones(1)}, tmp_path / "some.safetensors", {"epoch": epoch})
+@pytest.mark.parametrize("metadata", [None, *({"epoch": epoch} for epoch in ("-1", "1.5", "²", "9" * 5000))])
+def test_a_snapshot_without_a_valid_epoch_is_named(tmp_path, metadata):
+    save_file({"weight": torch.ones(1)}, tmp_path / "some.safetensors", metadata)
     with pytest.raises(ValueError, match=r"the epoch of .*some\.safetensors is unknown"):
         read_snapshot(tmp_path / "some.safetensors")
 
@@ -70,9 +70,3 @@ def test_a_damaged_snapshot_is_named(tmp_path):
     (tmp_path / "epoch-0003.safetensors").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"epoch-0003\.safetensors is not a complete safetensors file"):
         read_snapshot(tmp_path / "epoch-0003.safetensors")
-
-
-def test_a_file_without_an_epoch_is_rejected(tmp_path):
-    save_file({"weight": torch.ones(1)}, tmp_path / "weights.safetensors")
-    with pytest.raises(ValueError, match=r"the epoch of .* is unknown"):
-        read_snapshot(tmp_path / "weights.safetensors")

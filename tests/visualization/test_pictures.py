@@ -1,6 +1,5 @@
 import itertools
 import math
-import sys
 
 import pytest
 import torch
@@ -8,7 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
 from hf_sphere.distributions import VonMisesFisher
-from hf_sphere.visualization import View, choose_view, plot_sphere, project_to_great_sphere
+from hf_sphere.visualization import View, plot_sphere
 from hf_sphere.visualization.figures import new_figure
 from hf_sphere.visualization.scene import (
     LARGEST_LEGEND,
@@ -16,16 +15,13 @@ from hf_sphere.visualization.scene import (
     mark_of,
     place_apart,
     place_names,
+    project_to_great_sphere,
     shorten,
 )
+from hf_sphere.visualization.sphere import choose_view
 
 ABC = ["a", "b", "c"]
 EDGES = torch.zeros(2), torch.full((2,), 100.0)
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
 
 
 def unit(*shape: int) -> torch.Tensor:
@@ -186,17 +182,7 @@ class TestNames:
         assert len({mark_of(index) for index in range(30)}) == 30
 
 
-@pytest.fixture(scope="class")
-def _needs_matplotlib() -> None:
-    pytest.importorskip("matplotlib")
-
-
-@pytest.mark.usefixtures("_needs_matplotlib")
 class TestPicture:
-    def test_a_figure_is_written(self, tmp_path):
-        plot_sphere(torch.randn(30, 5), torch.arange(30) % 3, ABC, path=tmp_path / "new" / "sphere.png")
-        assert (tmp_path / "new" / "sphere.png").read_bytes().startswith(b"\x89PNG")
-
     def test_the_legend_lists_every_class_and_the_caption_describes_the_projection(self):
         points = torch.randn(30, 5)
         figure = plot_sphere(points, torch.arange(30) % 3, ABC, title="digits")
@@ -345,8 +331,3 @@ class TestPicture:
     def test_mismatched_directions_are_rejected(self, directions, message):
         with pytest.raises(ValueError, match=message):
             plot_sphere(torch.randn(3, 5), torch.arange(3), ABC, directions=directions)
-
-    def test_missing_matplotlib_names_the_extra(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-            plot_sphere(torch.randn(3, 3), torch.arange(3), ABC)

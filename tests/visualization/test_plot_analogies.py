@@ -1,13 +1,6 @@
-import sys
-
 import pytest
 
 from hf_sphere.visualization import plot_analogy_accuracies
-
-
-@pytest.fixture(autouse=True)
-def _needs_matplotlib() -> None:
-    pytest.importorskip("matplotlib")
 
 
 def result(
@@ -97,14 +90,3 @@ def test_accuracies_of_zero_and_one_can_be_drawn():
 def test_invalid_input_is_rejected(results, message):
     with pytest.raises(ValueError, match=message):
         plot_analogy_accuracies(results)
-
-
-def test_the_figure_is_written_into_a_new_folder(tmp_path):
-    plot_analogy_accuracies([result()], title="analogies", path=tmp_path / "new" / "a.png")
-    assert (tmp_path / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_missing_matplotlib_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-        plot_analogy_accuracies([result()])

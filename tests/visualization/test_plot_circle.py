@@ -1,21 +1,15 @@
 import itertools
 import math
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_sphere.visualization import plot_circle, project_to_great_sphere
+from hf_sphere.visualization import plot_circle
+from hf_sphere.visualization.scene import project_to_great_sphere
 from hf_sphere.visualization.sphere import ROSE_NOTE, _density
 
 ABC = ["a", "b", "c"]
-
-
-@pytest.fixture(autouse=True)
-def _needs_matplotlib() -> None:
-    pytest.importorskip("matplotlib")
-    torch.manual_seed(0)
 
 
 def at(*degrees: float) -> torch.Tensor:
@@ -68,12 +62,9 @@ class TestCircle:
             assert math.hypot(x, y) > 1.55
             assert math.degrees(math.atan2(y, x)) % 360 == pytest.approx(degrees, abs=1.0)
 
-    def test_directions_are_lines_to_the_circle(self):
+    def test_directions_are_lines_to_the_circle_and_explained(self):
         figure = plot_circle(at(0, 120, 240), torch.arange(3), ABC, directions=2 * at(10, 100, 200))
         assert directions_in(figure) == [pytest.approx(end) for end in at(10, 100, 200).tolist()]
-
-    def test_the_caption_explains_direction_lines(self):
-        figure = plot_circle(at(0, 120, 240), torch.arange(3), ABC, directions=at(10, 100, 200))
         assert figure.get_supxlabel().splitlines() == [ROSE_NOTE, "lines: directions of the classes"]
 
     def test_directions_outside_of_a_quadrant_are_counted(self):
@@ -166,16 +157,3 @@ def test_names_and_titles_are_not_parsed_as_math(tmp_path, lengths):
         points, torch.arange(30) % 3, names, title="$a^$", lengths=lengths, path=tmp_path / "circle.png"
     )
     assert set(names_in(figure)) == set(names)
-
-
-@pytest.mark.parametrize("lengths", [False, True])
-def test_the_figure_is_written_into_a_new_folder(tmp_path, lengths):
-    path = tmp_path / "new" / "circle.png"
-    plot_circle(torch.randn(30, 2), torch.arange(30) % 3, ABC, lengths=lengths, path=path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_missing_matplotlib_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-        plot_circle(torch.randn(3, 2), torch.arange(3), ABC)

@@ -1,16 +1,8 @@
-import sys
-
 import pytest
 import torch
 
 from hf_sphere.metrics import class_angles
 from hf_sphere.visualization import plot_class_angles
-
-
-@pytest.fixture(autouse=True)
-def _needs_matplotlib() -> None:
-    pytest.importorskip("matplotlib")
-    torch.manual_seed(0)
 
 
 def texts_of(figure) -> list[str]:
@@ -36,11 +28,6 @@ def test_the_means_are_marked_and_labeled():
     assert figure.get_suptitle() == "digits"
 
 
-def test_the_title_is_not_parsed_as_math(tmp_path):
-    plot_class_angles(torch.randn(60, 3), torch.arange(60) % 3, title="$a^$", path=tmp_path / "angles.png")
-    assert (tmp_path / "angles.png").is_file()
-
-
 def test_collapsed_classes_are_at_the_ends_of_the_axis():
     points = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [-3.0, 0.0]])
     first, _, second, _ = plot_class_angles(points, torch.tensor([0, 0, 1, 1])).axes[0].patches
@@ -59,14 +46,3 @@ def test_the_caption_names_the_measured_pairs(count, caption):
 def test_a_single_class_is_rejected():
     with pytest.raises(ValueError, match="need at least two classes"):
         plot_class_angles(torch.randn(5, 3), torch.zeros(5).long())
-
-
-def test_the_figure_is_written_into_a_new_folder(tmp_path):
-    plot_class_angles(torch.randn(60, 3), torch.arange(60) % 3, path=tmp_path / "new" / "angles.png")
-    assert (tmp_path / "new" / "angles.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_missing_matplotlib_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-        plot_class_angles(torch.randn(60, 3), torch.arange(60) % 3)

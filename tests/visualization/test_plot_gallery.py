@@ -1,5 +1,4 @@
 import itertools
-import sys
 
 import pytest
 import torch
@@ -9,12 +8,6 @@ from hf_sphere.visualization.sphere import ROSE_NOTE
 
 ABC = ["a", "b", "c"]
 LABELS = torch.arange(30) % 3
-
-
-@pytest.fixture(autouse=True)
-def _needs_matplotlib() -> None:
-    pytest.importorskip("matplotlib")
-    torch.manual_seed(0)
 
 
 def panel(dim: int, **options) -> Panel:
@@ -55,9 +48,6 @@ def test_embeddings_with_norms_are_drawn_in_a_plane_next_to_a_circle():
     assert (plane.axison, circle.axison) == (True, False)
     assert len(plane.collections[0].get_offsets()) == 30
     assert figure.get_supxlabel() == ROSE_NOTE
-
-
-def test_planes_without_circles_have_no_circle_caption():
     assert plot_gallery({"plain": panel(2, lengths=True)}, ABC, dim=2).get_supxlabel() == ""
 
 
@@ -115,14 +105,3 @@ def test_names_do_not_overlap(dim):
 def test_invalid_panels_are_rejected(panels, options, message):
     with pytest.raises(ValueError, match=message):
         plot_gallery(panels, ABC, **options)
-
-
-def test_the_figure_is_written_into_a_new_folder(tmp_path):
-    plot_gallery({"cosine": panel(3)}, ABC, dim=3, path=tmp_path / "new" / "gallery.png")
-    assert (tmp_path / "new" / "gallery.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_missing_matplotlib_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-        plot_gallery({"cosine": panel(3)}, ABC, dim=3)

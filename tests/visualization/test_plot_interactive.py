@@ -3,7 +3,6 @@ import gzip
 import io
 import json
 import re
-import shutil
 import sys
 
 import numpy as np
@@ -15,7 +14,6 @@ from hf_sphere.visualization import interactive, write_interactive_sphere
 from hf_sphere.visualization.figures import COLORS
 from hf_sphere.visualization.interactive import class_colors, make_sheets
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 NAMES = [f"kind {index}" for index in range(10)]
 EVIL = '</script><b title="x">&amp;'
 
@@ -205,17 +203,6 @@ def test_missing_plotly_names_the_extra(tmp_path, monkeypatch):
 
 
 # In a browser
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    playwright = pytest.importorskip("playwright.sync_api")
-    if BROWSER is None:
-        pytest.skip("needs Chromium or Chrome")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 import itertools
 import math
-import sys
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,6 @@ from scipy.stats import beta, kstest
 from hf_sphere.hyperplanes import projection_statistics
 from hf_sphere.visualization import plot_projection_histograms, plot_projection_masses, plot_projections_along_training
 from hf_sphere.visualization.figures import choose_evenly, shorten_layer_names
-
-
-@pytest.fixture(autouse=True)
-def _needs_matplotlib() -> None:
-    pytest.importorskip("matplotlib")
 
 
 def layer(*projections: float, dim: int = 9, **more: Any) -> dict[str, Any]:
@@ -339,24 +333,3 @@ class TestLayerNames:
         assert (chosen[0], chosen[-1]) == (0, count - 1)
         gaps = np.diff(chosen)
         assert gaps.size == 0 or (gaps.min() > 0 and gaps.max() - gaps.min() <= 1)
-
-
-PLOTS = [
-    (plot_projection_masses, statistics(numbered(2))),
-    (plot_projection_histograms, statistics(numbered(2))),
-    (plot_projections_along_training, {"epochs": [epoch(0, numbered(2))]}),
-]
-
-
-@pytest.mark.parametrize(("plot", "content"), PLOTS, ids=lambda value: getattr(value, "__name__", ""))
-@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
-def test_the_figure_is_written_into_a_new_folder(plot, content, name, start, tmp_path):
-    plot(content, title="digits", path=tmp_path / "new" / name)
-    assert (tmp_path / "new" / name).read_bytes().startswith(start)
-
-
-@pytest.mark.parametrize(("plot", "content"), PLOTS, ids=lambda value: getattr(value, "__name__", ""))
-def test_missing_matplotlib_names_the_extra(plot, content, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-        plot(content)

@@ -1,4 +1,3 @@
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,11 +8,6 @@ from scipy.stats import binomtest
 from hf_sphere.metrics import reliability_bins, risk_coverage
 from hf_sphere.visualization import plot_reliability, plot_risk_coverage
 from hf_sphere.visualization.curves import _start_of_axis
-
-
-@pytest.fixture(autouse=True)
-def _needs_matplotlib() -> None:
-    pytest.importorskip("matplotlib")
 
 
 def bins_of(*bins: tuple[float, float, int]) -> SimpleNamespace:
@@ -45,16 +39,12 @@ def texts_of(figure) -> list[str]:
 
 
 class TestReliability:
-    def test_a_bin_is_drawn_as_a_point_in_percent(self):
-        figure = plot_reliability(bins_of((0.3, 0.25, 40), (0.9, 0.8, 10)))
-        assert line_of(figure) == [(30.0, 25.0), (90.0, 80.0)]
-
     def test_the_number_of_images_per_bin_is_drawn_below(self):
         (bars,) = plot_reliability(bins_of((0.3, 0.25, 40), (0.9, 0.8, 10))).axes[1].collections
         heights = [segment[:, 1].tolist() for segment in bars.get_segments()]
         assert heights == [[0.0, 40.0], [0.0, 10.0]]
 
-    def test_empty_bins_are_omitted(self):
+    def test_a_bin_is_drawn_as_a_point_in_percent_unless_it_is_empty(self):
         figure = plot_reliability(bins_of((0.3, 0.25, 40), (float("nan"), float("nan"), 0), (0.9, 0.8, 10)))
         assert line_of(figure) == [(30.0, 25.0), (90.0, 80.0)]
 
@@ -119,32 +109,17 @@ class TestReliability:
         bins = reliability_bins(confidences, torch.rand(60) < confidences, num_bins=5)
         assert len(line_of(plot_reliability(bins))) == 5
 
-    @pytest.mark.parametrize(("name", "start"), [("reliability.png", b"\x89PNG"), ("reliability.pdf", b"%PDF")])
-    def test_the_figure_is_written_into_a_new_folder(self, tmp_path, name, start):
-        plot_reliability(bins_of((0.3, 0.25, 40)), path=tmp_path / "new" / name)
-        assert (tmp_path / "new" / name).read_bytes().startswith(start)
-
-    def test_missing_matplotlib_names_the_extra(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-            plot_reliability(bins_of((0.3, 0.25, 40)))
-
 
 def curve(*risks: float) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(1, len(risks) + 1) / len(risks), torch.tensor(risks)
 
 
 class TestRiskCoverage:
-    def test_a_curve_shows_coverage_and_risk_in_percent(self):
-        drawn = curves_of(plot_risk_coverage({"confidence": curve(0.0, 0.25)}))["confidence"]
-        assert drawn == [(50.0, 0.0), (100.0, 25.0)]
-
-    def test_the_total_error_rate_is_marked(self):
-        drawn = curves_of(plot_risk_coverage({"confidence": curve(0.0, 0.25)}))["all kept"]
-        assert {y for _, y in drawn} == {25.0}
-
-    def test_every_curve_is_labeled_once(self):
+    def test_curves_and_the_total_error_rate_are_drawn_in_percent_and_labeled_once(self):
         figure = plot_risk_coverage({"confidence": curve(0.0, 0.25), "concentration": curve(0.5, 0.25)})
+        drawn = curves_of(figure)
+        assert drawn["confidence"] == [(50.0, 0.0), (100.0, 25.0)]
+        assert {y for _, y in drawn["all kept"]} == {25.0}
         assert texts_of(figure) == ["confidence", "concentration", "all kept"]
 
     def test_the_first_few_images_do_not_set_the_scale(self):
@@ -179,12 +154,3 @@ class TestRiskCoverage:
         figure = plot_risk_coverage({"confidence": risk_coverage(torch.rand(60), torch.rand(60) < 0.8)}, title="digits")
         assert len(curves_of(figure)["confidence"]) == 60
         assert figure.axes[0].get_title() == "digits"
-
-    def test_the_figure_is_written_into_a_new_folder(self, tmp_path):
-        plot_risk_coverage({"confidence": curve(0.0, 0.25)}, path=tmp_path / "new" / "risk.png")
-        assert (tmp_path / "new" / "risk.png").read_bytes().startswith(b"\x89PNG")
-
-    def test_missing_matplotlib_names_the_extra(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "matplotlib", None)
-        with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-            plot_risk_coverage({"confidence": curve(0.0, 0.25)})

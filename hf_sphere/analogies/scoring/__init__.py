@@ -44,9 +44,9 @@ def build_scoring(scoring: str, **options: Any) -> "Scoring":
     Raises:
         ValueError: If the name, an option or a value is unknown; the message lists the valid ones.
     """
-    found = scoring_class(scoring)
-    valid = [field.name for field in dataclasses.fields(found)]
+    cls = scoring_class(scoring)
+    valid = [field.name for field in dataclasses.fields(cls)]
     if unknown := [option for option in options if option not in valid]:
         names, allowed = ", ".join(unknown), ", ".join(valid)
         raise ValueError(f"scoring {scoring!r} has no option {names}; its options are: {allowed}.")
-    return found(**options)
+    return cls(**options)

@@ -133,33 +133,28 @@ class Scoring(ABC):
         Raises:
             ValueError: If a value is not finite.
         """
-        orders = [PERMUTATIONS[number] for number in permutations]
+        orders = [PERMUTATIONS[index] for index in permutations]
         counts = choice_counts(questions)
-        found: list[Tensor] = []
+        terms_by_question: list[Tensor] = []
         texts = itertools.accumulate(len(orders) * self.count_texts(question) for question in questions)
         batches = itertools.groupby(zip(questions, texts, strict=True), lambda pair: pair[1] // TEXTS_AT_ONCE)
         for _, pairs in batches:
             batch = [question for question, _ in pairs]
-            found += self.question_terms(batch, orders, engine)
+            terms_by_question += self.question_terms(batch, orders, engine)
             engine.progress(len(batch))
-        shape = (len(found[0]), len(questions), len(PERMUTATIONS), int(counts.max()))
+        shape = (len(terms_by_question[0]), len(questions), len(PERMUTATIONS), int(counts.max()))
         terms = torch.full(shape, torch.nan, dtype=torch.float64)
-        for place, (question, values) in enumerate(zip(questions, found, strict=True)):
+        for row, (question, values) in enumerate(zip(questions, terms_by_question, strict=True)):
             if not values.isfinite().all():
                 what = f"the model's value of the question {question.stem} to {question.choices}"
                 raise ValueError(f"{what} is infinite or not a number. Check its weights and dtype.")
-            terms[:, place][:, list(permutations), : len(question.choices)] = values.double()
+            terms[:, row][:, list(permutations), : len(question.choices)] = values.double()
         return Measurements(self, terms, counts)
 
     def costs(self, questions: Sequence[Question], engine: Engine) -> Tensor:
-        """Compute the costs of the choices; the choice with the lowest cost is the answer.
+        """Compute the costs of the choices of Q valid questions, (Q, K), float64; the lowest cost is the answer.
 
-        Args:
-            questions: Q valid questions of up to K choices.
-            engine: The model.
-
-        Returns:
-            (Q, K), float64; infinite for choices that a question does not have.
+        Choices that a question does not have cost infinity.
         """
         needed = _needed(self.positive_aggregation, range(NUM_POSITIVE))
         if self.negative_weight:

@@ -57,12 +57,12 @@ def embed_words_in_context(
     means: dict[tuple[bytes, bytes], Tensor] = {}
     with language_model.evaluating():
         for batch in equal_length_batches(lengths, language_model.batch_tokens, batch_size):
-            chosen = [inputs[number] for number in batch]
-            ids = torch.from_numpy(np.stack([encoding.ids for _, encoding in chosen]))
-            weights = torch.from_numpy(np.stack([encoding.words for _, encoding in chosen])).float()
+            batch_inputs = [inputs[index] for index in batch]
+            ids = torch.from_numpy(np.stack([encoding.ids for _, encoding in batch_inputs]))
+            weights = torch.from_numpy(np.stack([encoding.words for _, encoding in batch_inputs])).float()
             weights /= weights.sum(-1, keepdim=True)
             states = language_model.forward(ids, base=True).last_hidden_state.float()
-            means |= zip((key for key, _ in chosen), (weights.to(states.device) @ states).cpu(), strict=True)
+            means |= zip((key for key, _ in batch_inputs), (weights.to(states.device) @ states).cpu(), strict=True)
     return torch.stack([means[key] for key in keys])  # outside inference mode, so that it can be modified and trained
 
 
@@ -111,8 +111,8 @@ class EmbeddingSimilarity(Scoring):
         rows = {word: row for row, word in enumerate(words)}
         embeddings = embed_words(engine.language_model, list(words), batch_size=engine.batch_size)
         for question in questions:
-            found = torch.tensor([[rows[word] for word in (*question.stem, *pair)] for pair in question.choices])
-            yield embeddings[found[:, torch.tensor(permutations)].movedim(1, 0)]
+            indices = torch.tensor([[rows[word] for word in (*question.stem, *pair)] for pair in question.choices])
+            yield embeddings[indices[:, torch.tensor(permutations)].movedim(1, 0)]
 
     def _embed_in_context(
         self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
@@ -126,5 +126,5 @@ class EmbeddingSimilarity(Scoring):
         ]
         embeddings = embed_words_in_context(engine.language_model, sentences, batch_size=engine.batch_size)
         orders = torch.tensor(permutations)[:, None, :, None]
-        for found in embeddings.split([len(orders) * len(question.choices) for question in questions]):
-            yield found.unflatten(0, (len(orders), -1)).take_along_dim(orders, dim=2)
+        for of_question in embeddings.split([len(orders) * len(question.choices) for question in questions]):
+            yield of_question.unflatten(0, (len(orders), -1)).take_along_dim(orders, dim=2)

@@ -17,7 +17,7 @@ from hf_sphere.analogies.questions import Question
 from hf_sphere.analogies.scoring.base import WEIGHTS, Engine, Scoring, aggregate, check_choice
 
 PMI_AGGREGATIONS = ("mean", "max", "min", "index_0", "index_1")
-HEAD, TAIL = (2,), (3,)  # numbers of the words c and d
+HEAD, TAIL = (2,), (3,)  # indices of the words c and d
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +63,9 @@ class SentenceScoring(Scoring):
             for question in questions
         ]
         flat = list(itertools.chain.from_iterable(sentences))
-        found = perplexities(engine.language_model, flat, batch_size=engine.batch_size, cache=engine.cache)
-        pieces = found.split([len(of_question) for of_question in sentences])
-        return [self.terms(piece.view(len(permutations), -1)) for piece in pieces]
+        values = perplexities(engine.language_model, flat, batch_size=engine.batch_size, cache=engine.cache)
+        by_question = values.split([len(of_question) for of_question in sentences])
+        return [self.terms(perplexity.view(len(permutations), -1)) for perplexity in by_question]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,13 +174,13 @@ class PMI(GridScoring):
     def terms(self, perplexity: Tensor) -> Tensor:
         """See `SentenceScoring.terms`."""
         sentence, by_head, by_tail = _grid_sums(perplexity)
-        given = [(sentence / by_head).log(), (sentence / by_tail).log()]
-        return torch.stack([*given, log_shares(by_tail), log_shares(by_head)])
+        conditional = [(sentence / by_head).log(), (sentence / by_tail).log()]
+        return torch.stack([*conditional, log_shares(by_tail), log_shares(by_head)])
 
     def permutation_costs(self, terms: Tensor) -> Tensor:
         """See `Scoring.permutation_costs`."""
-        given, marginal = terms[:2], terms[2:]
-        return aggregate(given - self.alpha * marginal, self.pmi_aggregation, 0)
+        conditional, marginal = terms[:2], terms[2:]
+        return aggregate(conditional - self.alpha * marginal, self.pmi_aggregation, 0)
 
 
 def log_shares(values: Tensor) -> Tensor:

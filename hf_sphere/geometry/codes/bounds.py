@@ -150,9 +150,9 @@ def separation_bound(num_points: int, dim: int) -> float:
 
 def _proved_bound(num_points: int, dim: int) -> float:
     """Largest proved optimum of at most K points in at least d dimensions."""
-    known = [(optimum.num_points, optimum.dim, optimum.cosine) for optimum in PROVED_OPTIMA]
-    known += [(code.size, code.dim, code.cosine) for code in CATALOGUE if code.optimal]
-    return max((cosine for size, width, cosine in known if size <= num_points and width >= dim), default=-1.0)
+    optima = [(optimum.num_points, optimum.dim, optimum.cosine) for optimum in PROVED_OPTIMA]
+    optima += [(code.size, code.dim, code.cosine) for code in CATALOGUE if code.optimal]
+    return max((cosine for size, width, cosine in optima if size <= num_points and width >= dim), default=-1.0)
 
 
 def separation(points: Tensor) -> Tensor:

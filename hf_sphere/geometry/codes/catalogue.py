@@ -162,8 +162,8 @@ def fit_code(code: SphericalCode, num_points: int, dim: int, generator: torch.Ge
         raise ValueError(f"{code.name} has {code.size} points; got num_points={num_points}. Choose 1 to {code.size}.")
     if dim < code.dim:
         raise ValueError(f"{code.name} needs {code.dim} dimensions; got dim={dim}. Use find_code to choose another.")
-    chosen = torch.arange(code.size) if generator is None else torch.randperm(code.size, generator=generator)
-    return F.pad(code.build(chosen[:num_points]), (0, dim - code.dim))
+    index = torch.arange(code.size) if generator is None else torch.randperm(code.size, generator=generator)
+    return F.pad(code.build(index[:num_points]), (0, dim - code.dim))
 
 
 def _kissing_chain(base: SphericalCode, *inner: int | tuple[int, str, str]) -> Iterator[SphericalCode]:

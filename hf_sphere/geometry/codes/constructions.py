@@ -68,9 +68,9 @@ def leech_vectors() -> np.ndarray:
     """
     signs = np.array(list(product([2, -2], repeat=8)), dtype=np.int8)
     signs = signs[signs.prod(-1, dtype=np.int64) > 0]
-    places = np.nonzero(golay_octads())[1].reshape(-1, 8)
+    columns = np.nonzero(golay_octads())[1].reshape(-1, 8)
     on_octads = np.zeros((759, 128, 24), dtype=np.int8)
-    np.put_along_axis(on_octads, places[:, None], signs[None], axis=-1)
+    np.put_along_axis(on_octads, columns[:, None], signs[None], axis=-1)
     odd = np.ones((24, 24), dtype=np.int8) - 4 * np.eye(24, dtype=np.int8)
     on_words = odd[:, None] * (1 - 2 * golay_code()).astype(np.int8)
     return np.concatenate([_pairs(24, 4), on_octads.reshape(-1, 24), on_words.reshape(-1, 24)])
@@ -92,13 +92,13 @@ def layer(points: np.ndarray, pole: np.ndarray, cosine: float) -> np.ndarray:
     Points with the cosine t have the cosine (t - c^2) / (1 - c^2) after the projection.
     """
     pole = pole / np.linalg.norm(pole)
-    chosen = points[np.abs(points @ pole / np.linalg.norm(points, axis=-1) - cosine) < 1e-9].astype(np.float64)
-    chosen /= np.linalg.norm(chosen, axis=-1, keepdims=True)
+    section = points[np.abs(points @ pole / np.linalg.norm(points, axis=-1) - cosine) < 1e-9].astype(np.float64)
+    section /= np.linalg.norm(section, axis=-1, keepdims=True)
     # A Householder reflection maps the pole to the first axis, up to sign; the other coordinates are the projection.
     mirror = pole.copy()
     mirror[0] += np.copysign(1.0, pole[0])
-    chosen -= np.outer(chosen @ mirror, mirror * (2 / (mirror @ mirror)))
-    return chosen[:, 1:]
+    section -= np.outer(section @ mirror, mirror * (2 / (mirror @ mirror)))
+    return section[:, 1:]
 
 
 def kissing_configuration(builder: Callable[[], np.ndarray], cosine: float, times: int = 1) -> np.ndarray:

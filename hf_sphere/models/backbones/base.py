@@ -3,7 +3,7 @@
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import timm
@@ -110,6 +110,31 @@ def conv_relu(in_channels: int, out_channels: int, *, bias: bool = True) -> list
     return [nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=bias), nn.ReLU()]
 
 
+def conv_stages(
+    convolution: Callable[[int, int], list[nn.Module]],
+    in_channels: int,
+    stages: Iterable[Sequence[int]],
+    pool: type[nn.Module] = nn.MaxPool2d,
+) -> list[nn.Module]:
+    """Stages of convolutions of the given widths, each followed by 2x2 pooling."""
+    layers: list[nn.Module] = []
+    for widths in stages:
+        for width in widths:
+            layers += convolution(in_channels, width)
+            in_channels = width
+        layers.append(pool(2))
+    return layers
+
+
+def initialize(net: nn.Module, set_weight: Callable[[Tensor], Any], kinds: Any = (nn.Conv2d, nn.Linear)) -> None:
+    """Initialize the weights of convolutions and linear maps by a function of `torch.nn.init`; biases are zero."""
+    for module in net.modules():
+        if isinstance(module, kinds):
+            set_weight(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
 def initialize_for_relu(net: nn.Module) -> None:
     """Apply He initialization to convolutions and linear maps, so that a deep network without batch norm trains.
 
@@ -119,11 +144,7 @@ def initialize_for_relu(net: nn.Module) -> None:
     Reference:
         He, Zhang, Ren and Sun, "Delving deep into rectifiers", ICCV 2015, section 2.2.
     """
-    for module in net.modules():
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+    initialize(net, functools.partial(nn.init.kaiming_normal_, nonlinearity="relu"))
 
 
 def initialize_fan_out(net: nn.Module) -> None:
@@ -131,11 +152,7 @@ def initialize_fan_out(net: nn.Module) -> None:
 
     Weights are normal with variance 2 / fan-out, where the fan-out is the number of outputs times the kernel's area.
     """
-    for module in net.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+    initialize(net, functools.partial(nn.init.kaiming_normal_, mode="fan_out", nonlinearity="relu"), nn.Conv2d)
 
 
 def feature_side(name: str, img_size: ImageSize, least: int, halvings: int) -> tuple[int, int]:
@@ -191,11 +208,12 @@ def create_backbone(
     """
     architecture = name.split(".")[0]
     if not timm.is_model(architecture):
-        known = timm.list_models()
-        own = [backbone for backbone in BACKBONES if backbone.startswith(architecture)]
-        close = own + [match for match in difflib.get_close_matches(architecture, known, n=5) if match not in own]
-        close = close or timm.list_models("*_cifar")
-        raise ValueError(f"unknown backbone {name!r}; similar names: {', '.join(close)}; see `timm.list_models()`.")
+        names = [backbone for backbone in BACKBONES if backbone.startswith(architecture)]
+        names += [
+            name for name in difflib.get_close_matches(architecture, timm.list_models(), n=5) if name not in names
+        ]
+        names = names or timm.list_models("*_cifar")
+        raise ValueError(f"unknown backbone {name!r}; similar names: {', '.join(names)}; see `timm.list_models()`.")
     pretrained_cfg = timm.get_pretrained_cfg(architecture)
     has_fixed_size = pretrained_cfg is not None and pretrained_cfg.fixed_input_size  # timm's mark of such models
     if has_fixed_size or "img_size" in inspect.signature(timm.model_entrypoint(architecture)).parameters:

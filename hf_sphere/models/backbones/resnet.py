@@ -1,5 +1,6 @@
 """ResNets and DenseNet with a stem for small images, and ResNets of few-shot classification."""
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,14 @@ from timm.models.densenet import DenseNet
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet, downsample_conv
 from torch import Tensor, nn
 
-from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, initialize_fan_out, register_backbone
+from hf_sphere.models.backbones.base import (
+    EmbeddingNet,
+    ImageSize,
+    feature_side,
+    initialize,
+    initialize_fan_out,
+    register_backbone,
+)
 
 
 class SmallStemResNet(ResNet):
@@ -190,10 +198,9 @@ def resnet12(
         raise ValueError(f"widths of resnet12 must be four positive numbers of channels; got {list(widths)}.")
     feature_side("resnet12", img_size, least=16, halvings=4)
     pairs = itertools.pairwise([in_chans, *widths])
-    blocks = nn.Sequential(*(PooledBlock(*pair, activation=place < 3) for place, pair in enumerate(pairs)))
-    for module in blocks.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, a=SLOPE, mode="fan_out", nonlinearity="leaky_relu")
+    blocks = nn.Sequential(*(PooledBlock(*pair, activation=index < 3) for index, pair in enumerate(pairs)))
+    he = functools.partial(nn.init.kaiming_normal_, a=SLOPE, mode="fan_out", nonlinearity="leaky_relu")
+    initialize(blocks, he, nn.Conv2d)
     # After the last pooling, which is equivalent because leaky ReLU is increasing.
     return AveragedNet(blocks, widths[-1], nn.LeakyReLU(SLOPE), **net)
 

@@ -1,5 +1,6 @@
 """Small networks: fully connected, LeNets, CNN9, Conv4, and a network for visualizations."""
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,9 @@ from hf_sphere.models.backbones.base import (
     ImageSize,
     conv_norm_relu,
     conv_relu,
+    conv_stages,
     feature_side,
+    initialize,
     initialize_for_relu,
     register_backbone,
 )
@@ -86,6 +89,9 @@ def lenet5(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Embedd
     return EmbeddingNet(layers, 84, **net)
 
 
+LENET9_STAGES = ((6, 6), (16, 16), (64, 64))
+
+
 @register_backbone
 def lenet9(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
     """Nine layers: three stages of two 3x3 convolutions (6, 16, 64 channels) with max pooling, 120 and 84 units.
@@ -99,7 +105,7 @@ def lenet9(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Embedd
     """
     height, breadth = feature_side("lenet9", img_size, least=8, halvings=3)
     units = [nn.Flatten(), nn.Linear(64 * height * breadth, 120), nn.ReLU(), nn.Linear(120, 84)]
-    lenet = EmbeddingNet(nn.Sequential(*_six_convolutions(in_chans), *units), 84, **net)
+    lenet = EmbeddingNet(nn.Sequential(*conv_stages(conv_relu, in_chans, LENET9_STAGES), *units), 84, **net)
     initialize_for_relu(lenet.layers)
     return lenet
 
@@ -117,21 +123,9 @@ def lenet9_dropout(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -
     feature_side("lenet9_dropout", img_size, least=8, halvings=3)
     pooled = [nn.AdaptiveAvgPool2d(3), nn.Flatten()]
     units = [nn.Dropout(0.5), nn.Linear(576, 120), nn.ReLU(), nn.Dropout(0.5), nn.Linear(120, 84)]
-    lenet = EmbeddingNet(nn.Sequential(*_six_convolutions(in_chans), *pooled, *units), 84, **net)
-    for module in lenet.modules():
-        if isinstance(module, (nn.Conv2d, nn.Linear)):
-            nn.init.xavier_uniform_(module.weight, gain=2**0.5)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
+    lenet = EmbeddingNet(nn.Sequential(*conv_stages(conv_relu, in_chans, LENET9_STAGES), *pooled, *units), 84, **net)
+    initialize(lenet, functools.partial(nn.init.xavier_uniform_, gain=2**0.5))
     return lenet
-
-
-def _six_convolutions(in_chans: int) -> list[nn.Module]:
-    layers: list[nn.Module] = []
-    for width in (6, 16, 64):
-        layers += [*conv_relu(in_chans, width), *conv_relu(width, width), nn.MaxPool2d(2)]
-        in_chans = width
-    return layers
 
 
 @register_backbone
@@ -162,12 +156,7 @@ def cnn9(
     ReLU, even before a spherization, as in the code of the paper that compares them.
     """
     height, breadth = feature_side("cnn9", img_size, least=8, halvings=3)
-    layers: list[nn.Module] = []
-    for width in (128, 192, 256):
-        for _ in range(3):
-            layers += conv_norm_relu(in_chans, width)
-            in_chans = width
-        layers.append(nn.MaxPool2d(2))
+    layers = conv_stages(conv_norm_relu, in_chans, [[width] * 3 for width in (128, 192, 256)])
     layers += [nn.Flatten(), _hidden_layer(256 * height * breadth, 256, hidden_layer, hidden_kwargs)]
     return EmbeddingNet(nn.Sequential(*layers), 256, **net)
 
@@ -192,25 +181,17 @@ def conv4(*, img_size: ImageSize = 84, in_chans: int = 3, **net: Any) -> Embeddi
     """
     # For the 84-pixel images of mini-ImageNet this is the paper's 5x5 convolution of stride 5.
     last = nn.Conv2d(64, 64, feature_side("conv4", img_size, least=16, halvings=4))
-    layers = [*_four_convolutions(in_chans), last, nn.BatchNorm2d(64), nn.Flatten()]
+    layers = [*conv_stages(conv_norm_relu, in_chans, [[64]] * 4), last, nn.BatchNorm2d(64), nn.Flatten()]
     return EmbeddingNet(nn.Sequential(*layers), 64, **net)
 
 
 @register_backbone
 def conv4_maxpool(*, img_size: ImageSize = 84, in_chans: int = 3, **net: Any) -> EmbeddingNet:
     """Few-shot encoder of four pooled 3x3 convolutions of 64 channels and max pooling of the entire feature map."""
-    layers = _four_convolutions(in_chans)
+    layers = conv_stages(conv_norm_relu, in_chans, [[64]] * 4)
     del layers[-2]  # the final activation follows, since ReLU and max pooling commute
     layers += [nn.MaxPool2d(feature_side("conv4_maxpool", img_size, least=16, halvings=4)), nn.Flatten()]
     return EmbeddingNet(nn.Sequential(*layers), 64, **net)
-
-
-def _four_convolutions(in_chans: int) -> list[nn.Module]:
-    layers: list[nn.Module] = []
-    for _ in range(4):
-        layers += [*conv_norm_relu(in_chans, 64), nn.MaxPool2d(2)]
-        in_chans = 64
-    return layers
 
 
 @register_backbone
@@ -225,12 +206,7 @@ def visualization_cnn(
     if units is not None and units < 1:
         raise ValueError(f"units of visualization_cnn must be the width of its last layer, or None; got {units}.")
     height, breadth = feature_side("visualization_cnn", img_size, least=4, halvings=2)
-    layers: list[nn.Module] = []
-    for width in (32, 64, 128):
-        layers += [*conv_norm_relu(in_chans, width), *conv_norm_relu(width, width)]
-        if width != 128:
-            layers.append(nn.MaxPool2d(2))
-        in_chans = width
+    layers = conv_stages(conv_norm_relu, in_chans, [[width] * 2 for width in (32, 64, 128)])[:-1]  # no last pooling
     layers += [nn.Flatten(), nn.Linear(128 * height * breadth, 256)]
     if units is not None:
         layers += [nn.ReLU(), nn.Linear(256, units)]

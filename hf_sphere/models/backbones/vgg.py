@@ -1,5 +1,6 @@
 """AlexNet and VGG for images of 32 pixels, and AlexNet of torchvision for images of 224 pixels."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from hf_sphere.models.backbones.base import (
     ImageSize,
     conv_norm_relu,
     conv_relu,
+    conv_stages,
     feature_side,
     initialize_fan_out,
     initialize_for_relu,
@@ -75,18 +77,14 @@ def _vgg(
     if hidden < 0:
         raise ValueError(f"hidden of {name} must be the width of its two hidden layers, or 0 for none; got {hidden}.")
     feature_side(name, img_size, least=32, halvings=5)
-    convolution = conv_norm_relu if batch_norm else conv_relu
-    layers: list[nn.Module] = []
-    for convolutions, width in zip(CONVOLUTIONS_PER_STAGE[depth], [*widths, widths[-1]], strict=True):
-        for _ in range(convolutions):
-            layers += convolution(in_chans, width, bias=conv_bias)
-            in_chans = width
-        layers.append(pool(2))
+    convolution = functools.partial(conv_norm_relu if batch_norm else conv_relu, bias=conv_bias)
+    stages = zip(CONVOLUTIONS_PER_STAGE[depth], [*widths, widths[-1]], strict=True)
+    layers = conv_stages(convolution, in_chans, ([width] * count for count, width in stages), pool)
     # At 32 pixels the feature map is 1 x 1; those of larger images are averaged.
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     if hidden:
-        layers += [nn.Linear(in_chans, hidden), nn.ReLU(), nn.Dropout(drop_rate), nn.Linear(hidden, hidden)]
-    vgg = EmbeddingNet(nn.Sequential(*layers), hidden or in_chans, drop_rate=drop_rate, **net)
+        layers += [nn.Linear(widths[-1], hidden), nn.ReLU(), nn.Dropout(drop_rate), nn.Linear(hidden, hidden)]
+    vgg = EmbeddingNet(nn.Sequential(*layers), hidden or widths[-1], drop_rate=drop_rate, **net)
     if batch_norm:
         initialize_fan_out(vgg.layers)  # linear layers keep torch's initialization
     else:

@@ -160,8 +160,8 @@ class SphereVisionConfig(PreTrainedConfig):
         """Check the temperatures of the logits."""
         values = {"temperature": 1.0} if self.calibration is None else self.calibration
         sizes = {len(value) for value in values.values() if isinstance(value, list)}
-        known = {"temperature"} <= {*values} <= {"temperature", "shift"} and sizes <= {self.num_labels}
-        if not known or np.min(values["temperature"]) <= 0:
+        is_valid = {"temperature"} <= {*values} <= {"temperature", "shift"} and sizes <= {self.num_labels}
+        if not is_valid or np.min(values["temperature"]) <= 0:
             raise ValueError(
                 f"calibration must be as by `fit_calibration` for {self.num_labels} classes, with positive "
                 f"temperatures; got {values}."

@@ -25,37 +25,29 @@ logger = logging.get_logger(__name__)
 
 
 @dataclass
-class SphereVisionModelOutput(ModelOutput):
-    """Output of `SphereVisionModel`.
-
-    Attributes:
-        embeddings: (B, d), the input of a head; on the sphere if the configuration has a `spherization`.
-        pooler_output: The embeddings, by the name they have in other models.
-        hidden_states: Features of the backbone's stages or blocks, if `output_hidden_states` is set.
-    """
-
-    embeddings: Tensor | None = None
-    pooler_output: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-
-
-@dataclass
-class SphereVisionClassifierOutput(ModelOutput):
-    """Output of `SphereVisionForImageClassification`.
+class SphereVisionOutput(ModelOutput):
+    """Output of the image models. Each model has only some of the values; E episodes may be an axis before the others.
 
     Attributes:
         loss: Scalar, if labels were given.
         logits: (B, K); `argmax` is the prediction, `softmax` the confidence.
-        embeddings: (B, d'), transformed by the head: on the sphere for a spherized head.
+        predictions: (B,), the values of a regression, in the unit of its labels.
+        embeddings: (B, d). Those of `SphereVisionModel` are the input of a head, and on the sphere if the configuration
+            has a `spherization`; those of a model with a head are transformed by it.
         concentration: (B,), the certainty of the embeddings, for heads that have one.
-        hidden_states: See `SphereVisionModelOutput`.
+        prototypes: (way, d), the mean embedding of each class in few-shot classification.
+        pooler_output: The embeddings of `SphereVisionModel`, by the name they have in other models.
+        hidden_states: Features of the backbone's stages or blocks, if `output_hidden_states` is set.
         attentions: Attention weights of an encoder of transformers, if `output_attentions` is set.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
+    predictions: Tensor | None = None
     embeddings: Tensor | None = None
     concentration: Tensor | None = None
+    prototypes: Tensor | None = None
+    pooler_output: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     attentions: tuple[Tensor, ...] | None = None
 
@@ -184,7 +176,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
     @can_return_tuple
     def forward(
         self, pixel_values: Tensor, *, output_hidden_states: bool | None = None, **kwargs: Any
-    ) -> SphereVisionModelOutput:
+    ) -> SphereVisionOutput:
         """Embed images.
 
         Args:
@@ -215,7 +207,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         else:
             features = self.backbone(pixel_values)
         embeddings = self.spherization(self.projection(features))
-        return SphereVisionModelOutput(embeddings, pooler_output=embeddings, hidden_states=hidden_states)
+        return SphereVisionOutput(embeddings=embeddings, pooler_output=embeddings, hidden_states=hidden_states)
 
 
 class ModelWithHead(nn.Module):
@@ -227,6 +219,8 @@ class ModelWithHead(nn.Module):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load a model; with `shard_classes`, then keep the class vectors of this process."""
+        names = {r"\bhead\.is_calibrated$": "head.is_initialized"}  # `VMFHead` renames it only in `load_state_dict`
+        kwargs["key_mapping"] = names | (kwargs.get("key_mapping") or {})
         loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]  # of PreTrainedModel
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         head = getattr(model, "head", None)  # encoders of transformers may have their own classifier
@@ -331,9 +325,7 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
 
     @weighted_by_targets
     @can_return_tuple
-    def forward(
-        self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any
-    ) -> SphereVisionClassifierOutput:
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any) -> SphereVisionOutput:
         """Classify images.
 
         Args:
@@ -345,7 +337,7 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
         encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
         output = self.classify(encoded.embeddings, labels)
         values = {field.name: getattr(output, field.name) for field in fields(output)}  # torch 2.11 compiles no `vars`
-        return SphereVisionClassifierOutput(**values, hidden_states=encoded.hidden_states)
+        return SphereVisionOutput(**values, hidden_states=encoded.hidden_states)
 
 
 def reset_missing_parameters(module: nn.Module, *, xavier: bool = False) -> None:
@@ -358,7 +350,9 @@ def reset_missing_parameters(module: nn.Module, *, xavier: bool = False) -> None
         return  # nothing is missing, and placing prototypes is expensive
     reset()
     if xavier:
-        _initialize_xavier(module)
+        from hf_sphere.models.backbones.base import initialize
+
+        initialize(module, nn.init.xavier_uniform_)
     for name, tensor in _tensors(module).items():
         if name in loaded:  # `reset_parameters` may overwrite loaded tensors, such as batch-norm statistics
             tensor.copy_(loaded[name])
@@ -378,7 +372,7 @@ def _mark_filled(tensor: Tensor, filled: bool) -> None:
 
 def _build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = False) -> nn.Module:
     # Imports timm, which text models do not need.
-    from hf_sphere.models.backbones import create_backbone
+    from hf_sphere.models.backbones.base import create_backbone, initialize
 
     if pretrained and config.initialization is not None:
         raise ValueError("initialization would overwrite the pretrained weights; use only one of the two.")
@@ -398,17 +392,9 @@ def _build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = Fals
             **(config.backbone_kwargs or {}),
         )
     if config.initialization == "xavier":
-        _initialize_xavier(backbone)
+        initialize(backbone, nn.init.xavier_uniform_)
     elif config.initialization == "torch":
         for module in backbone.modules():
             if (reset := getattr(module, "reset_parameters", None)) is not None:
                 reset()
     return backbone
-
-
-def _initialize_xavier(module: nn.Module) -> None:
-    for layer in module.modules():
-        if isinstance(layer, (nn.Conv2d, nn.Linear)):
-            nn.init.xavier_uniform_(layer.weight)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)

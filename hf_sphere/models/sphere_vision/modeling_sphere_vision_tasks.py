@@ -1,12 +1,10 @@
 """Image models for regression, joint prediction and few-shot classification."""
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from hf_sphere.models.accumulation import weighted_by_targets
@@ -14,27 +12,11 @@ from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVis
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import (
     SphereVisionModel,
     SphereVisionModelWithHead,
+    SphereVisionOutput,
     SphereVisionPreTrainedModel,
 )
 from hf_sphere.nn.pole_regression import PoleRegression
 from hf_sphere.nn.prototypical import PrototypicalClassifier
-
-
-@dataclass
-class SphereVisionRegressionOutput(ModelOutput):
-    """Output of `SphereVisionForRegression`.
-
-    Attributes:
-        loss: Scalar, if labels were given.
-        predictions: (B,), in the unit of the labels.
-        embeddings: (B, d), on the sphere.
-        hidden_states: See `SphereVisionModelOutput`.
-    """
-
-    loss: Tensor | None = None
-    predictions: Tensor | None = None
-    embeddings: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
 
 
 class SphereVisionForRegression(SphereVisionPreTrainedModel):
@@ -61,9 +43,7 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
 
     @weighted_by_targets
     @can_return_tuple
-    def forward(
-        self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any
-    ) -> SphereVisionRegressionOutput:
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any) -> SphereVisionOutput:
         """Predict values for images.
 
         Args:
@@ -73,26 +53,12 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
         """
         encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
         output = self.regression(encoded.embeddings, labels)
-        return SphereVisionRegressionOutput(output.loss, output.predictions, output.embeddings, encoded.hidden_states)
-
-
-@dataclass
-class SphereVisionJointOutput(ModelOutput):
-    """Output of `SphereVisionForJointPrediction`.
-
-    Attributes:
-        loss: Scalar, if both kinds of labels were given.
-        logits: (B, K); `argmax` is the predicted class, `softmax` the confidence.
-        predictions: (B,), the predicted values in the unit of `regression_labels`.
-        embeddings: (B, d), on the sphere.
-        hidden_states: See `SphereVisionModelOutput`.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    predictions: Tensor | None = None
-    embeddings: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
+        return SphereVisionOutput(
+            loss=output.loss,
+            predictions=output.predictions,
+            embeddings=output.embeddings,
+            hidden_states=encoded.hidden_states,
+        )
 
 
 class SphereVisionForJointPrediction(SphereVisionModelWithHead):
@@ -138,7 +104,7 @@ class SphereVisionForJointPrediction(SphereVisionModelWithHead):
     @can_return_tuple
     def forward(
         self, pixel_values: Tensor, labels: Tensor | None = None, regression_labels: Tensor | None = None, **kwargs: Any
-    ) -> SphereVisionJointOutput:
+    ) -> SphereVisionOutput:
         """Classify images and predict values for them.
 
         Args:
@@ -157,8 +123,12 @@ class SphereVisionForJointPrediction(SphereVisionModelWithHead):
         if classes.loss is not None:
             weight = self.config.task_weight
             loss = (1.0 - weight) * values.loss + weight * classes.loss
-        return SphereVisionJointOutput(
-            loss, classes.logits, values.predictions, values.embeddings, encoded.hidden_states
+        return SphereVisionOutput(
+            loss=loss,
+            logits=classes.logits,
+            predictions=values.predictions,
+            embeddings=values.embeddings,
+            hidden_states=encoded.hidden_states,
         )
 
 
@@ -176,23 +146,6 @@ def _build_regression(config: SphereVisionConfig, pretrained: bool | str) -> tup
     low, high = config.value_range
     regression = PoleRegression(config.embedding_dim, (low, high), **(config.regression_kwargs or {}))
     return SphereVisionModel(config, pretrained=pretrained), regression
-
-
-@dataclass
-class SphereVisionFewShotOutput(ModelOutput):
-    """Output of `SphereVisionForFewShotClassification`; the axis of episodes E is absent if the images have none.
-
-    Attributes:
-        loss: Scalar, if labels were given.
-        logits: (E, Q, way); `argmax` is the prediction, `softmax` the confidence.
-        embeddings: (E, Q, d), embeddings of the queries.
-        prototypes: (E, way, d), the mean embedding of each class.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    embeddings: Tensor | None = None
-    prototypes: Tensor | None = None
 
 
 class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
@@ -235,7 +188,7 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
     @can_return_tuple
     def forward(
         self, pixel_values: Tensor, support_pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any
-    ) -> SphereVisionFewShotOutput:
+    ) -> SphereVisionOutput:
         """Classify the queries of episodes, or of one episode without the axis E.
 
         Args:
@@ -252,7 +205,9 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
         query, support = embeddings.tensor_split([queries.numel()])
         query, support = query.unflatten(0, queries), support.unflatten(0, examples)
         output = self.classifier(query, support, labels)
-        return SphereVisionFewShotOutput(output.loss, output.logits, query, output.prototypes)
+        return SphereVisionOutput(
+            loss=output.loss, logits=output.logits, embeddings=query, prototypes=output.prototypes
+        )
 
     @staticmethod
     def _check_shapes(queries: Tensor, examples: Tensor) -> None:

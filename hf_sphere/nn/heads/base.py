@@ -1,12 +1,10 @@
 """Base classes of the heads: embeddings in, logits and a loss out."""
 
-import inspect
 import logging
 import math
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry.coordinates import is_batched
 from hf_sphere.nn.checks import IGNORED, check_labels, check_tensors, is_readable
+from hf_sphere.utils.options import check_names, check_types, keyword_options
 
 logger = logging.getLogger(__name__)
 
@@ -104,12 +103,12 @@ class Head(nn.Module):
         super().__init__()
         if num_classes < 1:
             raise ValueError(f"num_classes must be at least 1; got {num_classes}.")
-        given = [1.0] * num_classes if class_weights is None else class_weights
-        fits = np.shape(given) == (num_classes,)
-        weights = [float(weight) for weight in given] if fits else []
+        factors = [1.0] * num_classes if class_weights is None else class_weights
+        fits = np.shape(factors) == (num_classes,)
+        weights = [float(weight) for weight in factors] if fits else []
         bad = next((f"{w} for class {k}" for k, w in enumerate(weights) if not 0.0 < w < math.inf), None)
         if not fits or bad is not None:
-            got = bad if fits else f"the shape {tuple(np.shape(given))}"
+            got = bad if fits else f"the shape {tuple(np.shape(factors))}"
             raise ValueError(f"class_weights must be {num_classes} positive numbers; got {got}.")
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must lie in [0, 1); got {label_smoothing}.")
@@ -178,7 +177,7 @@ class Head(nn.Module):
         if labels is not None:
             loss = self.reduce_loss(transformed, logits, labels)
         if self.training and logits is not None:
-            logits, loss = self._watch(logits, loss)
+            self._watch(logits, loss)
         concentration = self.compute_concentration(transformed)
         return HeadOutput(logits, loss, transformed.to(embeddings.dtype), concentration)
 
@@ -269,28 +268,37 @@ class Head(nn.Module):
         total = torch.where(used, losses, 0.0).sum()
         return total if self.reduction == "sum" else total / used.sum().clamp_min(1)
 
-    def _watch(self, logits: Tensor, loss: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return both, so that a message is logged if the head is trained by another loss, of the logits."""
+    def _watch(self, logits: Tensor, loss: Tensor | None) -> None:
+        """Have a message logged if the first gradient is of the logits alone: the head is trained by another loss."""
         is_cross_entropy = not (self.has_own_loss() or self.label_smoothing or self.class_weights)
         if is_cross_entropy or "loss" in self._warned or not logits.requires_grad:
-            return logits, loss
+            return
         if torch.compiler.is_compiling() or is_batched(logits):
-            return logits, loss
-        return _Watch.apply(logits, loss, self)
+            return
+        if loss is not None and loss.requires_grad:  # autograd visits what was computed last first: before the logits
+            loss.register_hook(lambda _: self._warned.add("loss"))
+        logits.register_hook(
+            lambda _: self._warn_once(
+                "loss",
+                "is trained by a loss of its logits instead of its own loss, which alone has its margin, label "
+                "smoothing or class weights. For that, pass the labels to the model and minimize `output.loss`; in a "
+                "Trainer, leave out compute_loss_func and, unless it is a SphereTrainer, label_smoothing_factor.",
+            )
+        )
 
     def division_advice(self) -> str:
         """Return what to do where the batch of an optimizer step is divided, if that changes the training."""
         return ""
 
-    def warn_if_divided(self, part: float | Tensor, whole: float | Tensor) -> None:
+    def warn_if_divided(self, size: float | Tensor, total: float | Tensor) -> None:
         """Log a message, once, if dividing the batch of an optimizer step changes the training; see `division_advice`.
 
         Args:
-            part: Size of a batch in training, for instance its number of targets.
-            whole: That of the optimizer step, with gradient accumulation and on all processes.
+            size: Size of a batch in training, for instance its number of targets.
+            total: That of the optimizer step, with gradient accumulation and on all processes.
         """
         advice = self.division_advice()
-        if advice and not torch.compiler.is_compiling() and "division" not in self._warned and part < whole:
+        if advice and not torch.compiler.is_compiling() and "division" not in self._warned and size < total:
             self._warn_once("division", f"does not train as with one large batch where it is divided: {advice}")
 
     def _warn_once(self, about: str, message: str) -> None:
@@ -304,7 +312,7 @@ class Head(nn.Module):
     def set_epoch(self, epoch: int) -> None:
         """Update the head's schedules at the start of epoch `epoch`, counted from 0."""
 
-    def before_forward(self, seed: int, places: Tensor) -> None:
+    def before_forward(self, seed: int, positions: Tensor) -> None:
         """Prepare the next forward pass in training, so that it does not depend on how batches are divided.
 
         The recipes call it before each forward pass, and `after_step` after each optimizer step. Then random numbers
@@ -313,8 +321,8 @@ class Head(nn.Module):
 
         Args:
             seed: A different number in each optimizer step, the same on all processes.
-            places: Place of each example in the global batch, that is, among all examples of the optimizer step: (B,),
-                int64, on the device of the head.
+            positions: Position of each example in the global batch, that is, among all examples of the optimizer step:
+                (B,), int64, on the device of the head.
         """
 
     def after_step(self, reduce: Callable[[Tensor], Tensor]) -> None:
@@ -344,67 +352,15 @@ class Head(nn.Module):
 
     def extra_repr(self) -> str:
         """Describe the head with its options in a printed model."""
-        names = [name for name in head_options(type(self)) if isinstance(vars(self).get(name), (str, int, float))]
+        names = [name for name in keyword_options(type(self)) if isinstance(vars(self).get(name), (str, int, float))]
         options = "".join(f", {name}={getattr(self, name)!r}" for name in names)
         return f"{self.embedding_dim} -> {self.num_classes} classes{options}"
 
 
-class _Watch(torch.autograd.Function):
-    """Returns logits and loss unchanged, and has a message logged if the first gradient is of the logits alone."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, loss: Tensor | None, head: Head) -> tuple[Tensor, Tensor | None]:
-        ctx.head = head
-        ctx.set_materialize_grads(False)
-        return logits.clone(), None if loss is None else loss.clone()  # not views, which cannot be changed in place
-
-    @staticmethod
-    def backward(ctx: Any, grad_logits: Tensor | None, grad_loss: Tensor | None) -> tuple[Tensor | None, ...]:
-        if grad_loss is None:
-            ctx.head._warn_once(
-                "loss",
-                "is trained by a loss of its logits instead of its own loss, which alone has its margin, label "
-                "smoothing or class weights. For that, pass the labels to the model and minimize `output.loss`; in a "
-                "Trainer, leave out compute_loss_func and, unless it is a SphereTrainer, label_smoothing_factor.",
-            )
-        ctx.head._warned.add("loss")
-        return grad_logits, grad_loss, None
-
-    @staticmethod
-    def jvp(ctx: Any, logits: Tensor, loss: Tensor | None, head: None) -> tuple[Tensor, Tensor | None]:
-        return logits, loss
-
-
 def heads_of(model: nn.Module) -> list[Head]:
     """Return the heads in a model, whose methods training loops call; not the frozen copies of PEFT."""
-    parts = model.named_modules()
-    return [part for name, part in parts if isinstance(part, Head) and "original_module" not in name.split(".")]
-
-
-def head_options(head_class: type[Head]) -> dict[str, inspect.Parameter]:
-    """Return the keyword options of a head by name, including those of its base classes."""
-    found: dict[str, inspect.Parameter] = {}
-    for cls in head_class.__mro__:
-        if "__init__" not in vars(cls) or not issubclass(cls, Head):
-            continue
-        parameters = inspect.signature(cls.__init__).parameters.values()
-        found |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in found}
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    return found
-
-
-def _has_type(value: Any, hint: Any) -> bool:
-    """Whether a value has the type of an annotation; integers are also real numbers, and booleans are not."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return any(_has_type(value, part) for part in get_args(hint))
-    if get_origin(hint) is Literal:
-        return type(value) in map(type, get_args(hint))  # the head says which values it has
-    if not isinstance(hint, type) or hint is inspect.Parameter.empty:
-        return True  # not a type that can be checked
-    if isinstance(value, bool) and hint in (int, float):
-        return False
-    return isinstance(value, (int, float) if hint is float else hint)
+    modules = model.named_modules()
+    return [module for name, module in modules if isinstance(module, Head) and "original_module" not in name.split(".")]
 
 
 def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) -> Head:
@@ -432,11 +388,6 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Check name and options of a head without building it; see `build_head`."""
     if name not in HEADS:
         raise ValueError(f"unknown head {name!r}; the heads are: {', '.join(HEADS)}.")
-    valid = head_options(HEADS[name])
-    unknown = sorted(set(options) - set(valid))
-    if unknown:
-        raise ValueError(f"head {name!r} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
-    for option, value in options.items():
-        if not _has_type(value, valid[option].annotation):
-            expected = inspect.formatannotation(valid[option].annotation).replace("typing.", "")
-            raise ValueError(f"option {option} of head {name!r} must be of type {expected}; got {value!r}.")
+    valid = keyword_options(HEADS[name])
+    check_names(f"head {name!r}", options, valid)
+    check_types(f"head {name!r}", options, valid)

@@ -175,12 +175,12 @@ class ProxyAnchorHead(CosineHead):
 
     def reduce_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of a batch; examples with the label -100 belong to no sum."""
-        own = labels[:, None] == torch.arange(self.num_classes, device=labels.device)
-        others = ~own & (labels >= 0)[:, None]
+        positives = labels[:, None] == torch.arange(self.num_classes, device=labels.device)
+        negatives = ~positives & (labels >= 0)[:, None]
         margin = self.inverse_temperature() * self.margin
-        attraction = _log_one_plus_sum(margin - logits, own)
-        repulsion = _log_one_plus_sum(margin + logits, others)
-        return attraction.sum() / own.any(dim=0).sum().clamp_min(1) + repulsion.mean()
+        attraction = _log_one_plus_sum(margin - logits, positives)
+        repulsion = _log_one_plus_sum(margin + logits, negatives)
+        return attraction.sum() / positives.any(dim=0).sum().clamp_min(1) + repulsion.mean()
 
 
 def _log_one_plus_sum(values: Tensor, kept: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class ClassVectorHead(Head):
         Constructors call it last. A model that `from_pretrained` builds without data calls it after loading.
         """
         for name in self.class_parameters if self.shard_classes else ():
-            module, _, own = name.rpartition(".")
+            module, _, attribute = name.rpartition(".")
             parameter = self.get_parameter(name)
             if parameter.is_meta or len(parameter) < self.num_classes:
                 continue
@@ -91,7 +91,7 @@ class ClassVectorHead(Head):
             kept = nn.Parameter(rows, parameter.requires_grad)
             # transformers would initialize it as if it were all classes
             kept._is_hf_initialized = True  # type: ignore[attr-defined]
-            setattr(self.get_submodule(module), own, kept)
+            setattr(self.get_submodule(module), attribute, kept)
 
     def exchange(self, batch: Tensor) -> Exchange:
         """Return the exchange between processes for a batch whose first axis is that of the examples."""
@@ -103,9 +103,9 @@ class ClassVectorHead(Head):
             )
         return Exchange(batch, shared=self.shard_classes)
 
-    def before_forward(self, seed: int, places: Tensor) -> None:
+    def before_forward(self, seed: int, positions: Tensor) -> None:
         """Determine the sampled classes of the next forward pass in training by `seed`."""
-        super().before_forward(seed, places)
+        super().before_forward(seed, positions)
         self._seed = seed
 
     def check_labels(self, labels: Tensor) -> None:
@@ -133,7 +133,7 @@ class ClassVectorHead(Head):
         parameters, local = self.select_classes(exchange.gather(labels))
         bias = parameters[1] if len(parameters) > 1 else None
         inputs = self.logit_inputs(embeddings)
-        others, total, own = sum_over_other_classes(
+        others, total, targets = sum_over_other_classes(
             exchange.gather(inputs),
             parameters[0],
             bias,
@@ -141,11 +141,11 @@ class ClassVectorHead(Head):
             normalize=self.normalizes_classes,
             sum_logits=self.label_smoothing > 0,
         )
-        own = exchange.sum(own)
-        own = F.normalize(own, dim=-1) if self.normalizes_classes else own
-        if own.ndim == 3:  # the best center
-            own = own[torch.arange(len(own)), (own * inputs[:, None]).sum(-1).argmax(1)]
-        target = self.target_logits(embeddings, own)
+        targets = exchange.sum(targets)
+        targets = F.normalize(targets, dim=-1) if self.normalizes_classes else targets
+        if targets.ndim == 3:  # the best center
+            targets = targets[torch.arange(len(targets)), (targets * inputs[:, None]).sum(-1).argmax(1)]
+        target = self.target_logits(embeddings, targets)
         if bias is not None:
             target = target + exchange.sum(own_rows(bias, local).to(target.dtype))
         loss = -F.logsigmoid(target - exchange.log_sum(others))
@@ -174,7 +174,7 @@ class ClassVectorHead(Head):
         inside = (local >= 0) & (local < count)
         kept[local[inside]] = True
         rows = kept.cumsum(0) - 1
-        return [part[kept] for part in parameters], torch.where(inside, rows[local.clamp(0, count - 1)], -1)
+        return [parameter[kept] for parameter in parameters], torch.where(inside, rows[local.clamp(0, count - 1)], -1)
 
     def _losses(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         if not self.in_blocks:
@@ -196,8 +196,8 @@ class ClassVectorHead(Head):
 def _draw_classes(seed: int | None, classes: range, sample_rate: float, device: torch.device) -> Tensor:
     """Return which of the classes are drawn, at least one: (K,)."""
     key = torch.tensor(int(torch.randint(2**62, ())) if seed is None else seed % 2**63, device=device)
-    places = torch.arange(classes.start, classes.stop, device=device)
-    drawn = keyed_uniforms(key, places, torch.float32)
+    indices = torch.arange(classes.start, classes.stop, device=device)
+    drawn = keyed_uniforms(key, indices, torch.float32)
     return (drawn < sample_rate) | (drawn == drawn.min())
 
 
@@ -331,11 +331,11 @@ class RunningStatistics:
         advice = "every part updates its running statistics. Use SphereTrainer, or add SphereCallback to the Trainer."
         return advice if self._sums is None else ""
 
-    def before_forward(self, seed: int, places: Tensor) -> None:
+    def before_forward(self, seed: int, positions: Tensor) -> None:
         """Accumulate sums until `after_step`."""
-        super().before_forward(seed, places)  # type: ignore[misc]  # that of `Head`
+        super().before_forward(seed, positions)  # type: ignore[misc]  # that of `Head`
         if self._sums is None:
-            self._sums = torch.zeros(3, device=places.device)
+            self._sums = torch.zeros(3, device=positions.device)
 
     @torch.no_grad()
     def after_step(self, reduce: Callable[[Tensor], Tensor]) -> None:

@@ -83,9 +83,9 @@ class PrototypeHead(RunningStatistics, Head):
         if isinstance(prototypes, Placement):
             prototypes = prototypes.prototypes
         if prototypes.shape != self.prototypes.shape:
-            given = " x ".join(map(str, prototypes.shape))
+            shape = " x ".join(map(str, prototypes.shape))
             raise ValueError(
-                f"the prototypes are {given}, but the model has {self.num_classes} classes and requires "
+                f"the prototypes are {shape}, but the model has {self.num_classes} classes and requires "
                 f"{self.embedding_dim} coordinates."
             )
         prototypes = prototypes.double()

@@ -77,7 +77,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
     of the means. A model exported to ONNX contains the random numbers.
 
     The samples of the training loss are random. In the recipes they depend on the run's seed, the optimizer step and
-    the place of the image in the global batch; in a loop that does not call `before_forward`, or if the head gets
+    the position of the image in the global batch; in a loop that does not call `before_forward`, or if the head gets
     several embeddings per image, on torch's global generator.
 
     Args:
@@ -109,7 +109,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
 
     name = "vmf"
     embedding_scale: Tensor
-    is_calibrated: Tensor  # whether `embedding_scale` is initialized; the name is that in saved checkpoints
+    is_initialized: Tensor  # whether `embedding_scale` is
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         self._keys: Tensor | None = None  # no buffer: those of the first process would be copied to the others
         self.register_buffer("embedding_scale", torch.empty(()))
-        self.register_buffer("is_calibrated", torch.empty((), dtype=torch.bool))
+        self.register_buffer("is_initialized", torch.empty((), dtype=torch.bool))
         self.reset_parameters()
         self.keep_own_classes()
 
@@ -168,13 +168,13 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         nn.init.normal_(self.weight)
         self.weight.copy_(self.initial_concentration * F.normalize(self.weight, dim=-1))
         self.embedding_scale.fill_(1.0)
-        self.is_calibrated.fill_(False)
+        self.is_initialized.fill_(False)
         self._warn_if_uninitialized = True
 
     @property
     def needs_data_initialization(self) -> bool:  # type: ignore[override]  # a class attribute of the other heads
         """Whether `initialize_from_data` has not been called yet."""
-        return not bool(self.is_calibrated)
+        return not bool(self.is_initialized)
 
     @torch.no_grad()
     def initialize_from_data(self, embeddings: Tensor) -> None:
@@ -191,12 +191,17 @@ class VMFHead(ClassVectorHead, TemperatureHead):
             raise ValueError(f"embeddings with a mean absolute value of {typical.item():g} cannot be scaled.")
         # The norm of a vector of d coordinates with the same absolute value is sqrt(d) times that value.
         self.embedding_scale.fill_(self.initial_concentration / self.embedding_dim**0.5 / typical)
-        self.is_calibrated.fill_(True)
+        self.is_initialized.fill_(True)
 
-    def before_forward(self, seed: int, places: Tensor) -> None:
-        """Determine the samples of the next forward pass in training by `seed` and the `places` of its examples."""
-        super().before_forward(seed, places)
-        self._keys = keyed_integers(seed, places)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if (old := f"{prefix}is_calibrated") in state_dict:  # its name until version 0.1
+            state_dict[f"{prefix}is_initialized"] = state_dict.pop(old)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def before_forward(self, seed: int, positions: Tensor) -> None:
+        """Determine the samples of the next forward pass in training by `seed` and the `positions` of its examples."""
+        super().before_forward(seed, positions)
+        self._keys = keyed_integers(seed, positions)
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Scale: (B, d) -> (B, d), direction times concentration, in float32 or better."""
@@ -235,10 +240,10 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         (weight,), local = self.select_classes(exchange.gather(labels))
         keys = exchange.gather(self._take_keys(embeddings)) if self.training else None
         samples = self._draw(exchange.gather(embeddings), keys)
-        total, own = log_class_sum(
+        total, target_weights = log_class_sum(
             *samples, weight.to(embeddings.dtype), exchange.copied(beta), local, recompute=self.in_blocks
         )
-        of_embeddings, of_classes = means_from_natural_parameters(embeddings, exchange.sum(own))
+        of_embeddings, of_classes = means_from_natural_parameters(embeddings, exchange.sum(target_weights))
         return exchange.log_sum(total.T).mean(dim=1) - beta * (of_embeddings * of_classes).sum(-1)
 
     def parameter_options(self) -> dict[str, dict[str, Any]]:
@@ -272,11 +277,11 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         direction, concentration = _split(weight)
         total = embeddings.new_full((), -math.inf)
         noise = self._fixed_noise((self.num_samples, 1), embeddings)
-        for number, samples in enumerate(points_from_noise(*_split(embeddings), noise), 1):
+        for seed, samples in enumerate(points_from_noise(*_split(embeddings), noise), 1):
             # One sample of each class at a time: S of them at once would take the memory of S weight matrices.
-            uniforms, normals = self._fixed_noise((self.num_classes,), weight, seed=number)
-            own = slice(self.classes.start, self.classes.stop)
-            classes = points_from_noise(direction, concentration, Noise(uniforms[..., own], normals[own]))
+            uniforms, normals = self._fixed_noise((self.num_classes,), weight, seed=seed)
+            rows = slice(self.classes.start, self.classes.stop)
+            classes = points_from_noise(direction, concentration, Noise(uniforms[..., rows], normals[rows]))
             logits = self.inverse_temperature() * samples @ classes.T
             log_sum = logits.logsumexp(-1, keepdim=True)
             total = torch.logaddexp(total, logits - (log_sum_over_processes(log_sum) if self.is_sharded else log_sum))

@@ -1,8 +1,8 @@
 """The optimizers, one file per optimizer with its name; listing the names does not import torch.
 
 To add an optimizer, add a file with a subclass of `SphereOptimizer`, or of another optimizer of this folder. The
-Trainer, timm, the recipes and the shared tests of `tests/optim` then accept its name. If `tests/optim/update_rules.py`
-has a function of this name, the tests compare the optimizer with it.
+Trainer, timm, the recipes and the shared tests of `tests/optim` then accept its name. If the file has a function of
+this name, which states the update rule as `adam_s` does, the tests compare the optimizer with it.
 """
 
 import importlib

@@ -1,19 +1,29 @@
 """Adam-G: Adam on groups of scale-invariant weights with unit norm."""
 
+from typing import Any
+
 from torch import Tensor
 
-from hf_sphere.optim.optimizers.adam_s import AdamS
-from hf_sphere.optim.rules import Block, Number, split, transport_
+from hf_sphere.optim.fast_step import Block, Number, split, transport_
+from hf_sphere.optim.layout import inner
+from hf_sphere.optim.optimizers.adam_s import AdamS, Moments, adam_s
+
+
+def adam_g(x: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float, **options: Any) -> Moments:
+    """The rule of Adam-G: Adam-S without the factor sqrt(D), a transported momentum, and weights of unit norm."""
+    y, m, v = adam_s(x, g, m, v, t, lr / x.shape[1] ** 0.5, **options)
+    m = (inner(x, y) * m - inner(m, y) * x) / (inner(x, x) * inner(y, y)).sqrt()
+    return y / inner(y, y).sqrt(), m, v
 
 
 class AdamG(AdamS):
     """Adam with groups on the unit sphere: every step ends at norm 1, and the momentum is transported.
 
-    The step is that of Adam-S without sqrt(D) (a suitable learning rate is about 1e-2), the weights are divided by
-    their norm, and m = (<x, y> m - <m, y> x) / (|x| |y|). The first step moves weights of another norm to the sphere.
-    Arguments, groups and errors are those of `AdamS`.
+    The rule is the function `adam_g`; a suitable learning rate is about 1e-2. The first step moves weights of another
+    norm to the sphere. Arguments, groups and errors are those of `AdamS`.
 
-    Source: Cho and Lee, "Riemannian approach to batch normalization" (NeurIPS 2017), algorithm 4.
+    Reference:
+        Cho and Lee, "Riemannian approach to batch normalization" (NeurIPS 2017), algorithm 4.
 
     Example:
         >>> optimizer = AdamG(radial_parameter_groups(network, images), lr=1e-2, betas=(0.9, 0.99))

@@ -8,17 +8,32 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from hf_sphere.optim.base import Group, SphereOptimizer
-from hf_sphere.optim.layout import OpenParameter, local
-from hf_sphere.optim.rules import Block, Number, accumulate_, is_zero, lengths, per_group, split, step_
+from hf_sphere.optim.fast_step import Block, Number, accumulate_, is_zero, lengths, per_group, split, step_
+from hf_sphere.optim.layout import OpenParameter, inner, local
+
+Moments = tuple[Tensor, Tensor, Tensor]
+
+
+def adam_s(
+    x: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float, *,
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, shrink: float = 1.0,
+) -> Moments:  # fmt: skip
+    """The rule of Adam-S: one second moment per group, so that the step keeps the direction of the momentum.
+
+    Like every rule, it maps the weights x, (K, D) with a group per row, and the moments m, (K, D), and v, (K, 1), which
+    are zero before step t = 1, to new ones. L2 weight decay is part of the gradient g, (K, D), as g + weight_decay x,
+    and `shrink` is 1 - lr weight_decay for decoupled weight decay. Other options are those of `AdamS`.
+    """
+    m = betas[0] * m + (1 - betas[0]) * g
+    v = betas[1] * v + (1 - betas[1]) * inner(g, g)
+    step = x.shape[1] ** 0.5 * (m / (1 - betas[0] ** t)) / ((v / (1 - betas[1] ** t)).sqrt() + eps)
+    return shrink * x - lr * step, m, v
 
 
 class AdamS(SphereOptimizer, torch.optim.Adam):
     """Adam with one second moment per group, so that the step keeps the direction of the momentum.
 
-    m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) <g, g>;
-    x = x - lr sqrt(D) (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
-
-    with <., .> over the D weights of a group. Meant for weights whose scale is removed by a normalization layer;
+    The rule is the function `adam_s`. Meant for weights whose scale is removed by a normalization layer;
     `radial_parameter_groups(model)` finds them. Parameters in groups without `channel_dims` (the last layer,
     embeddings, norms, biases) follow torch's Adam, bit for bit. The state of a radial weight is one number per weight
     and one per group.
@@ -47,7 +62,8 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         ValueError: If an option is out of range, is not supported (`amsgrad`, `differentiable`) or does not fit a
             parameter.
 
-    Source: Roburin et al., "A spherical perspective on learning with normalization layers", section 5.
+    Reference:
+        Roburin et al., "A spherical perspective on learning with normalization layers", section 5.
 
     Example:
         >>> optimizer = AdamS(radial_parameter_groups(network, images), lr=1e-3, weight_decay=1e-4)
@@ -81,8 +97,8 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         for block, size in zip(blocks, split(step_size, blocks), strict=True):
             step_(block, size, shrink)
         moment = self._transport(blocks, moment, length, step_size, shrink)
-        for block, part in zip(blocks, split(moment, blocks), strict=True):
-            block.second_moment.copy_(part)
+        for block, rows in zip(blocks, split(moment, blocks), strict=True):
+            block.second_moment.copy_(rows)
 
     def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
         """Transport the momenta to the new weights, whose `length` was (K,) before; return the new second moment."""
@@ -93,8 +109,8 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         beta1, beta2 = group["betas"]
         same = ("foreach", "capturable", "fused", "decoupled_weight_decay", "lr", "weight_decay", "eps", "maximize")
         adam(
-            [part.weight for part in opened],
-            [part.gradient for part in opened],
+            [parameter.weight for parameter in opened],
+            [parameter.gradient for parameter in opened],
             [local(state["exp_avg"]) for state in states],
             [local(state["exp_avg_sq"]) for state in states],
             [],

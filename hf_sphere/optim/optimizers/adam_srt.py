@@ -1,18 +1,30 @@
 """Adam-SRT: Adam-S with rescaled and transported moments."""
 
+from typing import Any
+
 from torch import Tensor
 
-from hf_sphere.optim.optimizers.adam_s import AdamS
-from hf_sphere.optim.rules import Block, Number, shrinks, transport_
+from hf_sphere.optim.fast_step import Block, Number, shrinks, transport_
+from hf_sphere.optim.layout import inner
+from hf_sphere.optim.optimizers.adam_s import AdamS, Moments, adam_s
+
+
+def adam_srt(x: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float, **options: Any) -> Moments:
+    """The rule of Adam-SRT: Adam-S, then the moments are rescaled and transported to the new weights y."""
+    y, m, v = adam_s(x, g, m, v, t, lr, **options)
+    v = v * inner(x, x) / inner(y, y)
+    m = (inner(x, y) * m - inner(m, y) * x) / inner(y, y)
+    return y, m, v
 
 
 class AdamSRT(AdamS):
     """Adam-S that rescales its second moment and transports its momentum to the new weights after each step.
 
-    After the step from x to y: v = v <x, x> / <y, y> and m = (<x, y> m - <m, y> x) / <y, y>, so that both belong to
-    the sphere at y. Arguments, groups and errors are those of `AdamS`.
+    Then both moments belong to the sphere at these weights; the rule is the function `adam_srt`. Arguments, groups and
+    errors are those of `AdamS`.
 
-    Source: Roburin et al., "A spherical perspective on learning with normalization layers", section 5, Adam SRT.
+    Reference:
+        Roburin et al., "A spherical perspective on learning with normalization layers", section 5, Adam SRT.
 
     Example:
         >>> optimizer = AdamSRT(radial_parameter_groups(network, images), lr=1e-3, betas=(0.9, 0.99))

@@ -6,13 +6,14 @@ from hf_sphere.optim.hyperball import Hyperball
 
 
 class AdamWHyperball(Hyperball, torch.optim.AdamW):
-    """AdamW whose scale-invariant weights keep their norm, with steps that are a fixed share of it.
+    """AdamW whose scale-invariant weights keep their norm, with steps that are a fixed fraction of it.
 
     For these weights, `lr` is the length of a step relative to the norm; see `Hyperball`. Arguments are those of
     `torch.optim.AdamW`.
 
-    Source: Wen, Dang, Lyu, Ma and Liang, "Fantastic pretraining optimizers and where to find them 2.1: hyperball
-    optimization", 2025.
+    Reference:
+        Wen, Dang, Lyu, Ma and Liang, "Fantastic pretraining optimizers and where to find them 2.1: hyperball
+        optimization", 2025.
 
     Example:
         >>> optimizer = build_optimizer(network, "adamw_hyperball", images, lr=1e-2, adamw_lr_scale=0.1)

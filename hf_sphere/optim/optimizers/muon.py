@@ -14,7 +14,7 @@ from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, EPS, _adjust_lr, 
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, form_groups_by_pattern
 from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.layout import check_axes, whole
-from hf_sphere.optim.roles import HIDDEN, find_roles
+from hf_sphere.optim.roles import Role, find_roles
 
 
 class Muon(NamedOptimizer, torch.optim.AdamW):
@@ -36,8 +36,9 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
     Raises:
         RuntimeError: In a step, if a hidden matrix was flattened, as FSDP1 and DeepSpeed do.
 
-    Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; the size of the step: Liu
-    et al., "Muon is scalable for LLM training", arXiv:2502.16982.
+    Reference:
+        Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; the size of the step: Liu et
+        al., "Muon is scalable for LLM training", arXiv:2502.16982.
 
     Example:
         >>> optimizer = build_optimizer(network, "muon", images, lr=2e-3, weight_decay=0.01)
@@ -66,8 +67,8 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         """Split parameters into hidden matrices and all others; see `find_roles` and `build_optimizer`."""
         model = unwrap(model)
         roles = find_roles(model, batch)
-        found = {name: ("muon" if role == HIDDEN else "adamw", role) for name, role in roles.items()}
-        groups = form_groups_by_pattern(model, roles, found, {"muon": {"muon": True}}, **options)
+        rules = {name: ("muon" if role is Role.HIDDEN else "adamw", role.value) for name, role in roles.items()}
+        groups = form_groups_by_pattern(model, roles, rules, {"muon": {"muon": True}}, **options)
         if all(rule.name == "adamw" for rule in groups.rules.values()):
             warnings.warn(f"{type(model).__name__} has no hidden matrix, so the optimizer is AdamW.", stacklevel=3)
         return groups

@@ -5,13 +5,14 @@ from hf_sphere.optim.optimizers.muon import Muon
 
 
 class MuonHyperball(Hyperball, Muon):
-    """Muon whose scale-invariant matrices keep their norm, with steps that are a fixed share of it.
+    """Muon whose scale-invariant matrices keep their norm, with steps that are a fixed fraction of it.
 
     Other hidden matrices take Muon, and all other parameters AdamW. For the matrices that keep their norm, `lr` is the
     length of a step relative to the norm; see `Hyperball`. Arguments and errors are those of `Muon`.
 
-    Source: Wen, Dang, Lyu, Ma and Liang, "Fantastic pretraining optimizers and where to find them 2.1: hyperball
-    optimization", 2025.
+    Reference:
+        Wen, Dang, Lyu, Ma and Liang, "Fantastic pretraining optimizers and where to find them 2.1: hyperball
+        optimization", 2025.
 
     Example:
         >>> optimizer = build_optimizer(network, "muon_hyperball", images, lr=1e-2, adamw_lr_scale=0.1)

@@ -8,20 +8,28 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from hf_sphere.optim.base import Group, SphereOptimizer
-from hf_sphere.optim.layout import OpenParameter
-from hf_sphere.optim.rules import Block, Number, is_zero, lengths, shrinks, transport_
+from hf_sphere.optim.fast_step import Block, Number, is_zero, lengths, shrinks, transport_
+from hf_sphere.optim.layout import OpenParameter, inner
+
+
+def sgd_mrt(
+    x: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float, *,
+    momentum: float = 0.9, dampening: float = 0.0, shrink: float = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The rule of SGD-MRT: SGD, then the momentum is rescaled and transported to the new weights y; see `adam_s`."""
+    m = momentum * m + (1 - dampening) * g
+    y = shrink * x - lr * m
+    m = (inner(x, y) * m - inner(m, y) * x) / inner(y, y)
+    return y, m, v
 
 
 class SGDMRT(SphereOptimizer, torch.optim.SGD):
     """SGD with momentum that is rescaled and transported to the new weights after each step.
 
-    b = momentum b + (1 - dampening) g; y = x - lr b; b = (<x, y> b - <b, y> x) / <y, y>
-
-    with <., .> over the weights of a group. Meant for weights whose scale is removed by a normalization layer;
+    The rule is the function `sgd_mrt`. Meant for weights whose scale is removed by a normalization layer;
     `radial_parameter_groups(model)` finds them. Parameters in groups without `channel_dims` follow torch's SGD, bit for
-    bit, and so do all parameters if `momentum` is 0, as there is nothing to transport. One difference: b starts from
-    zero, so dampening applies to the first gradient too, as in the paper; torch's SGD does not dampen the first
-    gradient.
+    bit, and so do all parameters if `momentum` is 0, as there is nothing to transport. One difference: the momentum
+    starts from zero, so dampening applies to the first gradient too, as in the paper; torch's SGD does not dampen it.
 
     Args:
         params: Parameters, or parameter groups with separate options.
@@ -36,7 +44,8 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
         ValueError: If an option is out of range, is not supported (`nesterov`, `differentiable`) or does not fit a
             parameter.
 
-    Source: Roburin et al., "A spherical perspective on learning with normalization layers", section 5, SGD-MRT.
+    Reference:
+        Roburin et al., "A spherical perspective on learning with normalization layers", section 5, SGD-MRT.
 
     Example:
         >>> optimizer = SGDMRT(radial_parameter_groups(network, images), lr=0.1, momentum=0.9, weight_decay=2.5e-4)
@@ -75,16 +84,16 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
             self.state[parameter]["step"] += 1
         self._sgd(opened, group, *self._decay(group))
 
-    def _sgd(self, parts: Sequence[Block | OpenParameter], group: Group, decay: float, shrink: Number) -> None:
-        weights = [part.weight for part in parts]
-        momenta: list[Tensor | None] = [part.momentum for part in parts]
+    def _sgd(self, blocks: Sequence[Block | OpenParameter], group: Group, decay: float, shrink: Number) -> None:
+        weights = [block.weight for block in blocks]
+        momenta: list[Tensor | None] = [block.momentum for block in blocks]
         if shrinks(shrink):
             torch._foreach_mul_(weights, shrink)
         lr = group["lr"]
         later = isinstance(lr, Tensor) and group["capturable"] and group["momentum"] != 0
         sgd(
             weights,
-            [part.gradient.to(part.weight.dtype) for part in parts],
+            [block.gradient.to(block.weight.dtype) for block in blocks],
             # Zeros before the first step; torch expects None without momentum.
             momenta if group["momentum"] else [None] * len(weights),
             weight_decay=decay,
@@ -93,8 +102,8 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
             **{name: group[name] for name in ("foreach", "fused", "momentum", "dampening", "maximize")},
         )
         if later:  # torch's SGD reads the learning rate on the host, which a captured graph cannot do
-            for part in parts:
-                part.weight.addcmul_(part.momentum, lr.to(part.weight.dtype), value=-1)
+            for block in blocks:
+                block.weight.addcmul_(block.momentum, lr.to(block.weight.dtype), value=-1)
 
 
 def _at_zero(weight: Tensor) -> Tensor | None:

@@ -97,5 +97,5 @@ class Auto(Method):
                 self.parts.append(search)
 
     def __iter__(self) -> Iterator[Candidate]:
-        for part in self.parts:
-            yield from part
+        for method in self.parts:
+            yield from method

@@ -1,6 +1,5 @@
 """Interface of the placement methods: the input is a task, the output an iterator of candidates."""
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -12,6 +11,7 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes.ordering import TripletRanking, assign_to_classes, ranking_loss
+from hf_sphere.utils.options import keyword_options
 
 Objective = Callable[[Tensor], tuple[float, Tensor]]
 """Function from unit vectors (K, d) to a value and its Euclidean gradient (K, d)."""
@@ -104,8 +104,7 @@ class Method:
     @classmethod
     def options(cls) -> list[str]:
         """Names of the options of the method."""
-        parameters = inspect.signature(cls.__init__).parameters.values()
-        return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        return [*keyword_options(cls)]
 
 
 def number_of_restarts(restarts: int | None, affordable: float) -> int:

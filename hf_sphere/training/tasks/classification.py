@@ -240,7 +240,7 @@ class ImageClassification(ImageTask):
     def _loss_options(self, head: str | None, image_data: "ImageData") -> dict[str, Any]:
         """Return the options of a head that are set by training arguments."""
         from hf_sphere.nn.heads import HEADS
-        from hf_sphere.nn.heads.base import head_options
+        from hf_sphere.utils.options import keyword_options
 
         options: dict[str, Any] = {}
         if self.args.label_smoothing_factor:
@@ -253,7 +253,7 @@ class ImageClassification(ImageTask):
         if self.model_args.shard_classes:
             options["shard_classes"] = True
         if self.args.loss_reduction is not None and head in HEADS:
-            if "reduction" in head_options(HEADS[head]):
+            if "reduction" in keyword_options(HEADS[head]):
                 options["reduction"] = self.args.loss_reduction
             elif self.args.loss_reduction == "sum":
                 raise ValueError(f"head {head} does not support loss_reduction sum: its loss is a mean; leave it out.")

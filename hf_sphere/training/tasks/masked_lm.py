@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_sphere import data, models
 from hf_sphere.data.options import TextDataOptions
-from hf_sphere.models.sphere_text.encoders import ENCODERS, how_to_add
+from hf_sphere.models.sphere_encoder import ENCODERS
 from hf_sphere.training.arguments import OPTIMIZER_HELP, TrainingArguments, optimizer_choices
 from hf_sphere.training.measures import measure_tokens, perplexity
 from hf_sphere.training.tasks.base import Description, Prepared, Task
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hf_sphere.models import SpherizationFit
     from hf_sphere.training.run import Run
 
-SPHERIZED = {row.model_type: f"Sphere{row.prefix}" for row in ENCODERS if "ForMaskedLM" in row.tasks}
+SPHERIZED = {name: f"Sphere{prefix}" for name, prefix in ENCODERS.items() if name != "vit"}
 """Prefix of the spherized classes by the `model_type` of the plain model."""
 
 SETTINGS = {
@@ -212,7 +212,7 @@ def calibrate(model: Any, args: TextModelArguments, text: "TextData") -> "list[S
     finally:
         logging.set_verbosity(verbosity)
     tokens = CALIBRATION_TOKENS if args.calibration_tokens is None else args.calibration_tokens
-    return models.calibrate_spherization(model, reference, text.train.epoch(), max_tokens=tokens)
+    return models.fit_spherization(model, reference, text.train.epoch(), max_tokens=tokens)
 
 
 def choose_block_length(requested: int | None, model: Any, tokenizer: Any) -> int:
@@ -252,9 +252,8 @@ def _spherized(args: TextModelArguments, config: Any) -> tuple[Any, Any]:
     name = args.model_name_or_path
     if config.model_type not in SPHERIZED:
         done = config.model_type.startswith("sphere_")
-        advice = (
-            "it is spherized already; leave --spherized out." if done else f"it has no spherized form. {how_to_add()}"
-        )
+        none = f"it has no spherized form; these have one: {', '.join(SPHERIZED)}. Add it as in docs/extending.md."
+        advice = "it is spherized already; leave --spherized out." if done else none
         raise ValueError(f"{name} is a {config.model_type} model: {advice}")
     if unknown := [key for key in args.spherization_kwargs if key not in SETTINGS]:
         raise ValueError(f"no option {unknown[0]!r} in spherization_kwargs; the options are: {', '.join(SETTINGS)}.")

@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from small_encoders import BERT, DISTILBERT, VIT, Encoder, every_encoder, pre_norm
 from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel
 
-from hf_sphere import (
-    SphereBertForMaskedLM,
-    SphereBertModel,
-    calibrate_spherization,
-)
+from hf_sphere import SphereBertForMaskedLM, SphereBertModel, fit_spherization
 
 NOUNS = ["cat", "nurse", "mountain", "story", "lamp", "picture", "water", "teacher", "bird", "wood", "judge", "car"]
 TEMPLATES = ["{} is to {} what {} is to {}", "the relation between {} and {} is the same as {} to {}."]
@@ -105,7 +102,7 @@ def test_map_is_the_ridge_regression_on_the_layer_inputs(load, tokenizer, ridge)
     batch = batch_of(tokenizer, sentences(100))
     points, targets, _ = features_and_targets(model, reference, 1, batch)
     expected = points @ ridge_regression(points, targets, ridge)
-    [fit] = calibrate_spherization(model, reference, [batch], ridge=ridge)
+    [fit] = fit_spherization(model, reference, [batch], ridge=ridge)
     np.testing.assert_allclose(points @ new_map(model).numpy().T, expected, rtol=1e-5, atol=1e-5)
     assert (fit.layer, fit.ridge, fit.num_tokens) == (1, ridge, len(points))
 
@@ -113,7 +110,7 @@ def test_map_is_the_ridge_regression_on_the_layer_inputs(load, tokenizer, ridge)
 def test_layers_are_fitted_sequentially(load, tokenizer):
     model, reference = (half.double() for half in load(spherized_layers=[0, 1]))
     batch = batch_of(tokenizer, sentences(100))
-    fits = calibrate_spherization(model, reference, [batch], ridge=1e-4)
+    fits = fit_spherization(model, reference, [batch], ridge=1e-4)
     assert [fit.layer for fit in fits] == [0, 1]
     for layer in (0, 1):  # the map of a layer does not change its own inputs
         points, targets, _ = features_and_targets(model, reference, layer, batch)
@@ -125,7 +122,7 @@ def test_layers_are_fitted_sequentially(load, tokenizer):
 def test_explained_variance_is_measured_on_every_fifth_text(load, tokenizer, ridge):
     model, reference = (half.double() for half in load())
     texts = sentences(100)
-    [fit] = calibrate_spherization(model, reference, texts, tokenizer=tokenizer, ridge=ridge, batch_size=16)
+    [fit] = fit_spherization(model, reference, texts, tokenizer=tokenizer, ridge=ridge, batch_size=16)
     batch = batch_of(tokenizer, texts)
     points, targets, rows = features_and_targets(model, reference, 1, batch)
     held_out = rows % 5 == 4
@@ -159,7 +156,7 @@ def test_only_a_fitted_encoder_is_close_to_the_plain_one(load, tokenizer, layers
         return float((mine - its).square().sum() / (its - its.mean(0)).square().sum())
 
     fresh = share_missed()
-    calibrate_spherization(model, reference, sentences(200), tokenizer=tokenizer)
+    fit_spherization(model, reference, sentences(200), tokenizer=tokenizer)
     assert share_missed() < 0.25 * fresh
 
 
@@ -190,8 +187,51 @@ def test_fitted_model_starts_near_the_loss_of_the_trained_one(checkpoint, tokeni
 
     plain, fresh = loss(trained), loss(model)
     assert plain < fresh - 1.0  # otherwise the test would pass trivially
-    calibrate_spherization(model, trained, texts, tokenizer=tokenizer)
+    fit_spherization(model, trained, texts, tokenizer=tokenizer)
     assert abs(loss(model) - plain) < 0.2 * (fresh - plain)
+
+
+def batches_of(encoder: Encoder) -> list[dict[str, Tensor]]:
+    """Two batches of 100 texts or images."""
+    inputs = encoder.batch(100)
+    if not encoder.is_image:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    return [{name: value.roll(shift, dims=-1) for name, value in inputs.items()} for shift in (0, 3)]
+
+
+@every_encoder
+def test_fit_brings_every_encoder_close_to_the_plain_one(encoder):
+    plain, model = encoder.plain(initializer_range=0.3), encoder.model(initializer_range=0.3)
+    model.load_state_dict(plain.state_dict(), strict=False)
+    before = (encoder.output(model) - encoder.output(plain)).square().mean()
+    [fit] = fit_spherization(model, plain, batches_of(encoder))
+    assert fit.layer == 2
+    assert fit.explained_variance > 0.5
+    assert (encoder.output(model) - encoder.output(plain)).square().mean() < before / 2
+
+
+@pre_norm
+def test_fit_compensates_for_earlier_layers_if_the_norm_comes_first(encoder):
+    plain, model = (
+        each("Model", initializer_range=0.3, **options).double()
+        for each, options in ((encoder.plain, {}), (encoder.model, {"spherized_layers": [0, 1]}))
+    )
+    model.load_state_dict(plain.state_dict(), strict=False)
+    batches = batches_of(encoder)
+    fit_spherization(model, plain, batches, ridge=0.0)
+    calls: dict[str, list[Tensor]] = {"inputs": [], "model": [], "plain": []}
+    linear = encoder.spherical(model, 1).linear
+    linear.register_forward_hook(lambda _, inputs, output: calls["inputs"].append(inputs[0]))
+    for name, each in (("model", model), ("plain", plain)):
+        encoder.layer(each, 1).register_forward_hook(lambda _, inputs, output, name=name: calls[name].append(output))
+    for inputs in batches:
+        inputs = {name: value.double() if value.is_floating_point() else value for name, value in inputs.items()}
+        model(**inputs)
+        plain(**inputs)
+    inputs, outputs, targets = (torch.cat(each) for each in calls.values())
+    # The error of a least-squares fit is orthogonal to its inputs.
+    assert (outputs - targets).square().mean() > 1e-6
+    assert torch.einsum("bln,blh->nh", inputs, outputs - targets).abs().max() < 1e-7
 
 
 # Inputs and side effects
@@ -205,7 +245,7 @@ def test_texts_and_tokenized_batches_give_the_same_fit(load, tokenizer, checkpoi
         batch["labels"] = batch["input_ids"]  # unused
     for given in ([*texts[:20], "", " \n", *texts[20:]], batches):  # empty texts are skipped
         model, reference = load()
-        calibrate_spherization(model, reference, given, ridge=1e-4)  # with the tokenizer of the checkpoint
+        fit_spherization(model, reference, given, ridge=1e-4)  # with the tokenizer of the checkpoint
         maps.append(new_map(model))
     torch.testing.assert_close(*maps, rtol=1e-4, atol=1e-5)
 
@@ -213,13 +253,13 @@ def test_texts_and_tokenized_batches_give_the_same_fit(load, tokenizer, checkpoi
 def test_without_a_mask_all_tokens_are_used(load):
     model, reference = load()
     ids = torch.randint(5, 400, (20, 10))
-    [fit] = calibrate_spherization(model, reference, [{"input_ids": ids[:10]}, {"input_ids": ids[10:]}])
+    [fit] = fit_spherization(model, reference, [{"input_ids": ids[:10]}, {"input_ids": ids[10:]}])
     assert fit.num_tokens == 200
 
 
 def test_max_length_truncates_texts(load, tokenizer):
     model, reference = load()
-    [fit] = calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer, max_length=6)
+    [fit] = fit_spherization(model, reference, sentences(20), tokenizer=tokenizer, max_length=6)
     assert fit.num_tokens == 120
 
 
@@ -228,7 +268,7 @@ def test_chunked_feed_forward_gives_the_same_fit(load):
     maps = []
     for chunk in (0, 4):
         model, reference = load(chunk_size_feed_forward=chunk)
-        calibrate_spherization(model, reference, [{"input_ids": ids}], ridge=1e-3)
+        fit_spherization(model, reference, [{"input_ids": ids}], ridge=1e-3)
         maps.append(new_map(model))
     torch.testing.assert_close(*maps, rtol=1e-4, atol=1e-5)
 
@@ -242,7 +282,7 @@ def test_reading_stops_at_the_token_limit(load, tokenizer):
             read.append(text)
             yield text
 
-    [fit] = calibrate_spherization(model, reference, endless(), tokenizer=tokenizer, max_tokens=500, batch_size=8)
+    [fit] = fit_spherization(model, reference, endless(), tokenizer=tokenizer, max_tokens=500, batch_size=8)
     lengths = np.cumsum([len(tokenizer(text).input_ids) for text in read])
     assert len(read) % 8 == 0
     assert lengths[-9] < 500 <= lengths[-1] == fit.num_tokens
@@ -253,7 +293,7 @@ def test_modes_of_both_models_are_preserved(load, tokenizer):
     model.train()
     model.bert.embeddings.eval()  # as when the embeddings are frozen
     modes = [module.training for half in (model, reference) for module in half.modules()]
-    calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer)
+    fit_spherization(model, reference, sentences(20), tokenizer=tokenizer)
     assert [module.training for half in (model, reference) for module in half.modules()] == modes
     assert not any(module._forward_pre_hooks for half in (model, reference) for module in half.modules())
 
@@ -263,7 +303,7 @@ def test_dropout_is_disabled(load, tokenizer):
     for training in (True, False):
         model, reference = load(hidden_dropout_prob=0.5)
         model.train(training)
-        calibrate_spherization(model, reference, sentences(30), tokenizer=tokenizer, ridge=1e-3)
+        fit_spherization(model, reference, sentences(30), tokenizer=tokenizer, ridge=1e-3)
         maps.append(new_map(model))
     assert torch.equal(*maps)
 
@@ -271,7 +311,7 @@ def test_dropout_is_disabled(load, tokenizer):
 def test_only_the_new_maps_are_modified(load, tokenizer):
     model, reference = load()
     before = [{name: value.clone() for name, value in half.state_dict().items()} for half in (model, reference)]
-    calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer)
+    fit_spherization(model, reference, sentences(20), tokenizer=tokenizer)
     changed = {
         name
         for half, values in zip((model, reference), before, strict=True)
@@ -284,8 +324,8 @@ def test_only_the_new_maps_are_modified(load, tokenizer):
 def test_half_precision_model_is_fitted_in_float32(load, tokenizer):
     exact, reference = load()
     rounded, rounded_reference = (half.bfloat16() for half in load())
-    [expected] = calibrate_spherization(exact, reference, sentences(100), tokenizer=tokenizer)
-    [fit] = calibrate_spherization(rounded, rounded_reference, sentences(100), tokenizer=tokenizer)
+    [expected] = fit_spherization(exact, reference, sentences(100), tokenizer=tokenizer)
+    [fit] = fit_spherization(rounded, rounded_reference, sentences(100), tokenizer=tokenizer)
     assert new_map(rounded).dtype == torch.bfloat16
     assert fit.explained_variance == pytest.approx(expected.explained_variance, abs=0.05)
 
@@ -293,26 +333,15 @@ def test_half_precision_model_is_fitted_in_float32(load, tokenizer):
 def test_encoder_without_a_head_is_fitted_to_a_model_with_one(checkpoint, load, tokenizer):
     texts = sentences(30)
     model, reference = load()
-    calibrate_spherization(model, reference, texts, tokenizer=tokenizer, ridge=1e-3)
+    fit_spherization(model, reference, texts, tokenizer=tokenizer, ridge=1e-3)
     alone = SphereBertModel.from_pretrained(checkpoint, add_pooling_layer=False)
-    calibrate_spherization(alone, reference, texts, tokenizer=tokenizer, ridge=1e-3)
+    fit_spherization(alone, reference, texts, tokenizer=tokenizer, ridge=1e-3)
     assert torch.equal(new_map(alone), new_map(model))
-
-
-def test_roberta_is_supported(family):
-    plain = family.plain(initializer_range=0.5)
-    torch.manual_seed(1)
-    model = family.model(initializer_range=0.5)
-    model.load_state_dict(plain.state_dict(), strict=False)
-    batch = {"input_ids": torch.randint(5, 50, (40, 10))}
-    [fit] = calibrate_spherization(model, plain, [batch])
-    assert (fit.layer, fit.num_tokens) == (2, 400)
-    assert fit.explained_variance > 0.3
 
 
 def test_str_describes_the_fit(load, tokenizer):
     model, reference = load()
-    [fit] = calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer, ridge=1e-3)
+    [fit] = fit_spherization(model, reference, sentences(20), tokenizer=tokenizer, ridge=1e-3)
     share = f"{100 * fit.explained_variance:.2f}"
     expected = f"layer 1: {share} % of the variance explained on held-out text ({fit.num_tokens} tokens, ridge 0.001)"
     assert str(fit) == expected
@@ -336,37 +365,37 @@ def test_too_few_tokens_are_rejected(load, tokenizer, count, options, message):
         options = options | {"max_length": 4}  # many texts, each short
     before = new_map(model).clone()
     with pytest.raises(ValueError, match=message):
-        calibrate_spherization(model, reference, sentences(count)[:16], tokenizer=tokenizer, **options)
+        fit_spherization(model, reference, sentences(count)[:16], tokenizer=tokenizer, **options)
     assert torch.equal(new_map(model), before)
 
 
 @pytest.mark.parametrize("ridge", [-1e-3, math.nan])
 def test_negative_ridge_is_rejected(load, tokenizer, ridge):
     with pytest.raises(ValueError, match=f"ridge must not be negative; got {ridge}"):
-        calibrate_spherization(*load(), sentences(20), tokenizer=tokenizer, ridge=ridge)
+        fit_spherization(*load(), sentences(20), tokenizer=tokenizer, ridge=ridge)
 
 
 def test_underdetermined_fit_without_ridge_is_rejected(load, tokenizer):
     same = sentences(1) * 50
     with pytest.raises(ValueError, match=r"layer 1 .*no unique solution with ridge 0.*use a larger one"):
-        calibrate_spherization(*load(), same, tokenizer=tokenizer, ridge=0.0)
-    calibrate_spherization(*load(), same, tokenizer=tokenizer)  # a ridge is chosen automatically
+        fit_spherization(*load(), same, tokenizer=tokenizer, ridge=0.0)
+    fit_spherization(*load(), same, tokenizer=tokenizer)  # a ridge is chosen automatically
 
 
 def test_model_without_spherized_layers_is_rejected(load, tokenizer):
     model, reference = load(spherized_layers=[])
     with pytest.raises(ValueError, match="SphereBertForMaskedLM has no spherized layer to fit; set"):
-        calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer)
+        fit_spherization(model, reference, sentences(20), tokenizer=tokenizer)
     with pytest.raises(ValueError, match="BertForMaskedLM has no spherized layer"):
-        calibrate_spherization(reference, reference, sentences(20), tokenizer=tokenizer)
+        fit_spherization(reference, reference, sentences(20), tokenizer=tokenizer)
 
 
 def test_spherized_reference_layer_is_rejected(load, checkpoint, tokenizer):
     model, _ = load()
     with pytest.raises(ValueError, match="layer 1 of the reference is spherized"):
-        calibrate_spherization(model, model, sentences(20), tokenizer=tokenizer)
+        fit_spherization(model, model, sentences(20), tokenizer=tokenizer)
     elsewhere = SphereBertForMaskedLM.from_pretrained(checkpoint, spherized_layers=[0])
-    calibrate_spherization(model, elsewhere, sentences(20), tokenizer=tokenizer)  # its layer 1 is plain
+    fit_spherization(model, elsewhere, sentences(20), tokenizer=tokenizer)  # its layer 1 is plain
 
 
 @pytest.mark.parametrize(
@@ -378,4 +407,86 @@ def test_reference_of_wrong_size_is_rejected(load, tokenizer, name, value):
     config = BertConfig.from_dict({**reference.config.to_dict(), name: value})
     its = getattr(reference.config, name)
     with pytest.raises(ValueError, match=f"its {name} is {value}, that of the model {its}"):
-        calibrate_spherization(model, BertModel(config), sentences(20), tokenizer=tokenizer)
+        fit_spherization(model, BertModel(config), sentences(20), tokenizer=tokenizer)
+
+
+def test_reference_of_another_encoder_is_rejected():
+    with pytest.raises(ValueError, match="the reference must be a distilbert model; got a bert model"):
+        fit_spherization(DISTILBERT.model(), BERT.plain(), [])
+
+
+def test_texts_for_an_image_encoder_are_rejected():
+    with pytest.raises(ValueError, match="texts must be batches with pixel_values; got a str"):
+        fit_spherization(VIT.model(), VIT.plain(), ["a text"])
+
+
+# Texts of padding
+
+
+def texts_of(count: int) -> list[dict[str, Tensor]]:
+    """Batches of four texts of six tokens each."""
+    ids = torch.randint(5, 50, (count, 4, 6), generator=torch.Generator().manual_seed(0))
+    return [{"input_ids": rows, "attention_mask": torch.ones_like(rows)} for rows in ids]
+
+
+def joined(batches: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+
+
+@pytest.fixture
+def pair(family) -> tuple[Any, Any]:
+    return family.model(), family.plain()
+
+
+@pytest.mark.parametrize("position", [0, 3, 7], ids=["first", "middle", "last"])
+def test_padding_only_texts_do_not_change_the_fit(pair, position):
+    model, reference = pair
+    batches = texts_of(8)
+    padding = {name: torch.zeros_like(value[:2]) for name, value in batches[0].items()}
+    (fit,) = fit_spherization(model, reference, batches, ridge=0.01)
+    expected = new_map(model).clone()
+    (other,) = fit_spherization(model, reference, [*batches[:position], padding, *batches[position:]], ridge=0.01)
+    assert other == fit
+    torch.testing.assert_close(new_map(model), expected)
+
+
+def test_texts_with_tokens_are_held_out_if_every_fifth_is_padding(pair):
+    model, reference = pair
+    at_once = joined(texts_of(8))
+    at_once["attention_mask"][4::5] = 0
+    (fit,) = fit_spherization(model, reference, [at_once], ridge=0.01)
+    assert fit.num_tokens == int(at_once["attention_mask"].sum())
+    assert fit.explained_variance < 1
+
+
+def test_padding_only_text_does_not_shift_others_in_the_batch(pair):
+    model, reference = pair
+    batches = texts_of(8)
+    for batch in batches:
+        batch["attention_mask"][-1] = 0
+    (fit,) = fit_spherization(model, reference, batches, ridge=0.01)
+    (other,) = fit_spherization(model, reference, [joined(batches)], ridge=0.01)
+    assert other.explained_variance == pytest.approx(fit.explained_variance, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ("one long text " * 100, "texts must be an iterable of texts or batches; got one str"),
+        ({"input_ids": torch.ones(9, 9)}, "texts must be an iterable of texts or batches; got one dict"),
+        ([{"text": "a row of a dataset"}], r"with input_ids; got the columns \['text'\]"),
+        ([["a", "b"]], "texts must be strings, or batches with input_ids; got a list"),
+        ([torch.ones(2, 9)], "texts must be strings, or batches with input_ids; got a Tensor"),
+    ],
+    ids=["string", "batch", "rows", "lists", "tensors"],
+)
+def test_inputs_other_than_texts_or_batches_are_rejected(pair, texts, message):
+    before = new_map(pair[0]).clone()
+    with pytest.raises(ValueError, match=message):
+        fit_spherization(*pair, texts)
+    assert torch.equal(new_map(pair[0]), before)
+
+
+def test_texts_without_a_tokenizer_are_rejected(pair):
+    with pytest.raises(ValueError, match="the reference was not loaded from a checkpoint with a tokenizer"):
+        fit_spherization(*pair, ["a text"] * 100)

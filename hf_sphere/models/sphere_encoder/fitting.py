@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_sphere.models.sphere_text.encoders import Encoder
+from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphericalMap
 from hf_sphere.utils.modules import eval_mode
 
 RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))
@@ -48,7 +48,7 @@ class SpherizationFit:
 
 
 @torch.no_grad()
-def calibrate_spherization(
+def fit_spherization(
     model: PreTrainedModel,
     reference: PreTrainedModel,
     texts: Iterable[str] | Iterable[Mapping[str, Tensor]],
@@ -93,14 +93,15 @@ def calibrate_spherization(
     Example:
         >>> model = SphereBertForMaskedLM.from_pretrained("bert-base-cased")  # doctest: +SKIP
         >>> reference = BertForMaskedLM.from_pretrained("bert-base-cased")  # doctest: +SKIP
-        >>> print(*calibrate_spherization(model, reference, wikitext["text"]), sep="\n")  # doctest: +SKIP
+        >>> print(*fit_spherization(model, reference, wikitext["text"]), sep="\n")  # doctest: +SKIP
     """
-    row, spherized = _check_reference(model, reference)
-    layers, plain_layers = (half.base_model.get_submodule(row.layers) for half in (model, reference))
+    spherized = _check_reference(model, reference)
+    path = model.base_model.layers_path
+    layers, plain_layers = (encoder.base_model.get_submodule(path) for encoder in (model, reference))
     if ridge is not None and not ridge >= 0:
         raise ValueError(f"ridge must not be negative; got {ridge}.")
     batches = _collect(texts, reference, tokenizer, max_tokens, max_length, batch_size)
-    least = layers[spherized[0]].get_submodule(row.second_map).linear.in_features
+    least = _spherical_map(layers[spherized[0]]).linear.in_features
     num_tokens = sum(int(mask.sum()) for _, mask in batches)
     num_texts = sum(int(mask.any(dim=1).sum()) for _, mask in batches)
     if num_tokens < least or num_texts < HELD_OUT:
@@ -109,14 +110,14 @@ def calibrate_spherization(
             f"more texts, or increase max_tokens ({max_tokens})."
         )
     fits = []
-    parts = _split(batches)
-    bar = tqdm(total=len(spherized) * sum(map(len, parts)), unit="batch", desc="Fitting", disable=not progress)
+    subsets = _split(batches)
+    bar = tqdm(total=len(spherized) * sum(map(len, subsets)), unit="batch", desc="Fitting", disable=not progress)
     with bar, eval_mode(model, reference):
         for index in spherized:
             layer, plain = layers[index], plain_layers[index]
             train, held_out = (_NormalEquations(), _NormalEquations())
-            for equations, part in zip((train, held_out), parts, strict=True):
-                for points, targets in _layer_pairs(model, reference, layer, plain, part, row):
+            for equations, subset in zip((train, held_out), subsets, strict=True):
+                for points, targets in _layer_pairs(model, reference, layer, plain, subset):
                     equations.add(points, targets)
                     bar.update()
             candidates = [
@@ -130,9 +131,9 @@ def calibrate_spherization(
                     "more varied texts."
                 )
             _, best = min(candidates)
-            linear = layer.get_submodule(row.second_map).linear
+            linear: Any = _spherical_map(layer).linear
             linear.weight.copy_(train.solve(best))
-            explained = _explained_variance(model, reference, layer, plain, parts[1])
+            explained = _explained_variance(model, reference, layer, plain, subsets[1])
             train.merge(held_out)
             linear.weight.copy_(train.solve(best))
             fits.append(SpherizationFit(index, explained, best, train.count))
@@ -175,38 +176,44 @@ class _NormalEquations:
 
 def _split(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
     """Split batches into texts to fit to and every fifth text, which is held out."""
-    parts: tuple[list[Batch], list[Batch]] = ([], [])
-    seen = 0
+    subsets: tuple[list[Batch], list[Batch]] = ([], [])
+    count = 0
     for inputs, mask in batches:
         has_tokens = mask.any(dim=1).cpu()  # rows of padding are not texts
-        number = seen + has_tokens.cumsum(0)
-        is_held_out = number % HELD_OUT == 0
-        for part, chosen in zip(parts, (has_tokens & ~is_held_out, has_tokens & is_held_out), strict=True):
-            if chosen.any():
-                part.append(({name: value[chosen] for name, value in inputs.items()}, mask[chosen]))
-        seen += int(has_tokens.sum())
-    return parts
+        is_held_out = (count + has_tokens.cumsum(0)) % HELD_OUT == 0
+        for subset, rows in zip(subsets, (has_tokens & ~is_held_out, has_tokens & is_held_out), strict=True):
+            if rows.any():
+                subset.append(({name: value[rows] for name, value in inputs.items()}, mask[rows]))
+        count += int(has_tokens.sum())
+    return subsets
+
+
+def _spherical_map(layer: nn.Module) -> SphericalMap:
+    return next(module for module in layer.modules() if isinstance(module, SphericalMap))
 
 
 def _layer_pairs(
-    model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Batch], row: Encoder
+    model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Batch]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the inputs (T, n + 1) and targets (T, H) of the new map for the tokens of each batch."""
-    paths = (row.second_map, row.norm or row.first_map)  # the input of the latter is the residual
-    modules = [half.get_submodule(path) for half in (layer, plain) for path in paths]
+    """Yield the inputs (T, n + 1) and targets (T, H) of the new map for the tokens of each batch.
+
+    A layer returns r + f(r), from the residual r and the feed-forward f, up to norms. With r' and f' of the spherized
+    layer, whose r' differs if layers before it are spherized, the target of f' is f(r) + r - r'.
+    """
+    encoder, spherical = model.base_model, _spherical_map(layer)
+    modules = [spherical, plain.get_submodule(encoder.plain_map_path)]
+    modules += [each.get_submodule(encoder.feed_forward_path) for each in (layer, plain)]
     for inputs, mask in batches:
         with ExitStack() as stack:
             calls = [stack.enter_context(_record(module)) for module in modules]
             _run(model, inputs)
             _run(reference, inputs)
-        # A chunked feed-forward calls its parts several times.
-        values, residual, _, plain_residual = (torch.cat([given[0] for given, _ in each], dim=1) for each in calls)
-        outputs = torch.cat([output for _, output in calls[2]], dim=1)
-        kept = mask.bool()
-        # If layers before this one are spherized, the residuals differ, and the map compensates for this.
+        # A chunked feed-forward calls its modules several times.
+        values, _, residual, plain_residual = (torch.cat([args[0] for args, _ in each], dim=1) for each in calls)
+        outputs = torch.cat([output for _, output in calls[1]], dim=1)
         target = outputs + plain_residual - residual.to(plain_residual)
-        points = modules[0].spherization(values)
-        pairs = [_to_float64(values[kept.to(values.device)]) for values in (points, target)]
+        tokens = mask.bool()
+        pairs = [_to_float64(each[tokens.to(each.device)]) for each in (spherical.spherization(values), target)]
         yield pairs[0], pairs[1].to(pairs[0].device)
 
 
@@ -220,9 +227,8 @@ def _explained_variance(model: Any, reference: Any, layer: Any, plain: Any, batc
         with _record(layer) as spherized, _record(plain) as original:
             _run(model, inputs)
             _run(reference, inputs)
-        kept = mask.bool()
         outputs = (calls[0][1] for calls in (spherized, original))
-        fitted, target = (_to_float64(output[kept.to(output.device)]).cpu() for output in outputs)
+        fitted, target = (_to_float64(output[mask.bool().to(output.device)]).cpu() for output in outputs)
         count += len(target)
         error += float((fitted - target).square().sum())
         total = total + target.sum(0)
@@ -250,22 +256,22 @@ def _to_float64(tensor: Tensor) -> Tensor:
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()  # Metal has no float64
 
 
-def _check_reference(model: Any, reference: Any) -> tuple[Encoder, Sequence[int]]:
-    """Check that the model has spherized layers and that the reference is its plain encoder; return row and layers."""
+def _check_reference(model: Any, reference: Any) -> Sequence[int]:
+    """Check that the model has spherized layers and that the reference is its plain encoder; return the layers."""
     spherized = getattr(model.config, "spherized_layer_indices", ())
     if not spherized:
         raise ValueError(f"{type(model).__name__} has no spherized layer to fit; set spherized_layers.")
-    row: Encoder = model.encoder_row
-    if reference.config.model_type not in (row.model_type, row.sphere_model_type):
-        raise ValueError(f"the reference must be a {row.model_type} model; got a {reference.config.model_type} model.")
+    plain_type, other_type = model.config.plain_model_type, reference.config.model_type
+    if other_type not in (plain_type, model.config.model_type):
+        raise ValueError(f"the reference must be a {plain_type} model; got a {other_type} model.")
     # `hidden_dim` is DistilBERT's name of the intermediate size.
     for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "hidden_dim", "vocab_size"):
-        own, other = getattr(model.config, name, None), getattr(reference.config, name, None)
-        if own != other:
-            raise ValueError(f"the reference does not match: its {name} is {other}, that of the model {own}.")
+        size, other = getattr(model.config, name, None), getattr(reference.config, name, None)
+        if size != other:
+            raise ValueError(f"the reference does not match: its {name} is {other}, that of the model {size}.")
     if common := set(spherized).intersection(getattr(reference.config, "spherized_layer_indices", ())):
         raise ValueError(f"layer {min(common)} of the reference is spherized; pass the plain model it was loaded from.")
-    return row, spherized
+    return spherized
 
 
 def _collect(
@@ -313,5 +319,5 @@ def _encode(
     tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     longest = min(max_length, tokenizer.model_max_length)
     filled = (text for text in items if text.strip())
-    while some := list(itertools.islice(filled, batch_size)):
-        yield dict(tokenizer(some, truncation=True, max_length=longest, padding=True, return_tensors="pt"))
+    while batch := list(itertools.islice(filled, batch_size)):
+        yield dict(tokenizer(batch, truncation=True, max_length=longest, padding=True, return_tensors="pt"))

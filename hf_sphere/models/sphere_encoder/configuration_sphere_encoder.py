@@ -1,15 +1,10 @@
-# Copyright 2026 The hf_sphere authors  (transformers' common tests read the year)
-"""Configurations of the spherized encoders, for instance `SphereBertConfig`."""
+"""Fields of the configurations of the spherized encoders, for instance of `SphereBertConfig`."""
 
-import inspect
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from huggingface_hub.dataclasses import strict
-
 from hf_sphere.models import REQUIRES
-from hf_sphere.models.sphere_text.encoders import IMAGE_TASKS, find_encoder
 
 
 @dataclass(kw_only=True, repr=False, eq=False)  # the configuration classes define their own
@@ -52,17 +47,17 @@ class SphereEncoderConfigMixin:
             ValueError: If an index is out of range or given twice.
         """
         layers: int = self.num_hidden_layers  # type: ignore[attr-defined]  # a field of the encoder's configuration
-        given = [-1] if self.spherized_layers is None else list(self.spherized_layers)
-        outside = [index for index in given if not -layers <= index < layers]
+        indices = [-1] if self.spherized_layers is None else list(self.spherized_layers)
+        outside = [index for index in indices if not -layers <= index < layers]
         if outside:
             raise ValueError(
-                f"spherized_layers {given} contains layer {outside[0]}, but the encoder has {layers} layers: 0 to "
+                f"spherized_layers {indices} contains layer {outside[0]}, but the encoder has {layers} layers: 0 to "
                 f"{layers - 1}, or -{layers} to -1 from the end."
             )
-        indices = sorted(index % layers for index in given)
-        if len(set(indices)) < len(indices):
-            raise ValueError(f"spherized_layers {given} contains a layer twice; list each layer once.")
-        return tuple(indices)
+        from_start = sorted(index % layers for index in indices)
+        if len(set(from_start)) < len(from_start):
+            raise ValueError(f"spherized_layers {indices} contains a layer twice; list each layer once.")
+        return tuple(from_start)
 
     @property
     def spherization_options(self) -> dict[str, Any]:
@@ -101,41 +96,3 @@ class SphereEncoderConfigMixin:
             raise ValueError(f"spherization_radius must be positive; got {self.spherization_radius}.")
         if not 0.0 < self.spherization_delta < 1.0:
             raise ValueError(f"spherization_delta must lie between 0 and 1 (exclusive); got {self.spherization_delta}.")
-
-
-@dataclass(kw_only=True, repr=False, eq=False)
-class SphereImageEncoderConfigMixin(SphereEncoderConfigMixin):
-    """Fields of the configurations of spherized image encoders, in addition to the above.
-
-    Args:
-        head: Name of the head of the image classifier, one of `hf_sphere.nn.HEADS`. It takes the last hidden state of
-            the first token. None for the linear classifier of the plain model.
-        head_kwargs: Options of the head.
-    """
-
-    keys_to_ignore_at_inference = ["embeddings", "concentration"]
-
-    head: str | None = None
-    head_kwargs: dict[str, Any] | None = None
-
-    def validate_head(self) -> None:
-        """Check that there is only one classifier."""
-        if self.head is not None and self.spherized_classifier:
-            raise ValueError("spherized_classifier spherizes the linear classifier; leave it out, or set head to None.")
-
-
-def __getattr__(name: str) -> Any:
-    """Define the configuration class of an encoder, for instance `SphereBertConfig`, when it is first used."""
-    encoder, part = find_encoder(name)
-    if part != "Config":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    mixin = SphereImageEncoderConfigMixin if encoder.tasks == IMAGE_TASKS else SphereEncoderConfigMixin
-    docs = [inspect.getdoc(kind) or "" for kind in reversed(mixin.__mro__[:-1])]
-    attributes = {
-        "__module__": __name__,
-        "__doc__": "\n\n".join(docs).replace("SphereBert", f"Sphere{encoder.prefix}"),
-        "model_type": encoder.sphere_model_type,
-        "plain_model_type": encoder.model_type,
-    }
-    globals()[name] = strict(type(name, (mixin, encoder.load_class("Config")), attributes))
-    return globals()[name]

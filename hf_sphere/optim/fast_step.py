@@ -1,15 +1,17 @@
-"""Building blocks of the update rules, on matrices whose rows are groups.
+"""Building blocks of the fast step, on matrices whose rows are groups.
 
 A group is a set of weights that a normalization layer makes radially invariant: one filter before BatchNorm, an entire
 tensor before LayerNorm. Here the weights, the momentum and the gradient of K groups with D weights each are matrices
 (K, D), and values per group are vectors (K,). Functions whose name ends in an underscore change their first arguments
-in place. `tests/optim/update_rules.py` has the rules as formulas.
+in place, in few passes over memory. The file of each optimizer begins with its rule as a formula, which the tests
+compare with the fast step.
 
 Each optimizer is built from these functions: `accumulate_` adds the gradient to the momentum, `step_` moves the
 weights, and `transport_` transports the momentum to the new weights.
 
-Source: Roburin, de Mont-Marin, Bursuc, Marlet, Perez, Aubry, "A spherical perspective on learning with normalization
-layers" (Neurocomputing 2022), sections 4 and 5.
+Reference:
+    Roburin, de Mont-Marin, Bursuc, Marlet, Perez, Aubry, "A spherical perspective on learning with normalization
+    layers" (Neurocomputing 2022), sections 4 and 5.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,8 +42,8 @@ class Block:
         """Return the groups from `start` to `stop`."""
         if start == 0 and stop >= self.weight.shape[0]:
             return self
-        here = slice(start, stop)
-        return Block(self.weight[here], self.gradient[here], self.momentum[here], self.second_moment[here], self.step)
+        rows = slice(start, stop)
+        return Block(self.weight[rows], self.gradient[rows], self.momentum[rows], self.second_moment[rows], self.step)
 
 
 def accumulate_(block: Block, keep: float, decay: float, maximize: bool) -> Tensor:
@@ -81,9 +83,9 @@ def transport_(blocks: Sequence[Block]) -> Tensor:
     """
     length = lengths([block.weight for block in blocks])
     along = torch.cat([torch.mul(block.momentum, block.weight, out=block.scratch).sum(1) for block in blocks])
-    share = (along / length).div_(length).unsqueeze_(1)
-    for block, part in zip(blocks, split(share, blocks), strict=True):
-        block.momentum.addcmul_(block.weight, part, value=-1)
+    factors = (along / length).div_(length).unsqueeze_(1)
+    for block, factor in zip(blocks, split(factors, blocks), strict=True):
+        block.momentum.addcmul_(block.weight, factor, value=-1)
     return length
 
 
@@ -122,10 +124,10 @@ def portions(blocks: Sequence[Block], foreach: bool | None) -> Iterator[list[Blo
                 yield portion
                 portion, room = [], CPU_PORTION
                 continue
-            part = block.rows(start, start + count)
-            portion.append(part)
-            start += part.weight.shape[0]
-            room -= part.weight.numel()
+            rows = block.rows(start, start + count)
+            portion.append(rows)
+            start += rows.weight.shape[0]
+            room -= rows.weight.numel()
     yield portion
 
 
@@ -139,8 +141,8 @@ def per_group(values: Sequence[Number], blocks: Sequence[Block]) -> Number:
     first = values[0]
     if len(values) == 1 or not (isinstance(first, Tensor) or any(value != first for value in values)):
         return first
-    rows = []
+    expanded = []
     for value, block in zip(values, blocks, strict=True):
-        number = value if isinstance(value, Tensor) else block.weight.new_full((), value)
-        rows.append(number.to(block.weight.dtype).expand(block.weight.shape[0]))
-    return torch.cat(rows)
+        scalar = value if isinstance(value, Tensor) else block.weight.new_full((), value)
+        expanded.append(scalar.to(block.weight.dtype).expand(block.weight.shape[0]))
+    return torch.cat(expanded)

@@ -1,0 +1,70 @@
+# Copyright 2026 The hf_sphere authors  (transformers' common tests read the year)
+"""BERT with spherized feed-forward layers."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import BertConfig
+from transformers.models.bert import modeling_bert as plain
+
+from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
+from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin, SphericalMap
+
+
+@strict
+class SphereBertConfig(SphereEncoderConfigMixin, BertConfig):
+    """`BertConfig` with the fields of `SphereEncoderConfigMixin`."""
+
+    model_type = "sphere_bert"
+    plain_model_type = "bert"
+
+
+class SphereBertIntermediate(plain.BertIntermediate):
+    """First map of the feed-forward; the spherization replaces the activation."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Map (B, L, hidden_size) to (B, L, intermediate_size)."""
+        return self.dense(hidden_states)
+
+
+class SphereBertOutput(nn.Module):
+    """Spherization and second map of the feed-forward, residual connection and norm."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.spherical = SphericalMap(config.intermediate_size, config.hidden_size, **config.spherization_options)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        """Map (B, L, intermediate_size) to (B, L, hidden_size)."""
+        return self.LayerNorm(self.dropout(self.spherical(hidden_states)) + input_tensor)
+
+
+class SphereBertModel(SphereEncoderMixin, plain.BertModel):
+    """`BertModel` of transformers with spherized feed-forwards."""
+
+    config: SphereBertConfig
+    feed_forward_classes = {"BertIntermediate": SphereBertIntermediate, "BertOutput": SphereBertOutput}
+
+    def __init__(self, config: SphereBertConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config, add_pooling_layer)
+
+
+class SphereBertForMaskedLM(SphereEncoderMixin, plain.BertForMaskedLM):
+    """`BertForMaskedLM` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereBertModel
+
+
+class SphereBertForSequenceClassification(SphereEncoderMixin, plain.BertForSequenceClassification):
+    """`BertForSequenceClassification` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereBertModel
+
+
+class SphereBertForTokenClassification(SphereEncoderMixin, plain.BertForTokenClassification):
+    """`BertForTokenClassification` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereBertModel

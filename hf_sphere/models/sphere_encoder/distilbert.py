@@ -1,0 +1,64 @@
+# Copyright 2026 The hf_sphere authors  (transformers' common tests read the year)
+"""DistilBERT with spherized feed-forward layers."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from torch import Tensor, nn
+from transformers import DistilBertConfig
+from transformers.models.distilbert import modeling_distilbert as plain
+
+from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
+from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin, SphericalMap
+
+
+@strict
+class SphereDistilBertConfig(SphereEncoderConfigMixin, DistilBertConfig):
+    """`DistilBertConfig` with the fields of `SphereEncoderConfigMixin`."""
+
+    model_type = "sphere_distilbert"
+    plain_model_type = "distilbert"
+
+
+class SphereFFN(plain.FFN):
+    """Feed-forward whose second map follows a spherization, which replaces the activation."""
+
+    def __init__(self, config: Any) -> None:
+        super(plain.FFN, self).__init__()
+        self.dropout = nn.Dropout(config.dropout)
+        self.chunk_size_feed_forward = config.chunk_size_feed_forward
+        self.seq_len_dim = 1
+        self.lin1 = nn.Linear(config.dim, config.hidden_dim)
+        self.spherical = SphericalMap(config.hidden_dim, config.dim, **config.spherization_options)
+
+    def ff_chunk(self, input: Tensor) -> Tensor:
+        """Map (B, L, dim) to (B, L, dim)."""
+        return self.dropout(self.spherical(self.lin1(input)))
+
+
+class SphereDistilBertModel(SphereEncoderMixin, plain.DistilBertModel):
+    """`DistilBertModel` of transformers with spherized feed-forwards."""
+
+    config: SphereDistilBertConfig
+    layers_path = "transformer.layer"
+    feed_forward_path = "ffn"
+    plain_map_path = "ffn.lin2"
+    feed_forward_classes = {"FFN": SphereFFN}
+
+
+class SphereDistilBertForMaskedLM(SphereEncoderMixin, plain.DistilBertForMaskedLM):
+    """`DistilBertForMaskedLM` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereDistilBertModel
+
+
+class SphereDistilBertForSequenceClassification(SphereEncoderMixin, plain.DistilBertForSequenceClassification):
+    """`DistilBertForSequenceClassification` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereDistilBertModel
+
+
+class SphereDistilBertForTokenClassification(SphereEncoderMixin, plain.DistilBertForTokenClassification):
+    """`DistilBertForTokenClassification` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereDistilBertModel

@@ -1,0 +1,46 @@
+# Copyright 2026 The hf_sphere authors  (transformers' common tests read the year)
+"""RoBERTa with spherized feed-forward layers."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import RobertaConfig
+from transformers.models.roberta import modeling_roberta as plain
+
+from hf_sphere.models.sphere_encoder.bert import SphereBertIntermediate, SphereBertOutput
+from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
+from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin
+
+
+@strict
+class SphereRobertaConfig(SphereEncoderConfigMixin, RobertaConfig):
+    """`RobertaConfig` with the fields of `SphereEncoderConfigMixin`."""
+
+    model_type = "sphere_roberta"
+    plain_model_type = "roberta"
+
+
+class SphereRobertaModel(SphereEncoderMixin, plain.RobertaModel):
+    """`RobertaModel` of transformers with spherized feed-forwards."""
+
+    config: SphereRobertaConfig
+    feed_forward_classes = {"RobertaIntermediate": SphereBertIntermediate, "RobertaOutput": SphereBertOutput}
+
+    def __init__(self, config: SphereRobertaConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config, add_pooling_layer)
+
+
+class SphereRobertaForMaskedLM(SphereEncoderMixin, plain.RobertaForMaskedLM):
+    """`RobertaForMaskedLM` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereRobertaModel
+
+
+class SphereRobertaForSequenceClassification(SphereEncoderMixin, plain.RobertaForSequenceClassification):
+    """`RobertaForSequenceClassification` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereRobertaModel
+
+
+class SphereRobertaForTokenClassification(SphereEncoderMixin, plain.RobertaForTokenClassification):
+    """`RobertaForTokenClassification` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereRobertaModel

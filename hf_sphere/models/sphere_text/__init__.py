@@ -1,1 +1,0 @@
-"""Text encoders of transformers with spherized feed-forward layers."""

@@ -1,0 +1,368 @@
+"""Every spherized encoder: its classes, checkpoints, registration, heads and training."""
+
+import copy
+import inspect
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from safetensors import safe_open
+from small_encoders import BERT, EVERY, VIT, Encoder, every_class, every_encoder
+from torch import Tensor, nn
+from transformers import AutoImageProcessor, AutoModel, Trainer, TrainingArguments, ViTImageProcessor
+from transformers.models.auto import image_processing_auto, modeling_auto, tokenization_auto
+
+import hf_sphere
+from hf_sphere import registration
+from hf_sphere.geometry import spherize
+from hf_sphere.models.sphere_encoder import modeling_sphere_encoder
+from hf_sphere.optim.groups import collect_parameter_options
+
+
+def record(module: nn.Module) -> list[Any]:
+    """Record the (input, output) pairs of a module."""
+    calls: list[Any] = []
+    module.register_forward_hook(lambda _, given, result: calls.append((given[0], result)))
+    return calls
+
+
+# Classes
+
+
+@every_class
+def test_model_without_spherized_layers_matches_the_plain_model_exactly(encoder, task):
+    model, plain = encoder.model(task, spherized_layers=[]), encoder.plain(task)
+    weights, expected = model.state_dict(), plain.state_dict()
+    assert list(weights) == list(expected)
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert torch.equal(encoder.output(model), encoder.output(plain))
+
+
+@every_class
+def test_each_module_is_built_once_and_in_the_order_of_the_plain_model(encoder, task, monkeypatch):
+    built: list[tuple[int, ...]] = []
+    build = nn.Linear.__init__
+
+    def record_shape(self: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, *args, **kwargs)
+        built.append(tuple(self.weight.shape))
+
+    monkeypatch.setattr(nn.Linear, "__init__", record_shape)
+    model = encoder.model(task)
+    assert sorted(built) == sorted(tuple(m.weight.shape) for m in model.modules() if isinstance(m, nn.Linear))
+    plain = [name for name in encoder.plain(task).state_dict() if not name.endswith((".bias", "_ids"))]
+    assert [name for name in model.state_dict() if name in plain] == [n for n in plain if n in model.state_dict()]
+
+
+@every_encoder
+def test_a_plain_model_is_unaffected_by_the_construction_of_a_spherized_one(encoder):
+    encoder.model()
+    assert not any(name.endswith("spherical") for name, _ in encoder.plain().named_modules())
+
+
+def test_a_version_of_transformers_that_builds_other_classes_is_an_error(monkeypatch):
+    monkeypatch.setattr(modeling_sphere_encoder, "_in_layers", lambda layers, plain, spherized: plain)
+    with pytest.raises(RuntimeError, match="SphereBertModel has layers that are not spherized: this version of transf"):
+        BERT.model()
+
+
+@every_encoder
+def test_spherized_feed_forward_matches_the_formula(encoder):
+    model = encoder.model(spherized_layers=[1], spherization_scaling=2.0, spherization_delta=0.1)
+    spherical = encoder.spherical(model, 1)
+    paths = {"modernbert": "mlp.Wi", "vit": "mlp.fc1", "distilbert": "ffn.lin1"}
+    first = record(encoder.layer(model, 1).get_submodule(paths.get(encoder.model_type, "intermediate.dense")))
+    second = record(spherical)
+    encoder.output(model)
+    [(_, values)], [(_, mapped)] = first, second
+    if encoder.model_type == "modernbert":  # gated
+        gated, gate = values.chunk(2, dim=-1)
+        values = F.gelu(gated) * gate
+    expected = spherize(values, torch.tensor(2.0), torch.tensor(1.0), 0.1) @ spherical.linear.weight.T
+    torch.testing.assert_close(mapped, expected, rtol=1e-5, atol=1e-6)
+
+
+@every_encoder
+@pytest.mark.parametrize(
+    "clone", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_clone_has_the_same_outputs_and_its_own_weights(encoder, clone):
+    model = encoder.model()
+    expected = encoder.output(model)
+    other = clone(model)
+    assert type(other) is type(model)
+    assert torch.equal(encoder.output(other), expected)
+    with torch.no_grad():
+        encoder.spherical(other).linear.weight.zero_()
+    assert not torch.equal(encoder.output(other), expected)
+    assert torch.equal(encoder.output(model), expected)
+
+
+@every_class
+def test_class_is_written_in_the_file_of_its_encoder_with_signature_and_docstring(encoder, task):
+    model, config, plain = encoder.model_class(task), encoder.model_class("Config"), encoder.plain_class(task)
+    file = Path(inspect.getsourcefile(model))
+    assert file == Path(inspect.getsourcefile(config))
+    assert file.stem == encoder.model_type
+    assert f"class {model.__name__}(" in inspect.getsource(model)
+    assert f"`{plain.__name__}` of transformers with spherized feed-forwards" in model.__doc__
+    assert {*inspect.signature(plain).parameters} <= {*inspect.signature(model).parameters}
+    assert "spherized_layers" in inspect.signature(config).parameters
+
+
+@every_class
+def test_subclass_with_a_constructor_of_its_own_keeps_the_weights(encoder, task):
+    class Longer(encoder.model_class(task)):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.before = {name: value.clone() for name, value in self.state_dict().items()}
+            self.post_init()
+
+    head = {"head": "cosine"} if task == "ForImageClassification" else {"spherized_classifier": True}
+    model = Longer(encoder.config(**head))
+    after = model.state_dict()
+    assert list(after) == list(model.before)
+    assert all(torch.equal(after[name], value) for name, value in model.before.items())
+
+
+@pytest.mark.parametrize(
+    ("encoder", "task"),
+    [(BERT, "ForMaskedLM"), (BERT, "ForSequenceClassification"), *((each, "Model") for each in EVERY[1:])],
+    ids=lambda value: value if isinstance(value, str) else value.model_type,
+)
+def test_model_compiles_with_fullgraph(encoder, task):
+    torch.compiler.reset()
+    model = encoder.model(task)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(encoder.output(compiled), encoder.output(model), rtol=1e-5, atol=1e-6)
+
+
+def test_all_encoders_return_attentions_though_no_bare_model_was_built_before():
+    program = """from small_encoders import EVERY
+for encoder in EVERY:
+    model = encoder.model(attn_implementation="eager")
+    result = model(**encoder.batch(), output_hidden_states=True, output_attentions=True)
+    print(encoder.model_type, len(result.hidden_states), len(result.attentions))
+"""
+    folder = Path(__file__).parent
+    run = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True)
+    assert run.stdout.splitlines() == [f"{encoder.model_type} 4 3" for encoder in EVERY], run.stderr
+
+
+# Checkpoints
+
+
+@every_class
+@pytest.mark.parametrize("layers", [[], [0, 2]], ids=str)
+def test_plain_checkpoint_lacks_only_the_spherical_maps(encoder, task, layers, tmp_path):
+    plain = encoder.plain(task)
+    plain.save_pretrained(tmp_path)
+    kind = encoder.model_class(task)
+    model, info = kind.from_pretrained(tmp_path, spherized_layers=layers, output_loading_info=True)
+    missing = info.pop("missing_keys")
+    bare = encoder.model_class("Model")
+    prefix = "" if task == "Model" else f"{model.base_model_prefix}."
+    parent = bare.plain_map_path.rpartition(".")[0]
+    assert missing == {
+        f"{prefix}{bare.layers_path}.{index}.{parent}.spherical.{name}"
+        for index in layers
+        for name in ("linear.weight", "spherization.scaling", "spherization.radius")
+    }
+    assert not any(info.values())
+    before = plain.state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if name not in missing)
+
+
+@every_class
+def test_saved_model_is_loaded_by_the_auto_class(encoder, task, tmp_path):
+    model = encoder.model(task, spherized_layers=[0, 2])  # the scaling is a parameter, and the radius a buffer
+    for index in (0, 2):  # values that differ from those of a new model
+        spherization = encoder.spherical(model, index).spherization
+        spherization.scaling.data.fill_(1.75)
+        spherization.radius.data.fill_(2.5)
+    model.save_pretrained(tmp_path)
+    auto = AutoModel if task == "Model" else getattr(modeling_auto, f"AutoModel{task}")
+    loaded, info = auto.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(loaded) is type(model)
+    assert not any(info.values())
+    assert torch.equal(encoder.output(loaded), encoder.output(model))
+    spherization = encoder.spherical(loaded, 2).spherization
+    assert (spherization.scaling.item(), spherization.radius.item()) == (1.75, 2.5)
+
+
+@every_encoder
+def test_names_of_the_tensors_are_those_of_published_checkpoints(encoder):
+    layer = {"distilbert": "ffn", "modernbert": "mlp", "vit": "mlp"}.get(encoder.model_type, "output")
+    names = [name for name in encoder.layer(encoder.model(), 2).state_dict() if "spher" in name]
+    assert names == [f"{layer}.spherical.{n}" for n in ("spherization.scaling", "spherization.radius", "linear.weight")]
+
+
+def test_saved_tensors_have_the_names_in_the_model(tmp_path):
+    model = VIT.model("Model")
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert set(file.keys()) == set(model.state_dict())
+
+
+def test_image_encoder_reads_the_names_of_older_checkpoints(tmp_path):
+    VIT.plain("Model").save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert "encoder.layer.0.intermediate.dense.weight" in set(file.keys())  # not the names in the model
+    _, info = VIT.model_class("Model").from_pretrained(tmp_path, spherized_layers=[], output_loading_info=True)
+    assert not any(info.values())
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_new_map_has_the_initialization_of_the_encoder(fresh, tmp_path):
+    encoder, options = Encoder("modernbert"), {"hidden_size": 32, "intermediate_size": 96}
+    if fresh:
+        model = encoder.model("Model", **options)
+    else:
+        encoder.plain("Model", **options).save_pretrained(tmp_path)
+        model = encoder.model_class("Model").from_pretrained(tmp_path)
+    new, old = encoder.spherical(model).linear.weight, encoder.layer(model, 0).mlp.Wo.weight
+    assert new.std().item() == pytest.approx(old.std().item(), rel=0.05)
+    assert new.std().item() < 0.6 * encoder.layer(model, 2).mlp.Wi.weight.std().item()  # not that of all linear maps
+
+
+@every_encoder
+def test_checkpoint_of_other_spherized_layers_is_rejected(encoder, tmp_path):
+    encoder.model("Model", spherized_layers=[0]).save_pretrained(tmp_path)
+    message = r"the layers \[0\] are spherized, but the configuration has spherized_layers \[1\]"
+    with pytest.raises(ValueError, match=message):
+        encoder.model_class("Model").from_pretrained(tmp_path, spherized_layers=[1])
+
+
+# Registration
+
+
+@every_encoder
+def test_processor_is_that_of_the_plain_encoder(encoder):
+    auto = image_processing_auto.IMAGE_PROCESSOR_MAPPING if encoder.is_image else tokenization_auto.TOKENIZER_MAPPING
+    assert auto[encoder.model_class("Config")] == auto[encoder.plain_class("Config")]
+
+
+def test_image_processor_of_a_plain_checkpoint_is_loaded_with_the_spherized_one(tmp_path):
+    VIT.model().save_pretrained(tmp_path)
+    ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path)
+    assert type(AutoImageProcessor.from_pretrained(tmp_path)) is ViTImageProcessor
+
+
+@every_class
+def test_class_has_a_public_name_and_an_entry_of_an_auto_table(encoder, task):
+    name = f"Sphere{encoder.name}{task}"
+    assert {name, f"Sphere{encoder.name}Config"} <= {*hf_sphere.models.__all__} & {*dir(hf_sphere.models)}
+    assert getattr(hf_sphere, name) is getattr(hf_sphere.models, name)
+    assert any(table.get(f"sphere_{encoder.model_type}") == name for table in registration._MODELS.values())
+
+
+def test_dir_lists_the_classes_that_matter():
+    assert {"SphereVisionModel", "SphereTrainer", "fit_spherization"} <= {*dir(hf_sphere)}
+    assert not [name for name in dir(hf_sphere) if name.startswith(tuple(f"Sphere{each.name}" for each in EVERY))]
+
+
+# Heads of the image classifier
+
+
+@pytest.mark.parametrize("head", ["cosine", "spherized", "vmf"])
+def test_image_classifier_with_a_head_trains_and_is_saved(head, tmp_path):
+    model = VIT.model("ForImageClassification", head=head, num_labels=4).train()
+    labels = torch.tensor([0, 1, 3])
+    result = model(**VIT.batch(), labels=labels)
+    expected = model.head(model.base_model(**VIT.batch()).last_hidden_state[:, 0].detach(), labels)
+    if head != "vmf":  # which samples
+        torch.testing.assert_close(result.loss, expected.loss)
+    result.loss.backward()
+    assert all(weight.grad is not None for weight in model.head.parameters())
+    assert all(name.startswith("head.") for name in collect_parameter_options(model))
+    model.eval().save_pretrained(tmp_path)
+    loaded, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    torch.testing.assert_close(loaded(**VIT.batch()).logits, model(**VIT.batch()).logits)
+
+
+def test_image_classifier_with_a_head_returns_the_attentions_of_the_encoder():
+    model = VIT.model("ForImageClassification", head="cosine", attn_implementation="eager")
+    attentions = model(**VIT.batch(), output_attentions=True).attentions
+    assert len(attentions) == 3
+    torch.testing.assert_close(attentions, model.base_model(**VIT.batch(), output_attentions=True).attentions)
+
+
+def test_head_replaces_the_classifier_of_a_plain_checkpoint(tmp_path):
+    VIT.plain("ForImageClassification").save_pretrained(tmp_path)
+    kind = VIT.model_class("ForImageClassification")
+    model, info = kind.from_pretrained(tmp_path, spherized_layers=[], head="cosine", output_loading_info=True)
+    assert info.pop("missing_keys") == {name for name in model.state_dict() if name.startswith("head.")}
+    assert not any(info.values())
+    assert all(value.isfinite().all() for value in model.head.state_dict().values())
+
+
+def test_head_and_spherized_classifier_exclude_each_other():
+    with pytest.raises(StrictDataclassClassValidationError, match="leave it out, or set head to None"):
+        VIT.config(head="cosine", spherized_classifier=True)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("name", ["SphereDebertaModel", "nothing", "_private"])
+def test_unknown_name_is_an_error_that_states_it(name):
+    with pytest.raises(AttributeError, match=name):
+        getattr(hf_sphere, name)
+
+
+@every_encoder
+@pytest.mark.parametrize("value", [0, float("nan"), float("inf")])
+def test_scaling_of_zero_or_not_finite_is_rejected(encoder, value):
+    with pytest.raises(StrictDataclassClassValidationError, match="spherization_scaling must be finite and not 0; got"):
+        encoder.model_class("Config")(spherization_scaling=value)
+
+
+# Training by the Trainer
+
+
+def five_examples(encoder: Encoder, task: str) -> list[dict[str, Tensor]]:
+    """Examples in float64 with 1, 0, 6, 6 and 2 targets, or, with one label each, 1, 0, 1, 1 and 1."""
+    inputs = {name: value.double() if value.is_floating_point() else value for name, value in encoder.batch(5).items()}
+    labels = torch.tensor([0, -100, 1, 1, 0])
+    if task in ("ForMaskedLM", "ForTokenClassification"):
+        ignored = torch.arange(6) >= torch.tensor([1, 0, 6, 6, 2])[:, None]
+        tokens = inputs["input_ids"]
+        labels = (tokens if task == "ForMaskedLM" else tokens % 2).masked_fill(ignored, -100)
+    return [{name: values[index] for name, values in {**inputs, "labels": labels}.items()} for index in range(5)]
+
+
+def after_a_step(model: Any, examples: list[dict[str, Tensor]], size: int, folder: Path) -> dict[str, Tensor]:
+    """Return the weights after one step of gradient descent on accumulated batches, without dropout."""
+    model.train = lambda mode=True: model
+    arguments = TrainingArguments(
+        str(folder), max_steps=1, learning_rate=0.1, optim="sgd", max_grad_norm=0, use_cpu=True, report_to="none",
+        per_device_train_batch_size=size, gradient_accumulation_steps=5 // size, save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    Trainer(model, arguments, train_dataset=examples).train()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("encoder", "task"), [(each, task) for each in EVERY for task in each.tasks if task != "Model"]
+)
+def test_accumulated_batches_with_unequal_numbers_of_targets_match_one_batch(encoder, task, tmp_path):
+    examples = five_examples(encoder, task)
+    whole, parts = (after_a_step(encoder.model(task).double(), examples, size, tmp_path) for size in (5, 1))
+    torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("return_dict", [True, False])
+def test_the_loss_of_a_batch_is_its_share_of_the_targets_of_a_step(return_dict):
+    model = BERT.model("ForMaskedLM")
+    ids = BERT.batch()["input_ids"]
+    labels = ids.masked_fill(torch.arange(6) > 1, -100)  # six targets
+    mean = model(ids, labels=labels).loss
+    loss = model(ids, labels=labels, return_dict=return_dict, num_items_in_batch=torch.tensor(24))[0]
+    torch.testing.assert_close(loss, mean / 4)

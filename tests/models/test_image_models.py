@@ -1,0 +1,206 @@
+"""What all image models have in common: saving, loading, execution modes, and training by the Trainer."""
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
+
+from hf_sphere import (
+    SphereVisionConfig,
+    SphereVisionForFewShotClassification,
+    SphereVisionForImageClassification,
+    SphereVisionForJointPrediction,
+    SphereVisionForRegression,
+    SphereVisionModel,
+)
+
+KINDS: dict[str, Any] = {
+    "classification": SphereVisionForImageClassification,
+    "regression": SphereVisionForRegression,
+    "joint": SphereVisionForJointPrediction,
+    "few-shot": SphereVisionForFewShotClassification,
+}
+RESNET = {"backbone": "resnet20_cifar", "backbone_kwargs": None, "image_size": 16}
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def small_config(**options: Any) -> SphereVisionConfig:
+    """Configuration of a linear map from 6 x 6 pixels to 8 units, projected to 4; values from -10 to 30."""
+    sizes: dict[str, Any] = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "num_channels": 1}
+    sizes |= {"image_size": 6, "embedding_dim": 4, "value_range": [-10.0, 30.0], "num_labels": 5}
+    return SphereVisionConfig(**sizes | options)
+
+
+def small_model(kind: str, **options: Any) -> Any:
+    torch.manual_seed(2)
+    return KINDS[kind](small_config(**options)).eval()
+
+
+def inputs(kind: str, count: int = 7, side: int = 6) -> dict[str, Tensor]:
+    """Images and targets; for few-shot classification an episode with examples of five classes."""
+    generator = torch.Generator().manual_seed(1)
+    classes, values = torch.arange(count) % 5, torch.linspace(-10.0, 30.0, count)
+    batch = {"pixel_values": torch.randn(count, 1, side, side, generator=generator), "labels": classes}
+    if kind == "regression":
+        batch["labels"] = values
+    elif kind == "joint":
+        batch["regression_labels"] = values
+    elif kind == "few-shot":
+        batch["support_pixel_values"] = torch.randn(5, 2, 1, side, side, generator=generator)
+    return batch
+
+
+def tensors_of(output: Any) -> dict[str, Tensor]:
+    return {name: value for name, value in output.items() if value is not None}
+
+
+# Saving and loading
+
+
+@every_kind
+def test_saved_model_computes_the_same(kind, tmp_path):
+    model, batch = small_model(kind), inputs(kind)
+    model.save_pretrained(tmp_path)
+    loaded, info = KINDS[kind].from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    before, after = tensors_of(model(**batch)), tensors_of(loaded.eval()(**batch))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+
+
+@every_kind
+def test_encoder_loads_from_any_checkpoint(kind, tmp_path):
+    model, images = small_model(kind), inputs(kind)["pixel_values"]
+    model.save_pretrained(tmp_path)
+    encoder = AutoModel.from_pretrained(tmp_path).eval()
+    assert type(encoder) is SphereVisionModel
+    assert torch.equal(encoder(images).embeddings, model.sphere_vision(images).embeddings)
+
+
+@every_kind
+def test_config_round_trips(kind, tmp_path):
+    options = {"value_range": [-1.5, 2], "regression_kwargs": {"out_of_range": "clip"}, "task_weight": 0.75}
+    options |= {"image_size": [6, 7], "backbone_kwargs": {"width": 9}, "few_shot_kwargs": {"temperature": 2}}
+    config = small_model(kind, **options).config
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert loaded.to_diff_dict() == config.to_diff_dict()
+    assert {name: getattr(loaded, name) for name in options} == options
+    assert (loaded.head is None) == (kind in ("regression", "few-shot"))
+
+
+@pytest.mark.parametrize("through", ["from_pretrained", "load_state_dict"])
+@pytest.mark.parametrize("kind", ["classification", "joint"])
+def test_initialized_vmf_head_of_an_earlier_checkpoint_stays_initialized(kind, through, tmp_path):
+    model = small_model(kind, head="vmf")
+    model.head.initialize_from_data(torch.randn(20, model.head.embedding_dim))
+    model.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    state["head.is_calibrated"] = state.pop("head.is_initialized")  # its name of before
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    if through == "from_pretrained":
+        loaded, info = KINDS[kind].from_pretrained(tmp_path, output_loading_info=True)
+        assert not any(info.values())
+    else:
+        loaded = small_model(kind, head="vmf")
+        loaded.load_state_dict(state)
+    assert loaded.head.is_initialized
+    assert torch.equal(loaded.head.embedding_scale, model.head.embedding_scale)
+
+
+# Execution modes
+
+
+@every_kind
+def test_without_labels_there_is_no_loss(kind):
+    batch = inputs(kind)
+    output = small_model(kind)(**{name: value for name, value in batch.items() if "labels" not in name})
+    assert output.loss is None
+
+
+@every_kind
+@pytest.mark.parametrize("by", ["argument", "configuration"])
+def test_return_dict_false_returns_a_tuple(kind, by):
+    model, batch = small_model(kind, return_dict=by == "argument"), inputs(kind)
+    output = model(**batch, return_dict=False) if by == "argument" else model(**batch)
+    expected = tensors_of(small_model(kind)(**batch))
+    assert all(torch.equal(value, other) for value, other in zip(output, expected.values(), strict=True))
+
+
+@every_kind
+def test_bfloat16_model_computes_values_and_few_shot_logits_in_float32(kind):
+    """bfloat16 cannot distinguish single years between 1000 and 1932."""
+    output = small_model(kind).to(torch.bfloat16)(**inputs(kind))
+    assert output.embeddings.dtype == torch.bfloat16
+    assert output.loss.isfinite()
+    values = output.logits if kind == "few-shot" else output.predictions
+    assert values is None or values.dtype == torch.float32
+
+
+@every_kind
+def test_model_compiles_with_fullgraph(kind):
+    model, batch = small_model(kind), inputs(kind)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)(**batch)
+    torch.testing.assert_close(tensors_of(compiled), tensors_of(model(**batch)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["regression", "joint"])
+def test_model_exports(kind):
+    model, images = small_model(kind), inputs(kind)["pixel_values"]
+    exported = torch.export.export(model, (images,)).module()(images)
+    torch.testing.assert_close(exported.predictions, model(images).predictions, rtol=1e-4, atol=1e-5)
+
+
+@every_kind
+@pytest.mark.parametrize(("options", "can"), [({}, False), (RESNET, True)], ids=["linear", "resnet"])
+def test_gradient_checkpointing_support_follows_the_backbone(kind, options, can):
+    assert small_model(kind, **options).supports_gradient_checkpointing is can
+
+
+@every_kind
+def test_gradient_checkpointing_preserves_gradients(kind):
+    model, batch, gradients = small_model(kind, **RESNET).train(), inputs(kind, side=16), []
+    for checkpointing in (False, True):
+        if checkpointing:
+            # The older name, deprecated since 5.23, is the only one in earlier versions.
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        model.zero_grad()
+        torch.manual_seed(0)
+        model(**batch).loss.backward()
+        gradients.append(model.sphere_vision.backbone.conv1.weight.grad.clone())
+    torch.testing.assert_close(*gradients)
+
+
+# Training by the Trainer
+
+
+def trainer_of(kind: str, folder: Any) -> Trainer:
+    """A trainer on forty images whose mean increases with the value and whose texture depends on the class."""
+    batch = inputs(kind, 40)
+    values = torch.linspace(-10.0, 30.0, 40)
+    textures = torch.randn(5, 1, 6, 6, generator=torch.Generator().manual_seed(3))
+    batch["pixel_values"] = textures[torch.arange(40) % 5] + values[:, None, None, None] / 20
+    examples = [{name: value[index] for name, value in batch.items()} for index in range(40)]
+    args = TrainingArguments(
+        output_dir=str(folder), num_train_epochs=15, per_device_train_batch_size=8, learning_rate=0.02,
+        report_to=[], disable_tqdm=True, use_cpu=True, save_strategy="no", logging_strategy="no",
+    )  # fmt: skip
+    return Trainer(small_model(kind), args, train_dataset=examples, eval_dataset=examples)
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "joint"])
+def test_transformers_trainer_trains_evaluates_and_predicts(kind, tmp_path):
+    trainer = trainer_of(kind, tmp_path)
+    labels = ["labels", "regression_labels"] if kind == "joint" else ["labels"]
+    assert sorted(trainer.label_names) == labels
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < 0.5 * before
+    predicted = trainer.predict(trainer.eval_dataset)
+    predictions = predicted.predictions if kind == "joint" else [predicted.predictions]
+    shapes = {"classification": [(40, 5)], "regression": [(40,)], "joint": [(40, 5), (40,)]}[kind]
+    assert [value.shape for value in predictions] == shapes  # so keys such as the embeddings are ignored
