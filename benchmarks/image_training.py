@@ -25,8 +25,8 @@ from torchvision.transforms import v2
 from hf_sphere.data import ImagesInMemory
 from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.training import TrainingArguments, TrainingLoop
-from hf_sphere.training.measures import measure_classification
+from hf_sphere.training import RecipeArguments, TrainingLoop
+from hf_sphere.training.evaluation import measure_classification
 
 BATCH = 128
 LOCAL = Path(__file__).parent.parent.parent / "shared" / "data" / "ylecun" / "mnist"
@@ -69,7 +69,7 @@ def library_epoch(images: torch.Tensor, labels: torch.Tensor) -> None:
     """Train one epoch with the library's loop, including the checkpoint."""
     batches = ImagesInMemory(images, labels, batch_size=BATCH, mean=[0.1307], std=[0.3081], shuffle=True, device=DEVICE)
     with tempfile.TemporaryDirectory() as folder:
-        args = TrainingArguments(output_dir=folder, num_train_epochs=1, disable_tqdm=True)
+        args = RecipeArguments(output_dir=folder, num_train_epochs=1, disable_tqdm=True)
         TrainingLoop(
             new_model(),
             batches,

@@ -2,7 +2,7 @@
 
 python benchmarks/ood.py [--dataset_name ylecun/mnist] [--far brendenlake/omniglot uoft-cs/cifar10] [--seeds 3]
 python benchmarks/ood.py --dataset_name uoft-cs/cifar10 --far brendenlake/omniglot ylecun/mnist --name ood_cifar10 \
-    --epochs 4 --backbone airbench_cifar --backbone_kwargs "{widths: [32, 128, 128]}" --mixed_precision bf16
+    --epochs 4 --backbone airbench_cifar --backbone_kwargs "{widths: [32, 128, 128]}" --bf16
 
 Without `--models`, LeNet-5 is trained on eight of the ten classes by the recipe, for each head and seed; the other two
 depend on the seed. Unknown options, such as `--backbone`, are passed to the recipe. With `--models`, all models below
@@ -75,7 +75,7 @@ def train(args: argparse.Namespace, folder: Path) -> None:
     command += ["--dataset_name", local(args.dataset_name), "--sample_classes", "8", "--corruption_seed", seed]
     if head == "arcface":  # a learned scale, as those of the other heads
         command += ["--head_kwargs", f"{{log_temperature: {INITIAL_LOG_TEMPERATURE}}}"]
-    command += ["--head", head, "--optimizer", "adam", "--learning_rate", "1e-3", "--seed", seed, "--disable_tqdm"]
+    command += ["--head", head, "--optim", "adam", "--learning_rate", "1e-3", "--seed", seed, "--disable_tqdm"]
     command += ["--per_device_train_batch_size", "128", "--num_train_epochs", str(args.epochs)]
     command += ["--output_dir", str(folder), "--overwrite_output_dir", *args.recipe_options]
     subprocess.run(command, check=True)

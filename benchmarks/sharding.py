@@ -23,7 +23,7 @@ from torch import Tensor
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import ImagesInMemory
 from hf_sphere.nn import build_head
-from hf_sphere.training import TrainingArguments, TrainingLoop, gather_classes
+from hf_sphere.training import RecipeArguments, TrainingLoop, gather_classes
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DIM, BATCH = 512, 1024
@@ -152,8 +152,8 @@ def train(folder: str, processes: int, rank: int, classes: int, **arguments: Any
         images, torch.randint(classes, (24,), generator=generator), batch_size=12 // processes, mean=[0.5], std=[0.3],
         shuffle=True, process_index=rank, num_processes=processes,
     )  # fmt: skip
-    args = TrainingArguments(
-        output_dir=folder, num_train_epochs=2, optimizer="sgd", learning_rate=0.1, disable_tqdm=True, **arguments
+    args = RecipeArguments(
+        output_dir=folder, num_train_epochs=2, optim="sgd", learning_rate=0.1, disable_tqdm=True, **arguments
     )
     loop = TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0})
     loop.run()

@@ -3,15 +3,11 @@
 accelerate launch recipes/train_few_shot.py --config few_shot/omniglot-conv4-5shot-spherized-cosine --seed 1
 """
 
-from collections.abc import Sequence
+from functools import partial
 
 from hf_sphere.training.command_line import run_recipe, train
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Train, evaluate and save as the arguments define."""
-    train("few_shot", argv, script=__file__)  # hf_sphere/training/tasks/few_shot.py
-
+main = partial(train, "few_shot", script=__file__)  # hf_sphere/training/tasks/few_shot.py
 
 if __name__ == "__main__":
     run_recipe(main)

@@ -3,15 +3,11 @@
 accelerate launch recipes/train_joint_prediction.py --config prototypes/digits-joint-slant --seed 1
 """
 
-from collections.abc import Sequence
+from functools import partial
 
 from hf_sphere.training.command_line import run_recipe, train
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Train, evaluate and save as the arguments define."""
-    train("joint", argv, script=__file__)  # hf_sphere/training/tasks/joint.py
-
+main = partial(train, "joint", script=__file__)  # hf_sphere/training/tasks/joint.py
 
 if __name__ == "__main__":
     run_recipe(main)

@@ -3,15 +3,11 @@
 accelerate launch recipes/train_masked_lm.py --config language/minilm-spherized --seed 1
 """
 
-from collections.abc import Sequence
+from functools import partial
 
 from hf_sphere.training.command_line import run_recipe, train
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Train, evaluate and save as the arguments define."""
-    train("masked_lm", argv, script=__file__)  # hf_sphere/training/tasks/masked_lm.py
-
+main = partial(train, "masked_lm", script=__file__)  # hf_sphere/training/tasks/masked_lm.py
 
 if __name__ == "__main__":
     run_recipe(main)

@@ -10,6 +10,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from hf_sphere.training.model_card import TEMPLATE, on_one_line, wrap_command
 from hf_sphere.training.tasks import find_task
+from hf_sphere.utils.renamed import rename_options
 from reproduction.claims import show_seeds
 from reproduction.definitions import define, is_share
 from reproduction.entries import ROOT, WITHOUT_EFFECT, read_settings
@@ -98,7 +99,7 @@ def render_card(group: str, source: Source, papers: Sequence[Paper], limits: Seq
     planned = source.planned[group][0]
     runs = [run for run in source.runs(group).values() if run["metrics"]]
     config, task = planned.config, find_task(planned.entry.task)
-    settings = read_settings(config) | runs[0].get("overrides", {})
+    settings = read_settings(config) | rename_options(runs[0].get("overrides", {}))
     names = [name for name in runs[0]["metrics"] if name not in LEFT_OUT and not name.startswith("best_")]
     values: dict[str, Mapping[int, float]] = {}
     for name in sorted(names, key=lambda name: "/" in name):  # those of the training first, each only once

@@ -17,6 +17,7 @@ from hf_sphere.comparison.significance import Test
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments, to_argv
 from hf_sphere.utils.configs import YamlLoader, config_names, load_config, read_yaml
+from hf_sphere.utils.renamed import rename_options, restore_options
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = {
@@ -147,7 +148,7 @@ class PlannedRun:
     def overrides(self, tuned: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the arguments that differ from the configuration, with options of mappings merged."""
         settings = read_settings(self.config)
-        changed = apply_overrides(settings, {**self.entry.overrides, **self.grid, **(tuned or {})})
+        changed = apply_overrides(settings, rename_options({**self.entry.overrides, **self.grid, **(tuned or {})}))
         return {name: value for name, value in changed.items() if name not in settings or settings[name] != value}
 
     def arguments(self, tuned: Mapping[str, Any] | None = None) -> list[str]:
@@ -158,14 +159,17 @@ class PlannedRun:
     def digest(self, tuned: Mapping[str, Any] | None = None) -> str:
         """Return a digest of what the result depends on: settings, later steps, and the task's `numerics`.
 
-        The settings are the explicit ones, and all options of the head, so that a new default makes a result stale.
+        The settings are the explicit ones, and all options of the head, so that a new default makes a result stale; the
+        options have their old names, so that a new name does not.
         """
         settings = read_settings(self.config) | self.overrides(tuned)
         if "head" in settings:
             settings["head_kwargs"] = resolve_head_options(settings["head"]) | (settings.get("head_kwargs") or {})
         content = {
             "task": self.entry.task,
-            "settings": {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT},
+            "settings": {
+                name: value for name, value in restore_options(settings).items() if name not in WITHOUT_EFFECT
+            },
             "after": self.entry.after,
             "seed": self.seed,
             "numerics": find_task(self.entry.task).numerics,
@@ -222,7 +226,7 @@ def read_settings(config: str) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name in split_config(config):
         settings |= load_config(name).settings
-    return settings
+    return rename_options(settings)
 
 
 @functools.cache

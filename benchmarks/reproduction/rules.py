@@ -1,11 +1,13 @@
 """The rule of a comparison (`docs/compare.md`), checked for the tables, the claims and the queue."""
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from hf_sphere.training.tasks import find_task
+from hf_sphere.utils.renamed import rename_options
 from reproduction.claims import Claim
 from reproduction.entries import WITHOUT_EFFECT, Entry, PlannedRun, plan, read_settings
 from reproduction.tables import Source, Table, split_row
@@ -104,7 +106,7 @@ def _options(run: PlannedRun, reference: PlannedRun, table: Table, source: Sourc
     ours, theirs = (defaults | dict(_flat(side)) for side in (run, reference))
     differ = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     tunings = [tuning.grid for side in (run, reference) if (tuning := _tuning(side.entry, source))]
-    named = {*table.differs, *run.grid, *reference.grid, *(name for grid in tunings for name in grid)}
+    named = rename_options(dict.fromkeys([*table.differs, *run.grid, *reference.grid, *itertools.chain(*tunings)]))
     unnamed = [name for name in differ if name not in named and name.partition(".")[0] not in named]
     if unnamed:
         text = f"{run.group} differs from {reference.group} in {', '.join(unnamed)}; name them in the key differs of "

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.decoding import EncodedImages, stack_images
@@ -14,8 +14,12 @@ from hf_sphere.data.sampling import Episodes, EpisodeSampler, log_repetition, sh
 from hf_sphere.utils.seeds import mix_seed
 
 
-class ImageBatches:
+class ImageBatches(IterableDataset):
     """Batches `{"pixel_values", "labels"}` of one split; the base class for data in memory and on disk.
+
+    Iteration yields the batches of the epoch of `set_epoch`, also through `DataLoader(batches, batch_size=None)`. The
+    Trainer of transformers, in one process, takes them as datasets with `data_collator=ImageBatches.collate` and
+    `per_device_train_batch_size=1`; `SphereTrainer` takes them as they are.
 
     If images have two targets, batches also have `regression_labels`.
 
@@ -69,12 +73,21 @@ class ImageBatches:
         self.device = torch.device(device)
         self.labels = labels.to(self.device)
         self.regression_labels = None if regression_labels is None else regression_labels.to(self.device)
-        self.batch_size = _choose_batch_size(batch_size, episodes)
+        if episodes is None:
+            if batch_size is None or batch_size < 1:
+                raise ValueError(f"the batch size must be at least 1; got {batch_size}.")
+        elif batch_size not in (None, episodes.batch_size):
+            expected = f"these episodes are batches of {episodes.batch_size} images"
+            raise ValueError(f"{expected}; leave out batch_size={batch_size}.")
+        else:
+            batch_size = episodes.batch_size
+        self.batch_size: int = batch_size
         self.augmentation = augmentation
         self.shuffle = shuffle
         self.seed = seed
         self.process_index = process_index
         self.num_processes = num_processes
+        self._epoch = 0
         self._rows = torch.arange(len(labels)) if rows is None else rows
         self._weights = None
         if balanced:
@@ -102,6 +115,20 @@ class ImageBatches:
         # Batch norm cannot train on a single image, so a training batch of one is dropped (unless it is the only one).
         leftover_of_one = self.shuffle and count % self.batch_size == 1 and count > self.batch_size
         return math.ceil(count / self.batch_size) - leftover_of_one
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration, as of samplers of torch."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        if get_worker_info() is not None:
+            raise ValueError("image batches are made on their device by the main process; leave out num_workers.")
+        return self.epoch(self._epoch)
+
+    @staticmethod
+    def collate(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Concatenate batches; a data collator for loaders that combine several items."""
+        return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
 
     @property
     def num_examples(self) -> int:
@@ -241,13 +268,3 @@ class ImagesFromDisk(ImageBatches):
             if error is not None:
                 raise error
             yield images.to(self.device, non_blocking=True)
-
-
-def _choose_batch_size(given: int | None, episodes: Episodes | None) -> int:
-    if episodes is None:
-        if given is None or given < 1:
-            raise ValueError(f"the batch size must be at least 1; got {given}.")
-        return given
-    if given not in (None, episodes.batch_size):
-        raise ValueError(f"these episodes are batches of {episodes.batch_size} images; leave out batch_size={given}.")
-    return episodes.batch_size

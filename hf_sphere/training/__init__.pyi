@@ -1,4 +1,4 @@
-from .arguments import TrainingArguments as TrainingArguments
+from .arguments import RecipeArguments as RecipeArguments
 from .checkpoints import RunState as RunState
 from .class_shards import gather_classes as gather_classes
 from .errors import (

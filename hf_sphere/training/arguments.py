@@ -1,4 +1,10 @@
-"""Arguments of all training recipes, named as in transformers' `TrainingArguments` where possible."""
+"""Arguments of all training recipes.
+
+An option that transformers' `TrainingArguments` has bears its name and meaning there; `hf_sphere/utils/renamed.py` has
+the names of before. The defaults are those there, except for `num_train_epochs`, the batch sizes, `learning_rate`,
+`lr_scheduler_type`, `max_grad_norm`, `seed` and the kind of `optim`, on which results depend, and for `logging_steps`
+and `save_total_limit`: the loss is checked at each log, and a checkpoint is written after each epoch.
+"""
 
 import itertools
 from collections.abc import Iterable
@@ -12,7 +18,7 @@ OPTIMIZER_HELP = "Optimizer; all except adam, adamw and sgd find scale-invariant
 
 
 def optimizer_choices() -> Iterable[str]:
-    """Return the valid values of `--optimizer`."""
+    """Return the valid values of `--optim`."""
     return ("adam", "adamw", "sgd", *optimizer_names())
 
 
@@ -26,23 +32,22 @@ class _RunArguments(Arguments):
     seed: int = argument(0, "Seed of initial weights, data order, augmentation and samples.", **SEED)
     full_determinism: bool = argument(False, "Use only deterministic kernels, even where they are slower.")
     num_train_epochs: int = argument(20, "Epochs to train; 0 only evaluates a saved model.", ge=0)
-    max_steps: int | None = argument(
+    stop_after_steps: int | None = argument(
         None, "Stop after this many optimizer steps; the schedule still spans num_train_epochs.", ge=1
     )
     per_device_train_batch_size: int = argument(128, "Training batch size per process.", ge=1)
     per_device_eval_batch_size: int = argument(512, "Evaluation batch size per process.", ge=1)
     gradient_accumulation_steps: int = argument(1, "Batches per optimizer step.", ge=1)
-    mixed_precision: Literal["no", "fp16", "bf16"] | None = argument(
-        None, "Precision of the forward pass; that of `accelerate launch` if not set."
-    )
-    compile: bool = argument(False, "Compile the model with torch.compile.")
+    bf16: bool = argument(False, "Forward pass in bfloat16; as `accelerate launch` says if neither is set.")
+    fp16: bool = argument(False, "Forward pass in float16.")
+    torch_compile: bool = argument(False, "Compile the model with torch.compile.")
 
 
 @dataclass
 class _OptimizerArguments(Arguments):
     """Optimizer and loss."""
 
-    optimizer: str = argument("adam", OPTIMIZER_HELP, choices=optimizer_choices)
+    optim: str = argument("adam", OPTIMIZER_HELP, choices=optimizer_choices)
     learning_rate: float = argument(1e-3, "Peak learning rate.", ge=0)
     layer_decay: float | None = argument(
         None,
@@ -65,7 +70,7 @@ class _OptimizerArguments(Arguments):
     hyperball_on: Literal["scale_invariant", "matrices"] = argument(
         "scale_invariant", "Weights whose norm the hyperball optimizers keep: scale-invariant ones or hidden matrices."
     )
-    max_grad_norm: float | None = argument(None, "Clip gradients to this norm.", gt=0)
+    max_grad_norm: float | None = argument(None, "Clip gradients to this norm; not clipped if 0 or not set.", ge=0)
     ema_decay: float | None = argument(
         None,
         "Evaluate and save the exponential moving average of the weights over the steps with this decay.",
@@ -82,19 +87,19 @@ class _OptimizerArguments(Arguments):
 class _ScheduleArguments(Arguments):
     """Learning-rate schedule and choice of the epoch."""
 
-    lr_scheduler_type: Literal["constant", "linear", "cosine", "step", "multistep", "plateau"] = argument(
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "step", "multistep", "reduce_lr_on_plateau"] = argument(
         "constant", "Learning-rate schedule after the warmup."
     )
     warmup_epochs: float = argument(0.0, "Epochs of linear warmup.", ge=0)
     lr_step_epochs: int = argument(30, "Epochs between two decays of `step`.", ge=1)
     lr_milestones: list[int] | None = argument(None, "Epochs of the decays of `multistep`.", ge=1)
-    lr_gamma: float = argument(0.1, "Decay factor of step, multistep and plateau.", ge=0, le=1e6)
-    lr_patience: int = argument(15, "Epochs without improvement before `plateau` decays.", ge=0)
+    lr_gamma: float = argument(0.1, "Decay factor of step, multistep and reduce_lr_on_plateau.", ge=0, le=1e6)
+    lr_patience: int = argument(15, "Epochs without improvement before reduce_lr_on_plateau decays.", ge=0)
     early_stopping_patience: int | None = argument(None, "Stop after this many epochs without improvement.", ge=1)
     metric_for_best_model: str | None = argument(
         None,
-        "Metric for selecting the best epoch, early stopping and `plateau`, for instance train_loss (lower is better "
-        "for names that end in loss, error or perplexity); the metric of the task if not set.",
+        "Metric for selecting the best epoch, early stopping and reduce_lr_on_plateau, such as train_loss (lower is "
+        "better for names that end in loss, error or perplexity); the metric of the task if not set.",
     )
     load_best_model_at_end: bool = argument(False, "Report and save the model of the best epoch instead of the last.")
 
@@ -118,7 +123,7 @@ class _SavingArguments(Arguments):
     radial_logging_steps: int | None = argument(
         None, "Steps between logs of effective learning rate, step angle, norm and anisotropy per layer.", ge=1
     )
-    report_to: list[str] | None = argument(None, "Trackers, for instance tensorboard, wandb.")
+    report_to: list[str] | None = argument(None, "Trackers, for instance tensorboard, wandb; or `none`.")
     disable_tqdm: bool = argument(False, "Show no progress bars.")
     push_to_hub: bool = argument(False, "Upload the model and its card at the end.")
     license: str = argument("unknown", "License of the model on its card, for instance apache-2.0.")
@@ -126,11 +131,13 @@ class _SavingArguments(Arguments):
 
 
 @dataclass
-class TrainingArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments, _RunArguments):
+class RecipeArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments, _RunArguments):
     """Arguments of a training run, by topic in the classes that it inherits from."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.report_to = None if self.report_to == ["none"] else self.report_to
+        self.max_grad_norm = self.max_grad_norm or None
         if not self.output_dir.strip():
             raise ValueError("output_dir must not be empty; name a directory.")
         if self.lr_scheduler_type == "multistep" and not self.lr_milestones:
@@ -140,5 +147,12 @@ class TrainingArguments(_SavingArguments, _ScheduleArguments, _OptimizerArgument
             raise ValueError(f"lr_milestones must increase; got {milestones}.")
         if self.radial_logging_steps and not self.report_to:
             raise ValueError("radial_logging_steps logs to trackers; name one in report_to, for instance tensorboard.")
-        if self.lr_scheduler_type == "plateau" and self.warmup_epochs:
-            raise ValueError("lr_scheduler_type plateau does not support warmup_epochs; leave warmup_epochs out.")
+        if self.lr_scheduler_type == "reduce_lr_on_plateau" and self.warmup_epochs:
+            raise ValueError("lr_scheduler_type reduce_lr_on_plateau does not support warmup_epochs; leave it out.")
+        if self.bf16 and self.fp16:
+            raise ValueError("bf16 and fp16 are two precisions; use only one of them.")
+
+    @property
+    def mixed_precision(self) -> str | None:
+        """The precision as Accelerate names it; None for that of `accelerate launch`."""
+        return "bf16" if self.bf16 else "fp16" if self.fp16 else None

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from hf_sphere.training.class_shards import total_norm
 from hf_sphere.training.errors import CheckpointError
-from hf_sphere.training.optimization import check_state
+from hf_sphere.training.optimization import check_state, total_norm
 from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, checkpoint_folders, list_checkpoints
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import (
@@ -37,7 +35,7 @@ from hf_sphere.utils.files import (
     write_manifest,
 )
 from hf_sphere.utils.modules import shared_tensors
-from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots, save_snapshot
+from hf_sphere.utils.snapshots import list_snapshots, save_snapshot
 
 STATE_FILE = "trainer_state.json"
 
@@ -145,7 +143,9 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
         CheckpointError: If a file is missing or damaged, does not fit the model or the optimizer, or has weights that
             are not finite.
     """
-    hooks = [part.optimizer.register_load_state_dict_pre_hook(check_state) for part in accelerator._optimizers]
+    hooks = [
+        optimizer.optimizer.register_load_state_dict_pre_hook(check_state) for optimizer in accelerator._optimizers
+    ]
     try:
         damage = [find_damage(checkpoint) if accelerator.is_main_process else None]
         broadcast_object_list(damage)
@@ -177,15 +177,15 @@ def find_checkpoint(name: str, output_dir: Path) -> Path:
     Raises:
         CheckpointError: If it does not exist or is incomplete; the message lists the checkpoints of the run.
     """
-    found = list_checkpoints(output_dir)
+    checkpoints = list_checkpoints(output_dir)
     if name == "latest":
-        if not found:
+        if not checkpoints:
             names = ", ".join(path.name for path in checkpoint_folders(output_dir))
             ignored = f" ({names}: incomplete, since there is no {MANIFEST_FILE})" if names else ""
             raise CheckpointError(f"there is no checkpoint in {output_dir} to resume from{ignored}.")
-        return found[-1]
+        return checkpoints[-1]
     if not (Path(name) / MANIFEST_FILE).is_file():
-        have = f" The checkpoints of this run: {', '.join(str(p) for p in found)}." if found else ""
+        have = f" The checkpoints of this run: {', '.join(str(p) for p in checkpoints)}." if checkpoints else ""
         raise CheckpointError(f"{name} is not a complete checkpoint: it has no {MANIFEST_FILE}.{have}")
     return Path(name)
 
@@ -202,57 +202,44 @@ def _free_space(folder: Path) -> str:
     return f"{shutil.disk_usage(existing).free / 2**20:.1f} MiB free"
 
 
+@dataclass(frozen=True)
 class Snapshots:
     """The snapshots of a run; see `hf_sphere.utils.snapshots`.
 
     Saves the initialization, every `every`-th epoch, all epochs up to `until`, and the last one, if either is set.
-
-    Args:
-        output_dir: Output directory of the run.
-        every: Epochs between two snapshots.
-        until: Save every epoch up to this one.
-        metadata: Metadata of each file besides the epoch.
     """
 
-    def __init__(
-        self, output_dir: str | PathLike, every: int | None, until: int | None, metadata: Mapping[str, str]
-    ) -> None:
-        self.every, self.until = every, until
-        self.folder = Path(output_dir, SNAPSHOT_FOLDER)
-        self.processes = PartialState()
-        self.metadata = metadata
-
-    @property
-    def requested(self) -> bool:
-        """Whether snapshots were requested."""
-        return self.every is not None or self.until is not None
+    folder: Path
+    every: int | None  # epochs between two snapshots
+    until: int | None  # save every epoch up to this one
+    metadata: Mapping[str, str]  # of each file besides the epoch
 
     def after_epoch(self, model: nn.Module, epoch: int) -> None:
         """Save the weights after an epoch (0 for the initialization) if requested."""
         regular = self.every is not None and epoch % self.every == 0
-        early = epoch <= (self.until or 0)
-        if self.requested and (regular or early):
+        early = self.until is not None and epoch <= self.until
+        if regular or early:
             self._save(model, epoch)
 
     def at_end(self, model: nn.Module, epoch: int) -> None:
         """Save the weights of the last epoch if requested."""
-        if self.requested:
+        if self.every is not None or self.until is not None:
             self._save(model, epoch, replace=False)
 
     def remove_after(self, epoch: int) -> None:
         """Remove snapshots of later epochs, left over if training was resumed from an earlier checkpoint."""
-        if self.processes.is_main_process:
+        if PartialState().is_main_process:
             for snapshot in list_snapshots(self.folder):
                 if snapshot.epoch > epoch:
                     snapshot.path.unlink()
 
     def _save(self, model: nn.Module, epoch: int, *, replace: bool = True) -> None:
         # Only the main process looks at the folder: the others could find it before or after a file is written.
-        if self.processes.is_main_process:
+        if PartialState().is_main_process:
             kept = {snapshot.epoch for snapshot in list_snapshots(self.folder)}
             try:
                 if replace or epoch not in kept:
                     save_snapshot(model, self.folder, epoch, self.metadata)
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"could not write the snapshot of epoch {epoch}: {error}") from error
-        self.processes.wait_for_everyone()
+        PartialState().wait_for_everyone()

@@ -21,19 +21,6 @@ from hf_sphere.training.optimization import check_state
 SHARD_FILE = "class_weights-{:05d}-of-{:05d}.safetensors"
 
 
-def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:
-    """Return the norm of all parameters or their gradients, including the class vectors of other processes."""
-    shards, norms = class_shards(model), []
-    for is_shard in (False, True):
-        parameters = [part for name, part in model.named_parameters() if (name in shards) == is_shard]
-        values = [part.grad for part in parameters if part.grad is not None] if of_gradients else parameters
-        norms.append(torch.nn.utils.get_total_norm(values))
-    squares = norms[1].square()
-    if shards and count_processes() > 1:
-        distributed.all_reduce(squares)
-    return (norms[0].square() + squares).sqrt() if shards else norms[0]
-
-
 def gather_classes(model: nn.Module) -> dict[str, Tensor] | None:
     """Return the state of a model with all classes on the first process, None on the others; all must call it.
 
@@ -44,10 +31,10 @@ def gather_classes(model: nn.Module) -> dict[str, Tensor] | None:
     is_main = process_index() == 0
     state = {name: value.cpu() for name, value in model.state_dict().items()} if is_main else None
     for name, head in class_shards(model).items():
-        part, rows = model.get_parameter(name).detach().contiguous(), []
+        shard, rows = model.get_parameter(name).detach().contiguous(), []
         for process in range(count_processes()):
             count = len(share_of(head.num_classes, process))
-            received = part if process == process_index() else part.new_empty(count, *part.shape[1:])
+            received = shard if process == process_index() else shard.new_empty(count, *shard.shape[1:])
             if count_processes() > 1:
                 distributed.broadcast(received, process)
             rows += [received.cpu()] if is_main else []
@@ -122,12 +109,12 @@ class ClassShardCheckpoint:
 
 def _shard_files(folder: Path) -> list[Path]:
     """Return the files of all processes that wrote a checkpoint."""
-    found = sorted(folder.glob("class_weights-*.safetensors"))
-    if not found:
+    files = sorted(folder.glob("class_weights-*.safetensors"))
+    if not files:
         raise ValueError(f"{folder} has no class vectors of processes; it was written without shard_classes")
-    processes = int(found[0].stem.rpartition("-")[2])
+    processes = int(files[0].stem.rpartition("-")[2])
     paths = [folder / SHARD_FILE.format(process, processes) for process in range(processes)]
-    if missing := [path.name for path in paths if path not in found]:
+    if missing := [path.name for path in paths if path not in files]:
         raise ValueError(f"{missing[0]} is missing")
     return paths
 
@@ -140,12 +127,12 @@ def _keys(path: Path, name: str) -> list[str]:
 
 def _read_rows(paths: list[Path], name: str, key: str, classes: range, num_classes: int) -> Tensor:
     """Read the rows of classes from the files of several processes; the first file's value of what has no rows."""
-    parts, end = [], 0
+    pieces, end = [], 0
     for path in paths:
         with safe_open(path, "pt") as file:
-            part = file.get_slice(f"{name}:{key}")
+            piece = file.get_slice(f"{name}:{key}")
             start, stop, total = map(int, file.metadata()[name].split())
-            shape = part.get_shape()
+            shape = piece.get_shape()
             if not shape:
                 return file.get_tensor(f"{name}:{key}")
             if (start, stop - start, total) != (end, shape[0], num_classes):
@@ -153,6 +140,6 @@ def _read_rows(paths: list[Path], name: str, key: str, classes: range, num_class
                     f"{path.name} has {shape[0]} rows of {name} for the classes {start} to {stop - 1} of {total}; "
                     f"expected classes from {end}, of {num_classes}"
                 )
-            parts.append(part[max(classes.start - start, 0) : max(min(classes.stop, stop) - start, 0)])
+            pieces.append(piece[max(classes.start - start, 0) : max(min(classes.stop, stop) - start, 0)])
             end = stop
-    return torch.cat([part for part in parts if len(part)])
+    return torch.cat([piece for piece in pieces if len(piece)])

@@ -22,7 +22,7 @@ USER_ERRORS = (
 """Errors with a message for the user; others are defects of the library."""
 
 
-def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
+def train(task_name: str, argv: Sequence[str] | None = None, *, script: str) -> None:
     """Parse the arguments of a task and train.
 
     Args:
@@ -34,12 +34,11 @@ def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     path = Path(script).resolve()
     recipe = path.stem if path.parent.name == "recipes" else None  # scripts of the user read all configurations
-    parts = parse_arguments(task.arguments, argv, (task.__doc__ or "").partition("\n")[0], recipe)
+    arguments = parse_arguments(task.arguments, argv, task.summary, recipe)
 
-    from hf_sphere.training.run_training import Command, run_training
+    from hf_sphere.training.run import Command, run_training
 
-    command = Command(f"{path.parent.name}/{path.name}", argv)
-    run_training(task(*parts), command)
+    run_training(task, arguments, Command(f"{path.parent.name}/{path.name}", argv))
 
 
 def run_recipe(

@@ -1,27 +1,119 @@
-"""Evaluation of models, and fitting of heads to embeddings before and after training."""
+"""Metrics of batches and splits, and initialization of models from data."""
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast, gather_object
 from torch import Tensor, nn
 
 from hf_sphere.metrics import accuracy_by_certainty, retrieval_scores, score_queries
-from hf_sphere.nn.heads.base import Head, heads_of
+from hf_sphere.nn import Head, PoleRegression
+from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.nn.processes import count_processes
-from hf_sphere.training.measures import Batch, Batches, Measure, count_targets, loss_is_sum, measure_classification
 
 if TYPE_CHECKING:  # text tasks do not import the dependencies of image tasks
     from hf_sphere.data.batches import ImageBatches
     from hf_sphere.data.few_shot import FewShotBatches
 
 _NUMBERS_AT_ONCE = 1 << 24  # maximum number of query-prototype differences, or of logits, computed at once: 64 MB
+
+
+Batch: TypeAlias = Mapping[str, Tensor]
+Measure: TypeAlias = Callable[[Any, Batch], dict[str, Tensor]]
+"""Means over a batch, each a scalar tensor, from the model's output and the batch."""
+
+
+class Batches(Protocol):
+    """The interface that the training loop and the evaluation require.
+
+    If the loss averages over something other than examples, such as the tokens of a language model, the class also has
+    a method `num_targets(batch)` that returns their number. If processes get several examples at a time in turn, as
+    with episodes, it has their number as `dealt_together`.
+    """
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch, starting with batch `start`."""
+        ...
+
+
+def count_targets(batches: Batches, batch: Batch) -> int | Tensor:
+    """Return the number of targets that the loss of a batch averages over; by default, the number of examples."""
+    num_targets: Any = getattr(batches, "num_targets", count_examples)
+    return num_targets(batch)
+
+
+def global_places(together: int, start: int, batch: Batch, accelerator: Accelerator | PartialState) -> Tensor:
+    """Return the place of each example of a batch among all examples of an optimizer step, over all processes.
+
+    Args:
+        together: Examples that each process gets at a time, in turn.
+        start: Examples in earlier batches of the same step, on this process.
+        batch: The batch.
+        accelerator: Device, index and number of processes.
+
+    Returns:
+        int64, (B,), on the device of the accelerator.
+    """
+    local = torch.arange(start, start + count_examples(batch), device=accelerator.device)
+    turn = (local // together) * accelerator.num_processes + accelerator.process_index
+    return turn * together + local % together
+
+
+def count_examples(batch: Batch) -> int:
+    """Return the number of examples of a batch."""
+    return len(next(iter(batch.values())))
+
+
+def loss_is_sum(model: nn.Module) -> bool:
+    """Whether a model's loss is the sum over the batch instead of the mean: that of a head, or its `loss_reduction`."""
+    reductions = [module.reduction for module in model.modules() if isinstance(module, (Head, PoleRegression))]
+    return "sum" in [*reductions, getattr(model, "loss_reduction", "mean")]
+
+
+def measure_classification(output: Any, batch: Batch) -> dict[str, Tensor]:
+    """Return the accuracy: the fraction of images whose largest logit is that of their class, if there are logits."""
+    if output.logits is None:  # the loss was computed in blocks of classes
+        return {}
+    return {"accuracy": _mean(output.logits.argmax(dim=-1) == batch["labels"])}
+
+
+def measure_regression(output: Any, batch: Batch) -> dict[str, Tensor]:
+    """Return the mean absolute error, in the unit of the values."""
+    values = batch.get("regression_labels", batch["labels"])  # beside classes, in joint prediction
+    return {"mean_absolute_error": _mean((output.predictions - values).abs())}
+
+
+def measure_joint(output: Any, batch: Batch) -> dict[str, Tensor]:
+    """Return the accuracy of the classes and the mean absolute error of the values."""
+    return measure_classification(output, batch) | measure_regression(output, batch)
+
+
+def measure_tokens(output: Any, batch: Batch) -> dict[str, Tensor]:
+    """Return the accuracy: the fraction of target tokens whose logit is the largest."""
+    predictions, labels = output.logits.argmax(dim=-1).flatten(), batch["labels"].flatten()
+    if len(predictions) < len(labels):  # those of the targets alone, as from ModernBERT with sparse_prediction
+        labels = labels[labels >= 0]
+    targets = labels >= 0
+    right = (predictions == labels) & targets
+    return {"accuracy": _mean(right) / _mean(targets)}
+
+
+def perplexity(means: Mapping[str, float]) -> dict[str, float]:
+    """Return the perplexity, the exponential of the mean loss per token."""
+    return {"perplexity": math.exp(means["loss"]) if means["loss"] < 700 else math.inf}
+
+
+def _mean(values: Tensor) -> Tensor:
+    """Mean in float64 if the device supports it, so that 9,913 of 10,000 is exactly 0.9913."""
+    return values.float().mean() if values.device.type == "mps" else values.double().mean()
 
 
 @torch.inference_mode()
@@ -54,9 +146,9 @@ def evaluate(
             sums[name] = sums.get(name, 0) + value.to(wide) * count
         sums["count"] += count
     # Gathered by name, since a process without a batch has no metrics.
-    shares = gather_object([{name: float(value) for name, value in sums.items()}])
-    total = sum(share.pop("count") for share in shares)
-    return {name: sum(share.get(name, 0.0) for share in shares) / total for name in max(shares, key=len)}
+    gathered = gather_object([{name: float(value) for name, value in sums.items()}])
+    total = sum(each.pop("count") for each in gathered)
+    return {name: sum(each.get(name, 0.0) for each in gathered) / total for name in max(gathered, key=len)}
 
 
 def _in_step(batches: Batches, model: nn.Module) -> Iterator[tuple[Any, bool]]:
@@ -117,18 +209,18 @@ def evaluate_certainty(model: nn.Module, batches: "ImageBatches", accelerator: A
     """
     any_model: Any = model.eval()
     embeddings, labels = _gather_embeddings(any_model, batches, accelerator)
-    parts = []
-    for part in embeddings.split(max(1, _NUMBERS_AT_ONCE // any_model.config.num_labels)):
-        output = any_model.head(part)
+    measured = []
+    for some in embeddings.split(max(1, _NUMBERS_AT_ONCE // any_model.config.num_labels)):
+        output = any_model.head(some)
         if output.concentration is None:
             return {}
         two = output.logits.softmax(-1).topk(min(2, output.logits.shape[1])).values
-        parts.append((output.concentration, two[:, 0] - two[:, -1]))
-    concentrations, margins = map(torch.cat, zip(*parts, strict=True))
+        measured.append((output.concentration, two[:, 0] - two[:, -1]))
+    concentrations, margins = map(torch.cat, zip(*measured, strict=True))
     measures = {"concentration": concentrations, "norm": embeddings.norm(dim=1), "margin": margins}
     rows, scores = score_queries(any_model.head.transform(embeddings), labels, **any_model.head.metric())
-    found = scores["recall_at_1"]
-    return {name: accuracy_by_certainty(values.cpu()[rows], found) for name, values in measures.items()}
+    recall = scores["recall_at_1"]
+    return {name: accuracy_by_certainty(values.cpu()[rows], recall) for name, values in measures.items()}
 
 
 @torch.inference_mode()
@@ -161,12 +253,12 @@ def evaluate_few_shot(model: nn.Module, batches: "FewShotBatches", accelerator: 
         output = any_model.classifier(query, support, labels)
         accuracies.append((output.logits.argmax(dim=-1) == labels).sum(dim=-1).cpu().double() / labels.shape[1])
         loss += output.loss.item() * len(some)
-    shares = torch.cat(accuracies)
+    accuracy = torch.cat(accuracies)
     return {
-        "accuracy": shares.mean().item(),
-        "accuracy_interval": 1.96 * shares.std().item() / len(shares) ** 0.5 if len(shares) > 1 else math.nan,
-        "loss": loss / len(shares),
-        "num_episodes": len(shares),
+        "accuracy": accuracy.mean().item(),
+        "accuracy_interval": 1.96 * accuracy.std().item() / len(accuracy) ** 0.5 if len(accuracy) > 1 else math.nan,
+        "loss": loss / len(accuracy),
+        "num_episodes": len(accuracy),
     }
 
 
@@ -176,9 +268,9 @@ def _gather_images(model: Any, batches: "FewShotBatches", indices: Tensor, accel
     mine = order[accelerator.process_index :: accelerator.num_processes]
     seen = [model.base_model(pixels).embeddings.float().cpu() for pixels in batches.each_image(indices[mine])]
     # The embedding dimension is unknown on a process without images.
-    shares = gather_object([(mine, torch.cat(seen))] if seen else [])
-    places, embeddings = zip(*shares, strict=True)
-    return torch.cat(embeddings)[torch.cat(places).argsort()].to(accelerator.device)
+    gathered = gather_object([(mine, torch.cat(seen))] if seen else [])
+    positions, embeddings = zip(*gathered, strict=True)
+    return torch.cat(embeddings)[torch.cat(positions).argsort()].to(accelerator.device)
 
 
 def _gather_embeddings(model: Any, batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
@@ -227,21 +319,21 @@ def initialize_from_data(
     heads = [head for head in heads_of(model) if head.needs_data_initialization]
     backbone: Any = getattr(getattr(model, "base_model", model), "backbone", None)
     processes = count_processes()
-    share = math.ceil(max_examples / processes)
+    count = math.ceil(max_examples / processes)
     unaugmented: Any = batches.epoch(augment=False) if hasattr(batches, "epoch") else batches
     if getattr(backbone, "needs_data_initialization", False):
-        pixels = _first(share, (batch["pixel_values"] for batch in unaugmented))
-        unaugmented = [{"pixel_values": part} for part in pixels]  # for the head: batches may be readable only once
-        backbone.initialize_from_data(torch.cat(pixels)[:share])
+        pixels = _first(count, (batch["pixel_values"] for batch in unaugmented))
+        unaugmented = [{"pixel_values": images} for images in pixels]  # for the head: batches may be readable only once
+        backbone.initialize_from_data(torch.cat(pixels)[:count])
         for tensor in backbone.state_dict().values() if processes > 1 else ():
             tensor.copy_(broadcast(tensor))
     if not heads:
         return
     if len(heads) > 1:
-        raise ValueError(f"{len(heads)} heads require initialization from data; call it on parts with one of them.")
+        raise ValueError(f"{len(heads)} heads require initialization from data; call it on modules with one of them.")
     (head,) = heads
     with _normalized_by_batch(model):
-        some = torch.cat(_first(share, (_inputs_of(head, model, batch) for batch in unaugmented)))[:share]
+        some = torch.cat(_first(count, (_inputs_of(head, model, batch) for batch in unaugmented)))[:count]
     if processes > 1:
         some = torch.cat(gather_object([some.cpu()])).to(some.device)
     head.initialize_from_data(some)
@@ -267,14 +359,14 @@ def _inputs_of(head: Head, model: nn.Module, batch: Batch) -> Tensor:
     raise ValueError("the model's forward pass does not call its head, so the head cannot be initialized from data.")
 
 
-def _first(count: int, parts: Iterable[Tensor]) -> list[Tensor]:
+def _first(count: int, tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return the first tensors, until they have `count` rows."""
-    found: list[Tensor] = []
-    for part in parts:
-        found.append(part)
-        if sum(map(len, found)) >= count:
+    first: list[Tensor] = []
+    for tensor in tensors:
+        first.append(tensor)
+        if sum(map(len, first)) >= count:
             break
-    return found
+    return first
 
 
 @contextmanager

@@ -21,22 +21,14 @@ from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards, exclude_class_shards
 from hf_sphere.optim import as_metrics, radial_channel_dims, radial_diagnostics
 from hf_sphere.optim.optimizers import optimizer_names
-from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, newest_intact, save_checkpoint
-from hf_sphere.training.class_shards import ClassShardCheckpoint, total_norm
+from hf_sphere.training.class_shards import ClassShardCheckpoint
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
-from hf_sphere.training.measures import (
-    Batch,
-    Batches,
-    count_examples,
-    count_targets,
-    global_places,
-    loss_is_sum,
-    show_metric,
-    show_metrics,
-)
-from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average
+from hf_sphere.training.evaluation import Batch, Batches, count_examples, count_targets, global_places, loss_is_sum
+from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average, total_norm
 from hf_sphere.utils.seeds import mix_seed
+from hf_sphere.utils.texts import show_metric, show_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -51,29 +43,30 @@ class TrainingLoop:
         args: Training arguments.
         accelerator: Devices, processes and precision.
         evaluate: Returns metrics of the model; called after each epoch.
-        save_best: Called with the model when `metric` has improved.
+        save_best: Called with the model when `metric` has improved, if it is needed.
         measure: Returns further training metrics of one batch, each a scalar tensor, from the output and the batch.
         derive: Returns metrics computed from the means over an epoch, for instance the perplexity from the loss.
         before_epoch: Called with the model and the number of the epoch, from 0, before each epoch.
         snapshot: Called with the model and the number of completed epochs, before training and after each full epoch.
-        metric: Metric, of training or `evaluate`, for selecting the best epoch, early stopping and `plateau`.
+        metric: Metric, of training or `evaluate`, for selecting the best epoch, early stopping and the learning rate.
         higher_is_better: Whether larger values of `metric` are better.
 
     Attributes:
         state: Progress of the run.
         model: The prepared model.
         average: The exponential moving average of the model, if requested.
+        trained_model: The model to evaluate and save: the averaged one if there is one.
     """
 
     def __init__(
         self,
         model: nn.Module,
         batches: Batches,
-        args: TrainingArguments,
+        args: RecipeArguments,
         accelerator: Accelerator,
         *,
         evaluate: Callable[[nn.Module], Mapping[str, float]],
-        save_best: Callable[[nn.Module], None] = lambda model: None,
+        save_best: Callable[[nn.Module], None] | None = None,
         measure: Callable[[Any, Batch], Mapping[str, Tensor]] = lambda output, batch: {},
         derive: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda means: {},
         before_epoch: Callable[[nn.Module, int], None] = lambda model, epoch: None,
@@ -97,11 +90,11 @@ class TrainingLoop:
         self.output_dir = Path(args.output_dir)
         self.steps_per_epoch = math.ceil(len(batches) / args.gradient_accumulation_steps)
         self.total_steps = self.steps_per_epoch * args.num_train_epochs
-        if args.max_steps is not None:
-            self.total_steps = min(self.total_steps, args.max_steps)
+        if args.stop_after_steps is not None:
+            self.total_steps = min(self.total_steps, args.stop_after_steps)
         self._loss_is_sum = loss_is_sum(model)
         few = None
-        if args.optimizer in optimizer_names() or args.radial_logging_steps:
+        if args.optim in optimizer_names() or args.radial_logging_steps:
             # A few examples for finding the radially invariant weights, the same on every process.
             few = broadcast({name: value[:16] for name, value in next(iter(batches.epoch())).items()})
         optimizer = optimizer_from_arguments(model, args, few)
@@ -112,10 +105,11 @@ class TrainingLoop:
         if class_shards(model):
             exclude_class_shards(model)
             ClassShardCheckpoint(accelerator, model, optimizer)
-        if args.compile:
+        if args.torch_compile:
             model.compile()  # in place, so that the names of saved tensors remain
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
-        if accelerator.is_fsdp2 and args.optimizer == "sgd":  # torch has no fused SGD for sharded parameters
+        self.trained_model = accelerator.unwrap_model(self.model) if self.average is None else self.average.module
+        if accelerator.is_fsdp2 and args.optim == "sgd":  # torch has no fused SGD for sharded parameters
             for parameters in self.optimizer.param_groups:
                 parameters["fused"] = False
         if accelerator.num_processes > 1:
@@ -128,11 +122,6 @@ class TrainingLoop:
         if args.resume_from_checkpoint:
             self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))
         self.state.metric = metric
-
-    @property
-    def trained_model(self) -> nn.Module:
-        """The model to evaluate and save: the averaged one if there is one."""
-        return self.accelerator.unwrap_model(self.model) if self.average is None else self.average.module
 
     def run(self) -> RunState:
         """Train until the last step, or until training stops early.
@@ -172,25 +161,25 @@ class TrainingLoop:
                 head.set_epoch(state.epoch)
         bar.set_description(f"Epoch {state.epoch + 1}/{self.args.num_train_epochs}")
         group: list[Batch] = []
-        for number, batch in enumerate(self.batches.epoch(state.epoch, start=state.batch), state.batch + 1):
+        for batch_count, batch in enumerate(self.batches.epoch(state.epoch, start=state.batch), state.batch + 1):
             group.append(batch)
-            if len(group) < self.args.gradient_accumulation_steps and number < len(self.batches):
+            if len(group) < self.args.gradient_accumulation_steps and batch_count < len(self.batches):
                 continue
             self._train_step(group)
             group = []
-            state.batch = number
+            state.batch = batch_count
             bar.update()
             at_log = state.step % self.args.logging_steps == 0
             if at_log or state.step == self.total_steps:
                 self._check_losses()
                 means = self._train_metrics()
                 bar.set_postfix({name.removeprefix("train_"): show_metric(name, mean) for name, mean in means.items()})
-                self.accelerator.log({**means, "learning_rate": self._learning_rate()}, step=state.step)
+                self.accelerator.log({**means, "learning_rate": self.optimizer.param_groups[0]["lr"]}, step=state.step)
             if state.step == self.total_steps:
                 break
             if self._should_stop(at_log):
                 self._pause(started)
-            if self.args.save_steps and state.step % self.args.save_steps == 0 and number < len(self.batches):
+            if self.args.save_steps and state.step % self.args.save_steps == 0 and batch_count < len(self.batches):
                 self._check_losses()
                 state.seconds += time.perf_counter() - started
                 started = time.perf_counter()
@@ -207,20 +196,22 @@ class TrainingLoop:
         heads = heads_of(inner)
         for position, (batch, size) in enumerate(zip(group, sizes, strict=True), 1):
             for head in heads:
-                places = global_places(getattr(self.batches, "dealt_together", 1), done, batch, self.accelerator)
-                head.before_forward(mix_seed(self.args.seed, self.state.step), places)
+                positions = global_places(getattr(self.batches, "dealt_together", 1), done, batch, self.accelerator)
+                head.before_forward(mix_seed(self.args.seed, self.state.step), positions)
                 head.warn_if_divided(1, len(group) * self.accelerator.num_processes)
             done += count_examples(batch)
             with self.accelerator.no_sync(self.model) if position < len(group) else nullcontext():
                 output = self.model(**batch)
                 # Gradients are averaged over processes, so summed losses are multiplied by the number of processes.
-                share = self.accelerator.num_processes if self._loss_is_sum else size / total
-                self.accelerator.backward(output.loss * share)
+                weight = self.accelerator.num_processes if self._loss_is_sum else size / total
+                self.accelerator.backward(output.loss * weight)
             loss = output.loss.detach()
             self._recent_losses.append((self.state.step + 1, loss))
             with torch.no_grad():
                 loss = loss / size if self._loss_is_sum else loss
-                self._count({"loss": loss, **self.measure(output, batch)}, size)
+                metrics = {"examples": torch.ones_like(loss), "loss": loss, **self.measure(output, batch)}
+                for name, value in metrics.items():
+                    self._totals[name] = self._totals.get(name, 0) + value.to(self._wide) * size
         if self.args.max_grad_norm is not None and class_shards(inner):
             norm = total_norm(inner, of_gradients=True)
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.args.max_grad_norm, norm)
@@ -247,7 +238,7 @@ class TrainingLoop:
         state.seconds += seconds
         self.model.eval()
         epoch = state.epoch + state.batch / len(self.batches)
-        entry = {"epoch": epoch, "step": state.step, **train, "learning_rate": self._learning_rate()}
+        entry = {"epoch": epoch, "step": state.step, **train, "learning_rate": self.optimizer.param_groups[0]["lr"]}
         self._check_weights()
         if self.accelerator.num_processes > 1:  # the batch-norm statistics of the first process are saved
             for buffer in self.trained_model.buffers():
@@ -257,8 +248,8 @@ class TrainingLoop:
         self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=state.step)
         shown = "  ".join(show_metrics({k: v for k, v in entry.items() if k not in ("epoch", "step")}))
         if self.accelerator.is_main_process:
-            number = f"{epoch:.0f}" if float(epoch).is_integer() else f"{epoch:.2f}"
-            bar.write(f"epoch {number}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
+            epochs = f"{epoch:.0f}" if float(epoch).is_integer() else f"{epoch:.2f}"
+            bar.write(f"epoch {epochs}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
         if self.metric not in entry:
             raise ValueError(f"metric_for_best_model is {self.metric!r}; this run measures: {', '.join(entry)}.")
         value = entry[self.metric]
@@ -266,7 +257,8 @@ class TrainingLoop:
         better = best is None or math.isnan(best) or (value > best if self.higher_is_better else value < best)
         if better:
             state.best_metric, state.best_epoch = value, state.epoch + 1
-            self.save_best(self.trained_model)
+            if self.save_best is not None:
+                self.save_best(self.trained_model)
         if reached_end:
             if isinstance(self.scheduler, ReduceLROnPlateau):
                 self.scheduler.step(value)
@@ -280,11 +272,6 @@ class TrainingLoop:
     def _stops_early(self) -> bool:
         patience, best = self.args.early_stopping_patience, self.state.best_epoch
         return patience is not None and best is not None and self.state.epoch - best >= patience
-
-    def _count(self, metrics: Mapping[str, Tensor], size: int | Tensor) -> None:
-        for name, value in {"examples": torch.ones_like(metrics["loss"]), **metrics}.items():
-            value = value.to(self._wide) * size
-            self._totals[name] = self._totals[name] + value if name in self._totals else value
 
     def _train_metrics(self) -> dict[str, float]:
         """Means over the epoch so far and over all processes."""
@@ -313,20 +300,17 @@ class TrainingLoop:
             raise TrainingDivergedError(f"the weights are not finite after step {self.state.step}. {self._advice()}")
 
     def _advice(self) -> str:
-        found = newest_intact(self.output_dir)
-        advice = f"The last good checkpoint is {found}" if found else "There is no checkpoint yet"
+        checkpoint = newest_intact(self.output_dir)
+        advice = f"The last good checkpoint is {checkpoint}" if checkpoint else "There is no checkpoint yet"
         return f"{advice}. A lower --learning_rate, --max_grad_norm or --warmup_epochs may help."
-
-    def _learning_rate(self) -> float:
-        return self.optimizer.param_groups[0]["lr"]
 
     def _save(self) -> Path:
         self._check_weights()
         self.state.scheduler = self.scheduler.state_dict()
         # Divided by the number of processes, so that the sum over processes is correct after loading.
-        share = 1 / self.accelerator.num_processes
+        fraction = 1 / self.accelerator.num_processes
         self.state.totals = {
-            name: self.accelerator.reduce(value, "sum").item() * share for name, value in self._totals.items()
+            name: self.accelerator.reduce(value, "sum").item() * fraction for name, value in self._totals.items()
         }
         return save_checkpoint(self.accelerator, self.output_dir, self.state, self.args.save_total_limit)
 
@@ -340,7 +324,9 @@ class TrainingLoop:
             )
         follows_metric = isinstance(self.scheduler, ReduceLROnPlateau)
         if follows_metric != ("best" in self.state.scheduler):
-            raise CheckpointError(f"{checkpoint} has another lr_scheduler_type; `plateau` cannot be changed.")
+            raise CheckpointError(
+                f"{checkpoint} has another lr_scheduler_type; `reduce_lr_on_plateau` cannot be changed."
+            )
         if self.state.metric not in ("", self.metric):  # the best value of one metric cannot be compared with another
             self.state.best_metric = self.state.best_epoch = None
         if self.state.metric in ("", self.metric) or not follows_metric:
@@ -367,22 +353,22 @@ class TrainingLoop:
         """Finish the current step on the first Ctrl-C or SIGTERM; stop immediately on the second."""
         first = 0.0
 
-        def request_stop(number: int, frame: Any) -> None:
+        def request_stop(signum: int, frame: Any) -> None:
             nonlocal first
             # A launcher forwards the Ctrl-C that the terminal has already sent; this is not a second request.
             if self._stop_signal and time.monotonic() - first > 1.0:
                 raise KeyboardInterrupt
             first = first or time.monotonic()
-            self._stop_signal = number
+            self._stop_signal = signum
 
         # Only the main thread may set handlers; elsewhere signals keep their default behavior.
-        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-        previous = {number: signal.signal(number, request_stop) for number in numbers}
+        signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        previous = {signum: signal.signal(signum, request_stop) for signum in signals}
         try:
             yield
         finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)
 
     def _should_stop(self, at_log: bool) -> bool:
         """Whether a signal was received; with several processes, checked only at logging steps."""

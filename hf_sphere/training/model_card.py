@@ -1,22 +1,27 @@
-"""Model cards generated from the results of a run."""
+"""The model card of a run, and the upload of model and card."""
 
 import platform
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from hf_sphere.data.sources import BUNDLED
-from hf_sphere.training.measures import show_metric
-from hf_sphere.training.tasks.base import Description
-from hf_sphere.utils.files import atomic_file
+from hf_sphere.training.output_dir import BEST_FOLDER, LOCAL_PATHS_FILE, LOCK_FILE
+from hf_sphere.training.tasks import Description, Prepared, Task
+from hf_sphere.utils.checks import error_text
+from hf_sphere.utils.files import UNFINISHED, atomic_file
+from hf_sphere.utils.privacy import hide_private
+from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
+from hf_sphere.utils.texts import show_metric
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 """Jinja template of all cards."""
@@ -25,6 +30,20 @@ _DEFINITIONS = {
     "eval_loss": "mean training loss on the evaluation split, including a margin of the head, without calibration",
     "eval_nll": "mean negative log-likelihood of the classes, without a margin of the head, with calibration",
 }
+
+_NOT_UPLOADED = [
+    *("checkpoint-*", ".checkpoint-*", f"{BEST_FOLDER}/*", f"{SNAPSHOT_FOLDER}/*", "logs/*"),
+    *(LOCK_FILE, LOCAL_PATHS_FILE, f"*{UNFINISHED}"),
+]
+"""Files in the output directory beside model, processor, results and card."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """The command line of a run."""
+
+    script: str  # path of the script in the repository
+    argv: Sequence[str]  # command-line arguments without the program name
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,75 @@ class TrainingRecord:
     command: Sequence[str]  # the command that ran
     device: torch.device  # device that the model was trained on
     seconds: float  # time spent in training
+
+
+def publish(
+    run: Any, task: Task, prepared: Prepared, results: Mapping[str, Any], command: Command, *, metric: str
+) -> None:
+    """Write the model card of a `Run`, and upload its directory if requested; `metric` has selected the best epoch."""
+    args, description = run.args, prepared.description
+    hub = HfApi() if args.push_to_hub else None
+    name = hide_private(str(run.output_dir))
+    if hub is not None:
+        with _explain_failed_upload(run):
+            name = hub.create_repo(args.hub_model_id or run.output_dir.name, exist_ok=True).repo_id
+    options = [field for kind in task.arguments for field in fields(kind)]
+    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in options}
+    changed = {k: v for k, v in run.settings.items() if v != defaults.get(k) and k != "output_dir"}
+    record = TrainingRecord(
+        metrics={k: v for k, v in results.items() if k.startswith(("eval_", "validation_", "train_"))},
+        headline=task.headline,
+        eval_split=description.evaluated_on or prepared.data.eval_split,
+        selection_note=_selection_note(metric, prepared, args, results),
+        settings=hide_private(changed),
+        command=hide_private(["accelerate", "launch", command.script, *command.argv]),
+        device=run.accelerator.device,
+        seconds=results["train_runtime"],
+    )
+    write_model_card(
+        run.output_dir,
+        model_id=name,
+        model_class=type(prepared.model).__name__,
+        pipeline_tag=task.pipeline_tag,
+        description=replace(description, title=hide_private(description.title)),
+        license=hide_private(args.license),
+        record=record,
+    )
+    if hub is not None:
+        with _explain_failed_upload(run):
+            hub.upload_folder(
+                repo_id=name,
+                folder_path=run.output_dir,
+                ignore_patterns=_NOT_UPLOADED,
+                commit_message="Upload trained model",
+            )
+        run.accelerator.print(f"uploaded to {name}")
+
+
+def _selection_note(metric: str, prepared: Prepared, args: Any, results: Mapping[str, Any]) -> str:
+    """Describe how the reported epoch was selected, for the model card."""
+    prefix, _, name = metric.partition("_")
+    splits = {"train": "the training split", "validation": prepared.description.held_out}
+    if args.load_best_model_at_end and results["best_epoch"] is not None:
+        optimism = " (optimistic)" if prefix == "eval" else ""
+        return (
+            f"The model is that of epoch {results['best_epoch']}, chosen by its {name.replace('_', ' ')} on "
+            f"{splits.get(prefix, 'the evaluation split itself')}{optimism}."
+        )
+    followed = args.early_stopping_patience is not None or args.lr_scheduler_type == "reduce_lr_on_plateau"
+    used = "determined its end or learning rate" if followed and prefix == "eval" else "was not used for selection"
+    return f"The model is that of the last epoch, {results['epoch']:g}; the evaluation split {used}."
+
+
+@contextmanager
+def _explain_failed_upload(run: Any) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # huggingface_hub also raises the errors of its HTTP library
+        raise ConnectionError(
+            f"the upload failed: {error_text(error).rstrip('.')}. The model is saved in "
+            f"{run.output_dir}; to upload it, repeat the command with --resume_from_checkpoint latest."
+        ) from error
 
 
 def write_model_card(

@@ -1,4 +1,4 @@
-"""Optimizer, learning-rate schedule and averaged weights from the arguments; checks of saved optimizer states."""
+"""Optimizer, learning-rate schedule and averaged weights from the arguments; norms; checks of optimizer states."""
 
 import bisect
 import math
@@ -7,24 +7,26 @@ from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from hf_sphere.nn.heads.mixins import class_shards
+from hf_sphere.nn.processes import count_processes
 from hf_sphere.optim import build_optimizer
 from hf_sphere.optim.base import SphereOptimizer
 from hf_sphere.optim.build import option_defaults
-from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.arguments import RecipeArguments
 
 AVERAGE_FILE = "average.pt"
 
 
 def optimizer_from_arguments(
-    model: nn.Module, args: TrainingArguments, batch: Mapping[str, Any] | None = None
+    model: nn.Module, args: RecipeArguments, batch: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
     """Build the optimizer of the arguments; see `hf_sphere.optim.build_optimizer`."""
-    given = {
+    arguments = {
         "lr": args.learning_rate,
         "weight_decay": args.weight_decay,
         "momentum": args.momentum,
@@ -32,22 +34,22 @@ def optimizer_from_arguments(
         "eps": args.adam_epsilon,
         "adamw_lr_scale": args.adamw_lr_scale,
         "hyperball_on": args.hyperball_on,
-        **({"nesterov": args.nesterov} if args.optimizer == "sgd" else {}),
+        **({"nesterov": args.nesterov} if args.optim == "sgd" else {}),
     }
-    valid = option_defaults(args.optimizer)
+    valid = option_defaults(args.optim)
     scales = None if args.layer_decay is None else _layer_scales(model, args.layer_decay)
-    options = {name: value for name, value in given.items() if name in valid}
-    return build_optimizer(model, args.optimizer, batch, lr_scales=scales, **options)
+    options = {name: value for name, value in arguments.items() if name in valid}
+    return build_optimizer(model, args.optim, batch, lr_scales=scales, **options)
 
 
-def check_optimizer_arguments(args: TrainingArguments) -> None:
+def check_optimizer_arguments(args: RecipeArguments) -> None:
     """Raise an error for arguments of other optimizers that have other values than by default."""
-    used = option_defaults(args.optimizer).keys() - ({"nesterov"} if args.optimizer != "sgd" else set())
+    used = option_defaults(args.optim).keys() - ({"nesterov"} if args.optim != "sgd" else set())
     options = {name: name for name in ("momentum", "nesterov", "adamw_lr_scale", "hyperball_on")}
     for name, option in {**options, "adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}.items():
-        default = getattr(TrainingArguments, name)
+        default = getattr(RecipeArguments, name)
         if option not in used and getattr(args, name) != default:
-            effect = f"{name} {getattr(args, name)} has no effect with optimizer {args.optimizer}"
+            effect = f"{name} {getattr(args, name)} has no effect with optim {args.optim}"
             raise ValueError(f"{effect}; leave it out, or set it to {default} if it is in a configuration.")
 
 
@@ -68,20 +70,16 @@ def _layer_scales(model: Any, layer_decay: float) -> dict[str, float]:
 
 
 def build_scheduler(
-    optimizer: torch.optim.Optimizer, args: TrainingArguments, steps_per_epoch: int, *, higher_is_better: bool = True
+    optimizer: torch.optim.Optimizer, args: RecipeArguments, steps_per_epoch: int, *, higher_is_better: bool = True
 ) -> LRScheduler:
-    """Build the schedule: one `step()` per optimizer step, or for `plateau` one `step(metric)` per epoch."""
+    """Build the schedule: one `step()` per optimizer step, or `step(metric)` per epoch for `reduce_lr_on_plateau`."""
     for group in optimizer.param_groups:
         # The peak, under the key of torch's schedulers; in a resumed run it separates decays from changed arguments.
         group.setdefault("initial_lr", group["lr"])
-    if args.lr_scheduler_type == "plateau":
+    if args.lr_scheduler_type == "reduce_lr_on_plateau":
         mode: Literal["min", "max"] = "max" if higher_is_better else "min"
         return ReduceLROnPlateau(optimizer, mode=mode, factor=args.lr_gamma, patience=args.lr_patience)
-
-    def factor(step: int) -> float:
-        return learning_rate_factor(args, step / steps_per_epoch)
-
-    return LambdaLR(optimizer, factor)
+    return LambdaLR(optimizer, lambda step: learning_rate_factor(args, step / steps_per_epoch))
 
 
 def start_average(model: nn.Module, decay: float, accelerator: Accelerator) -> AveragedModel:
@@ -99,7 +97,7 @@ def start_average(model: nn.Module, decay: float, accelerator: Accelerator) -> A
     return average
 
 
-def learning_rate_factor(args: TrainingArguments, epoch: float) -> float:
+def learning_rate_factor(args: RecipeArguments, epoch: float) -> float:
     """Return the learning rate as a fraction of its peak, at a (fractional) epoch."""
     if epoch < args.warmup_epochs:
         return epoch / args.warmup_epochs
@@ -116,6 +114,21 @@ def learning_rate_factor(args: TrainingArguments, epoch: float) -> float:
     return 1.0
 
 
+def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:
+    """Return the norm of all parameters or their gradients, including the class vectors of other processes."""
+    shards, norms = class_shards(model), []
+    for is_shard in (False, True):
+        parameters = [parameter for name, parameter in model.named_parameters() if (name in shards) == is_shard]
+        values = (
+            [parameter.grad for parameter in parameters if parameter.grad is not None] if of_gradients else parameters
+        )
+        norms.append(torch.nn.utils.get_total_norm(values))
+    squares = norms[1].square()
+    if shards and count_processes() > 1:
+        distributed.all_reduce(squares)
+    return (norms[0].square() + squares).sqrt() if shards else norms[0]
+
+
 def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """Check a state before an optimizer loads it; a pre-hook of `Optimizer.load_state_dict`.
 
@@ -127,10 +140,10 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """
     indices = [index for group in state_dict["param_groups"] for index in group["params"]]
     owners = [(group, n, parameter) for group in optimizer.param_groups for n, parameter in enumerate(group["params"])]
-    for index, (group, number, parameter) in zip(indices, owners, strict=False):  # torch compares the groups
+    for index, (group, position, parameter) in zip(indices, owners, strict=False):  # torch compares the groups
         state = state_dict["state"].get(index, {})
         for key, value in state.items():
-            name = group["param_names"][number] if group.get("param_names") else f"parameter {index}"
+            name = group["param_names"][position] if group.get("param_names") else f"parameter {index}"
             # The momentum of SGD before its first step; the norm that a weight keeps.
             if value is None or (key == "radius" and isinstance(value, float)):
                 continue

@@ -36,9 +36,9 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
 
 def checkpoint_folders(output_dir: Path) -> list[Path]:
     """Return the folders with the name of a checkpoint, sorted by step, whether complete or not."""
-    found = [path for path in output_dir.glob(f"{CHECKPOINT_PREFIX}*") if path.is_dir()]
-    steps = {path: path.name.removeprefix(CHECKPOINT_PREFIX) for path in found}
-    return sorted((path for path in found if steps[path].isdigit()), key=lambda path: int(steps[path]))
+    folders = [path for path in output_dir.glob(f"{CHECKPOINT_PREFIX}*") if path.is_dir()]
+    steps = {path: path.name.removeprefix(CHECKPOINT_PREFIX) for path in folders}
+    return sorted((path for path in folders if steps[path].isdigit()), key=lambda path: int(steps[path]))
 
 
 @contextmanager
@@ -141,12 +141,12 @@ def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False
         FileExistsError: If it contains a model, a training run, or results that must not be replaced.
     """
     _check_directory(output_dir)
-    own = (RUN_FILE, RESULTS_FILE)
-    held = [path.name for path in _traces_of_a_run(output_dir) if path.name not in own]
+    results = (RUN_FILE, RESULTS_FILE)
+    held = [path.name for path in _traces_of_a_run(output_dir) if path.name not in results]
     held += [name for name in MODEL_FILES if (output_dir / name).exists()]
     if held:
         raise FileExistsError(f"{output_dir} contains a model or a run ({held[0]}); choose another --output_dir.")
-    if not overwrite and not resume and any((output_dir / name).exists() for name in own):
+    if not overwrite and not resume and any((output_dir / name).exists() for name in results):
         raise FileExistsError(f"{output_dir} already contains results. Choose another, or pass --overwrite_output_dir.")
 
 

@@ -1,4 +1,4 @@
-"""The setup of a run: devices, logging, seeds, output directory and settings."""
+"""A training run: setup, training, evaluation, saving, the model card and the upload."""
 
 import json
 import logging
@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,27 @@ import transformers
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, ProjectConfiguration, set_seed
 from huggingface_hub.utils import validate_repo_id
+from torch import nn
 from transformers.trainer_utils import enable_full_determinism
 
-from hf_sphere.training.arguments import TrainingArguments
-from hf_sphere.training.checkpoints import find_checkpoint, restore_checkpoints
+from hf_sphere.nn.heads.mixins import class_shards
+from hf_sphere.training.arguments import RecipeArguments
+from hf_sphere.training.checkpoints import (
+    RunState,
+    Snapshots,
+    check_can_be_saved,
+    find_checkpoint,
+    restore_checkpoints,
+    write_model_files,
+)
+from hf_sphere.training.class_shards import gather_classes
+from hf_sphere.training.errors import CheckpointError
+from hf_sphere.training.evaluation import evaluate
+from hf_sphere.training.loop import TrainingLoop
+from hf_sphere.training.model_card import Command, publish
 from hf_sphere.training.optimization import check_optimizer_arguments
 from hf_sphere.training.output_dir import (
+    BEST_FOLDER,
     RESULTS_FILE,
     check_output_dir,
     locked,
@@ -27,15 +43,20 @@ from hf_sphere.training.output_dir import (
     read_settings,
     write_settings,
 )
-from hf_sphere.utils.files import write_json
+from hf_sphere.training.tasks import Prepared, Task
+from hf_sphere.utils.files import find_damage, remove_folder, write_json, write_manifest
+from hf_sphere.utils.loading import load_model
 from hf_sphere.utils.privacy import hide_private
+from hf_sphere.utils.renamed import rename_options
+from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
+from hf_sphere.utils.texts import INTERVAL, show_metrics
 
 logger = logging.getLogger(__name__)
 
 # Settings that may change when a run is resumed, since they do not affect training.
 _FREE_TO_CHANGE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "disable_tqdm", "report_to", "logging_steps"),
-    *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "max_steps"),
+    *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "stop_after_steps"),
     *("dataloader_num_workers", "push_to_hub", "hub_model_id", "early_stopping_patience", "load_best_model_at_end"),
     *("radial_logging_steps", "preprocessing_num_workers", "snapshot_epochs", "snapshot_until"),
     *("test_time_flips", "calibrate", "license"),
@@ -51,7 +72,7 @@ _OF_THE_MODEL = {
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
 
 
-class Run:
+class Run(ExitStack):
     """A training run: arguments, processes and output directory.
 
     As a context manager, it unlocks the output directory when the block ends.
@@ -60,30 +81,31 @@ class Run:
         args: Training arguments.
         accelerator: Devices, processes and precision.
         output_dir: The output directory.
+        best_dir: Folder in it for the model of the best epoch.
         recipe: Name of the recipe.
     """
 
     def __init__(
-        self, args: TrainingArguments, accelerator: Accelerator, *others: Any, recipe: str | None = None
+        self, args: RecipeArguments, accelerator: Accelerator, *others: Any, recipe: str | None = None
     ) -> None:
+        super().__init__()
         self.args = args
         self.accelerator = accelerator
         self.output_dir = Path(args.output_dir)
+        self.best_dir = self.output_dir / BEST_FOLDER
         self.recipe = recipe
-        self._parts = (*others, args)
-        self._lock = ExitStack()
-
-    def __enter__(self) -> "Run":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.close()
+        self._arguments = (*others, args)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All arguments by name, with the values that `Task.prepare` has set."""
-        settings = {name: value for part in self._parts for name, value in asdict(part).items()}
-        used = {"num_processes": self.accelerator.num_processes, "mixed_precision": self.accelerator.mixed_precision}
+        """All arguments by name, with the values that the task has set."""
+        settings = {name: value for each in self._arguments for name, value in asdict(each).items()}
+        precision = self.accelerator.mixed_precision
+        used = {
+            "num_processes": self.accelerator.num_processes,
+            "bf16": precision == "bf16",
+            "fp16": precision == "fp16",
+        }
         return settings | used
 
     def prepare_output_dir(self) -> None:
@@ -97,24 +119,15 @@ class Run:
         """
         resume, overwrite = self.args.resume_from_checkpoint is not None, self.args.overwrite_output_dir
         if self.accelerator.is_main_process:
-            self._lock.enter_context(locked(self.output_dir))
+            self.enter_context(locked(self.output_dir))
             prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
             if resume and not overwrite:
-                _check_changes(read_settings(self.output_dir) or {}, self.settings)
+                _check_changes(rename_options(read_settings(self.output_dir) or {}), self.settings)
             write_settings(self.output_dir, {"recipe": self.recipe, **self.settings})
         self.accelerator.wait_for_everyone()
         if self.args.report_to:
             scalars = {k: v for k, v in hide_private(self.settings).items() if isinstance(v, (int, float, str, bool))}
             self.accelerator.init_trackers(self.output_dir.name, config=scalars)
-
-    def write_results(self, results: Mapping[str, Any]) -> None:
-        """Write `all_results.json`, on the main process."""
-        if self.accelerator.is_main_process:
-            write_json(self.output_dir / RESULTS_FILE, results)
-
-    def print(self, text: str) -> None:
-        """Print on the main process."""
-        self.accelerator.print(text)
 
 
 def start_accelerator(**options: Any) -> Accelerator:
@@ -124,7 +137,7 @@ def start_accelerator(**options: Any) -> Accelerator:
     return Accelerator(**options)
 
 
-def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) -> Run:
+def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) -> Run:
     """Set up devices, logging and seed, and check the output directory.
 
     Args:
@@ -141,7 +154,7 @@ def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) 
     # threads, which inherit it.
     torch.set_flush_denormal(True)
     # In the linear probe, the parameters of the backbone have no gradients.
-    unused = any(getattr(part, "linear_probe_epochs", 0) for part in others)
+    unused = any(getattr(each, "linear_probe_epochs", 0) for each in others)
     accelerator = start_accelerator(
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if unused else None,
         mixed_precision=args.mixed_precision,
@@ -159,10 +172,13 @@ def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) 
     if args.full_determinism:
         enable_full_determinism(args.seed)
     set_seed(args.seed)
-    _check_trackers(accelerator, args.report_to or [])
+    if args.report_to:
+        _check_trackers(accelerator, args.report_to)
     if args.push_to_hub or args.hub_model_id is not None:
         validate_repo_id(args.hub_model_id or Path(args.output_dir).name)
-    _check_sharding(accelerator, args, shard_classes=any(getattr(part, "shard_classes", False) for part in others))
+    shard_classes = any(getattr(each, "shard_classes", False) for each in others)
+    if shard_classes or accelerator.distributed_type in _SHARDED:
+        _check_sharding(accelerator, args, shard_classes=shard_classes)
     output_dir, resume = Path(args.output_dir), args.resume_from_checkpoint
     check_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=resume is not None, recipe=recipe)
     if accelerator.is_main_process and output_dir.is_dir():
@@ -176,8 +192,8 @@ def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) 
 
 def _check_trackers(accelerator: Accelerator, requested: Sequence[str]) -> None:
     """Raise an error for trackers that are not installed, which Accelerate would skip silently."""
-    found = {str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with}
-    missing = [name for name in requested if name not in found and name != "all"]
+    installed = {str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with}
+    missing = [name for name in requested if name not in installed and name != "all"]
     if missing:
         raise ImportError(
             f"the package of tracker {', '.join(missing)} is not installed: pip install {' '.join(missing)} "
@@ -185,7 +201,7 @@ def _check_trackers(accelerator: Accelerator, requested: Sequence[str]) -> None:
         )
 
 
-def _check_sharding(accelerator: Accelerator, args: TrainingArguments, *, shard_classes: bool) -> None:
+def _check_sharding(accelerator: Accelerator, args: RecipeArguments, *, shard_classes: bool) -> None:
     """Raise an error for arguments that the loop does not support on a sharded model."""
     used: dict[str, bool] = {}
     if accelerator.distributed_type == DistributedType.FSDP or shard_classes:
@@ -195,7 +211,7 @@ def _check_sharding(accelerator: Accelerator, args: TrainingArguments, *, shard_
         used = {"gradient_accumulation_steps": args.gradient_accumulation_steps > 1}
         used |= {"max_grad_norm": args.max_grad_norm is not None}
     if shard_classes:  # each process would choose another scale of its loss
-        used["mixed_precision fp16"] = accelerator.mixed_precision == "fp16"
+        used["fp16"] = accelerator.mixed_precision == "fp16"
         used[accelerator.distributed_type.value] = accelerator.distributed_type in _SHARDED
     if unsupported := [name for name, is_used in used.items() if is_used]:
         kind = "shard_classes" if shard_classes else accelerator.distributed_type.value
@@ -215,3 +231,145 @@ def _check_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> No
         )
     if changed:
         logger.warning("The resumed run differs from its earlier part: %s.", differences)
+
+
+def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None:
+    """Train, evaluate and publish the model of a task.
+
+    Args:
+        task: The task.
+        arguments: An instance of each of its dataclasses of arguments.
+        command: The command line, for the model card.
+    """
+    args = next(each for each in arguments if isinstance(each, RecipeArguments))
+    settings = {name: value for each in arguments for name, value in vars(each).items()}
+    if args.num_train_epochs == 0 and (not settings.get("model_name_or_path") or settings.get("from_scratch")):
+        raise ValueError("num_train_epochs 0 only evaluates a saved model, and this one is new; train it.")
+    others = [each for each in arguments if each is not args]
+    with start_run(args, *others, recipe=Path(command.script).stem) as run:
+        prepared = task.prepare(run, *arguments)
+        check_can_be_saved(prepared.model)
+        prefix = "eval" if prepared.data.validation is None else "validation"
+        metric, higher_is_better = _selection_metric(task, args, prefix)
+        run.prepare_output_dir()
+        model, state = fit(run, prepared, metric, higher_is_better=higher_is_better)
+        fitted = prepared.finish(model)
+        _save(run, prepared, model, run.output_dir)  # before the evaluation, which may need more memory than there is
+        results = evaluate_trained(run, prepared, model, state) | fitted
+        results |= prepared.compare(model, results)
+        results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
+        if run.accelerator.is_main_process:
+            write_json(run.output_dir / RESULTS_FILE, results)
+            publish(run, task, prepared, results, command, metric=metric)
+        headline = [f"eval_{name}" for name in task.headline]
+        shown = {key: results[key] for name in headline for key in (name, f"{name}{INTERVAL}") if key in results}
+        run.accelerator.print(f"{'  '.join(show_metrics(shown))}  (model and results in {run.output_dir})")
+        run.accelerator.end_training()
+
+
+def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) -> tuple[Any, RunState]:
+    """Train the model of a task.
+
+    Args:
+        run: The run.
+        prepared: Data and model.
+        metric: Metric for selecting the best epoch, with its prefix.
+        higher_is_better: Whether larger values of it are better.
+
+    Returns:
+        The model of the last epoch, or of the best one if requested, and the progress of the run.
+
+    Raises:
+        CheckpointError: If the model of the best epoch is missing or damaged.
+    """
+    args, data, description = run.args, prepared.data, prepared.description
+    about = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
+    snapshots = Snapshots(run.output_dir / SNAPSHOT_FOLDER, args.snapshot_epochs, args.snapshot_until, about)
+    split, prefix = (data.evaluation, "eval") if data.validation is None else (data.validation, "validation")
+    loop = TrainingLoop(
+        prepared.model,
+        data.train,
+        args,
+        run.accelerator,
+        evaluate=lambda model: _evaluate(run, prepared, model, split, prefix),
+        save_best=partial(_save, run, prepared, folder=run.best_dir) if args.load_best_model_at_end else None,
+        measure=prepared.measure,
+        derive=prepared.derive,
+        before_epoch=prepared.before_epoch,
+        snapshot=snapshots.after_epoch,
+        metric=metric,
+        higher_is_better=higher_is_better,
+    )
+    if args.load_best_model_at_end:
+        _check_best(run, loop.state)
+    elif run.accelerator.is_main_process and run.best_dir.exists():
+        remove_folder(run.best_dir)  # of an earlier part of the run; there may be a better epoch in this one
+    snapshots.remove_after(loop.state.epoch)
+    state, model = loop.run(), loop.trained_model
+    if state.batch == 0:  # training may have ended in the middle of an epoch
+        snapshots.at_end(model, state.epoch)
+    if args.load_best_model_at_end and state.best_epoch is not None:
+        _check_best(run, state)
+        model.load_state_dict(load_model(type(model), run.best_dir).state_dict())
+    return model, state
+
+
+def _check_best(run: Run, state: RunState) -> None:
+    """Raise an error if the model of the best epoch so far was not saved, or is damaged."""
+    if state.best_epoch is not None and (damage := find_damage(run.best_dir)):
+        raise CheckpointError(
+            f"cannot load the best model in {run.best_dir}: {damage}. Leave out load_best_model_at_end to use the last."
+        )
+
+
+def evaluate_trained(run: Run, prepared: Prepared, model: nn.Module, state: RunState) -> dict[str, Any]:
+    """Evaluate the final model and collect the metrics of the run."""
+    data = prepared.data
+    results: dict[str, Any] = _evaluate(run, prepared, model, data.evaluation, "eval")
+    if data.validation is not None:
+        results |= _evaluate(run, prepared, model, data.validation, "validation")
+    last = state.history[-1] if state.history else {}
+    results |= {name: value for name, value in last.items() if name.startswith("train_")}
+    examples = last.get("epoch", 0) * data.train.examples_per_epoch
+    return results | {
+        "epoch": last.get("epoch", 0),
+        "steps": state.step,
+        "train_runtime": state.seconds,
+        "train_samples_per_second": examples / max(state.seconds, 1e-9),
+        "history": state.history,
+    }
+
+
+def _save(run: Run, prepared: Prepared, model: Any, folder: Path) -> None:
+    """Save model and processor, on the main process."""
+    gathered = run.accelerator.get_state_dict(model) if run.accelerator.is_fsdp2 else None
+    gathered = gather_classes(model) if class_shards(model) else gathered
+    if run.accelerator.is_main_process:
+        with write_model_files(folder) as unfinished:
+            model.save_pretrained(unfinished, state_dict=gathered)
+            prepared.processor.save_pretrained(unfinished)
+            if prepared.record is not None:
+                prepared.record.save(unfinished)
+            if folder == run.best_dir:  # it is read at the end, possibly by a resumed run
+                write_manifest(unfinished)
+    run.accelerator.wait_for_everyone()
+
+
+def _evaluate(run: Run, prepared: Prepared, model: nn.Module, batches: Any, prefix: str) -> dict[str, float]:
+    """Evaluate a model on a split, and prefix the names of the metrics."""
+    if prepared.evaluate is not None:
+        metrics = prepared.evaluate(model, batches)
+    else:
+        metrics = evaluate(model, batches, run.accelerator, prepared.measure)
+    return {f"{prefix}_{name}": value for name, value in (metrics | prepared.derive(metrics)).items()}
+
+
+def _selection_metric(task: Task, args: RecipeArguments, prefix: str) -> tuple[str, bool]:
+    """Return the metric for selecting the best epoch, and whether larger values are better."""
+    requested = args.metric_for_best_model
+    if requested is None:
+        return f"{prefix}_{task.metric}", task.higher_is_better
+    names = [f"{split}_{name}" for split in (prefix, "train") for name in task.selectable_metrics(split)]
+    if requested not in names:
+        raise ValueError(f"metric_for_best_model must be one of {', '.join(names)}; got {requested!r}.")
+    return requested, not requested.endswith(("loss", "error", "perplexity"))

@@ -18,8 +18,7 @@ from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
 from hf_sphere.optim.groups import collect_parameter_options
 from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.checkpoints import check_can_be_saved
-from hf_sphere.training.evaluation import initialize_from_data
-from hf_sphere.training.measures import count_examples, global_places, loss_is_sum
+from hf_sphere.training.evaluation import count_examples, global_places, initialize_from_data, loss_is_sum
 from hf_sphere.utils.options import keyword_options
 from hf_sphere.utils.seeds import mix_seed
 
@@ -53,10 +52,10 @@ def _optimizer_options(args: TrainingArguments, model: nn.Module) -> tuple[Any, 
         return kind, options  # `optimizer_for_trainer` has formed the groups
     is_factory = not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer))
     if is_factory or options.keys() & {"params", "model", "optimizer_dict"}:
-        if own := collect_parameter_options(model):
+        if names := collect_parameter_options(model):
             raise ValueError(
-                f"optim {args.optim.value} forms its own parameter groups, so the options of {', '.join(own)} would be "
-                "lost. Use another one, for instance adamw_torch or adam_srt."
+                f"optim {args.optim.value} forms its own parameter groups, so the options of {', '.join(names)} would "
+                "be lost. Use another one, for instance adamw_torch or adam_srt."
             )
         return kind, options
     groups = parameter_groups(model)
@@ -106,10 +105,10 @@ class SphereCallback(TrainerCallback):
         if model.training:
             batch = batch or {"pixel_values": positional[0]}
             count = count_examples(batch)
-            # Accelerate deals the batches of other data sets to the processes in turn, ours deal single images.
-            places = global_places(1 if self._is_ours else count, self._done, batch, PartialState())
+            # Accelerate deals the batches of other datasets to the processes in turn, ours deal single images.
+            positions = global_places(1 if self._is_ours else count, self._done, batch, PartialState())
             for head in heads_of(model):
-                head.before_forward(self._seed, places)
+                head.before_forward(self._seed, positions)
                 head.warn_if_divided(1, self._parts)
             self._done += count
 
@@ -128,12 +127,12 @@ class SphereCallback(TrainerCallback):
 def _check_settings(args: Any, model: nn.Module) -> None:
     """Raise an error for settings of the Trainer with which the model would be trained in another way."""
     devices = args.world_size * max(args.n_gpu, 1)
-    parts = devices * args.gradient_accumulation_steps
+    batches = devices * args.gradient_accumulation_steps
     if getattr(model, "accepts_loss_kwargs", False):  # the Trainer then adds up the losses of batches, and of devices
-        parts = 1 if args.average_tokens_across_devices else devices
-    if loss_is_sum(model) and parts > 1:
+        batches = 1 if args.average_tokens_across_devices else devices
+    if loss_is_sum(model) and batches > 1:
         raise ValueError(
-            f"the loss is the sum over a batch, but the Trainer would average it over {parts} batches per step. Use "
+            f"the loss is the sum over a batch, but the Trainer would average it over {batches} batches per step. Use "
             "one device and gradient_accumulation_steps=1, or reduction='mean'."
         )
     if PartialState().num_processes > 1 and class_shards(model):
@@ -201,8 +200,8 @@ class SphereTrainer(Trainer):
     """
 
     def __init__(self, *args: Any, radial_logging_steps: int | None = None, **options: Any) -> None:
-        given = args[1] if len(args) > 1 else options.get("args")
-        if given is not None and not isinstance(given, TrainingArguments):
+        arguments = args[1] if len(args) > 1 else options.get("args")
+        if arguments is not None and not isinstance(arguments, TrainingArguments):
             raise TypeError("args must be transformers.TrainingArguments; those of hf_sphere.training are for recipes.")
         super().__init__(*args, **options)
         if self.args.save_strategy != "no":

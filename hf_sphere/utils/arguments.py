@@ -18,7 +18,8 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 
 import yaml
 
-from hf_sphere.utils.configs import ABOUT, Config, YamlLoader, load_config
+from hf_sphere.utils.configs import ABOUT, YamlLoader, load_config
+from hf_sphere.utils.renamed import OLD_OPTIONS, rename_options
 
 SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
 """Bounds of seeds, those of NumPy."""
@@ -36,7 +37,8 @@ class Arguments:
         """Add the help texts of the fields to the docstring, for `help` in Python."""
         declared = {name: value for name, value in vars(cls).items() if isinstance(value, dataclasses.Field)}
         fields = getattr(cls, "__dataclass_fields__", {}) | declared
-        lines = [f"    {name}: {field.metadata['help']}" for name, field in fields.items() if "help" in field.metadata]
+        helps = {name: field.metadata["help"] for name, field in fields.items() if "help" in field.metadata}
+        lines = [f"    {name}: {text.replace('%%', '%')}" for name, text in helps.items()]
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or "").split("\n\nArgs:\n")[0], "\nArgs:", *lines])
 
     def __post_init__(self) -> None:
@@ -46,7 +48,7 @@ class Arguments:
                 raise ValueError(f"--{field.name} must not be empty.")
             for number in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(number, (int, float)) and not isinstance(number, bool):
-                    _check_number(field.name, number, field.metadata.get("bounds", {}))
+                    _check_number(field.name, number, getattr(field.metadata.get("help"), "bounds", {}))
 
 
 class Options(dict[str, Any]):
@@ -67,6 +69,13 @@ class Options(dict[str, Any]):
         super().__init__(value)
 
 
+class _Help(str):
+    """A help text as argparse expects it, with what is no option of argparse, to which HfArgumentParser passes all."""
+
+    choices: Iterable[str] | Callable[[], Iterable[str]] | None
+    bounds: Mapping[str, float]
+
+
 def argument(
     default: Any = dataclasses.MISSING,
     help: str = "",
@@ -77,13 +86,18 @@ def argument(
     """Declare a field of an argument dataclass.
 
     Args:
-        default: Default value, or a class such as `list` or `Options` to instantiate. Required arguments have none.
+        default: Default value (a tuple for a list), or a class such as `list` or `Options` to instantiate. Required
+            arguments have none.
         help: Shown by `--help`.
         choices: Valid values, or a function that is called for them when the command line is parsed. Not needed for
             fields of type `Literal`.
         **bounds: `ge`, `gt`, `le` or `lt`, for numbers and lists of numbers.
     """
-    metadata = {"help": help, "choices": choices, "bounds": bounds}
+    about = _Help(help.replace("%", "%%"))
+    about.choices, about.bounds = choices, bounds
+    metadata = {"help": about}
+    if isinstance(default, tuple):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -111,13 +125,13 @@ def parse_arguments(
     parser.add_argument("--config", action="append", default=[], help=help_text)
     parser.add_argument("--print_config", action="store_true", help="print all arguments as YAML, and exit")
     actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
-    names, words = list(actions), _words(argv)
+    names, words, places = list(actions), _words(argv), dict[str, str]()
+    if not OLD_OPTIONS.isdisjoint(word[2:].partition("=")[0] for word in words):
+        words = _with_new_names(words, names)
     try:
-        configs = [load_config(name) for name in _config_names(words)]
-        config_words = [word for config in configs for word in _argv_of(config, actions, recipe)]
-        parser.places = {key: place for config in configs for place, layer in config.layers.items() for key in layer}
-        for word in words:
-            parser.places.pop(word[2:].partition("=")[0], None)
+        config_words = [word for config in _config_names(words) for word in _argv_of(config, actions, recipe, places)]
+        on_command_line = {word[2:].partition("=")[0] for word in words}
+        parser.places = {key: place for key, place in places.items() if key not in on_command_line}
         parsed, unknown = parser.parse_known_args(config_words + words)
         if unknown:
             name = unknown[0].partition("=")[0]
@@ -196,13 +210,14 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> Iterator[argpa
         if declaring not in groups:
             groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
         group = groups[declaring]
+        about = field.metadata["help"]
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        options: dict[str, Any] = {"default": default, "required": default is dataclasses.MISSING}
-        options["help"] = field.metadata.get("help", "").replace("%", "%%")
+        is_required = default is dataclasses.MISSING
+        options: dict[str, Any] = {"help": str(about), "default": default, "required": is_required}
         if default not in (None, {}, dataclasses.MISSING):
             options["help"] += f" (default: {str(default).replace('%', '%%')})"
         kind = _without_none(hints[field.name])
-        choices = field.metadata.get("choices")
+        choices = about.choices
         if get_origin(kind) is Literal:
             choices = get_args(kind)
             kind = type(choices[0])
@@ -245,8 +260,14 @@ def _config_names(words: Sequence[str]) -> list[str]:
     return parser.parse_known_args(words)[0].config
 
 
-def _argv_of(config: Config, actions: Mapping[str, argparse.Action], recipe: str | None) -> list[str]:
-    """Convert a configuration to command-line arguments, so that both are validated and converted in the same way."""
+def _argv_of(word: str, actions: dict[str, argparse.Action], recipe: str | None, places: dict[str, str]) -> list[str]:
+    """Convert a configuration to command-line arguments, which are validated like others, and add their places."""
+
+    def rename(place: str, layer: Mapping[str, Any]) -> dict[str, Any]:
+        is_of_the_library = place.startswith(("run ", "group "))
+        return dict(_with_new_name(*pair, [*actions], is_silent=is_of_the_library) for pair in layer.items())
+
+    config = load_config(word, rename)
     other = "" if config.recipe in (None, recipe) else f" {[*config.layers][-1]} is for recipes/{config.recipe}.py."
     if other and recipe:
         raise ValueError(other)
@@ -255,11 +276,40 @@ def _argv_of(config: Config, actions: Mapping[str, argparse.Action], recipe: str
     for place, layer in config.layers.items():
         for key, value in layer.items():
             if key not in (*actions, *ABOUT, *removed):
-                raise ValueError(f"unknown key {key!r} in {place}.{other or _hint(key, list(actions))}")
+                raise ValueError(f"unknown key {key!r} in {place}.{other or _hint(key, [*actions])}")
             kind, action = type(value).__name__, actions.get(key)
             if action and not {"dict": action.type is Options, "list": action.nargs == "+"}.get(kind, True):
                 raise ValueError(f"{key} in {place} must not be a {kind}; got {value!r}.")
+            places[key] = place
     return to_argv(config.settings)
+
+
+def _with_new_names(words: Sequence[str], names: list[str]) -> list[str]:
+    """Return command-line arguments with the new names of options."""
+    left, renamed = list(words), list[str]()
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        is_pair = not equals and bool(left) and not left[0].startswith("--")
+        old = name, left[0] if is_pair else value or "true"
+        new = _with_new_name(*old, names) if word.startswith("--") else old
+        if new == old:
+            renamed.append(word)
+        else:
+            renamed.append(f"--{new[0]}={new[1]}")
+            del left[:is_pair]
+    return renamed
+
+
+def _with_new_name(name: str, value: Any, names: list[str], is_silent: bool = False) -> tuple[str, Any]:
+    """Return name and value of an option, and print a message if they are new."""
+    ((new, new_value),) = rename_options({name: value}).items()
+    if new not in names or (name in names and new != name) or (new, new_value) == (name, value):
+        return name, value
+    if not is_silent:
+        shown = str(new_value).lower() if isinstance(new_value, bool) else new_value
+        print(f"{name} {value} is now {new} {shown}; the old name will be removed.", file=sys.stderr)
+    return new, new_value
 
 
 def _hint(name: str, names: list[str]) -> str:

@@ -5,7 +5,7 @@ import difflib
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +77,12 @@ def config_names(text: str = "") -> list[str]:
     ]
 
 
-def load_config(name: str) -> Config:
+def load_config(
+    name: str, rename: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda place, layer: layer
+) -> Config:
     """Return the configuration of a run by its name, with or without the table, or that of a YAML file.
+
+    `rename` returns the settings of a layer with the names that arguments have now.
 
     Raises:
         ValueError: If there is none, a name is ambiguous, or a base leads back to itself.
@@ -90,7 +94,7 @@ def load_config(name: str) -> Config:
         place, layer = _read_table(path)[row] if row else _read_file(path)
         if place in layers:
             raise ValueError(f"{place}: its base leads back to itself.")
-        layers = {place: layer, **layers}
+        layers = {place: rename(place, layer), **layers}
         base = layer.get("base")
         if base is None:
             break

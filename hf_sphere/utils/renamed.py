@@ -1,8 +1,8 @@
-"""Old public names, which stay importable for one release: the only table of them."""
+"""Old public names and old names of options, which are accepted for one release: the only tables of them."""
 
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 RENAMED = {
@@ -19,10 +19,47 @@ RENAMED = {
     "hf_sphere.embeddings.evaluate_embeddings": "hf_sphere.evaluation.evaluate_embeddings",
     "hf_sphere.metrics.NeighborSearch": "hf_sphere.search.NeighborSearch",
     "hf_sphere.models.calibrate_spherization": "hf_sphere.models.fit_spherization",
+    "hf_sphere.training.TrainingArguments": "hf_sphere.training.RecipeArguments",
     "hf_sphere.visualization.choose_view": "hf_sphere.visualization.sphere.choose_view",
     "hf_sphere.visualization.project_to_great_sphere": "hf_sphere.visualization.scene.project_to_great_sphere",
 }
 """New name by old name, of packages with all their names, and of single names."""
+
+
+RENAMED_OPTIONS: dict[tuple[str, Any], tuple[str, Any]] = {
+    ("optimizer", None): ("optim", None),
+    ("compile", None): ("torch_compile", None),
+    ("max_steps", None): ("stop_after_steps", None),
+    ("mixed_precision", "bf16"): ("bf16", True),
+    ("mixed_precision", "fp16"): ("fp16", True),
+    ("mixed_precision", "no"): ("bf16", False),
+    ("mixed_precision", None): ("bf16", None),
+    ("lr_scheduler_type", "plateau"): ("lr_scheduler_type", "reduce_lr_on_plateau"),
+}
+"""New name and value of an option of training by its old ones; None stands for any value, which is kept."""
+
+OLD_OPTIONS = {name for name, _ in RENAMED_OPTIONS}
+
+
+def rename_options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a run with the new names of options."""
+    renamed = {}
+    for name, value in settings.items():
+        text = "no" if name == "mixed_precision" and value is False else value  # YAML reads a bare no as False
+        key = (name, text if isinstance(text, str) else None)
+        new, new_value = RENAMED_OPTIONS.get(key) or RENAMED_OPTIONS.get((name, None)) or (name, None)
+        renamed[new] = value if new_value is None else new_value
+    return renamed
+
+
+def restore_options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a run with the old names of options, of which digests were computed."""
+    restored = {}
+    for name, value in settings.items():
+        pairs = [pair for pair, new in RENAMED_OPTIONS.items() if new in ((name, None), (name, value))]
+        old, old_value = pairs[0] if pairs else (name, None)
+        restored[old] = value if old_value is None else old_value
+    return restored
 
 
 def find_renamed(package: str, lookup: Callable[[str], Any] | None = None) -> Callable[[str], Any]:

@@ -2,7 +2,7 @@
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hf_sphere.utils.checks import error_text
@@ -86,3 +86,27 @@ def damage(error: Exception) -> str:
     if shortage(error):
         raise error
     return error_text(error).rstrip(".")
+
+
+INTERVAL = "_interval"
+"""Suffix of the names of metrics that are the half-width of another metric's 95 % interval."""
+
+
+def show_metrics(metrics: Mapping[str, float]) -> Iterator[str]:
+    """Format metrics for the console, each with its interval if there is one; counts are left out."""
+    for name, value in metrics.items():
+        if not name.endswith(INTERVAL) and "_num_" not in name:
+            yield f"{name} {show_metric(name, value, metrics.get(f'{name}{INTERVAL}'))}"
+
+
+def show_metric(name: str, value: float, interval: float | None = None) -> str:
+    """Format a metric for the console: accuracy and recall in percent, counts as integers, others with four digits.
+
+    The half-width of an interval follows its metric: `95.31 ± 0.22 %`.
+    """
+    if any(share in name for share in ("accuracy", "recall", "precision", "map_at_r")):
+        around = "" if interval is None else f" ± {100 * interval:.2f}"
+        return f"{100 * value:.2f}{around} %"
+    if "num_" in name:
+        return f"{value:g}"
+    return f"{value:.3g}" if "rate" in name else f"{value:.4g}"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from hf_sphere.data import Augmentation, Episodes, ImageBatches, ImagesFromDisk, ImageShape, ImagesInMemory
 from hf_sphere.data.decoding import EncodedImages, decode_all
@@ -135,6 +136,28 @@ class TestRows:
 
     def test_rows_default_to_the_indices(self):
         assert numbered(5).epoch_rows().tolist() == [0, 1, 2, 3, 4]
+
+
+class TestIteration:
+    def test_iteration_yields_the_batches_of_the_chosen_epoch(self):
+        batches = numbered(10, shuffle=True)
+        batches.set_epoch(3)
+        assert_same_batches(list(batches), list(batches.epoch(3)))
+
+    def test_a_loader_of_torch_yields_the_batches(self):
+        batches = numbered(10, shuffle=True)
+        loader = DataLoader(batches, batch_size=None)
+        assert len(loader) == len(batches) == 3
+        assert_same_batches(list(loader), list(batches))
+
+    def test_a_loader_of_torch_combines_batches_by_collate(self):
+        batches = numbered(10)
+        (whole,) = DataLoader(batches, batch_size=3, collate_fn=batches.collate)
+        assert whole["labels"].tolist() == list(range(10))
+
+    def test_workers_of_a_loader_are_an_error(self):
+        with pytest.raises(ValueError, match="image batches are made on their device by the main process"):
+            next(iter(DataLoader(numbered(10), batch_size=None, num_workers=1)))
 
 
 class TestProcesses:

@@ -20,7 +20,7 @@ from hf_sphere import (
 )
 from hf_sphere.models.sphere_vision import modeling_sphere_vision as modeling
 from hf_sphere.nn import HEADS, Spherization
-from hf_sphere.training.measures import loss_is_sum
+from hf_sphere.training.evaluation import loss_is_sum
 
 
 def small_config(**options: Any) -> SphereVisionConfig:

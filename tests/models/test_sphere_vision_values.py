@@ -17,7 +17,7 @@ from hf_sphere import (
 )
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionOutput, SphereVisionPreTrainedModel
 from hf_sphere.nn.heads import prototype
-from hf_sphere.training.measures import loss_is_sum
+from hf_sphere.training.evaluation import loss_is_sum
 
 KINDS = {"regression": SphereVisionForRegression, "joint": SphereVisionForJointPrediction}
 

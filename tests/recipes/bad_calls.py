@@ -173,7 +173,7 @@ def random_config(draw: random.Random, folder: Path) -> Call:
         path.write_text(yaml.safe_dump({name: random_value(draw) for name in names}))
     # The other way round, the command line would override the file.
     given = valid(recipe)
-    bounded = ["--max_steps", "2"] if recipe in TRAINING else []
+    bounded = ["--stop_after_steps", "2"] if recipe in TRAINING else []
     return Call(recipe, [*given, *bounded, "--config", str(path)])
 
 

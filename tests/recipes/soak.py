@@ -53,7 +53,7 @@ from safetensors.torch import load_file
 from soak_folders import RESULTS, FolderTrials
 from training_runs import QUICK_RUNS, ROOT, make_sentences, same
 
-import hf_sphere.training.run_training  # noqa: F401
+import hf_sphere.training.run  # noqa: F401
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.output_dir import LOCK_FILE, RUN_FILE, list_checkpoints
 

@@ -18,14 +18,15 @@ from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
 from hf_sphere.data import ImageDataOptions, images as data_images, text as data_text
 from hf_sphere.data.sources import BUNDLED
 from hf_sphere.prototypes import place_prototypes
-from hf_sphere.training import find_task, initialize_from_data, start_run
+from hf_sphere.training import RecipeArguments, find_task, start_run
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments
+from hf_sphere.training.tasks import Task, retrieval
 from hf_sphere.training.tasks.classification import EvaluationArguments, ImageDataArguments
-from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
-from hf_sphere.training.tasks.image import EncoderArguments, ImageTask
-from hf_sphere.training.tasks.masked_lm import MaskedLanguageModeling, build_language_model, load_tokenizer
+from hf_sphere.training.tasks.few_shot import FewShotArguments
+from hf_sphere.training.tasks.image import EncoderArguments
 from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.configs import TABLES, config_names, load_config, read_yaml
+from hf_sphere.utils.renamed import restore_options
 
 PUBLISHED = read_published()
 NAMES = [PurePosixPath(name) for name in config_names()]
@@ -60,6 +61,10 @@ IMAGES_OF_A_CLASS = dict.fromkeys(OPEN_SETS - {"data/prepared/sop"}, 4)
 """Images per class in each split, where it is not one: few-shot episodes use several images per class."""
 
 
+FEW_SHOT, RETRIEVAL = find_task("few_shot"), find_task("retrieval")
+OPEN_SET_TASKS = (FEW_SHOT, RETRIEVAL)
+
+
 @functools.cache
 def made_up(name: str, config_name: str | None = None) -> DatasetDict:
     if name in BUNDLED:
@@ -91,7 +96,7 @@ UNIFORM = {"output_dir": "run"}
 """Arguments that differ between any two runs."""
 
 
-def task_of(run: PurePosixPath) -> type[ImageTask]:
+def task_of(run: PurePosixPath) -> Task:
     return find_task(TASKS[load_config(str(run)).recipe])
 
 
@@ -118,13 +123,16 @@ def test_the_names_of_all_configurations_are_those_of_before_and_unique():
 @pytest.mark.parametrize("run", NAMES, ids=lambda path: path.name)
 def test_a_configuration_has_the_settings_of_before(run):
     parts = parse_all(run, *(["--output_dir", "unused"] if run in CORRUPTIONS else []))
-    values = {name: value for part in parts for name, value in vars(part).items() if name in FROZEN["arguments"]}
+    settings = {name: value for part in parts for name, value in vars(part).items()}
+    precision = next(part.mixed_precision for part in parts if isinstance(part, RecipeArguments))
+    values = {**restore_options(settings), "mixed_precision": precision}
+    values = {name: value for name, value in values.items() if name in FROZEN["arguments"]}
     digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:8]
     assert digest == FROZEN["digests"][str(run)]
     assert load_config(run.name).settings == load_config(str(run)).settings
 
 
-def make_small(task: type[ImageTask], model_args: EncoderArguments, data_args: ImageDataOptions, *rest: Any) -> None:
+def make_small(task: Task, model_args: EncoderArguments, data_args: ImageDataOptions, *rest: Any) -> None:
     """Reduce image size, batch size and held-out fraction to fit a few images."""
     if data_args.image_size is not None and max(data_args.image_size) > 96:
         data_args.image_size = [64] if model_args.backbone == "alexnet" else [32]
@@ -138,7 +146,7 @@ def make_small(task: type[ImageTask], model_args: EncoderArguments, data_args: I
             data_args.image_size = [16]
     if isinstance(data_args, ImageDataArguments) and data_args.episodes is not None:
         data_args.episode_classes, data_args.episode_examples, data_args.episodes_per_epoch = 2, 2, 2
-    if not task.is_open_set:
+    if task not in OPEN_SET_TASKS:
         data_args.validation_fraction = 0.0  # it would require two images per class
 
 
@@ -151,6 +159,7 @@ CORRUPTED = [(PurePosixPath("hyperplanes/mnist-lenet9"), corruption) for corrupt
 )
 def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch):
     monkeypatch.setattr(data_images, "load_splits", made_up)
+    monkeypatch.setattr(retrieval, "check_queries", lambda images: None)  # the few images have no neighbors
     run = files[0]
     task = task_of(run)
     model_args, data_args, args, *rest = parse(*files)
@@ -159,22 +168,19 @@ def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch
     make_small(task, model_args, data_args, *rest)
     data_args.cache_dir = str(tmp_path)
     data_args.dataloader_num_workers = 0
-    if task is not FewShotClassification:
+    if task is not FEW_SHOT:
         data_args.max_train_samples = 8
         data_args.max_eval_samples = 8
         args.per_device_train_batch_size = 4
     args.output_dir = str(tmp_path / "run")
-    built = task(model_args, data_args, args, *rest)
-    data = built.load_data(start_run(args, model_args, data_args, *rest).accelerator)
     if getattr(model_args, "prototypes_file", None) is not None:
         model_args.prototypes_file = str(tmp_path / "prototypes.safetensors")
-        place_prototypes(
-            len(data.class_names), model_args.embedding_dim, method="sgd", max_iterations=1
-        ).save(model_args.prototypes_file)  # fmt: skip
-    model = built.build_model(data).train()
-    built.check_data(model, data)
-    initialize_from_data(model, data.train)
-    data = built.batches(data)
+        classes = DATA[data_args.dataset_name][3]
+        placement = place_prototypes(classes, model_args.embedding_dim, method="sgd", max_iterations=1)
+        placement.save(model_args.prototypes_file)
+    rest = rest or [kind() for kind in task.arguments if kind is EvaluationArguments]
+    prepared = task.prepare(start_run(args, model_args, data_args, *rest), model_args, data_args, args, *rest)
+    model, data = prepared.model.train(), prepared.data
     optimizer = optimizer_from_arguments(model, args, next(data.train.epoch()))
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train))
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -263,13 +269,13 @@ def test_spherization_runs_have_the_pixels_and_decays_of_the_paper(run):
 def test_an_episode_has_at_most_the_training_classes(run):
     _, data, _, *rest = parse(run)
     classes = 10 if data.dataset_name in BUNDLED else DATA[data.dataset_name][3]
-    if task_of(run).is_open_set:
+    if task_of(run) in OPEN_SET_TASKS:
         classes = rest[0].train_classes or classes
         classes -= round(data.validation_fraction * classes)
     assert data.episode_classes <= classes
 
 
-FEW_SHOT_RUNS = [run for run in RUNS if task_of(run) is FewShotClassification]
+FEW_SHOT_RUNS = [run for run in RUNS if task_of(run) is FEW_SHOT]
 
 
 def test_every_published_few_shot_run_exists_from_scratch_and_fine_tuned():
@@ -323,7 +329,7 @@ def test_a_corruption_applies_to_every_hyperplane_run(corruption):
         assert model == corrupted_model
         assert corrupted == replace(data, **expected)
         assert memorising == replace(
-            training, weight_decay=0.0, num_train_epochs=300, lr_scheduler_type="plateau", lr_patience=10,
+            training, weight_decay=0.0, num_train_epochs=300, lr_scheduler_type="reduce_lr_on_plateau", lr_patience=10,
             metric_for_best_model="train_loss", early_stopping_patience=25,
         )  # fmt: skip
 
@@ -358,10 +364,8 @@ def test_a_language_model_configuration_builds_and_takes_two_steps(run, tiny_mod
     data_args.max_seq_length = 32
     data_args.max_train_samples, args.per_device_train_batch_size = 8, 4
     args.output_dir = str(tmp_path / "run")
-    tokenizer = load_tokenizer(model_args)
-    model = build_language_model(model_args, tokenizer).train()
-    task = MaskedLanguageModeling(model_args, data_args, args)
-    data = task.load_data(start_run(args, model_args, data_args), model, tokenizer)
+    prepared = find_task("masked_lm").prepare(start_run(args, model_args, data_args), model_args, data_args, args)
+    model, data = prepared.model.train(), prepared.data
     assert type(model).__name__.startswith("Sphere") == ("-spherized" in run.name)
     optimizer = optimizer_from_arguments(model, args, next(data.train.epoch()))
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train), higher_is_better=False)

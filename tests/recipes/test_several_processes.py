@@ -46,7 +46,7 @@ def run_recipe(name: str, folder: Path, texts: Path, *, divisor: int = 1, accumu
     words, option, size = RUNS[name]
     words = ["--learning_rate", "0.02", *(str(texts) if word == "TEXTS" else word for word in words)]
     words += [option, str(size // divisor), "--gradient_accumulation_steps", str(accumulated)]
-    words += ["--optimizer", "sgd", "--num_train_epochs", "2", "--disable_tqdm"]
+    words += ["--optim", "sgd", "--num_train_epochs", "2", "--disable_tqdm"]
     spec = importlib.util.spec_from_file_location(name, ROOT / "recipes" / f"{name}.py")
     recipe = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(recipe)

@@ -260,13 +260,13 @@ def test_training_classes_are_not_evaluated(run_main, recipe, cache, tmp_path, w
 
 
 def test_classes_of_data_without_an_evaluation_split_are_divided(run_main, recipe, cache, results_of, tmp_path):
-    words = [*QUICK[:2], *QUICK[4:], *cache, "--output_dir", str(tmp_path / "run"), "--max_steps", "1"]
+    words = [*QUICK[:2], *QUICK[4:], *cache, "--output_dir", str(tmp_path / "run"), "--stop_after_steps", "1"]
     run_main(recipe, [*words, "--train_split", "test", "--eval_fraction", "0.4"])
     assert results_of(tmp_path / "run")["eval_num_episodes"] == 60
 
 
 def test_one_split_can_be_divided_by_classes(train, results_of):
-    assert results_of(train("--eval_split", "train", "--max_steps", "1"))["eval_num_episodes"] == 60
+    assert results_of(train("--eval_split", "train", "--stop_after_steps", "1"))["eval_num_episodes"] == 60
 
 
 def test_a_spherization_that_differs_from_the_saved_model_is_refused(train, finished):
@@ -307,7 +307,7 @@ def test_accuracy_on_unseen_alphabets_is_above_chance(real_data, run_main, recip
     """The chance level is one in five; training takes a few steps with the settings of the configuration."""
     words = ["--config", "few_shot/omniglot-conv4-1shot-plain-euclidean"]
     words += ["--dataset_name", str(real_data("brendenlake/omniglot")), "--cache_dir", str(tmp_path / "decoded")]
-    words += ["--max_steps", "5", "--validation_episodes", "20", "--eval_episodes", "20", "--disable_tqdm"]
+    words += ["--stop_after_steps", "5", "--validation_episodes", "20", "--eval_episodes", "20", "--disable_tqdm"]
     words += ["--dataloader_num_workers", "0", "--output_dir", str(tmp_path / "run")]
     run_main(recipe, words)
     results = results_of(tmp_path / "run")

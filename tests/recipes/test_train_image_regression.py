@@ -132,7 +132,7 @@ SPOILED += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_ga
 
 def test_the_loss_can_be_a_sum(train, results_of, tmp_path):
     """With plain SGD, a sum over 20 images at a twentieth of the learning rate equals the mean."""
-    words = ["--optimizer", "sgd", *CLIPPED]
+    words = ["--optim", "sgd", *CLIPPED]
     mean = train(*words, "--learning_rate", "0.1", name="mean")
     summed = train(*words, "--learning_rate", "0.005", "--loss_reduction", "sum", name="sum")
     torch.testing.assert_close(weights(mean), weights(summed), rtol=1e-3, atol=1e-5)
@@ -157,7 +157,7 @@ def test_evaluation_values_are_checked_against_the_range(train):
 
 def test_half_precision_trains(train, results_of, slants):
     always_the_mean = (slants - slants.mean()).abs().mean().item()
-    folder = train(*CLIPPED, "--num_train_epochs", "10", "--mixed_precision", "bf16")
+    folder = train(*CLIPPED, "--num_train_epochs", "10", "--bf16")
     assert results_of(folder)["eval_mean_absolute_error"] < 0.75 * always_the_mean
 
 

@@ -107,7 +107,7 @@ def test_at_weight_1_only_classes_are_learned(train, results_of):
 
 
 def test_the_weight_is_saved(train):
-    folder = train("--task_weight", "0.6", "--max_steps", "1")
+    folder = train("--task_weight", "0.6", "--stop_after_steps", "1")
     assert SphereVisionForJointPrediction.from_pretrained(folder).config.task_weight == 0.6
 
 
@@ -118,7 +118,7 @@ def test_a_weight_above_1_is_refused_by_the_parser(train, capsys):
 
 
 def test_sum_reduction_applies_to_both_losses(train):
-    model = SphereVisionForJointPrediction.from_pretrained(train("--loss_reduction", "sum", "--max_steps", "1"))
+    model = SphereVisionForJointPrediction.from_pretrained(train("--loss_reduction", "sum", "--stop_after_steps", "1"))
     assert (model.head.reduction, model.regression.reduction) == ("sum", "sum")
 
 
@@ -133,7 +133,7 @@ def test_other_heads_train_jointly_with_regression(train, results_of, head):
 
 
 def test_half_precision_trains_both(train, results_of):
-    results = results_of(train("--mixed_precision", "bf16", "--num_train_epochs", "6"))
+    results = results_of(train("--bf16", "--num_train_epochs", "6"))
     assert results["eval_accuracy"] > 0.6
     assert results["eval_mean_absolute_error"] < results["history"][0]["eval_mean_absolute_error"]
 

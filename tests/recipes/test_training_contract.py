@@ -73,8 +73,12 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def test_a_run_writes_model_card_results_and_settings(finished):
-    names = {"model.safetensors", "config.json", "README.md", "all_results.json", "run.json", "best"}
+    names = {"model.safetensors", "config.json", "README.md", "all_results.json", "run.json"}
     assert names <= {path.name for path in finished.iterdir()}
+
+
+def test_the_best_model_is_saved_only_if_it_will_be_loaded(finished, ruined):
+    assert [(folder / "best").exists() for folder in (finished, ruined)] == [False, True]
 
 
 def test_the_results_have_every_headline_metric(finished, results_of, task):
@@ -170,7 +174,7 @@ def test_a_run_of_zero_epochs_saves_the_model_it_starts_from(finished, train, ta
 @pytest.mark.parametrize("steps", [7, 10])
 def test_a_resumed_run_ends_with_the_model_of_an_uninterrupted_one(finished, train, results_of, task, steps):
     """In the middle of an epoch, and at its end."""
-    train("--max_steps", str(steps))
+    train("--stop_after_steps", str(steps))
     resumed = train("--resume_from_checkpoint", "latest")
     assert same(weights(finished), weights(resumed))
     metric = f"eval_{find_task(task).headline[0]}"
@@ -205,7 +209,7 @@ def test_resuming_without_a_checkpoint_is_refused(train):
 
 def test_a_diverged_run_stops_without_saving_its_model(train, tmp_path):
     with pytest.raises(TrainingDivergedError, match="not finite"):
-        train("--optimizer", "sgd", "--learning_rate", "1e38")
+        train("--optim", "sgd", "--learning_rate", "1e38")
     assert not (tmp_path / "run" / "model.safetensors").exists()
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
@@ -283,12 +287,18 @@ def test_the_best_epoch_is_chosen_on_held_out_data(ruined, results_of, task):
 
 def test_a_damaged_model_of_the_best_epoch_is_not_saved_as_the_result(train, quick):
     words = [*quick.held_out, "--load_best_model_at_end"]
-    best = train("--max_steps", "10", *words) / "best" / "model.safetensors"
+    best = train("--stop_after_steps", "10", *words) / "best" / "model.safetensors"
     data = bytearray(best.read_bytes())
     data[-1] ^= 1
     best.write_bytes(data)
     with pytest.raises(CheckpointError, match=r"cannot load the best model .*: model.safetensors is damaged"):
-        train("--resume_from_checkpoint", "latest", *words, "--max_steps", "10")
+        train("--resume_from_checkpoint", "latest", *words, "--stop_after_steps", "10")
+
+
+def test_a_run_that_did_not_keep_its_best_model_is_not_resumed_to_load_it(train):
+    train("--stop_after_steps", "10")
+    with pytest.raises(CheckpointError, match=r"cannot load the best model .*/best: .* Leave out load_best"):
+        train("--resume_from_checkpoint", "latest", "--load_best_model_at_end")
 
 
 def test_the_card_states_on_which_data_the_epoch_was_chosen(ruined, task):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hf_sphere.data import Augmentation, ImagesInMemory
 from hf_sphere.nn import Head, HeadOutput
-from hf_sphere.training import TrainingArguments, TrainingLoop, evaluate as evaluate_on
+from hf_sphere.training import RecipeArguments, TrainingLoop, evaluate as evaluate_on
 
 
 @pytest.fixture(autouse=True)
@@ -109,18 +109,18 @@ def make_batches() -> Callable[..., ImagesInMemory]:
 
 
 @pytest.fixture
-def make_args(tmp_path: Path) -> Callable[..., TrainingArguments]:
+def make_args(tmp_path: Path) -> Callable[..., RecipeArguments]:
     """Make training arguments with an output folder below `tmp_path`."""
 
-    def make(**options) -> TrainingArguments:
+    def make(**options) -> RecipeArguments:
         options = {"output_dir": str(tmp_path / "run"), "disable_tqdm": True, "save_total_limit": 100} | options
-        return TrainingArguments(**options)
+        return RecipeArguments(**options)
 
     return make
 
 
 @pytest.fixture
-def make_loop(make_args: Callable[..., TrainingArguments]) -> Callable[..., TrainingLoop]:
+def make_loop(make_args: Callable[..., RecipeArguments]) -> Callable[..., TrainingLoop]:
     """Build a training loop with a new accelerator; other keywords are training arguments."""
 
     def make(

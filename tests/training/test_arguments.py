@@ -5,13 +5,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import HfArgumentParser, TrainingArguments
 
 from hf_sphere.data import Episodes
-from hf_sphere.data.options import OpenSetOptions
-from hf_sphere.training import TrainingArguments
+from hf_sphere.data.options import AugmentationOptions, ImageSourceOptions, OpenSetOptions, ValueOptions
+from hf_sphere.evaluation import EvaluationOptions
+from hf_sphere.training import RecipeArguments, arguments, find_task, task_names
 from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments
 from hf_sphere.utils import configs
 from hf_sphere.utils.arguments import given_arguments, parse_arguments
+from hf_sphere.utils.renamed import rename_options, restore_options
 
 
 @pytest.fixture
@@ -26,8 +29,8 @@ def config(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def parse(*words: str) -> tuple[ModelArguments, ImageDataArguments, TrainingArguments]:
-    return parse_arguments((ModelArguments, ImageDataArguments, TrainingArguments), [*words, "--output_dir", "out"])
+def parse(*words: str) -> tuple[ModelArguments, ImageDataArguments, RecipeArguments]:
+    return parse_arguments((ModelArguments, ImageDataArguments, RecipeArguments), [*words, "--output_dir", "out"])
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def refusal(capsys) -> Callable[..., str]:
 
 def test_missing_arguments_have_defaults():
     _, data, args = parse()
-    assert (data.dataset_name, args.learning_rate, args.max_steps) == ("digits", 1e-3, None)
+    assert (data.dataset_name, args.learning_rate, args.stop_after_steps) == ("digits", 1e-3, None)
 
 
 def test_the_docstring_describes_every_argument_once():
@@ -57,7 +60,7 @@ def test_the_docstring_describes_every_argument_once():
 
 def test_output_dir_is_required(capsys):
     with pytest.raises(SystemExit):
-        parse_arguments((TrainingArguments,), [])
+        parse_arguments((RecipeArguments,), [])
     assert "--output_dir" in capsys.readouterr().err
 
 
@@ -103,8 +106,99 @@ def test_flag_needs_no_value_on_the_command_line():
     assert parse("--nesterov")[2].nesterov is True
 
 
-def test_bare_no_in_yaml_disables_mixed_precision(config):
-    assert parse("--config", config("mixed_precision: no"))[2].mixed_precision == "no"
+RENAMED = [
+    ("optimizer: sgd", "optim", "sgd", "optimizer sgd is now optim sgd"),
+    ("compile: true", "torch_compile", True, "compile True is now torch_compile true"),
+    ("max_steps: 7", "stop_after_steps", 7, "max_steps 7 is now stop_after_steps 7"),
+    ("mixed_precision: bf16", "bf16", True, "mixed_precision bf16 is now bf16 true"),
+    ("mixed_precision: fp16", "fp16", True, "mixed_precision fp16 is now fp16 true"),
+    ("mixed_precision: no", "bf16", False, "mixed_precision False is now bf16 false"),
+    (
+        "lr_scheduler_type: plateau",
+        "lr_scheduler_type",
+        "reduce_lr_on_plateau",
+        "lr_scheduler_type plateau is now lr_scheduler_type reduce_lr_on_plateau",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "name", "value", "message"), RENAMED)
+def test_an_old_option_in_yaml_is_accepted_and_the_message_has_its_new_name(config, capsys, line, name, value, message):
+    assert getattr(parse("--config", config(line))[2], name) == value
+    assert capsys.readouterr().err == f"{message}; the old name will be removed.\n"
+
+
+@pytest.mark.parametrize("form", ["--{}={}", "--{} {}"])
+@pytest.mark.parametrize(("line", "name", "value", "message"), RENAMED)
+def test_an_old_option_on_the_command_line_is_accepted(capsys, form, line, name, value, message):
+    assert getattr(parse(*form.format(*line.split(": ")).split(), "--seed", "3")[2], name) == value
+    assert f"is now {message.partition('is now ')[2]}" in capsys.readouterr().err
+
+
+def test_an_old_option_of_a_file_replaces_the_new_one_of_its_base(config, capsys):
+    file = config("base: spherization/digits-lenet5-spherized\noptimizer: sgd")
+    assert parse("--config", file)[2].optim == "sgd"
+    assert capsys.readouterr().err == "optimizer sgd is now optim sgd; the old name will be removed.\n"
+
+
+def test_an_old_flag_without_a_value_is_accepted():
+    assert parse("--compile", "--seed", "3")[2].torch_compile
+
+
+def test_a_new_option_has_no_message(capsys):
+    assert parse("--optim", "sgd", "--stop-after-steps", "7")[2].optim == "sgd"
+    assert capsys.readouterr().err == ""
+
+
+def test_settings_with_old_names_have_the_digest_of_before():
+    settings = {"optimizer": "sgd", "mixed_precision": "bf16", "lr_scheduler_type": "plateau", "seed": 3}
+    assert restore_options(rename_options(settings)) == settings
+
+
+def test_options_that_transformers_has_have_its_defaults_where_no_result_depends_on_them():
+    kinds = RecipeArguments, TrainingArguments
+    ours, theirs = ({field.name: field.default for field in dataclasses.fields(kind)} for kind in kinds)
+    differ = {name for name in ours.keys() & theirs if name != "output_dir" and ours[name] != theirs[name]}
+    documented = {name for name in differ if f"`{name}`" in (arguments.__doc__ or "")}
+    # The same by another value: no tracker, no additional checkpoints, and the batch sizes of the page.
+    assert differ - documented == {
+        *("report_to", "save_steps", "disable_tqdm", "per_device_train_batch_size", "per_device_eval_batch_size"),
+    }
+
+
+@pytest.mark.parametrize("name", ["none", "tensorboard"])
+def test_report_to_none_stands_for_no_tracker(name):
+    assert RecipeArguments(output_dir="out", report_to=[name]).report_to == (None if name == "none" else [name])
+
+
+def test_clipping_to_0_is_no_clipping():
+    assert RecipeArguments(output_dir="out", max_grad_norm=0.0).max_grad_norm is None
+
+
+def test_two_precisions_are_an_error():
+    with pytest.raises(ValueError, match="bf16 and fp16 are two precisions"):
+        RecipeArguments(output_dir="out", bf16=True, fp16=True)
+
+
+TASKS = [find_task(name) for name in task_names()]
+OPTIONS = {kind for task in TASKS for kind in task.arguments} | {ImageSourceOptions, AugmentationOptions}
+OPTIONS |= {OpenSetOptions, ValueOptions, EvaluationOptions}
+
+
+@pytest.mark.parametrize("kind", sorted(OPTIONS, key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__)
+def test_options_are_parsed_by_the_parser_of_transformers(kind):
+    required = [field.name for field in dataclasses.fields(kind) if field.default is field.default_factory]
+    words = [word for name in required for word in (f"--{name}", "given")]
+    parser = HfArgumentParser(kind)
+    (parsed,) = parser.parse_args_into_dataclasses(words)
+    assert parsed == kind(**dict.fromkeys(required, "given"))
+    assert parser.format_help()
+
+
+def test_options_of_the_parser_of_transformers_have_their_types():
+    words = ["--head_kwargs", "{scaling: 5.0}", "--class_weights", "balanced", "--embedding_dim", "3"]
+    (parsed,) = HfArgumentParser(ModelArguments).parse_args_into_dataclasses(words)
+    assert (parsed.head_kwargs, parsed.class_weights, parsed.embedding_dim) == ({"scaling": 5.0}, "balanced", 3)
 
 
 @pytest.mark.parametrize(("text", "value"), [("[2, 4]", [2, 4]), ("3", [3])])
@@ -248,9 +342,9 @@ def test_a_file_starts_from_its_base_and_writes_to_a_folder_of_its_own_name(tabl
     (tables / "d.yaml").write_text(TABLE % "mnist-a")
     for base in ("mnist-b", config("base: d/mnist-b\nmomentum: null", "first.yaml")):
         file = config(f"base: {base}\nlearning_rate: 2.0", "own.yaml")
-        args = parse_arguments((TrainingArguments,), ["--config", file])[0]
+        args = parse_arguments((RecipeArguments,), ["--config", file])[0]
         assert (args.seed, args.learning_rate, args.output_dir) == (1, 2.0, "outputs/own")
-        assert args.momentum == (0.2 if base == "mnist-b" else TrainingArguments("out").momentum)
+        assert args.momentum == (0.2 if base == "mnist-b" else RecipeArguments("out").momentum)
     file = config("base: ./missing.yaml")
     assert f"{file}, base: there is no configuration or file './missing.yaml'" in refusal("--config", file)
     file = config("base: {}".format(config("", "other.yaml")), "loop.yaml")
@@ -272,11 +366,11 @@ def test_a_base_is_relative_to_the_file_that_names_it(tables, config, tmp_path, 
 def test_a_recipe_refuses_the_configurations_of_others(tables, config, capsys):
     (tables / "d.yaml").write_text("base: {recipe: train_b}\ng: {runs: {a: {}}}")
     with pytest.raises(SystemExit):
-        parse_arguments((TrainingArguments,), ["--config", "a"], recipe="train_c")
+        parse_arguments((RecipeArguments,), ["--config", "a"], recipe="train_c")
     assert f"error: run a of {FILE} is for recipes/train_b.py." in capsys.readouterr().err
     file = config("base: a\nrecipe: null")
     for words, recipe in ((["a"], "train_b"), (["a"], None), ([file], "train_c")):
-        parse_arguments((TrainingArguments,), ["--config", *words], recipe=recipe)
+        parse_arguments((RecipeArguments,), ["--config", *words], recipe=recipe)
 
 
 def test_an_error_on_the_command_line_does_not_name_the_configuration(config, refusal):
@@ -341,7 +435,7 @@ def test_wrong_type_error_names_the_argument(config, refusal, source):
 
 
 def test_invalid_choice_error_lists_the_choices(refusal):
-    message = refusal("--optimizer", "adamm")
+    message = refusal("--optim", "adamm")
     assert all(name in message for name in ("adamm", "adam", "adamw", "sgd"))
 
 
@@ -356,19 +450,19 @@ def test_invalid_choice_error_lists_the_choices(refusal):
         ("save_total_limit", 0),
         ("logging_steps", 0),
         ("lr_step_epochs", 0),
-        ("max_steps", -1),
+        ("stop_after_steps", -1),
         ("early_stopping_patience", 0),
         ("learning_rate", -0.1),
         ("learning_rate", float("nan")),
         ("weight_decay", -1e-4),
         ("num_train_epochs", -1),
         ("warmup_epochs", -0.5),
-        ("max_grad_norm", 0.0),
+        ("max_grad_norm", -1.0),
     ],
 )
 def test_invalid_value_error_names_the_argument(name, value):
     with pytest.raises(ValueError, match=rf"^{name} must .* got {value}"):
-        TrainingArguments(output_dir="out", **{name: value})
+        RecipeArguments(output_dir="out", **{name: value})
 
 
 def test_bad_value_on_the_command_line_is_a_usage_error(refusal):
@@ -426,7 +520,9 @@ def test_multistep_requires_milestones(refusal):
 
 
 def test_plateau_rejects_warmup(refusal):
-    assert "plateau does not support warmup_epochs" in refusal("--lr_scheduler_type", "plateau", "--warmup_epochs", "1")
+    assert "reduce_lr_on_plateau does not support warmup_epochs" in refusal(
+        "--lr_scheduler_type", "reduce_lr_on_plateau", "--warmup_epochs", "1"
+    )
 
 
 @pytest.mark.parametrize("text", ["- learning_rate", "just words", "false"])

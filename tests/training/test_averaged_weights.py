@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from hf_sphere.training import TrainingArguments
+from hf_sphere.training import RecipeArguments
 
 # The data is 40 images in batches of 8: 5 steps per epoch.
 
@@ -58,7 +58,7 @@ def test_training_itself_does_not_depend_on_the_average(make_loop, make_model, t
 def test_resumed_average_equals_that_of_an_uninterrupted_run(make_loop, make_model, tmp_path):
     unbroken = make_loop(make_model(), num_train_epochs=3, ema_decay=0.9, output_dir=str(tmp_path / "unbroken"))
     unbroken.run()
-    make_loop(make_model(), num_train_epochs=3, ema_decay=0.9, max_steps=7, save_steps=7).run()
+    make_loop(make_model(), num_train_epochs=3, ema_decay=0.9, stop_after_steps=7, save_steps=7).run()
     resumed = make_loop(make_model(seed=1), num_train_epochs=3, ema_decay=0.9, resume_from_checkpoint="latest")
     resumed.run()
     for name, value in averaged(unbroken).items():
@@ -68,4 +68,4 @@ def test_resumed_average_equals_that_of_an_uninterrupted_run(make_loop, make_mod
 @pytest.mark.parametrize("decay", [0.0, 1.0, -0.5])
 def test_decay_outside_the_unit_interval_is_rejected(decay):
     with pytest.raises(ValueError, match=f"ema_decay must be above 0 and below 1; got {decay}"):
-        TrainingArguments(output_dir="run", ema_decay=decay)
+        RecipeArguments(output_dir="run", ema_decay=decay)

@@ -14,7 +14,7 @@ from two_processes import join
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import ImagesInMemory
 from hf_sphere.nn import HEADS, build_head
-from hf_sphere.training import TrainingArguments, TrainingLoop, evaluate, gather_classes, initialize_from_data
+from hf_sphere.training import RecipeArguments, TrainingLoop, evaluate, gather_classes, initialize_from_data
 from hf_sphere.training.class_shards import _read_rows, _shard_files
 from hf_sphere.utils.options import keyword_options
 
@@ -44,8 +44,8 @@ def train(head: str, folder: str, processes: int = 1, rank: int = 0, **arguments
     share = {"process_index": rank, "num_processes": processes}
     batches = images(24, batch_size=12 // processes, shuffle=True, **share)
     initialize_from_data(model, batches)
-    args = TrainingArguments(
-        output_dir=folder, num_train_epochs=3, optimizer="adam", learning_rate=0.02, max_grad_norm=0.5, save_epochs=2,
+    args = RecipeArguments(
+        output_dir=folder, num_train_epochs=3, optim="adam", learning_rate=0.02, max_grad_norm=0.5, save_epochs=2,
         save_total_limit=9, disable_tqdm=True, **arguments,
     )  # fmt: skip
     loop = TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0})

@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -5,27 +6,25 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+import hf_sphere
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import ImagesInMemory
 from hf_sphere.metrics import retrieval_scores
 from hf_sphere.training import (
-    TrainingArguments,
     evaluate as evaluate_on,
     evaluate_retrieval,
     evaluation,
     find_task,
     initialize_from_data,
 )
-from hf_sphere.training.evaluation import evaluate_certainty, loss_is_sum
-from hf_sphere.training.measures import measure_classification
-from hf_sphere.training.tasks.classification import EvaluationArguments
-from hf_sphere.training.tasks.image import ImageTask
-
-
-def make_task(name: str) -> ImageTask:
-    """A task with default arguments."""
-    kind = find_task(name)
-    return kind(*(part(output_dir="unused") if part is TrainingArguments else part() for part in kind.arguments))
+from hf_sphere.training.evaluation import (
+    evaluate_certainty,
+    loss_is_sum,
+    measure_classification,
+    measure_joint,
+    measure_regression,
+)
+from hf_sphere.training.tasks.classification import evaluate_with_flips
 
 
 def evaluate(model: nn.Module, batches) -> dict[str, float]:
@@ -54,13 +53,12 @@ def test_evaluation_matches_a_single_full_batch(make_model, make_batches, batch_
 def test_flips_at_test_time_average_the_logits_of_mirror_images(make_batches):
     config = SphereVisionConfig(backbone="simple_fnn", num_channels=1, image_size=6, head="softmax", num_labels=3)
     model = SphereVisionForImageClassification(config).eval()
-    task, batches = make_task("classification"), make_batches(shuffle=False, augment=False)
-    task.part(EvaluationArguments).test_time_flips = True
+    batches = make_batches(shuffle=False, augment=False)
     (full,) = make_batches(batch_size=40, shuffle=False, augment=False).epoch()
     images, labels = full["pixel_values"], full["labels"]
     with torch.no_grad():
         logits = model(images).logits + model(images.flip(-1)).logits
-    metrics = task.evaluate(model, batches, Accelerator(cpu=True))
+    metrics = evaluate_with_flips(SimpleNamespace(accelerator=Accelerator(cpu=True)), model, batches)
     assert metrics.pop("accuracy_with_flips") == pytest.approx((logits.argmax(1) == labels).double().mean().item())
     assert metrics == pytest.approx(plain_evaluation(model, batches))
 
@@ -166,10 +164,9 @@ def test_scores_are_python_numbers():
     assert {type(value) for value in scores.values()} == {float}
 
 
-def test_retrieval_metrics_are_returned_by_the_evaluation():
-    task = make_task("retrieval")
-    measured = task.evaluate(retrieval_model(), images_in_pairs(7), Accelerator(cpu=True))
-    assert {task.metric, *task.headline} <= set(measured)
+def test_every_retrieval_metric_that_can_select_the_best_epoch_is_returned():
+    measured = evaluate_retrieval(retrieval_model(), images_in_pairs(7), Accelerator(cpu=True))
+    assert set(find_task("retrieval").eval_metrics) <= set(measured)
 
 
 def test_certainty_is_evaluated_in_batches_of_logits(monkeypatch):
@@ -183,11 +180,15 @@ def test_certainty_is_evaluated_in_batches_of_logits(monkeypatch):
 
 # Tasks
 
-TASKS = [make_task(name) for name in ("classification", "regression", "joint")]
-every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+TASKS = {
+    "classification": (hf_sphere.SphereVisionForImageClassification, measure_classification),
+    "regression": (hf_sphere.SphereVisionForRegression, measure_regression),
+    "joint": (hf_sphere.SphereVisionForJointPrediction, measure_joint),
+}
+every_task = pytest.mark.parametrize("task", TASKS)
 
 
-def task_model(task: ImageTask, reduction: str = "mean") -> nn.Module:
+def task_model(task: str, reduction: str = "mean") -> nn.Module:
     """A linear model of a task for images of 6 x 6 pixels, with three classes or values from 0 to 4."""
     sums = {"reduction": "sum"} if reduction == "sum" else {}
     config = SphereVisionConfig(
@@ -198,22 +199,22 @@ def task_model(task: ImageTask, reduction: str = "mean") -> nn.Module:
         embedding_dim=4,
         num_labels=3,
         value_range=[0.0, 4.0],
-        head="prototype" if task.data_task != "regression" else None,
+        head="prototype" if task != "regression" else None,
         head_kwargs=sums,
         regression_kwargs=sums,
     )
-    return task.model_class(config)
+    return TASKS[task][0](config)
 
 
-def task_batches(task: ImageTask, batch_size: int) -> ImagesInMemory:
+def task_batches(task: str, batch_size: int) -> ImagesInMemory:
     """Forty random images with the targets of a task."""
     generator = torch.Generator().manual_seed(5)
     images = torch.randint(0, 256, (40, 1, 6, 6), dtype=torch.uint8, generator=generator)
     classes, values = torch.arange(40) % 3, torch.rand(40, generator=generator) * 4
     return ImagesInMemory(
         images,
-        classes if task.data_task != "regression" else values,
-        regression_labels=values if task.name == "joint" else None,
+        classes if task != "regression" else values,
+        regression_labels=values if task == "joint" else None,
         batch_size=batch_size,
         mean=[0.5],
         std=[0.3],
@@ -221,15 +222,15 @@ def task_batches(task: ImageTask, batch_size: int) -> ImagesInMemory:
 
 
 @torch.no_grad()
-def plain_task_evaluation(task: ImageTask, model: nn.Module) -> dict[str, float]:
+def plain_task_evaluation(task: str, model: nn.Module) -> dict[str, float]:
     """Metrics of all images in one batch."""
     (batch,) = task_batches(task, 40).epoch()
     output = model.eval()(**batch)
     expected = {"loss": output.loss.item()}
-    if task.data_task != "regression":
+    if task != "regression":
         expected["accuracy"] = (output.logits.argmax(-1) == batch["labels"]).double().mean().item()
-    if task.data_task in ("regression", "joint"):
-        values = batch["regression_labels" if task.name == "joint" else "labels"]
+    if task in ("regression", "joint"):
+        values = batch["regression_labels" if task == "joint" else "labels"]
         expected["mean_absolute_error"] = (output.predictions - values).abs().mean().item()
     return expected
 
@@ -238,14 +239,14 @@ def plain_task_evaluation(task: ImageTask, model: nn.Module) -> dict[str, float]
 @every_task
 def test_task_evaluation_matches_a_single_full_batch(task, batch_size):
     model = task_model(task)
-    measured = task.evaluate(model, task_batches(task, batch_size), Accelerator(cpu=True))
+    measured = evaluate_on(model, task_batches(task, batch_size), Accelerator(cpu=True), TASKS[task][1])
     assert measured == pytest.approx(plain_task_evaluation(task, model), rel=1e-5)
 
 
 @every_task
 def test_summed_loss_is_reported_as_the_mean_over_images(task):
     model = task_model(task, "sum")
-    measured = task.evaluate(model, task_batches(task, 7), Accelerator(cpu=True))
+    measured = evaluate_on(model, task_batches(task, 7), Accelerator(cpu=True), TASKS[task][1])
     expected = plain_task_evaluation(task, model)
     assert measured == pytest.approx(expected | {"loss": expected["loss"] / 40}, rel=1e-5)
 

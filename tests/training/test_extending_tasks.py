@@ -14,19 +14,23 @@ from hf_sphere.training.command_line import train
 TOY = '''
 """Even or odd."""
 
-from hf_sphere.training.tasks.classification import ImageClassification
+from dataclasses import replace
+
+from hf_sphere.training.tasks import classification
 
 
-class Parity(ImageClassification):
-    """Train a classifier of digits into even and odd ones."""
+def prepare(run, *arguments):
+    """Prepare a classification that also measures the fraction of images predicted to be even."""
+    prepared = classification.prepare(run, *arguments)
 
-    name = "toy_parity"
-    headline = ("accuracy", "even_share")
-
-    def measure(self, output, batch):
-        """Return the accuracy and the share of images predicted to be even."""
+    def measure(output, batch):
         even = (output.logits.argmax(-1) % 2 == 0).double().mean()
-        return super().measure(output, batch) | {"even_share": even}
+        return prepared.measure(output, batch) | {"even_fraction": even}
+
+    return replace(prepared, measure=measure)
+
+
+TASK = replace(classification.TASK, prepare=prepare, headline=("accuracy", "even_fraction"))
 '''
 
 
@@ -37,21 +41,20 @@ def toy(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
     yield tmp_path
     sys.modules.pop("hf_sphere.training.tasks.toy_parity", None)
-    tasks.TASKS.pop("toy_parity", None)
     importlib.invalidate_caches()
 
 
 def test_task_in_one_file_is_found_by_name(toy):
     assert "toy_parity" in task_names()
-    assert find_task("toy_parity").headline == ("accuracy", "even_share")
+    assert find_task("toy_parity").headline == ("accuracy", "even_fraction")
 
 
 def test_task_in_one_file_is_trained_evaluated_and_described(toy, monkeypatch, root):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     argv = ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 8}", "--max_train_samples", "100"]
     argv += ["--num_train_epochs", "1", "--disable_tqdm", "--cache_dir", str(toy / "cache")]
-    train("toy_parity", [*argv, "--output_dir", str(toy / "run")], str(root / "recipes" / "toy.py"))
+    train("toy_parity", [*argv, "--output_dir", str(toy / "run")], script=str(root / "recipes" / "toy.py"))
     results = json.loads((toy / "run" / "all_results.json").read_text())
-    assert 0 <= results["eval_even_share"] <= 1
+    assert 0 <= results["eval_even_fraction"] <= 1
     reported = ModelCard.load(toy / "run" / "README.md").data.eval_results
-    assert {result.metric_type for result in reported} == {"accuracy", "even_share"}
+    assert {result.metric_type for result in reported} == {"accuracy", "even_fraction"}

@@ -10,11 +10,8 @@ from accelerate import Accelerator
 
 from hf_sphere import SphereVisionConfig, SphereVisionForFewShotClassification
 from hf_sphere.data import Augmentation, Episodes, FewShotBatches, ImagesInMemory
-from hf_sphere.data.options import ImageDataOptions
-from hf_sphere.training import TrainingArguments, evaluate_few_shot, evaluation
-from hf_sphere.training.measures import show_metric, show_metrics
-from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
-from hf_sphere.training.tasks.image import EncoderArguments
+from hf_sphere.training import evaluate_few_shot, evaluation
+from hf_sphere.utils.texts import show_metric, show_metrics
 
 LABELS = torch.arange(6).repeat(10)
 
@@ -131,13 +128,6 @@ def test_perfectly_separating_model_has_accuracy_1():
     model.base_model.forward = lambda pixels: SimpleNamespace(embeddings=pixels.mean((2, 3)))
     measured = evaluate(model, FewShotBatches(ImagesInMemory(images, LABELS, **options), 1))
     assert (measured["accuracy"], measured["accuracy_interval"]) == (1.0, 0.0)
-
-
-def test_task_evaluation_matches_evaluate():
-    model, batches = make_model(), make_batches()
-    parts = EncoderArguments(), ImageDataOptions(), TrainingArguments(output_dir="unused"), FewShotArguments()
-    found = FewShotClassification(*parts).evaluate(model, batches, Accelerator(cpu=True))
-    assert found == evaluate(model, batches)
 
 
 @pytest.mark.parametrize("processes", [2, 3])

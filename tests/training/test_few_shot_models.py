@@ -9,17 +9,16 @@ import timm
 import torch
 from torch import nn
 
-from hf_sphere.data import ImageData, ImageShape, ImagesInMemory
-from hf_sphere.data.options import ImageDataOptions
+from hf_sphere.data import ImageData, ImageDataOptions, ImageShape, ImagesInMemory
 from hf_sphere.models import (
     SphereVisionConfig,
     SphereVisionForFewShotClassification,
     SphereVisionForImageClassification,
     SphereVisionModel,
 )
-from hf_sphere.training import TrainingArguments
-from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
-from hf_sphere.training.tasks.image import EncoderArguments
+from hf_sphere.training import RecipeArguments
+from hf_sphere.training.tasks.few_shot import FewShotArguments, build_few_shot
+from hf_sphere.training.tasks.image import EncoderArguments, Setup
 from hf_sphere.utils.arguments import Options
 
 TINY: dict[str, Any] = {"backbone": "linear_embedding", "backbone_kwargs": Options([("width", 8)])}
@@ -44,8 +43,8 @@ def make_data(side: int = 6) -> ImageData:
 def build(
     *, side: int = 6, few_shot: dict[str, Any] | None = None, **encoder: Any
 ) -> SphereVisionForFewShotClassification:
-    arguments = ImageDataOptions(), TrainingArguments(output_dir="unused"), FewShotArguments(**few_shot or {})
-    return FewShotClassification(EncoderArguments(**encoder), *arguments).build_model(make_data(side))
+    arguments = EncoderArguments(**encoder), ImageDataOptions(), RecipeArguments(output_dir="unused")
+    return build_few_shot(Setup(*arguments, make_data(side), "conv4"), FewShotArguments(**few_shot or {}))
 
 
 @pytest.fixture
@@ -68,21 +67,6 @@ def test_embedding_dim_is_applied():
     model = build(**TINY, embedding_dim=5)
     assert model.config.embedding_dim == 5
     assert model.base_model.embedding_dim == 5
-
-
-@pytest.mark.parametrize("frozen", [None, False, True])
-def test_freeze_batch_norm_is_passed_to_a_new_model(frozen):
-    assert build(**TINY, freeze_batch_norm=frozen).config.freeze_batch_norm is bool(frozen)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "frozen"),
-    [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
-)
-def test_freeze_batch_norm_of_a_saved_encoder_is_kept_or_overridden(before, now, frozen, saved):
-    folder = saved(freeze_batch_norm=before)
-    model = build(side=28, model_name_or_path=folder, freeze_batch_norm=now)
-    assert model.config.freeze_batch_norm is frozen
 
 
 @pytest.mark.parametrize("pretrained", [True, False])

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.data.options import ImageDataOptions, ImageSourceOptions
-from hf_sphere.training import TrainingArguments
+from hf_sphere.data.options import ImageSourceOptions
+from hf_sphere.training import RecipeArguments
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments
-from hf_sphere.training.tasks.classification import ImageClassification, ModelArguments
+from hf_sphere.training.tasks.classification import ModelArguments
+from hf_sphere.training.tasks.image import freeze
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def model():
 
 def rates(model, **options) -> dict[str, float]:
     """Learning rate by parameter."""
-    args = TrainingArguments(output_dir="run", learning_rate=0.1, **options)
+    args = RecipeArguments(output_dir="run", learning_rate=0.1, **options)
     optimizer = optimizer_from_arguments(model, args)
     build_scheduler(optimizer, args, 10)
     names = {parameter: name for name, parameter in model.named_parameters()}
@@ -30,7 +31,7 @@ def rates(model, **options) -> dict[str, float]:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adam_srt"])
 def test_rates_decay_by_layer_as_in_timm(model, optimizer):
-    found = rates(model, layer_decay=0.5, optimizer=optimizer)
+    found = rates(model, layer_decay=0.5, optim=optimizer)
     assert set(found) == {name for name, _ in model.named_parameters()}
     blocks = {name.split("layer")[1][0]: rate for name, rate in found.items() if "backbone.layer" in name}
     assert blocks == pytest.approx({"1": 0.0125, "2": 0.025, "3": 0.05, "4": 0.1})
@@ -39,7 +40,7 @@ def test_rates_decay_by_layer_as_in_timm(model, optimizer):
 
 
 def test_the_rate_shown_is_that_of_the_head(model):
-    args = TrainingArguments(output_dir="run", learning_rate=0.1, layer_decay=0.5)
+    args = RecipeArguments(output_dir="run", learning_rate=0.1, layer_decay=0.5)
     assert optimizer_from_arguments(model, args).param_groups[0]["lr"] == 0.1
 
 
@@ -48,19 +49,14 @@ def test_layer_decay_without_a_backbone_is_an_error(make_model, make_args):
         optimizer_from_arguments(make_model(), make_args(layer_decay=0.5))
 
 
-def task(**options) -> ImageClassification:
-    parts = (ModelArguments(**options), ImageDataOptions(), TrainingArguments(output_dir="run"))
-    return ImageClassification(*parts)
-
-
 def test_stages_are_frozen_in_all_epochs_and_the_backbone_in_the_linear_probe(model):
     model = copy.deepcopy(model)
-    fine_tuning = task(freeze_stages=2, linear_probe_epochs=1)
-    fine_tuning.before_epoch(model, 0)
+    args = ModelArguments(freeze_stages=2, linear_probe_epochs=1)
+    freeze(args, model, 0)
     model.train()
     assert [name for name, p in model.named_parameters() if p.requires_grad] == ["head.log_temperature", "head.weight"]
     assert not any(module.training for module in model.modules() if isinstance(module, nn.BatchNorm2d))
-    fine_tuning.before_epoch(model, 1)
+    freeze(args, model, 1)
     model.train()
     frozen = {name.split(".")[2] for name, p in model.named_parameters() if not p.requires_grad}
     assert frozen == {"conv1", "bn1", "layer1", "layer2"}
@@ -102,7 +98,7 @@ def test_a_compiled_model_trains_and_resumes_like_an_uncompiled_one(make_loop, m
     monkeypatch.setattr(nn.Module, "compile", compile_quickly)
     plain = make_loop(make_model(dropout=0.0), num_train_epochs=2, output_dir=str(tmp_path / "plain"))
     plain.run()
-    make_loop(make_model(dropout=0.0), num_train_epochs=1, compile=True).run()
+    make_loop(make_model(dropout=0.0), num_train_epochs=1, torch_compile=True).run()
     resumed = make_loop(make_model(seed=1, dropout=0.0), num_train_epochs=2, resume_from_checkpoint="latest")
     resumed.run()
     assert len(calls) == 1

@@ -10,93 +10,95 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hf_sphere.data import ImageData, ImageShape, ImagesInMemory
+from hf_sphere.data import ImageData, ImageDataOptions, ImageShape, ImagesInMemory
 from hf_sphere.models import SphereVisionImageProcessor
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
 from hf_sphere.nn import HEADS
 from hf_sphere.prototypes import place_prototypes
-from hf_sphere.training import TrainingArguments
-from hf_sphere.training.tasks.classification import HEAD_NAMES, ImageClassification, ImageDataArguments, ModelArguments
-from hf_sphere.training.tasks.image import ImageTask
-from hf_sphere.training.tasks.joint import JointArguments, JointPrediction
-from hf_sphere.training.tasks.regression import ImageRegression, RegressionArguments
+from hf_sphere.training import RecipeArguments
+from hf_sphere.training.tasks.classification import HEAD_NAMES, ModelArguments, build_classifier, describe_head
+from hf_sphere.training.tasks.image import Setup, summarize
+from hf_sphere.training.tasks.joint import JointArguments, build_joint, describe_joint
+from hf_sphere.training.tasks.regression import (
+    RegressionArguments,
+    build_regression,
+    check_values,
+    describe_regression,
+)
 
 NAMES = ["cat", "dog", "owl"]
-every_task = pytest.mark.parametrize(
-    "task", [ImageClassification, ImageRegression, JointPrediction], ids=lambda task: task.name
-)
-with_values = pytest.mark.parametrize("task", [ImageRegression, JointPrediction], ids=lambda task: task.name)
+MODELS = {
+    "classification": "SphereVisionForImageClassification",
+    "regression": "SphereVisionForRegression",
+    "joint": "SphereVisionForJointPrediction",
+}
+every_task = pytest.mark.parametrize("task", MODELS)
+with_classes = pytest.mark.parametrize("task", ["classification", "joint"])
+with_values = pytest.mark.parametrize("task", ["regression", "joint"])
 
 
-def batches(task: type[ImageTask], *values: float) -> ImagesInMemory:
+def batches(task: str, *values: float) -> ImagesInMemory:
     numbers = torch.tensor(values)
     return ImagesInMemory(
         torch.zeros(len(values), 1, 6, 6, dtype=torch.uint8),
-        torch.arange(len(values)) % 3 if task.data_task != "regression" else numbers,
-        regression_labels=numbers if task is JointPrediction else None,
+        torch.arange(len(values)) % 3 if task != "regression" else numbers,
+        regression_labels=numbers if task == "joint" else None,
         batch_size=2,
         mean=[0.5],
         std=[0.3],
     )
 
 
-def make_data(
-    task: type[ImageTask], *, evaluation: tuple[float, ...] = (1.0, 2.0), validation=None, names=NAMES
-) -> ImageData:
+def make_data(task: str, *, evaluation: tuple[float, ...] = (1.0, 2.0), validation=None, names=NAMES) -> ImageData:
     """Data of 6 x 6 pixel images with training values from 0 to 4."""
     return ImageData(
         train=batches(task, 0.0, 3.0, 4.0),
         evaluation=batches(task, *evaluation),
         eval_split="test",
         validation=None if validation is None else batches(task, *validation),
-        class_names=names if task.data_task != "regression" else [],
+        class_names=names if task != "regression" else [],
         shape=ImageShape(1, 6, 6),
         mean=[0.5],
         std=[0.3],
-        value_range=(0.0, 4.0) if task.data_task in ("regression", "joint") else None,
+        value_range=(0.0, 4.0) if task != "classification" else None,
     )
 
 
-def make_task(
-    task: type[ImageTask],
+def build(
+    task: str,
     *,
+    data: ImageData | None = None,
     values: dict[str, Any] | None = None,
     smoothing: float = 0.0,
     reduction: str | None = None,
+    epochs: int = 20,
     **options: Any,
-) -> ImageTask:
-    """Make a task with model arguments; arguments for values are in `values`."""
+) -> SphereVisionPreTrainedModel:
+    """Build the model of a task from model arguments; arguments for values are in `values`."""
     if "model_name_or_path" not in options:
         options = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "embedding_dim": 4} | options
-    parts = [ModelArguments(**options), ImageDataArguments()]
-    parts.append(TrainingArguments(output_dir="unused", label_smoothing_factor=smoothing, loss_reduction=reduction))
-    if task.data_task in ("regression", "joint"):
-        parts.append((JointArguments if task.data_task != "regression" else RegressionArguments)(**values or {}))
-    return task(*parts)
+    training = {"label_smoothing_factor": smoothing, "loss_reduction": reduction, "num_train_epochs": epochs}
+    args = RecipeArguments(output_dir="unused", **training)
+    setup = Setup(ModelArguments(**options), ImageDataOptions(), args, data or make_data(task))
+    if task == "classification":
+        return build_classifier(setup)
+    if task == "regression":
+        return build_regression(setup, RegressionArguments(**values or {}))
+    return build_joint(setup, JointArguments(**values or {}))
 
 
-def build(task: type[ImageTask], *, data: ImageData | None = None, **options: Any) -> SphereVisionPreTrainedModel:
-    """Build the model of a task; see `make_task`."""
-    return make_task(task, **options).build_model(data or make_data(task))
-
-
-def check_values(task: type[ImageTask], data: ImageData, **options: Any) -> None:
-    """Check data before training."""
-    built = make_task(task, **options)
-    built.check_data(built.build_model(make_data(task)), data)
-
-
-def describe(task: type[ImageTask], data: ImageData) -> str:
+def describe(task: str, data: ImageData) -> str:
     """Summarize data and a new model."""
-    built = make_task(task)
-    return built.summarize(built.build_model(make_data(task)), data)
+    model = build(task)
+    heads = {"regression": describe_regression, "joint": describe_joint}
+    return summarize(model, data, heads[task](model) if task in heads else describe_head(model.config))
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., str]:
     """Save a new model and return its path."""
 
-    def save(task: type[ImageTask], **options: Any) -> str:
+    def save(task: str, **options: Any) -> str:
         build(task, **options).save_pretrained(tmp_path / "saved")
         return str(tmp_path / "saved")
 
@@ -108,7 +110,7 @@ def saved(tmp_path: Path) -> Callable[..., str]:
 
 @every_task
 def test_new_model_has_the_class_of_the_task(task):
-    assert type(build(task)).__name__ == task.model_name
+    assert type(build(task)).__name__ == MODELS[task]
 
 
 @every_task
@@ -118,13 +120,13 @@ def test_new_model_accepts_the_images_of_the_data(task):
 
 
 @pytest.mark.parametrize(
-    ("task", "head"), [(ImageClassification, "spherized"), (ImageRegression, None), (JointPrediction, "prototype")]
+    ("task", "head"), [("classification", "spherized"), ("regression", None), ("joint", "prototype")]
 )
 def test_default_head_depends_on_the_task(task, head):
     assert build(task).config.head == head
 
 
-@pytest.mark.parametrize("task", [ImageClassification, JointPrediction], ids=lambda task: task.name)
+@with_classes
 def test_classification_model_has_the_class_names(task):
     assert build(task).config.id2label == dict(enumerate(NAMES))
 
@@ -146,22 +148,22 @@ def test_out_of_range_handling_is_passed_to_the_model(task):
 
 
 def test_sum_reduction_applies_to_both_losses():
-    model = build(JointPrediction, reduction="sum")
+    model = build("joint", reduction="sum")
     assert (model.head.reduction, model.regression.reduction) == ("sum", "sum")
 
 
 def test_sum_reduction_applies_to_the_regression_loss():
-    assert build(ImageRegression, reduction="sum").regression.reduction == "sum"
+    assert build("regression", reduction="sum").regression.reduction == "sum"
 
 
 def test_task_weight_is_passed_to_the_model():
-    assert build(JointPrediction, values={"task_weight": 0.75}).config.task_weight == 0.75
+    assert build("joint", values={"task_weight": 0.75}).config.task_weight == 0.75
 
 
 @pytest.mark.parametrize("options", [{"head": "softmax"}, {"head_kwargs": {"scaling": 2.0}}, {"smoothing": 0.1}])
 def test_regression_rejects_classification_options(options):
     with pytest.raises(ValueError, match=r"a regression has no(ne| classes and so no head); leave"):
-        build(ImageRegression, **options)
+        build("regression", **options)
 
 
 @with_values
@@ -180,11 +182,10 @@ def test_processor_matches_the_data(task):
 @pytest.mark.parametrize(
     ("task", "expected"),
     [
-        (ImageClassification, ["3 classes", "spherized head"]),
-        (ImageRegression, ["values 0 to 4", "regression on a pole"]),
-        (JointPrediction, ["3 classes, values 0 to 4", "prototype head, regression on a pole"]),
+        ("classification", ["3 classes", "spherized head"]),
+        ("regression", ["values 0 to 4", "regression on a pole"]),
+        ("joint", ["3 classes, values 0 to 4", "prototype head, regression on a pole"]),
     ],
-    ids=["classification", "regression", "joint"],
 )
 def test_description_names_targets_and_heads(task, expected):
     text = describe(task, make_data(task))
@@ -202,8 +203,8 @@ def test_description_names_targets_and_heads(task, expected):
     ids=["disjoint", "shared", "equal"],
 )
 def test_description_mentions_other_classes_only_if_disjoint(evaluated, expected):
-    data = replace(make_data(ImageClassification), eval_class_names=evaluated)
-    assert expected in describe(ImageClassification, data)
+    data = replace(make_data("classification"), eval_class_names=evaluated)
+    assert expected in describe("classification", data)
 
 
 # Values outside the range
@@ -218,19 +219,19 @@ def test_out_of_range_error_gives_the_count_and_a_solution(task, split, options)
     with pytest.raises(
         ValueError, match=f"2 of 3 {split} values lie outside the range 0 to 4, for instance 4.5"
     ) as refusal:
-        check_values(task, make_data(task, **options), values={"out_of_range": "error"})
+        check_values(build(task, values={"out_of_range": "error"}), make_data(task, **options))
     assert [word for word in ("--value_range", "--out_of_range clip") if word not in str(refusal.value)] == []
 
 
 @with_values
 def test_values_of_the_training_split_are_also_checked(task):
     with pytest.raises(ValueError, match="2 of 3 training values lie outside the range 0 to 2"):
-        check_values(task, make_data(task), values={"value_range": [0.0, 2.0]})
+        check_values(build(task, values={"value_range": [0.0, 2.0]}), make_data(task))
 
 
 @with_values
 def test_values_outside_are_accepted_if_clipped(task):
-    check_values(task, make_data(task, evaluation=(99.0,)), values={"out_of_range": "clip"})
+    check_values(build(task, values={"out_of_range": "clip"}), make_data(task, evaluation=(99.0,)))
 
 
 @with_values
@@ -239,9 +240,9 @@ def test_values_outside_are_rejected_by_default_only_if_the_range_was_given(task
     assert build(task, values={"value_range": given}).regression.out_of_range == expected
 
 
-@every_task
+@with_values
 def test_values_inside_are_accepted(task):
-    check_values(task, make_data(task))
+    check_values(build(task), make_data(task))
 
 
 # Prototypes from a file
@@ -261,19 +262,19 @@ def file(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.mark.parametrize("names", [NAMES, None], ids=["named", "unnamed"])
 def test_prototypes_are_loaded_from_a_file(file, names):
-    model = build(ImageClassification, head="prototype", prototypes_file=file(names=names))
+    model = build("classification", head="prototype", prototypes_file=file(names=names))
     expected = place_prototypes(3, 4, seed=7, method="lbfgs", restarts=1).prototypes.float()
     torch.testing.assert_close(model.head.prototypes, expected)
 
 
 def test_prototypes_of_a_joint_model_have_one_dimension_less(file):
-    assert build(JointPrediction, prototypes_file=file(dim=3)).head.prototypes.shape == (3, 3)
+    assert build("joint", prototypes_file=file(dim=3)).head.prototypes.shape == (3, 3)
 
 
 @pytest.mark.parametrize(("count", "dim"), [(5, 4), (3, 6)])
 def test_prototype_shape_error_names_the_required_shape(file, count, dim):
     with pytest.raises(ValueError, match="the model has 3 classes and requires 4 coordinates") as refusal:
-        build(ImageClassification, head="prototype", prototypes_file=file(count, dim))
+        build("classification", head="prototype", prototypes_file=file(count, dim))
     assert f"does not fit: the prototypes are {count} x {dim}" in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -289,13 +290,13 @@ def test_prototype_shape_error_names_the_required_shape(file, count, dim):
 )
 def test_prototype_class_error_names_the_difference(file, names, said):
     with pytest.raises(ValueError, match="was placed for other classes") as refusal:
-        build(ImageClassification, head="prototype", prototypes_file=file(len(names), names=names))
+        build("classification", head="prototype", prototypes_file=file(len(names), names=names))
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
-    ("task", "head"), [(ImageClassification, "softmax"), (ImageClassification, None), (ImageRegression, None)]
+    ("task", "head"), [("classification", "softmax"), ("classification", None), ("regression", None)]
 )
 def test_prototypes_file_with_another_head_is_rejected(file, task, head):
     with pytest.raises(ValueError, match=r"prototypes_file (needs the head prototype|is for models with classes)"):
@@ -314,23 +315,21 @@ def test_saved_model_is_loaded_with_its_weights(task, saved):
 
 
 @every_task
-@pytest.mark.parametrize(
-    "other", [ImageClassification, ImageRegression, JointPrediction], ids=lambda task: f"of {task.name}"
-)
+@pytest.mark.parametrize("other", MODELS, ids="of {}".format)
 def test_model_of_another_task_is_rejected(task, other, saved):
     folder = saved(other)
-    if task is other:
-        assert type(build(task, model_name_or_path=folder)).__name__ == task.model_name
+    if task == other:
+        assert type(build(task, model_name_or_path=folder)).__name__ == MODELS[task]
         return
-    said = f"saved is a {other.model_name}, but this recipe trains a {task.model_name}"
+    said = f"saved is a {MODELS[other]}, but this recipe trains a {MODELS[task]}"
     with pytest.raises(ValueError, match=said):
         build(task, model_name_or_path=folder)
 
 
 def test_training_can_start_from_an_encoder(tmp_path):
-    model = build(ImageClassification)
+    model = build("classification")
     model.sphere_vision.save_pretrained(tmp_path)
-    loaded = build(ImageClassification, model_name_or_path=str(tmp_path))
+    loaded = build("classification", model_name_or_path=str(tmp_path))
     assert torch.equal(loaded.sphere_vision.projection.weight, model.sphere_vision.projection.weight)
 
 
@@ -351,28 +350,28 @@ def test_saved_model_uses_a_given_range(task, saved):
 def test_saved_model_uses_the_loss_reduction_of_the_arguments(task, before, now, saved):
     folder = saved(task, reduction=before)
     model = build(task, model_name_or_path=folder, reduction=now)
-    assert {model.regression.reduction} | ({model.head.reduction} if task is JointPrediction else set()) == {now}
+    assert {model.regression.reduction} | ({model.head.reduction} if task == "joint" else set()) == {now}
 
 
 def test_saved_classifier_keeps_the_head_reduction(saved):
-    folder = saved(ImageClassification, head="prototype", head_kwargs={"reduction": "sum"})
-    assert build(ImageClassification, model_name_or_path=folder).head.reduction == "sum"
+    folder = saved("classification", head="prototype", head_kwargs={"reduction": "sum"})
+    assert build("classification", model_name_or_path=folder).head.reduction == "sum"
 
 
 def test_saved_model_uses_the_task_weight_of_the_arguments(saved):
-    folder = saved(JointPrediction, values={"task_weight": 0.75})
-    assert build(JointPrediction, model_name_or_path=folder, values={"task_weight": 0.5}).config.task_weight == 0.5
+    folder = saved("joint", values={"task_weight": 0.75})
+    assert build("joint", model_name_or_path=folder, values={"task_weight": 0.5}).config.task_weight == 0.5
 
 
 def test_saved_model_keeps_value_settings_missing_from_the_arguments(saved):
     own = {"task_weight": 0.75, "out_of_range": "clip", "value_range": [0.0, 9.0]}
-    model = build(JointPrediction, model_name_or_path=saved(JointPrediction, values=own, reduction="sum"))
+    model = build("joint", model_name_or_path=saved("joint", values=own, reduction="sum"))
     assert (model.config.task_weight, model.config.value_range) == (0.75, [0.0, 9.0])
     assert (model.regression.out_of_range, model.regression.reduction, model.head.reduction) == ("clip", "sum", "sum")
 
 
 @pytest.mark.parametrize("names", [["cat", "dog"], ["owl", "dog", "cat"], ["a", "b", "c", "d"]], ids=len)
-@pytest.mark.parametrize("task", [ImageClassification, JointPrediction], ids=lambda task: task.name)
+@with_classes
 def test_saved_model_gets_a_new_head_for_other_classes_and_keeps_its_encoder(task, names, saved, caplog):
     caplog.set_level("INFO")
     folder = saved(task, head="softmax")
@@ -389,26 +388,25 @@ def test_saved_model_gets_a_new_head_for_other_classes_and_keeps_its_encoder(tas
 
 
 def test_the_new_head_may_be_of_another_kind(saved):
-    folder, data = saved(ImageClassification, head="softmax"), make_data(ImageClassification, names=["x", "y"])
+    folder, data = saved("classification", head="softmax"), make_data("classification", names=["x", "y"])
     options = {"head": "cosine", "head_kwargs": {"scale": 4.0}}
-    model = build(ImageClassification, model_name_or_path=folder, data=data, **options)
+    model = build("classification", model_name_or_path=folder, data=data, **options)
     assert (model.config.head, model.head.num_classes, model.config.head_kwargs) == ("cosine", 2, {"scale": 4.0})
 
 
 def test_evaluation_of_a_saved_model_on_other_classes_is_rejected(saved):
-    task = make_task(ImageClassification, model_name_or_path=saved(ImageClassification))
-    task.args.num_train_epochs = 0
+    folder, data = saved("classification"), make_data("classification", names=["x", "y"])
     with pytest.raises(ValueError, match=r"the data has 2 classes \(x, y\) but .* was trained on 3 classes"):
-        task.build_model(make_data(ImageClassification, names=["x", "y"]))
+        build("classification", model_name_or_path=folder, data=data, epochs=0)
 
 
 def test_balanced_class_weights_are_those_of_scikit_learn():
     from sklearn.utils.class_weight import compute_class_weight
 
     labels = torch.tensor([0, 0, 0, 1, 2, 2])
-    data = replace(make_data(ImageClassification), train=batches(ImageClassification, *range(6)))
+    data = replace(make_data("classification"), train=batches("classification", *range(6)))
     data.train.labels = labels
-    weights = build(ImageClassification, data=data, class_weights="balanced").head.class_weights
+    weights = build("classification", data=data, class_weights="balanced").head.class_weights
     expected = compute_class_weight("balanced", classes=np.arange(3), y=labels.numpy())
     assert weights == pytest.approx(expected)
 
@@ -430,7 +428,7 @@ def test_balanced_class_weights_are_those_of_scikit_learn():
 )
 def test_options_fixed_by_a_saved_model_are_rejected(option, said, saved):
     with pytest.raises(ValueError, match=said):
-        build(JointPrediction, model_name_or_path=saved(JointPrediction), **option)
+        build("joint", model_name_or_path=saved("joint"), **option)
 
 
 @every_task
@@ -444,38 +442,38 @@ def test_freeze_batch_norm_is_passed_to_a_new_model(task, frozen):
     [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
 )
 def test_freeze_batch_norm_of_a_saved_model_is_kept_or_overridden(before, now, frozen, saved):
-    folder = saved(ImageClassification, freeze_batch_norm=before)
-    model = build(ImageClassification, model_name_or_path=folder, freeze_batch_norm=now)
+    folder = saved("classification", freeze_batch_norm=before)
+    model = build("classification", model_name_or_path=folder, freeze_batch_norm=now)
     assert model.config.freeze_batch_norm is frozen
 
 
 @pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])
 def test_saved_model_keeps_the_options_of_its_head(head, saved):
     options = {"curvature": 0.5} if head == "hyperbolic" else {"log_temperature": -2.0, "temperature_lr": 0.1}
-    folder = saved(ImageClassification, head=head, head_kwargs=options)
-    assert build(ImageClassification, model_name_or_path=folder).config.head_kwargs == options
+    folder = saved("classification", head=head, head_kwargs=options)
+    assert build("classification", model_name_or_path=folder).config.head_kwargs == options
 
 
 def test_label_smoothing_error_lists_the_head_options():
     with pytest.raises(ValueError, match="head 'vmf' has no option label_smoothing; its options are: num_samples"):
-        build(ImageClassification, head="vmf", smoothing=0.1)
+        build("classification", head="vmf", smoothing=0.1)
 
 
 def test_saved_prototypes_are_reused(saved, file):
-    folder = saved(ImageClassification, head="prototype", prototypes_file=file())
+    folder = saved("classification", head="prototype", prototypes_file=file())
     expected = place_prototypes(3, 4, seed=7, method="lbfgs", restarts=1).prototypes.float()
-    torch.testing.assert_close(build(ImageClassification, model_name_or_path=folder).head.prototypes, expected)
+    torch.testing.assert_close(build("classification", model_name_or_path=folder).head.prototypes, expected)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_run_reduction_overrides_the_head_reduction(reduction):
-    model = build(ImageClassification, head="prototype", head_kwargs={"reduction": "sum"}, reduction=reduction)
+    model = build("classification", head="prototype", head_kwargs={"reduction": "sum"}, reduction=reduction)
     assert model.head.reduction == reduction
 
 
 def test_sum_reduction_is_rejected_if_the_head_has_none():
     with pytest.raises(ValueError, match="head softmax does not support loss_reduction sum"):
-        build(ImageClassification, head="softmax", reduction="sum")
+        build("classification", head="softmax", reduction="sum")
 
 
 def test_the_help_names_every_head():

@@ -25,6 +25,8 @@ from hf_sphere.training import (
 from hf_sphere.training.output_dir import list_checkpoints
 from hf_sphere.utils.files import write_manifest
 
+PLATEAU = "reduce_lr_on_plateau"
+
 # The data is 40 images in batches of 8: 5 steps per epoch.
 
 
@@ -36,7 +38,7 @@ def everything(loop: TrainingLoop) -> dict:
     """Final state of a run, except its duration."""
     return {
         "weights": weights(loop),
-        "optimizer": loop.optimizer.state_dict(),
+        "optim": loop.optimizer.state_dict(),
         "scheduler": loop.scheduler.state_dict(),
         "history": loop.state.history,
         "best": (loop.state.best_metric, loop.state.best_epoch),
@@ -96,12 +98,12 @@ def test_training_split_without_a_batch_is_rejected(make_loop, make_batches):
         make_loop(batches=make_batches(0))
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "reduce_lr_on_plateau"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_run_resumed_mid_epoch_is_bitwise_equal_to_an_uninterrupted_one(
     make_loop, make_model, tmp_path, optimizer, schedule
 ):
-    options = {"optimizer": optimizer, "lr_scheduler_type": schedule, "lr_patience": 0, "learning_rate": 0.02}
+    options = {"optim": optimizer, "lr_scheduler_type": schedule, "lr_patience": 0, "learning_rate": 0.02}
     options |= {"num_train_epochs": 4, "weight_decay": 0.01, "gradient_accumulation_steps": 2}
     unbroken = make_loop(make_model(seed=1), output_dir=str(tmp_path / "unbroken"), **options)
     unbroken.run()
@@ -135,7 +137,7 @@ def test_run_resumed_after_a_signal_is_bitwise_equal_to_an_uninterrupted_one(mak
 def test_run_resumed_after_max_steps_has_the_weights_of_an_uninterrupted_one(make_loop, tmp_path):
     unbroken = make_loop(num_train_epochs=3, output_dir=str(tmp_path / "unbroken"))
     unbroken.run()
-    make_loop(num_train_epochs=3, max_steps=7).run()
+    make_loop(num_train_epochs=3, stop_after_steps=7).run()
     resumed = make_loop(num_train_epochs=3, resume_from_checkpoint="latest")
     resumed.run()
     assert differences(weights(unbroken), weights(resumed)) == []
@@ -150,7 +152,7 @@ def test_run_on_image_files_resumes_bitwise_equal_mid_epoch(make_loop, tmp_path)
         batches = ImagesFromDisk(encoded, labels, num_workers=0, batch_size=8, mean=[0.5], std=[0.3], shuffle=True)
         return make_loop(batches=batches, num_train_epochs=2, output_dir=str(tmp_path / name), **options)
 
-    unbroken, broken = loop_on_disk("unbroken"), loop_on_disk("broken", max_steps=7)
+    unbroken, broken = loop_on_disk("unbroken"), loop_on_disk("broken", stop_after_steps=7)
     torch.manual_seed(0)
     unbroken.run()
     torch.manual_seed(0)
@@ -186,7 +188,7 @@ def plain_training(model: nn.Module, groups: list[list[dict]], lr: float) -> Non
                 parameter -= lr * gradient
 
 
-SGD = {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.1, "num_train_epochs": 1}
+SGD = {"optim": "sgd", "momentum": 0.0, "learning_rate": 0.1, "num_train_epochs": 1}
 PLAIN_MODEL = {"dropout": 0.0, "norm": False}
 
 
@@ -473,7 +475,7 @@ def test_model_trains_in_training_mode_after_an_evaluation(make_loop, make_model
 def test_plateau_reduces_the_learning_rate_based_on_the_metric(make_loop):
     loop = make_loop(
         num_train_epochs=3,
-        lr_scheduler_type="plateau",
+        lr_scheduler_type=PLATEAU,
         lr_patience=0,
         lr_gamma=0.5,
         learning_rate=0.4,
@@ -485,16 +487,16 @@ def test_plateau_reduces_the_learning_rate_based_on_the_metric(make_loop):
 
 
 def test_max_steps_stops_mid_epoch(make_loop):
-    state = make_loop(num_train_epochs=3, max_steps=7).run()
+    state = make_loop(num_train_epochs=3, stop_after_steps=7).run()
     assert (state.step, state.epoch, state.batch) == (7, 1, 2)
 
 
 def test_max_steps_beyond_the_epochs_changes_nothing(make_loop):
-    assert make_loop(num_train_epochs=1, max_steps=99).run().step == 5
+    assert make_loop(num_train_epochs=1, stop_after_steps=99).run().step == 5
 
 
 def test_run_stopped_by_max_steps_is_evaluated_and_saved(make_loop):
-    loop = make_loop(num_train_epochs=3, max_steps=7)
+    loop = make_loop(num_train_epochs=3, stop_after_steps=7)
     assert loop.run().history[-1]["epoch"] == pytest.approx(1.4)
     assert checkpoints(loop)[-1] == "checkpoint-7"
 
@@ -521,7 +523,12 @@ def one_step(make_loop, make_model, tmp_path: Path, limit: float | None) -> floa
     """Norm of the first SGD step with learning rate 1, which is the norm of the gradient used."""
     model = make_model(**PLAIN_MODEL)
     before = nn.utils.parameters_to_vector(model.parameters()).clone()
-    options = SGD | {"learning_rate": 1.0, "max_steps": 1, "max_grad_norm": limit, "output_dir": str(tmp_path / "one")}
+    options = SGD | {
+        "learning_rate": 1.0,
+        "stop_after_steps": 1,
+        "max_grad_norm": limit,
+        "output_dir": str(tmp_path / "one"),
+    }
     make_loop(model, **options).run()
     return (nn.utils.parameters_to_vector(model.parameters()) - before).norm().item()
 
@@ -543,7 +550,7 @@ def test_set_epoch_is_called_each_epoch(make_loop, make_model):
 
 
 def test_set_epoch_is_called_with_the_resumed_epoch(make_loop, make_model):
-    make_loop(num_train_epochs=2, max_steps=7).run()
+    make_loop(num_train_epochs=2, stop_after_steps=7).run()
     model = make_model()
     make_loop(model, num_train_epochs=3, resume_from_checkpoint="latest").run()
     assert model.observer.epochs == [1, 2]
@@ -563,25 +570,25 @@ def test_a_head_is_optional(make_loop):
 
 def test_bf16_computes_in_bf16_on_the_cpu(make_loop, make_model):
     model = make_model()
-    make_loop(model, num_train_epochs=1, mixed_precision="bf16").run()
+    make_loop(model, num_train_epochs=1, bf16=True).run()
     assert model.hidden_dtype == torch.bfloat16
 
 
 def test_bf16_keeps_the_weights_in_float32(make_loop, make_model):
     model = make_model()
-    make_loop(model, num_train_epochs=1, mixed_precision="bf16").run()
+    make_loop(model, num_train_epochs=1, bf16=True).run()
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_bf16_training_reduces_the_loss(make_loop, make_model, make_batches):
     model = make_model(dropout=0.0)
-    options = {"num_train_epochs": 15, "learning_rate": 0.01, "save_epochs": 15, "mixed_precision": "bf16"}
+    options = {"num_train_epochs": 15, "learning_rate": 0.01, "save_epochs": 15, "bf16": True}
     history = make_loop(model, make_batches(augment=False), **options).run().history
     assert history[-1]["train_loss"] < 0.5 * history[0]["train_loss"]
 
 
 def test_training_time_before_resuming_is_counted(make_loop):
-    first = make_loop(num_train_epochs=2, max_steps=7).run().seconds
+    first = make_loop(num_train_epochs=2, stop_after_steps=7).run().seconds
     resumed = make_loop(num_train_epochs=2, resume_from_checkpoint="latest")
     assert resumed.state.seconds == first
 
@@ -593,9 +600,9 @@ def test_resumed_run_uses_changed_settings(make_loop):
     assert resumed.run().history[-1]["learning_rate"] == 1e-5
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "reduce_lr_on_plateau"])
 def test_resumed_run_with_unchanged_settings_keeps_the_learning_rate(make_loop, schedule):
-    first = make_loop(num_train_epochs=2, max_steps=5, lr_scheduler_type=schedule)
+    first = make_loop(num_train_epochs=2, stop_after_steps=5, lr_scheduler_type=schedule)
     first.run()
     resumed = make_loop(num_train_epochs=2, lr_scheduler_type=schedule, resume_from_checkpoint="latest")
     assert resumed.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"]
@@ -620,7 +627,7 @@ def test_checkpoints_after_the_resumed_one_are_removed(make_loop):
 
 
 def test_changing_the_number_of_processes_mid_epoch_is_rejected(make_loop):
-    first = make_loop(save_steps=3, max_steps=4)
+    first = make_loop(save_steps=3, stop_after_steps=4)
     first.run()
     path = first.output_dir / "checkpoint-3" / "trainer_state.json"
     path.write_text(path.read_text().replace('"num_processes": 1', '"num_processes": 2'))
@@ -630,33 +637,36 @@ def test_changing_the_number_of_processes_mid_epoch_is_rejected(make_loop):
 
 
 def test_resumed_run_keeps_the_plateau_decays(make_loop):
-    options = {"lr_scheduler_type": "plateau", "lr_patience": 0, "evaluate": scores(0.9, 0.5, 0.4)}
+    options = {"lr_scheduler_type": PLATEAU, "lr_patience": 0, "evaluate": scores(0.9, 0.5, 0.4)}
     first = make_loop(num_train_epochs=3, **options)
     first.run()
     decayed = first.optimizer.param_groups[0]["lr"]
     assert decayed == pytest.approx(1e-5)
-    resumed = make_loop(num_train_epochs=4, lr_scheduler_type="plateau", lr_patience=0, resume_from_checkpoint="latest")
+    resumed = make_loop(num_train_epochs=4, lr_scheduler_type=PLATEAU, lr_patience=0, resume_from_checkpoint="latest")
     assert resumed.optimizer.param_groups[0]["lr"] == decayed
 
 
 def test_resumed_run_with_another_peak_rate_scales_the_plateau_decays(make_loop):
-    first = make_loop(num_train_epochs=3, lr_scheduler_type="plateau", lr_patience=0, evaluate=scores(0.9, 0.5, 0.4))
+    first = make_loop(num_train_epochs=3, lr_scheduler_type=PLATEAU, lr_patience=0, evaluate=scores(0.9, 0.5, 0.4))
     first.run()
     resumed = make_loop(
-        num_train_epochs=4, lr_scheduler_type="plateau", learning_rate=1e-4, resume_from_checkpoint="latest"
+        num_train_epochs=4,
+        lr_scheduler_type=PLATEAU,
+        learning_rate=1e-4,
+        resume_from_checkpoint="latest",
     )
     assert resumed.optimizer.param_groups[0]["lr"] == pytest.approx(1e-6)
 
 
 def test_resumed_run_adopts_the_patience_and_factor_of_plateau(make_loop):
-    make_loop(num_train_epochs=1, lr_scheduler_type="plateau").run()
+    make_loop(num_train_epochs=1, lr_scheduler_type=PLATEAU).run()
     changes = {"lr_patience": 3, "lr_gamma": 0.5, "resume_from_checkpoint": "latest"}
-    resumed = make_loop(num_train_epochs=2, lr_scheduler_type="plateau", **changes)
+    resumed = make_loop(num_train_epochs=2, lr_scheduler_type=PLATEAU, **changes)
     assert (resumed.scheduler.patience, resumed.scheduler.factor) == (3, 0.5)
 
 
-@pytest.mark.parametrize(("first", "then"), [("plateau", "cosine"), ("cosine", "plateau")])
+@pytest.mark.parametrize(("first", "then"), [("reduce_lr_on_plateau", "cosine"), ("cosine", "reduce_lr_on_plateau")])
 def test_resuming_with_or_without_plateau_is_rejected(make_loop, first, then):
     make_loop(num_train_epochs=1, lr_scheduler_type=first).run()
-    with pytest.raises(CheckpointError, match="has another lr_scheduler_type; `plateau` cannot be changed"):
+    with pytest.raises(CheckpointError, match="has another lr_scheduler_type; `reduce_lr_on_plateau` cannot be"):
         make_loop(num_train_epochs=2, lr_scheduler_type=then, resume_from_checkpoint="latest")

@@ -11,9 +11,8 @@ from PIL import Image
 
 import hf_sphere
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
-from hf_sphere.training.model_card import TrainingRecord, write_model_card
-from hf_sphere.training.run_training import _selection_note
-from hf_sphere.training.tasks.base import Description
+from hf_sphere.training.model_card import TrainingRecord, _selection_note, write_model_card
+from hf_sphere.training.tasks import Description
 
 
 @pytest.fixture
@@ -230,5 +229,6 @@ def test_versions_are_the_installed_ones(write):
 
 def test_a_card_without_an_epoch_names_no_best_one():
     args = SimpleNamespace(load_best_model_at_end=True, early_stopping_patience=None, lr_scheduler_type="constant")
-    note = _selection_note("eval_accuracy", SimpleNamespace(args=args), {"best_epoch": None, "epoch": 0.0}, "")
+    prepared = SimpleNamespace(description=SimpleNamespace(held_out=""))
+    note = _selection_note("eval_accuracy", prepared, args, {"best_epoch": None, "epoch": 0.0})
     assert note.startswith("The model is that of the last epoch, 0;")

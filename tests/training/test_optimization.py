@@ -7,7 +7,7 @@ from torch import nn
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
-from hf_sphere.training import TrainingArguments
+from hf_sphere.training import RecipeArguments
 from hf_sphere.training.optimization import (
     build_scheduler,
     check_optimizer_arguments,
@@ -15,9 +15,11 @@ from hf_sphere.training.optimization import (
     optimizer_from_arguments,
 )
 
+PLATEAU = "reduce_lr_on_plateau"
 
-def arguments(**options) -> TrainingArguments:
-    return TrainingArguments(output_dir="out", **options)
+
+def arguments(**options) -> RecipeArguments:
+    return RecipeArguments(output_dir="out", **options)
 
 
 ADAM = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}
@@ -121,7 +123,7 @@ def test_group_with_a_separate_learning_rate_follows_the_same_schedule():
 )
 def test_plateau_decays_after_the_patience_without_improvement(higher_is_better, values):
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    args = arguments(lr_scheduler_type="plateau", lr_patience=2, lr_gamma=0.1)
+    args = arguments(lr_scheduler_type=PLATEAU, lr_patience=2, lr_gamma=0.1)
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=4, higher_is_better=higher_is_better)
     seen = []
     for value in values:
@@ -133,7 +135,7 @@ def test_plateau_decays_after_the_patience_without_improvement(higher_is_better,
 @pytest.mark.parametrize(("higher_is_better", "values"), [(True, [0.1, 0.2, 0.3]), (False, [0.3, 0.2, 0.1])])
 def test_plateau_does_not_decay_while_the_metric_improves(higher_is_better, values):
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    args = arguments(lr_scheduler_type="plateau", lr_patience=0)
+    args = arguments(lr_scheduler_type=PLATEAU, lr_patience=0)
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=4, higher_is_better=higher_is_better)
     for value in values:
         scheduler.step(value)
@@ -149,9 +151,7 @@ class WithOptions(nn.Linear):
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
 def test_per_parameter_options_of_the_model_are_used(kind):
-    optimizer = optimizer_from_arguments(
-        WithOptions(2, 3), arguments(optimizer=kind, learning_rate=1e-3, weight_decay=0.1)
-    )
+    optimizer = optimizer_from_arguments(WithOptions(2, 3), arguments(optim=kind, learning_rate=1e-3, weight_decay=0.1))
     (own,) = [group for group in optimizer.param_groups if group["param_names"] == ["bias"]]
     assert (own["lr"], own["weight_decay"]) == (0.5, 0.25)
 
@@ -178,7 +178,7 @@ TEMPERATURES = pytest.mark.parametrize("head", ["vmf", "cosine", "arcface"])
 
 @TEMPERATURES
 def test_sgd_uses_temperature_lr_without_momentum_and_weight_decay(head):
-    args = arguments(optimizer="sgd", learning_rate=0.5, momentum=0.9, nesterov=True, weight_decay=0.1)
+    args = arguments(optim="sgd", learning_rate=0.5, momentum=0.9, nesterov=True, weight_decay=0.1)
     optimizer = optimizer_from_arguments(with_head(head, temperature_lr=1e-3), args)
     group = group_of(optimizer, "head.log_temperature")
     assert group["param_names"] == ["head.log_temperature"]
@@ -187,7 +187,7 @@ def test_sgd_uses_temperature_lr_without_momentum_and_weight_decay(head):
 
 @TEMPERATURES
 def test_plateau_also_decays_the_learning_rate_of_the_temperature(head):
-    args = arguments(optimizer="sgd", learning_rate=0.5, lr_scheduler_type="plateau", lr_patience=0, lr_gamma=0.5)
+    args = arguments(optim="sgd", learning_rate=0.5, lr_scheduler_type=PLATEAU, lr_patience=0, lr_gamma=0.5)
     optimizer = optimizer_from_arguments(with_head(head, temperature_lr=1e-3), args)
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=4)
     for value in (0.5, 0.4):
@@ -198,14 +198,14 @@ def test_plateau_also_decays_the_learning_rate_of_the_temperature(head):
 
 @TEMPERATURES
 def test_temperature_uses_the_common_learning_rate_by_default(head):
-    optimizer = optimizer_from_arguments(with_head(head), arguments(optimizer="sgd", learning_rate=0.5))
+    optimizer = optimizer_from_arguments(with_head(head), arguments(optim="sgd", learning_rate=0.5))
     group = group_of(optimizer, "head.log_temperature")
     assert (group["lr"], group["momentum"]) == (0.5, 0.0)
 
 
 @TEMPERATURES
 def test_other_parameters_use_the_momentum_of_the_arguments(head):
-    args = arguments(optimizer="sgd", momentum=0.8, nesterov=True)
+    args = arguments(optim="sgd", momentum=0.8, nesterov=True)
     optimizer = optimizer_from_arguments(with_head(head), args)
     others = [group for group in optimizer.param_groups if group["param_names"] != ["head.log_temperature"]]
     assert {(group["momentum"], group["nesterov"]) for group in others} == {(0.8, True)}
@@ -214,9 +214,7 @@ def test_other_parameters_use_the_momentum_of_the_arguments(head):
 @TEMPERATURES
 @pytest.mark.parametrize("name", ["adam", "adamw", "adam_srt"])
 def test_adam_variants_use_temperature_lr_and_have_no_momentum(head, name):
-    optimizer = optimizer_from_arguments(
-        with_head(head, temperature_lr=1e-3), arguments(optimizer=name, learning_rate=0.5)
-    )
+    optimizer = optimizer_from_arguments(with_head(head, temperature_lr=1e-3), arguments(optim=name, learning_rate=0.5))
     assert group_of(optimizer, "head.log_temperature")["lr"] == 1e-3
     assert not any("momentum" in group for group in optimizer.param_groups)
 
@@ -225,7 +223,7 @@ def test_adam_variants_use_temperature_lr_and_have_no_momentum(head, name):
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adam_srt", "sgd_mrt"])
 def test_only_backbone_weights_have_weight_decay(head, name):
     model = with_head(head)
-    optimizer = optimizer_from_arguments(model, arguments(optimizer=name, weight_decay=0.1))
+    optimizer = optimizer_from_arguments(model, arguments(optim=name, weight_decay=0.1))
     decays = {n: group["weight_decay"] for group in optimizer.param_groups for n in group["param_names"]}
     assert set(decays) == {n for n, _ in model.named_parameters()}
     for parameter, decay in decays.items():
@@ -238,7 +236,7 @@ def test_only_backbone_weights_have_weight_decay(head, name):
 def test_every_optimizer_updates_class_weights_and_temperature(head, name):
     model = with_head(head)
     before = {n: value.clone() for n, value in model.head.state_dict().items()}
-    optimizer = optimizer_from_arguments(model, arguments(optimizer=name))
+    optimizer = optimizer_from_arguments(model, arguments(optim=name))
     for _ in range(2):
         model(torch.randn(8, 1, 8, 8), labels=torch.arange(8) % 4).loss.backward()
         optimizer.step()
@@ -247,9 +245,9 @@ def test_every_optimizer_updates_class_weights_and_temperature(head, name):
 
 def test_temperature_lr_follows_the_schedule():
     optimizer = optimizer_from_arguments(
-        with_head("vmf", temperature_lr=1e-3), arguments(optimizer="sgd", learning_rate=0.5)
+        with_head("vmf", temperature_lr=1e-3), arguments(optim="sgd", learning_rate=0.5)
     )
-    scheduler = build_scheduler(optimizer, arguments(lr_scheduler_type="plateau", lr_patience=0, lr_gamma=0.5), 4)
+    scheduler = build_scheduler(optimizer, arguments(lr_scheduler_type=PLATEAU, lr_patience=0, lr_gamma=0.5), 4)
     for value in (0.5, 0.4):
         scheduler.step(value)
     assert {group["lr"] for group in optimizer.param_groups} == {0.25, 5e-4}
@@ -264,7 +262,7 @@ def normalized() -> nn.Module:
 
 @pytest.mark.parametrize("name", SPHERE)
 def test_sphere_optimizers_find_the_radial_weights(name):
-    optimizer = optimizer_from_arguments(normalized(), arguments(optimizer=name))
+    optimizer = optimizer_from_arguments(normalized(), arguments(optim=name))
     assert type(optimizer) is SPHERE[name]
     assert [(g["channel_dims"], g["param_names"]) for g in optimizer.param_groups] == [
         ((0,), ["0.weight"]),
@@ -274,12 +272,12 @@ def test_sphere_optimizers_find_the_radial_weights(name):
 
 
 def test_adam_variants_use_betas_and_epsilon_of_the_arguments():
-    optimizer = optimizer_from_arguments(normalized(), arguments(optimizer="adam_srt", **ADAM))
+    optimizer = optimizer_from_arguments(normalized(), arguments(optim="adam_srt", **ADAM))
     assert all((g["betas"], g["eps"]) == ((0.8, 0.95), 1e-6) for g in optimizer.param_groups)
 
 
 def test_sgd_mrt_uses_momentum_and_weight_decay_of_the_arguments():
-    optimizer = optimizer_from_arguments(normalized(), arguments(optimizer="sgd_mrt", momentum=0.7, weight_decay=0.1))
+    optimizer = optimizer_from_arguments(normalized(), arguments(optim="sgd_mrt", momentum=0.7, weight_decay=0.1))
     assert [(g["momentum"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.7, 0.1), (0.7, 0.1), (0.7, 0.0)]
 
 
@@ -295,28 +293,28 @@ def test_sgd_mrt_uses_momentum_and_weight_decay_of_the_arguments():
     ],
 )
 def test_arguments_that_an_optimizer_does_not_use_are_errors(name, given):
-    with pytest.raises(ValueError, match=f"{next(iter(given))} .* has no effect with optimizer {name}; leave it out"):
-        check_optimizer_arguments(arguments(optimizer=name, **given))
+    with pytest.raises(ValueError, match=f"{next(iter(given))} .* has no effect with optim {name}; leave it out"):
+        check_optimizer_arguments(arguments(optim=name, **given))
 
 
 def test_the_options_of_an_optimizer_are_no_errors():
-    check_optimizer_arguments(arguments(optimizer="sgd", momentum=0.5, nesterov=True))
-    check_optimizer_arguments(arguments(optimizer="muon_hyperball", momentum=0.95, adamw_lr_scale=0.1, adam_beta2=0.9))
+    check_optimizer_arguments(arguments(optim="sgd", momentum=0.5, nesterov=True))
+    check_optimizer_arguments(arguments(optim="muon_hyperball", momentum=0.95, adamw_lr_scale=0.1, adam_beta2=0.9))
 
 
 @pytest.mark.parametrize(
     ("options", "reference"),
     [
-        ({"optimizer": "sgd", "momentum": 0.0}, lambda g: torch.optim.SGD(g, lr=0.1)),
-        ({"optimizer": "sgd"}, lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.9)),
+        ({"optim": "sgd", "momentum": 0.0}, lambda g: torch.optim.SGD(g, lr=0.1)),
+        ({"optim": "sgd"}, lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.9)),
         (
-            {"optimizer": "sgd", "momentum": 0.8, "nesterov": True},
+            {"optim": "sgd", "momentum": 0.8, "nesterov": True},
             lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.8, nesterov=True),
         ),
-        ({"optimizer": "adam"}, lambda g: torch.optim.Adam(g, lr=0.1)),
-        ({"optimizer": "adam", **ADAM}, lambda g: torch.optim.Adam(g, lr=0.1, betas=(0.8, 0.95), eps=1e-6)),
-        ({"optimizer": "adamw"}, lambda g: torch.optim.AdamW(g, lr=0.1)),
-        ({"optimizer": "adamw", **ADAM}, lambda g: torch.optim.AdamW(g, lr=0.1, betas=(0.8, 0.95), eps=1e-6)),
+        ({"optim": "adam"}, lambda g: torch.optim.Adam(g, lr=0.1)),
+        ({"optim": "adam", **ADAM}, lambda g: torch.optim.Adam(g, lr=0.1, betas=(0.8, 0.95), eps=1e-6)),
+        ({"optim": "adamw"}, lambda g: torch.optim.AdamW(g, lr=0.1)),
+        ({"optim": "adamw", **ADAM}, lambda g: torch.optim.AdamW(g, lr=0.1, betas=(0.8, 0.95), eps=1e-6)),
     ],
     ids=["sgd", "sgd-momentum", "sgd-nesterov", "adam", "adam-options", "adamw", "adamw-options"],
 )
@@ -340,7 +338,7 @@ def test_steps_match_torch_with_the_same_settings(options, reference):
 
 
 def test_nesterov_without_momentum_is_plain_sgd():
-    optimizer = optimizer_from_arguments(nn.Linear(2, 2), arguments(optimizer="sgd", momentum=0.0, nesterov=True))
+    optimizer = optimizer_from_arguments(nn.Linear(2, 2), arguments(optim="sgd", momentum=0.0, nesterov=True))
     assert not any(group["nesterov"] for group in optimizer.param_groups)
 
 

@@ -11,7 +11,7 @@ from two_processes import join, sharding_accelerator
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import Episodes, ImagesInMemory
 from hf_sphere.nn import HEADS, HeadOutput
-from hf_sphere.training import TrainingArguments, TrainingLoop, initialize_from_data
+from hf_sphere.training import RecipeArguments, TrainingLoop, initialize_from_data
 
 
 class NormalizedClassifier(nn.Module):
@@ -42,7 +42,7 @@ def _train_normalized(rank: int, folder: str) -> dict[str, Tensor]:
         seen.update(statistics=model.norm.running_mean.clone(), dropped=model.dropped)
         return {"accuracy": 0.0}
 
-    args = TrainingArguments(output_dir=folder, num_train_epochs=1, disable_tqdm=True)
+    args = RecipeArguments(output_dir=folder, num_train_epochs=1, disable_tqdm=True)
     TrainingLoop(NormalizedClassifier(), batches, args, accelerator, evaluate=evaluate).run()
     return seen
 
@@ -98,8 +98,8 @@ def _train_head(
     )
     accelerator = sharding_accelerator() if sharded else Accelerator(cpu=True)
     initialize_from_data(model, batches)
-    args = TrainingArguments(
-        output_dir=folder, num_train_epochs=10, optimizer="sgd", learning_rate=0.02, save_epochs=10,
+    args = RecipeArguments(
+        output_dir=folder, num_train_epochs=10, optim="sgd", learning_rate=0.02, save_epochs=10,
         gradient_accumulation_steps=batches_per_step, save_total_limit=9, disable_tqdm=True, **arguments,
     )  # fmt: skip
     loop = TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0})

@@ -76,8 +76,8 @@ def test_start_without_prepare_keeps_the_run_to_be_overwritten(make_args):
 def test_an_argument_of_another_optimizer_is_an_error_before_anything_is_replaced(make_args):
     args = make_args()
     prepared(args)
-    with pytest.raises(ValueError, match=r"momentum 0\.5 has no effect with optimizer adam"):
-        start_run(make_args(optimizer="adam", momentum=0.5, overwrite_output_dir=True))
+    with pytest.raises(ValueError, match=r"momentum 0\.5 has no effect with optim adam"):
+        start_run(make_args(optim="adam", momentum=0.5, overwrite_output_dir=True))
     assert read(args.output_dir, "run.json")["momentum"] == 0.9
 
 
@@ -193,15 +193,9 @@ def test_resuming_with_other_settings_logs_the_differences(make_args, caplog):
     assert "learning_rate (0.001 -> 0.25)" in text
 
 
-@pytest.mark.parametrize("changes", [{}, {"save_steps": 3}, {"max_steps": 9, "disable_tqdm": False}])
+@pytest.mark.parametrize("changes", [{}, {"save_steps": 3}, {"stop_after_steps": 9, "disable_tqdm": False}])
 def test_resuming_with_equivalent_settings_logs_nothing(make_args, caplog, changes):
     assert "differs" not in continue_with(make_args, caplog, **changes)
-
-
-def test_results_are_written_to_the_folder(make_args):
-    args = make_args()
-    prepared(args).write_results({"eval_accuracy": 0.5})
-    assert read(args.output_dir, "all_results.json") == {"eval_accuracy": 0.5}
 
 
 def test_failed_json_write_leaves_the_earlier_file(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ def logged(loop) -> dict[int, dict]:
 
 @pytest.mark.parametrize("optimizer", ["adam_srt", "sgd_mrt", "adam", "sgd"])
 def test_radial_metrics_are_logged_every_n_steps(optimizer, make_loop):
-    loop = make_loop(optimizer=optimizer, radial_logging_steps=2, report_to=["tensorboard"], num_train_epochs=1)
+    loop = make_loop(optim=optimizer, radial_logging_steps=2, report_to=["tensorboard"], num_train_epochs=1)
     seen = logged(loop)
     assert sorted(seen) == [2, 4]
     assert {"radial/weight_norm", "radial/step_angle/hidden"} <= set(seen[2])
@@ -29,7 +29,7 @@ def test_second_moment_is_anisotropic_for_adam_but_not_for_adam_srt(make_loop):
     values = {}
     for optimizer in ("adam", "adam_srt"):
         options = {"radial_logging_steps": 5, "report_to": ["tensorboard"], "num_train_epochs": 1}
-        values[optimizer] = logged(make_loop(optimizer=optimizer, **options))[5]["radial/anisotropy"]
+        values[optimizer] = logged(make_loop(optim=optimizer, **options))[5]["radial/anisotropy"]
     assert values["adam"] > 0.1
     assert values["adam_srt"] < 1e-6
 
@@ -40,13 +40,13 @@ def test_model_without_radial_weights_logs_no_radial_metrics(make_loop, make_mod
 
 
 def test_radial_metrics_are_off_by_default(make_loop):
-    assert logged(make_loop(optimizer="adam_srt", num_train_epochs=1)) == {}
+    assert logged(make_loop(optim="adam_srt", num_train_epochs=1)) == {}
 
 
 @pytest.mark.parametrize("optimizer", NEW)
 def test_radial_logging_of_other_steps_is_rejected(optimizer, make_loop):
     with pytest.raises(ValueError, match=r"radial diagnostics .* are for steps x - lr a / b, which \w+ does not take"):
-        make_loop(optimizer=optimizer, radial_logging_steps=2, report_to=["tensorboard"])
+        make_loop(optim=optimizer, radial_logging_steps=2, report_to=["tensorboard"])
 
 
 def test_radial_logging_without_a_tracker_is_rejected(make_args):
@@ -56,7 +56,7 @@ def test_radial_logging_without_a_tracker_is_rejected(make_args):
 
 @pytest.mark.parametrize("optimizer", ["adam_s", "adam_srt", "adam_g", "sgd_mrt", *NEW])
 def test_resumed_run_has_the_weights_of_an_uninterrupted_one(optimizer, make_loop, make_model):
-    options = {"optimizer": optimizer, "learning_rate": 0.01, "num_train_epochs": 2, "save_steps": 3}
+    options = {"optim": optimizer, "learning_rate": 0.01, "num_train_epochs": 2, "save_steps": 3}
     whole = make_model(seed=1)
     loop = make_loop(whole, **options)
     loop.run()
@@ -68,5 +68,5 @@ def test_resumed_run_has_the_weights_of_an_uninterrupted_one(optimizer, make_loo
 def test_hidden_matrices_keep_their_norm_on_request(make_loop, make_model):
     model = make_model(norm=False)
     before = model.hidden.weight.norm().item()
-    make_loop(model, optimizer="adamw_hyperball", hyperball_on="matrices", learning_rate=0.1, num_train_epochs=1).run()
+    make_loop(model, optim="adamw_hyperball", hyperball_on="matrices", learning_rate=0.1, num_train_epochs=1).run()
     assert model.hidden.weight.norm().item() == pytest.approx(before, rel=1e-5)

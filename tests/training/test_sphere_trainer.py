@@ -32,7 +32,7 @@ from hf_sphere.data import ImageBatches, ImageDataOptions, ImagesInMemory, load_
 from hf_sphere.nn import HEADS, build_head
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.training import SphereCallback, TrainingLoop, create_optimizer, initialize_from_data
-from hf_sphere.training.measures import loss_is_sum
+from hf_sphere.training.evaluation import loss_is_sum
 
 BATCH = 131  # eleven equal batches of the 1,442 training digits; a single one that is left over is dropped
 OPTIONS = {
@@ -92,8 +92,8 @@ def losses_of_recipe(tmp_path: Path) -> Callable[..., list[float]]:
     """Return a function that trains a model with the loop of the recipes and returns the loss of each forward pass."""
 
     def train(model: Any, batches: ImageBatches, **options: Any) -> list[float]:
-        plain = {"num_train_epochs": 1, "learning_rate": 0.01, "weight_decay": 0.1, "optimizer": "adamw"} | options
-        args = training.TrainingArguments(str(tmp_path / "recipe"), disable_tqdm=True, **plain)
+        plain = {"num_train_epochs": 1, "learning_rate": 0.01, "weight_decay": 0.1, "optim": "adamw"} | options
+        args = training.RecipeArguments(str(tmp_path / "recipe"), disable_tqdm=True, **plain)
         initialize_from_data(model, batches)
         loop = TrainingLoop(model, batches, args, Accelerator(cpu=True), evaluate=lambda _: {"accuracy": 0.0})
         losses = record_losses(model)
@@ -123,6 +123,14 @@ def train(trainer: Trainer, **options: Any) -> list[float]:
 # The same curves as the recipes
 
 
+def test_the_trainer_of_transformers_has_the_loss_curve_of_the_recipe(digits, arguments, losses_of_recipe):
+    model = make_model("softmax")
+    expected = losses_of_recipe(copy.deepcopy(model), digits)
+    args = arguments(per_device_train_batch_size=1)
+    losses = train(Trainer(model, args, train_dataset=digits, data_collator=digits.collate))
+    assert losses == pytest.approx(expected, rel=0, abs=1e-6)
+
+
 @pytest.mark.parametrize("head", sorted(HEADS))
 def test_every_head_has_the_loss_curve_of_the_recipe(head, digits, arguments, losses_of_recipe):
     model = make_model(head, head_kwargs=OPTIONS.get(head))
@@ -136,8 +144,8 @@ def test_every_head_has_the_loss_curve_of_the_recipe(head, digits, arguments, lo
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        ({"optimizer": "adam_srt"}, {"optim": "adam_srt"}),
-        ({"optimizer": "sgd"}, {"optim": "sgd", "optim_args": "momentum=0.9"}),
+        ({"optim": "adam_srt"}, {"optim": "adam_srt"}),
+        ({"optim": "sgd"}, {"optim": "sgd", "optim_args": "momentum=0.9"}),
     ],
 )
 def test_optimizer_has_the_loss_curve_of_the_recipe(ours, theirs, digits, arguments, losses_of_recipe):
@@ -458,7 +466,7 @@ def test_summed_loss_of_a_model_of_a_user_with_accumulation_is_rejected(argument
 
 def test_summed_loss_without_accumulation_has_the_curve_of_the_recipe(digits, arguments, losses_of_recipe):
     model = make_model("prototype", head_kwargs={"reduction": "sum"})
-    expected = losses_of_recipe(copy.deepcopy(model), digits, optimizer="sgd", learning_rate=1e-4, momentum=0.0)
+    expected = losses_of_recipe(copy.deepcopy(model), digits, optim="sgd", learning_rate=1e-4, momentum=0.0)
     args = arguments(optim="sgd", learning_rate=1e-4)
     assert train(SphereTrainer(model, args, train_dataset=digits)) == pytest.approx(expected, rel=0, abs=1e-6)
 
@@ -489,7 +497,7 @@ def test_fsdp_in_one_process_is_rejected(arguments):
 
 def test_arguments_of_a_recipe_are_rejected(tmp_path):
     with pytest.raises(TypeError, match=r"args must be transformers\.TrainingArguments"):
-        SphereTrainer(make_model(), training.TrainingArguments(str(tmp_path)))
+        SphereTrainer(make_model(), training.RecipeArguments(str(tmp_path)))
 
 
 def test_image_batches_of_another_number_of_processes_are_rejected(arguments):

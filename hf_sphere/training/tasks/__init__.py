@@ -1,12 +1,102 @@
 """The tasks that models are trained for, one file each: what a task loads, builds, measures, and writes on the card.
 
-To add a task, add a file to this folder with a subclass of `Task` that sets `name`.
+To add a task, add a file to this folder that defines `TASK`; its name is that of the file. Nothing heavy is imported
+here and by the files, so that arguments are parsed before torch is imported.
 """
 
 import importlib
 import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from hf_sphere.training.tasks.base import TASKS, Task
+if TYPE_CHECKING:
+    from hf_sphere.data.provenance import DataRecord
+    from hf_sphere.training.evaluation import Measure
+
+
+@dataclass
+class Task:
+    """One kind of training, as a recipe's command line and `all_results.json` show it.
+
+    Attributes:
+        summary: Shown by `--help`.
+        arguments: Dataclasses of the command line, `RecipeArguments` or a subclass among them.
+        prepare: Loads the data and builds the model; called with the `Run` and an instance of each of `arguments`.
+        metric: Metric for selecting the best epoch, without its prefix.
+        higher_is_better: Whether larger values of `metric` are better.
+        headline: Metrics in the last line on the console and in the `model-index` of the card.
+        model_name: Class of the model, in `hf_sphere.models`, if it is the same for all arguments.
+        pipeline_tag: The transformers pipeline for the model, if there is one.
+        numerics: Raised when a change of the code changes the results of this task; `benchmarks/reproduce.py` then
+            repeats its runs.
+        train_metrics: Metrics of training that can select the best epoch; `metric`, `headline` and `loss` if empty.
+        eval_metrics: Those of evaluation and validation.
+    """
+
+    summary: str
+    arguments: tuple[type, ...]
+    prepare: "Callable[..., Prepared]"
+    metric: str
+    higher_is_better: bool
+    headline: tuple[str, ...]
+    model_name: str = ""
+    pipeline_tag: str | None = None
+    numerics: int = 1
+    train_metrics: tuple[str, ...] = ()
+    eval_metrics: tuple[str, ...] = ()
+
+    def selectable_metrics(self, prefix: str) -> list[str]:
+        """Return the metrics that can select the best epoch, without `prefix`: `train`, `eval` or `validation`."""
+        declared = self.train_metrics if prefix == "train" else self.eval_metrics
+        return list(declared or dict.fromkeys([self.metric, *self.headline, "loss"]))
+
+
+@dataclass(frozen=True)
+class Description:
+    """Content of a model card besides settings and results."""
+
+    title: str  # heading
+    summary: str  # one paragraph
+    model: Mapping[str, Any]  # properties of the model by name
+    dataset: str  # name of the dataset as passed by the user
+    held_out: str = "a held-out part of the training split"  # validation data, for the sentence on the selection
+    tags: Sequence[str] = ()  # further tags of the card
+    packages: Sequence[str] = ()  # further packages whose versions are listed
+    evaluated_on: str = ""  # evaluation data, if that is not a whole split
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a task provides when training starts: data, model, metrics, and the description of the card.
+
+    The model that the functions get is the trained one, which may be the average of `model`.
+
+    Attributes:
+        model: A transformers model, on its device.
+        data: Batches with `epoch()` as `train`, `evaluation` and `validation` (or None), and the name `eval_split`.
+        processor: Image processor or tokenizer, which converts raw data to inputs; saved with the model.
+        description: The model's description for the card.
+        measure: Returns the metrics of one batch besides the loss, each a scalar tensor and a mean over the batch.
+        derive: Returns metrics computed from the means over an epoch.
+        evaluate: Returns the metrics of a model on a split, over all processes; by default those of `measure`.
+        before_epoch: Changes the model before an epoch, counted from 0.
+        finish: Fits parts of the model after training and before the last evaluation; returns further results.
+        compare: Returns further results of the trained model, and prints them; also gets its results, `eval_<metric>`.
+        record: The images of the splits; saved with the model.
+    """
+
+    model: Any
+    data: Any
+    processor: Any
+    description: Description
+    measure: "Measure"
+    derive: Callable[[Mapping[str, float]], dict[str, float]] = lambda means: {}
+    evaluate: Callable[[Any, Any], dict[str, float]] | None = None
+    before_epoch: Callable[[Any, int], None] = lambda model, epoch: None
+    finish: Callable[[Any], dict[str, float]] = lambda model: {}
+    compare: Callable[[Any, Mapping[str, Any]], dict[str, Any]] = lambda model, results: {}
+    record: "DataRecord | None" = None
 
 
 def task_names() -> list[str]:
@@ -16,13 +106,12 @@ def task_names() -> list[str]:
         >>> task_names()
         ['classification', 'few_shot', 'joint', 'masked_lm', 'regression', 'retrieval']
     """
-    for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
-        importlib.import_module(module.name)  # which adds its task to `TASKS`
-    return list(TASKS)
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return [name for name in names if hasattr(importlib.import_module(f"{__name__}.{name}"), "TASK")]
 
 
-def find_task(name: str) -> type[Task]:
-    """Return the class of a task.
+def find_task(name: str) -> Task:
+    """Return a task.
 
     Args:
         name: One of `task_names()`.
@@ -35,7 +124,7 @@ def find_task(name: str) -> type[Task]:
         'recall_at_1'
     """
     if any(module.name == name for module in pkgutil.iter_modules(__path__)):
-        importlib.import_module(f"{__name__}.{name}")  # and no other task
-    if name not in TASKS and name not in task_names():
-        raise ValueError(f"unknown task {name!r}; the tasks are: {', '.join(task_names())}.")
-    return TASKS[name]
+        task = getattr(importlib.import_module(f"{__name__}.{name}"), "TASK", None)  # and no other task
+        if task is not None:
+            return task
+    raise ValueError(f"unknown task {name!r}; the tasks are: {', '.join(task_names())}.")

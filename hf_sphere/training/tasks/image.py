@@ -1,23 +1,22 @@
-"""Base of the image tasks: encoder arguments, loading images, building a model or loading a saved one."""
+"""What the image tasks share: encoder arguments, loading images, building a model or loading a saved one."""
 
 import logging
-from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_sphere import data, models
-from hf_sphere.data.options import DataTask, ImageDataOptions, OpenSetOptions, ValueOptions
-from hf_sphere.training.arguments import TrainingArguments
-from hf_sphere.training.tasks.base import Description, Prepared, Task
+from hf_sphere.data.options import DataTask, ImageDataOptions
+from hf_sphere.training.arguments import RecipeArguments
+from hf_sphere.training.output_dir import read_settings
+from hf_sphere.training.tasks import Description, Prepared
 from hf_sphere.utils.arguments import Arguments, Options, argument
 from hf_sphere.utils.loading import load_model, load_pretrained
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-    from hf_sphere.data import Episodes, ImageData
+    from hf_sphere.data import ImageData
     from hf_sphere.models import SphereVisionConfig
     from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
     from hf_sphere.training.run import Run
@@ -78,287 +77,254 @@ class EncoderArguments(Arguments):
             )
 
 
-class ImageTask(Task):
-    """Training of an image model.
-
-    Attributes:
-        data_task: The task of `load_image_data`.
-        model_name: Name of the model's class in `hf_sphere.models`.
-        default_backbone: Backbone if the argument is not set.
-        is_open_set: Whether the evaluation data may have other classes than the training data.
-        num_transparent: Number of images with transparency, once the data is loaded.
-    """
-
-    data_task: ClassVar[DataTask]
-    model_name: ClassVar[str]
-    default_backbone: ClassVar[str] = "lenet5"
-    is_open_set: ClassVar[bool] = False
-    num_transparent = 0
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.model_args: Any = self.part(EncoderArguments)
-        self.data_args: Any = self.part(ImageDataOptions)
-        corrupted = self.data_args.sample_classes or self.data_args.label_noise or self.data_args.shuffled_pixels
-        if corrupted and self.data_args.corruption_seed is None:
-            self.data_args.corruption_seed = self._default_corruption_seed()
-
-    @property
-    def model_class(self) -> "type[SphereVisionPreTrainedModel]":
-        """Class of the model."""
-        return getattr(models, self.model_name)
-
-    def prepare(self, run: "Run") -> Prepared:
-        """Load the data and build the model."""
-        import torch
-        from timm import is_model
-
-        from hf_sphere.data.provenance import DataRecord
-        from hf_sphere.models.backbones import create_backbone
-        from hf_sphere.training.evaluation import initialize_from_data
-        from hf_sphere.utils.modules import check_input_shape
-
-        name = self.model_args.backbone or self.default_backbone
-        if models.SphereVisionConfig(backbone=name).backbone_config is None and not is_model(name.split(".")[0]):
-            create_backbone(name, num_channels=3, image_size=1)  # raises an error that lists similar names
-        if self.model_args.model_name_or_path is not None:
-            from hf_sphere.utils.model_sources import processor_options
-
-            processor = load_pretrained(models.SphereVisionImageProcessor, self.model_args.model_name_or_path)
-            self.data_args.fill(processor_options(processor))
-        elif self.model_args.pretrained_backbone or self.model_args.backbone_weights is not None:
-            from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
-
-            self.data_args.fill(pretrained_preprocessing(name))
-        image_data = self.load_data(run.accelerator)
-        if (saved := self.model_args.model_name_or_path) is not None and image_data.record is not None:
-            record = image_data.record.after(DataRecord.read(saved), trains=self.args.num_train_epochs > 0)
-            image_data = replace(image_data, record=record)
-        # Convolutions are faster with the channels last, as the batches are; benchmarks/image_training.py measures it.
-        model = self.build_model(image_data).to(run.accelerator.device, memory_format=torch.channels_last)
-        shape = image_data.shape
-        check_input_shape(model.base_model, (shape.channels, shape.height, shape.width))
-        self.check_data(model, image_data)
-        self.before_epoch(model, self.model_args.linear_probe_epochs)  # freezes stages
-        in_backbone = len([*model.base_model.backbone.parameters()])
-        if self.model_args.linear_probe_epochs and len([*model.parameters()]) == in_backbone:
-            raise ValueError("linear_probe_epochs needs layers after the backbone to train; set embedding_dim.")
-        if self.args.resume_from_checkpoint is None:
-            initialize_from_data(model, image_data.train)
-        processor = models.SphereVisionImageProcessor.from_data(image_data)
-        self.num_transparent = image_data.num_transparent
-        run.print(self.summarize(model, image_data))
-        return Prepared(model, self.batches(image_data), processor, image_data.record)
-
-    # Data
-
-    def episodes(self) -> "dict[str, Episodes | None]":
-        """Return the episodes of training, validation and evaluation, as keywords of `load_image_data`."""
-        return {"episodes": self.data_args.episodes}
-
-    def load_data(self, accelerator: "Accelerator") -> "ImageData":
-        """Load the data set; the main process decodes it first, the others read its cache."""
-        args, episodes = self.args, self.episodes()
-        batch_size, drawn = args.per_device_train_batch_size, episodes.get("episodes")
-        if drawn is not None and batch_size not in (TrainingArguments.per_device_train_batch_size, drawn.batch_size):
-            raise ValueError(
-                f"per_device_train_batch_size {batch_size} does not match episodes of {drawn.classes} classes "
-                f"and {drawn.examples} images, which are batches of {drawn.batch_size}; leave it out."
-            )
-        with accelerator.main_process_first():
-            return data.load_image_data(
-                self.data_args,
-                self.data_task,
-                targets=self.part(ValueOptions) or self.part(OpenSetOptions),
-                **episodes,
-                batch_size=batch_size,
-                eval_batch_size=args.per_device_eval_batch_size,
-                device=accelerator.device,
-                seed=args.seed,
-                process_index=accelerator.process_index,
-                num_processes=accelerator.num_processes,
-                progress=accelerator.is_main_process and not args.disable_tqdm,
-            )
-
-    def before_epoch(self, model: Any, epoch: int) -> None:
-        """Freeze the backbone in the epochs of the linear probe, and its first stages in all epochs."""
-        from hf_sphere.models.pretrained_backbones import stage_parameters
-
-        backbone, args = model.base_model.backbone, self.model_args
-        frozen = stage_parameters(backbone, args.freeze_stages)
-        for name, parameter in backbone.named_parameters():
-            parameter.requires_grad_(epoch >= args.linear_probe_epochs and name not in frozen)
-
-    def check_data(self, model: Any, image_data: "ImageData") -> None:
-        """Raise an error if the model cannot be trained on the data."""
-
-    def batches(self, image_data: "ImageData") -> Any:
-        """Return the batches for the loop and the evaluation."""
-        return image_data
-
-    # Model
-
-    def model_settings(self, image_data: "ImageData", saved: "SphereVisionConfig | None" = None) -> dict[str, Any]:
-        """Return the settings of the configuration that depend on the task, its arguments and the data.
-
-        Args:
-            image_data: The data.
-            saved: Configuration of the model to start from, if there is one.
-        """
-        return {} if saved is not None else {"head": None}
-
-    def build_model(self, image_data: "ImageData") -> "SphereVisionPreTrainedModel":
-        """Build a new model for the data, or load the saved one.
-
-        Raises:
-            ValueError: If an argument does not apply, or contradicts the saved model or the data.
-        """
-        args = self.model_args
-        if args.model_name_or_path is not None:
-            return self._load_model(args.model_name_or_path, image_data)
-        config = models.SphereVisionConfig(
-            backbone=args.backbone or self.default_backbone,
-            backbone_kwargs=dict(args.backbone_kwargs),
-            num_channels=image_data.shape.channels,
-            image_size=[image_data.shape.height, image_data.shape.width],
-            embedding_dim=args.embedding_dim,
-            final_activation=args.final_activation,
-            freeze_batch_norm=bool(args.freeze_batch_norm),
-            initialization=args.initialization,
-            **self.model_settings(image_data),
-        )
-        pretrained: bool | str = args.backbone_weights or args.pretrained_backbone
-        if pretrained is True and args.backbone is not None and Path(args.backbone).is_dir():
-            pretrained = args.backbone
-        model = self.model_class(config, pretrained=pretrained)
-        if args.initial_weights is not None:
-            _copy_backbone_weights(args.initial_weights, model)
-        return model
-
-    def check_saved(self, config: "SphereVisionConfig") -> None:
-        """Raise an error if the saved model has another class, or another architecture than the arguments."""
-        saved = self.model_args.model_name_or_path
-        found = (config.architectures or [None])[0]
-        if found not in (self.model_name, "SphereVisionModel", None):
-            raise ValueError(
-                f"{saved} is a {found}, but this recipe trains a {self.model_name}; use the recipe of that model."
-            )
-        check_same_architecture(self.model_args, config)
-
-    def _load_model(self, saved: str, image_data: "ImageData") -> "SphereVisionPreTrainedModel":
-        config = load_pretrained(models.SphereVisionConfig, saved)
-        new_head = self.needs_new_head(config, image_data)
-        if new_head and self.model_args.head is not None:
-            config.head, config.head_kwargs = self.model_args.head, dict(self.model_args.head_kwargs)
-        self.check_saved(config)
-        if self.model_args.freeze_batch_norm is not None:
-            config.freeze_batch_norm = self.model_args.freeze_batch_norm
-        for name, value in self.model_settings(image_data, config).items():
-            setattr(config, name, value)
-        if not new_head:
-            return load_model(self.model_class, saved, config=config)
-        model = load_model(self.model_class, saved, config=config, ignore_mismatched_sizes=True)
-        model.head.reset_parameters()
-        return model
-
-    def needs_new_head(self, saved: "SphereVisionConfig", image_data: "ImageData") -> bool:
-        """Return whether the head of a saved model is for other classes than the data; False without classes."""
-        return False
-
-    def _default_corruption_seed(self) -> int:
-        """Return the corruption seed of the run to resume, else the seed of this run."""
-        from hf_sphere.training.output_dir import read_settings
-
-        resumes = self.args.resume_from_checkpoint is not None
-        before = (read_settings(Path(self.args.output_dir)) or {}) if resumes else {}
-        return self.args.seed if before.get("corruption_seed") is None else before["corruption_seed"]
-
-    # Console and card
-
-    def targets(self, model: Any) -> list[str]:
-        """Return what the model predicts besides classes, for the console."""
-        return []
-
-    def heads(self, model: Any) -> list[str]:
-        """Return the parts of the model that compute predictions from embeddings, for the console."""
-        return []
-
-    def summarize(self, model: Any, image_data: "ImageData") -> str:
-        """Summarize data and model in a few lines."""
-        shape = image_data.shape
-        held_out = f", {image_data.validation.num_examples:,} held out" if image_data.validation is not None else ""
-        targets = [f"{len(image_data.class_names)} classes"] if image_data.class_names else []
-        if image_data.eval_class_names not in ([], image_data.class_names):
-            other = "other " if set(image_data.class_names).isdisjoint(image_data.eval_class_names) else ""
-            targets.append(f"{len(image_data.eval_class_names)} {other}classes to evaluate on")
-        parts = [model.config.backbone, f"{model.base_model.embedding_dim}-dimensional embeddings", *self.heads(model)]
-        frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-        untrained = f" ({frozen:,} frozen)" if frozen else ""
-        prepared = ""
-        if self.data_args.crop_pct is not None:
-            mean, std = (", ".join(f"{value:.3f}" for value in part) for part in (image_data.mean, image_data.std))
-            prepared = f"\nimages    crop of {shape.crop_pct:g} of a side, mean {mean}, standard deviation {std}"
-        return (
-            f"data      {image_data.train.num_examples:,} training images{held_out}, "
-            f"{image_data.evaluation.num_examples:,} for evaluation, "
-            f"{shape.channels} x {shape.height} x {shape.width}, {', '.join([*targets, *self.targets(model)])}\n"
-            f"model     {', '.join(parts)}\n"
-            f"          {sum(p.numel() for p in model.parameters()):,} parameters{untrained} on {model.device}"
-            f"{prepared}"
-        )
-
-    def describe(self, prepared: Prepared) -> Description:
-        """Return the model's description for the model card."""
-        config, args = prepared.model.config, self.data_args
-        background = " ".join(map(str, prepared.processor.background_color))
-        drawn = f", {self.num_transparent:,} with transparency, drawn on the color {background}"
-        card = self.describe_head(config)
-        chosen_on = {} if args.validation_split is None else {"held_out": f"the split {args.validation_split}"}
-        return Description(
-            title=f"{config.backbone} with {card.head} on {Path(args.dataset_name).name}",
-            summary=f"Image model for {' and '.join(card.predicts)}: a `{config.backbone}` backbone and the "
-            f"{card.head} of hf_sphere.",
-            model={
-                "backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}",
-                **card.properties,
-                "images": f"{config.num_channels} x {config.input_size[0]} x {config.input_size[1]}"
-                + drawn * bool(self.num_transparent),
-            },
-            dataset=args.dataset_name,
-            tags=[card.tag],
-            packages=["timm"],
-            **chosen_on,
-        )
-
-    @abstractmethod
-    def describe_head(self, config: "SphereVisionConfig") -> "HeadDescription":
-        """Return the description, for the model card, of the part that computes predictions from embeddings."""
-
-
 @dataclass(frozen=True)
 class HeadDescription:
-    """Description, for the model card, of the part of a model that computes predictions from embeddings."""
+    """Description of the part of a model that computes predictions from embeddings, for console and model card."""
 
     predicts: list[str]  # what it predicts
     head: str  # its name
     tag: str  # a tag of the card
     properties: dict[str, str]  # further properties by name
+    parts: list[str]  # its parts, on the console
+    targets: list[str] = field(default_factory=list)  # what it predicts besides classes, on the console
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The arguments of an image task, and its data."""
+
+    model_args: Any  # `EncoderArguments`
+    data_args: ImageDataOptions
+    args: RecipeArguments
+    images: "ImageData"
+    default_backbone: str = "lenet5"  # the backbone if the argument is not set
+
+
+def load_images(
+    run: "Run",
+    model_args: EncoderArguments,
+    data_args: ImageDataOptions,
+    task: DataTask,
+    *,
+    default_backbone: str = "lenet5",
+    **options: Any,
+) -> Setup:
+    """Load the dataset of a run; the main process decodes it first, the others read its cache.
+
+    Options of the data that are not set are set from the model and the run. `options` are targets and episodes, as
+    keywords of `load_image_data`.
+    """
+    from timm import is_model
+
+    from hf_sphere.data.provenance import DataRecord
+    from hf_sphere.models.backbones import create_backbone
+
+    args, accelerator, saved = run.args, run.accelerator, model_args.model_name_or_path
+    corrupted = data_args.sample_classes or data_args.label_noise or data_args.shuffled_pixels
+    if corrupted and data_args.corruption_seed is None:
+        before = (read_settings(run.output_dir) or {}) if args.resume_from_checkpoint is not None else {}
+        data_args.corruption_seed = args.seed if before.get("corruption_seed") is None else before["corruption_seed"]
+    name = model_args.backbone or default_backbone
+    if models.SphereVisionConfig(backbone=name).backbone_config is None and not is_model(name.split(".")[0]):
+        create_backbone(name, num_channels=3, image_size=1)  # raises an error that lists similar names
+    if saved is not None:
+        from hf_sphere.utils.model_sources import processor_options
+
+        data_args.fill(processor_options(load_pretrained(models.SphereVisionImageProcessor, saved)))
+    elif model_args.pretrained_backbone or model_args.backbone_weights is not None:
+        from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
+
+        data_args.fill(pretrained_preprocessing(name))
+    batch_size, drawn = args.per_device_train_batch_size, options.get("episodes")
+    if drawn is not None and batch_size not in (RecipeArguments.per_device_train_batch_size, drawn.batch_size):
+        raise ValueError(
+            f"per_device_train_batch_size {batch_size} does not match episodes of {drawn.classes} classes "
+            f"and {drawn.examples} images, which are batches of {drawn.batch_size}; leave it out."
+        )
+    with accelerator.main_process_first():
+        images = data.load_image_data(
+            data_args,
+            task,
+            **options,
+            batch_size=batch_size,
+            eval_batch_size=args.per_device_eval_batch_size,
+            device=accelerator.device,
+            seed=args.seed,
+            process_index=accelerator.process_index,
+            num_processes=accelerator.num_processes,
+            progress=accelerator.is_main_process and not args.disable_tqdm,
+        )
+    if saved is not None and images.record is not None:
+        record = images.record.after(DataRecord.read(saved), trains=args.num_train_epochs > 0)
+        images = replace(images, record=record)
+    return Setup(model_args, data_args, args, images, default_backbone)
+
+
+def build_model(
+    setup: Setup,
+    model_class: "type[SphereVisionPreTrainedModel]",
+    settings: "Callable[[SphereVisionConfig | None], dict[str, Any]]",
+    *,
+    needs_new_head: "Callable[[SphereVisionConfig], bool]" = lambda saved: False,
+    from_any_class: bool = False,
+) -> "SphereVisionPreTrainedModel":
+    """Build a new model for the data, or load the saved one.
+
+    Args:
+        setup: Arguments and data.
+        model_class: Class of the model.
+        settings: Returns the settings of the configuration that depend on the task, its arguments and the data, from
+            the configuration of the model to start from, or None.
+        needs_new_head: Whether the head of a saved model is for other classes than the data.
+        from_any_class: Whether the saved model may be of any class.
+
+    Raises:
+        ValueError: If an argument does not apply, or contradicts the saved model or the data.
+    """
+    args, shape = setup.model_args, setup.images.shape
+    saved = args.model_name_or_path
+    if saved is not None:
+        config = load_pretrained(models.SphereVisionConfig, saved)
+        has_new_head = needs_new_head(config)
+        if has_new_head and getattr(args, "head", None) is not None:
+            config.head, config.head_kwargs = args.head, dict(args.head_kwargs)
+        architecture = (config.architectures or [None])[0]
+        if not from_any_class and architecture not in (model_class.__name__, "SphereVisionModel", None):
+            raise ValueError(
+                f"{saved} is a {architecture}, but this recipe trains a {model_class.__name__}; use the recipe of that "
+                "model."
+            )
+        check_same_architecture(args, config)
+        if args.freeze_batch_norm is not None:
+            config.freeze_batch_norm = args.freeze_batch_norm
+        for name, value in settings(config).items():
+            setattr(config, name, value)
+        if not has_new_head:
+            return load_model(model_class, saved, config=config)
+        model: Any = load_model(model_class, saved, config=config, ignore_mismatched_sizes=True)
+        model.head.reset_parameters()
+        return model
+    config = models.SphereVisionConfig(
+        backbone=args.backbone or setup.default_backbone,
+        backbone_kwargs=dict(args.backbone_kwargs),
+        num_channels=shape.channels,
+        image_size=[shape.height, shape.width],
+        embedding_dim=args.embedding_dim,
+        final_activation=args.final_activation,
+        freeze_batch_norm=bool(args.freeze_batch_norm),
+        initialization=args.initialization,
+        **settings(None),
+    )
+    pretrained: bool | str = args.backbone_weights or args.pretrained_backbone
+    if pretrained is True and args.backbone is not None and Path(args.backbone).is_dir():
+        pretrained = args.backbone
+    model = model_class(config, pretrained=pretrained)
+    if args.initial_weights is not None:
+        _copy_backbone_weights(args.initial_weights, model)
+    return model
+
+
+def provide(run: "Run", setup: Setup, model: Any, head: HeadDescription, **functions: Any) -> Prepared:
+    """Move a model to its device, freeze what is not trained, initialize it from data, and describe it.
+
+    `functions` are further fields of `Prepared`, `data` among them if it is not `setup.images`.
+    """
+    import torch
+
+    from hf_sphere.training.evaluation import initialize_from_data
+    from hf_sphere.utils.modules import check_input_shape
+
+    images, args, shape = setup.images, setup.model_args, setup.images.shape
+    # Convolutions are faster with the channels last, as the batches are; benchmarks/image_training.py measures it.
+    model = model.to(run.accelerator.device, memory_format=torch.channels_last)
+    check_input_shape(model.base_model, (shape.channels, shape.height, shape.width))
+    before_epoch = partial(freeze, args)
+    before_epoch(model, args.linear_probe_epochs)  # freezes stages
+    in_backbone = len([*model.base_model.backbone.parameters()])
+    if args.linear_probe_epochs and len([*model.parameters()]) == in_backbone:
+        raise ValueError("linear_probe_epochs needs layers after the backbone to train; set embedding_dim.")
+    if run.args.resume_from_checkpoint is None:
+        initialize_from_data(model, images.train)
+    processor = models.SphereVisionImageProcessor.from_data(images)
+    run.accelerator.print(summarize(model, images, head, shows_pixels=setup.data_args.crop_pct is not None))
+    description = describe(model.config, images, setup.data_args, processor, head)
+    provided = {"data": images, "description": description, "before_epoch": before_epoch, **functions}
+    return Prepared(model=model, processor=processor, record=images.record, **provided)
+
+
+def freeze(args: EncoderArguments, model: Any, epoch: int) -> None:
+    """Freeze the backbone in the epochs of the linear probe, and its first stages in all epochs."""
+    from hf_sphere.models.pretrained_backbones import stage_parameters
+
+    backbone = model.base_model.backbone
+    frozen = stage_parameters(backbone, args.freeze_stages)
+    for name, parameter in backbone.named_parameters():
+        parameter.requires_grad_(epoch >= args.linear_probe_epochs and name not in frozen)
+
+
+def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_pixels: bool = False) -> str:
+    """Summarize data and model in a few lines."""
+    shape = images.shape
+    held_out = f", {images.validation.num_examples:,} held out" if images.validation is not None else ""
+    targets = [f"{len(images.class_names)} classes"] if images.class_names else []
+    if images.eval_class_names not in ([], images.class_names):
+        other = "other " if set(images.class_names).isdisjoint(images.eval_class_names) else ""
+        targets.append(f"{len(images.eval_class_names)} {other}classes to evaluate on")
+    parts = [model.config.backbone, f"{model.base_model.embedding_dim}-dimensional embeddings", *head.parts]
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    untrained = f" ({frozen:,} frozen)" if frozen else ""
+    pixels = ""
+    if shows_pixels:
+        mean, std = (", ".join(f"{value:.3f}" for value in values) for values in (images.mean, images.std))
+        pixels = f"\nimages    crop of {shape.crop_pct:g} of a side, mean {mean}, standard deviation {std}"
+    return (
+        f"data      {images.train.num_examples:,} training images{held_out}, "
+        f"{images.evaluation.num_examples:,} for evaluation, "
+        f"{shape.channels} x {shape.height} x {shape.width}, {', '.join([*targets, *head.targets])}\n"
+        f"model     {', '.join(parts)}\n"
+        f"          {sum(p.numel() for p in model.parameters()):,} parameters{untrained} on {model.device}"
+        f"{pixels}"
+    )
+
+
+def describe(
+    config: "SphereVisionConfig", images: "ImageData", args: ImageDataOptions, processor: Any, head: HeadDescription
+) -> Description:
+    """Return the model's description for the model card."""
+    background = " ".join(map(str, processor.background_color))
+    drawn = f", {images.num_transparent:,} with transparency, drawn on the color {background}"
+    selected_on = {} if args.validation_split is None else {"held_out": f"the split {args.validation_split}"}
+    return Description(
+        title=f"{config.backbone} with {head.head} on {Path(args.dataset_name).name}",
+        summary=f"Image model for {' and '.join(head.predicts)}: a `{config.backbone}` backbone and the "
+        f"{head.head} of hf_sphere.",
+        model={
+            "backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}",
+            **head.properties,
+            "images": f"{config.num_channels} x {config.input_size[0]} x {config.input_size[1]}"
+            + drawn * bool(images.num_transparent),
+        },
+        dataset=args.dataset_name,
+        tags=[head.tag],
+        packages=["timm"],
+        **selected_on,
+    )
 
 
 def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig") -> None:
     """Raise an error if the arguments set another architecture than that of the saved model."""
     default: Mapping[str, Any] = vars(type(args)())
-    known = {field.name for field in fields(args)}
+    names = {field.name for field in fields(args)}
     for name in ("backbone", "backbone_kwargs", "embedding_dim", "final_activation", "head", "head_kwargs"):
-        if name not in known:
+        if name not in names:
             continue
-        given, have = getattr(args, name), getattr(saved, name)
-        have = default[name] if have is None else have
-        if given not in (default[name], have):
-            raise ValueError(f"{name} is {given} but {args.model_name_or_path} has {have}; leave {name} out.")
+        value, saved_value = getattr(args, name), getattr(saved, name)
+        saved_value = default[name] if saved_value is None else saved_value
+        if value not in (default[name], saved_value):
+            raise ValueError(f"{name} is {value} but {args.model_name_or_path} has {saved_value}; leave {name} out.")
     weights = ("pretrained_backbone", "backbone_weights", "initial_weights", "initialization")
     for name, what in (*((name, "weights") for name in weights), ("prototypes_file", "prototypes")):
-        if name in known and getattr(args, name):
+        if name in names and getattr(args, name):
             raise ValueError(f"{name} does not apply to a saved model, which has {what} already; leave {name} out.")
 
 
@@ -366,9 +332,9 @@ def _copy_backbone_weights(saved: str, model: "SphereVisionPreTrainedModel") -> 
     """Copy the tensors of a saved model's backbone that have the name and shape of one in a new model's backbone."""
     # The few-shot model can be loaded from any other model, without its head.
     source = load_model(models.SphereVisionForFewShotClassification, saved).base_model.backbone.state_dict()
-    own = model.base_model.backbone.state_dict()
-    shared = {name: tensor for name, tensor in source.items() if name in own and own[name].shape == tensor.shape}
+    state = model.base_model.backbone.state_dict()
+    shared = {name: tensor for name, tensor in source.items() if name in state and state[name].shape == tensor.shape}
     if not shared:
         raise ValueError(f"initial_weights {saved} has no tensor of the backbone {model.config.backbone}.")
-    model.base_model.backbone.load_state_dict(own | shared)
-    logger.info("%d of %d tensors of the backbone are those of %s.", len(shared), len(own), saved)
+    model.base_model.backbone.load_state_dict(state | shared)
+    logger.info("%d of %d tensors of the backbone are those of %s.", len(shared), len(state), saved)

@@ -1,22 +1,31 @@
 """Joint prediction: classes and a real value from one embedding."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from hf_sphere.training.arguments import TrainingArguments
-from hf_sphere.training.measures import measure_joint
+from hf_sphere import models
+from hf_sphere.training.arguments import RecipeArguments
+from hf_sphere.training.tasks import Prepared, Task
 from hf_sphere.training.tasks.classification import (
     CalibrationArguments,
-    ImageClassification,
     ImageDataArguments,
     ModelArguments,
+    calibration,
+    check_head,
+    describe_head,
+    head_settings,
+    needs_new_head,
+    set_prototypes,
 )
-from hf_sphere.training.tasks.image import HeadDescription
-from hf_sphere.training.tasks.regression import ImageRegression, RegressionArguments
+from hf_sphere.training.tasks.image import HeadDescription, Setup, build_model, load_images, provide
+from hf_sphere.training.tasks.regression import RegressionArguments, check_values, describe_regression, value_settings
 from hf_sphere.utils.arguments import argument
 
 if TYPE_CHECKING:
     from hf_sphere.models import SphereVisionConfig
+    from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
+    from hf_sphere.training.run import Run
 
 
 @dataclass
@@ -31,22 +40,51 @@ class JointArguments(CalibrationArguments, RegressionArguments):
     )
 
 
-class JointPrediction(ImageRegression, ImageClassification):
-    """Train classification and regression on one sphere."""
+def prepare(
+    run: "Run", model_args: ModelArguments, data_args: ImageDataArguments, args: RecipeArguments, values: JointArguments
+) -> Prepared:
+    """Check the head, load the data, build the model, and check that the values are in its range."""
+    from hf_sphere.training.evaluation import measure_joint
 
-    name = "joint"
-    data_task = "joint"
-    arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments, JointArguments)
-    model_name = "SphereVisionForJointPrediction"
-    metric = "loss"
-    headline: ClassVar[tuple[str, ...]] = ("accuracy", "mean_absolute_error")
-    pipeline_tag = None
-    default_head = "prototype"
-    measure = staticmethod(measure_joint)
+    check_head(model_args, "prototype")
+    setup = load_images(run, model_args, data_args, "joint", targets=values, episodes=data_args.episodes)
+    model = build_joint(setup, values)
+    functions = {"measure": measure_joint, **calibration(run, setup, values.calibrate)}
+    check_values(model, setup.images)
+    return provide(run, setup, model, describe_joint(model), **functions)
 
-    def describe_head(self, config: "SphereVisionConfig") -> HeadDescription:
-        """Return the description of head and regression for the model card."""
-        head, values = ImageClassification.describe_head(self, config), ImageRegression.describe_head(self, config)
-        return replace(
-            head, predicts=[*head.predicts, *values.predicts], properties=head.properties | values.properties
-        )
+
+def build_joint(setup: Setup, values: JointArguments) -> "SphereVisionPreTrainedModel":
+    """Build a model with a head and a regression for the data, or load the saved one; see `build_model`."""
+
+    def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:
+        return head_settings(setup, saved, default_head="prototype") | value_settings(setup, values, saved)
+
+    new_head, model_class = partial(needs_new_head, setup), models.SphereVisionForJointPrediction
+    model = build_model(setup, model_class, settings, needs_new_head=new_head)
+    if setup.model_args.prototypes_file is not None:
+        set_prototypes(model, setup.model_args.prototypes_file, setup.images.class_names)
+    return model
+
+
+def describe_joint(model: Any) -> HeadDescription:
+    """Return the description of head and regression for console and model card."""
+    head, values = describe_head(model.config), describe_regression(model)
+    return replace(
+        head,
+        predicts=[*head.predicts, *values.predicts],
+        properties=head.properties | values.properties,
+        parts=[*head.parts, *values.parts],
+        targets=values.targets,
+    )
+
+
+TASK = Task(
+    summary="Train classification and regression on one sphere.",
+    arguments=(ModelArguments, ImageDataArguments, RecipeArguments, JointArguments),
+    prepare=prepare,
+    metric="loss",
+    higher_is_better=False,
+    headline=("accuracy", "mean_absolute_error"),
+    model_name="SphereVisionForJointPrediction",
+)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 from hf_sphere import data, models
 from hf_sphere.data.options import TextDataOptions
 from hf_sphere.models.sphere_encoder import ENCODERS
-from hf_sphere.training.arguments import OPTIMIZER_HELP, TrainingArguments, optimizer_choices
-from hf_sphere.training.measures import measure_tokens, perplexity
-from hf_sphere.training.tasks.base import Description, Prepared, Task
+from hf_sphere.training.arguments import OPTIMIZER_HELP, RecipeArguments, optimizer_choices
+from hf_sphere.training.tasks import Description, Prepared, Task
 from hf_sphere.utils.arguments import Arguments, Options, argument
 from hf_sphere.utils.loading import load_model, load_pretrained
 
@@ -62,9 +61,9 @@ class TextModelArguments(Arguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.spherized:
-            given = [name for name in ("spherized_layers", "spherization_kwargs", "calibrate") if getattr(self, name)]
-            if given:
-                raise ValueError(f"{', '.join(given)} is for spherized models; add --spherized, or leave it out.")
+            stated = [name for name in ("spherized_layers", "spherization_kwargs", "calibrate") if getattr(self, name)]
+            if stated:
+                raise ValueError(f"{', '.join(stated)} is for spherized models; add --spherized, or leave it out.")
         if self.calibrate and self.from_scratch:
             raise ValueError(
                 "calibrate needs a trained model, and from_scratch trains a new one; use only one of them."
@@ -74,13 +73,13 @@ class TextModelArguments(Arguments):
 
 
 @dataclass
-class TextTrainingArguments(TrainingArguments):
+class TextRecipeArguments(RecipeArguments):
     """Training, with the defaults of transformers' `TrainingArguments`."""
 
     num_train_epochs: int = argument(3, "Epochs to train; 0 only evaluates a saved model.", ge=0)
     per_device_train_batch_size: int = argument(8, "Blocks per training batch and process.", ge=1)
     per_device_eval_batch_size: int = argument(8, "Blocks per evaluation batch and process.", ge=1)
-    optimizer: str = argument("adamw", OPTIMIZER_HELP, choices=optimizer_choices)
+    optim: str = argument("adamw", OPTIMIZER_HELP, choices=optimizer_choices)
     learning_rate: float = argument(5e-5, "Peak learning rate.", ge=0)
 
     def __post_init__(self) -> None:
@@ -91,76 +90,60 @@ class TextTrainingArguments(TrainingArguments):
             raise ValueError("language models do not support loss_reduction sum: their loss is a mean; leave it out.")
 
 
-class MaskedLanguageModeling(Task):
-    """Train a masked language model, plain or spherized."""
+def prepare(
+    run: "Run", model_args: TextModelArguments, data_args: TextDataOptions, args: TextRecipeArguments
+) -> Prepared:
+    """Load tokenizer and data, build the model, and fit its spherized layers if requested."""
+    from hf_sphere.training.evaluation import measure_tokens, perplexity
 
-    name = "masked_lm"
-    arguments = (TextModelArguments, TextDataOptions, TextTrainingArguments)
-    metric = "loss"
-    higher_is_better = False
-    headline = ("perplexity", "accuracy")
-    pipeline_tag = "fill-mask"
-    numerics = 2
-    measure = staticmethod(measure_tokens)
-    derive = staticmethod(perplexity)
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.model_args: TextModelArguments = self.part(TextModelArguments)
-        self.data_args: TextDataOptions = self.part(TextDataOptions)
-
-    def prepare(self, run: "Run") -> Prepared:
-        """Load tokenizer and data, build the model, and calibrate its spherized layers if requested."""
-        tokenizer = load_tokenizer(self.model_args)
-        model = build_language_model(self.model_args, tokenizer).to(run.accelerator.device)
-        text = self.load_data(run, model, tokenizer)
-        run.print(summarize(model, text))
-        if self.model_args.calibrate and self.args.resume_from_checkpoint is None:
-            for fit in calibrate(model, self.model_args, text):
-                run.print(f"          calibrated {fit}")
-        return Prepared(model, text, tokenizer)
-
-    def load_data(self, run: "Run", model: Any, tokenizer: Any) -> "TextData":
-        """Load the data set; the main process tokenizes it first, the others read its cache."""
-        accelerator = run.accelerator
-        with accelerator.main_process_first():
-            return data.load_text_data(
-                self.data_args,
-                tokenizer,
-                block_length=choose_block_length(self.data_args.max_seq_length, model, tokenizer),
-                batch_size=self.args.per_device_train_batch_size,
-                eval_batch_size=self.args.per_device_eval_batch_size,
-                device=accelerator.device,
-                seed=self.args.seed,
-                process_index=accelerator.process_index,
-                num_processes=accelerator.num_processes,
-                progress=accelerator.is_main_process and not self.args.disable_tqdm,
-            )
-
-    def describe(self, prepared: Prepared) -> Description:
-        """Return the model's description for the model card."""
-        config, text, args = prepared.model.config, prepared.data, self.model_args
-        layers = describe_layers(config)
-        how = "trained from scratch" if args.from_scratch else "fine-tuned"
-        kind = "spherized" if getattr(config, "spherized_layer_indices", ()) else "plain"
-        masked = self.data_args.objective == "masked"
-        goal = "predict masked tokens" if masked else "reproduce its input, with nothing masked"
-        properties = {
-            "encoder": f"{config.num_hidden_layers} layers of width {config.hidden_size}, {layers}",
-            "tokens": f"{config.vocab_size:,}",
-            "block": f"{text.train.block_length} tokens",
-        }
-        if kind == "spherized":
-            properties["spherization"] = ", ".join(f"{k} {v}" for k, v in config.spherization_options.items())
-        return Description(
-            title=f"{Path(args.model_name_or_path).name}, {kind}, {how} on {Path(self.data_args.dataset_name).name}",
-            summary=f"Masked language model, {how} to {goal}; {layers}.",
-            model=properties,
-            dataset=self.data_args.dataset_name,
-            held_out=text.validation_split or "",
-            tags=["spherized"] if kind == "spherized" else [],
-            packages=["tokenizers"],
+    accelerator = run.accelerator
+    tokenizer = load_tokenizer(model_args)
+    model = build_language_model(model_args, tokenizer).to(accelerator.device)
+    with accelerator.main_process_first():
+        text = data.load_text_data(
+            data_args,
+            tokenizer,
+            block_length=choose_block_length(data_args.max_seq_length, model, tokenizer),
+            batch_size=args.per_device_train_batch_size,
+            eval_batch_size=args.per_device_eval_batch_size,
+            device=accelerator.device,
+            seed=args.seed,
+            process_index=accelerator.process_index,
+            num_processes=accelerator.num_processes,
+            progress=accelerator.is_main_process and not args.disable_tqdm,
         )
+    accelerator.print(summarize(model, text))
+    if model_args.calibrate and args.resume_from_checkpoint is None:
+        for fit in calibrate(model, model_args, text):
+            accelerator.print(f"          calibrated {fit}")
+    description = describe(model.config, text, model_args, data_args)
+    return Prepared(model, text, tokenizer, description, measure_tokens, perplexity)
+
+
+def describe(config: Any, text: "TextData", model_args: TextModelArguments, data_args: TextDataOptions) -> Description:
+    """Return the model's description for the model card."""
+    layers = describe_layers(config)
+    how = "trained from scratch" if model_args.from_scratch else "fine-tuned"
+    kind = "spherized" if getattr(config, "spherized_layer_indices", ()) else "plain"
+    masked = data_args.objective == "masked"
+    goal = "predict masked tokens" if masked else "reproduce its input, with nothing masked"
+    properties = {
+        "encoder": f"{config.num_hidden_layers} layers of width {config.hidden_size}, {layers}",
+        "tokens": f"{config.vocab_size:,}",
+        "block": f"{text.train.block_length} tokens",
+    }
+    if kind == "spherized":
+        properties["spherization"] = ", ".join(f"{k} {v}" for k, v in config.spherization_options.items())
+    name, dataset = Path(model_args.model_name_or_path).name, Path(data_args.dataset_name).name
+    return Description(
+        title=f"{name}, {kind}, {how} on {dataset}",
+        summary=f"Masked language model, {how} to {goal}; {layers}.",
+        model=properties,
+        dataset=data_args.dataset_name,
+        held_out=text.validation_split or "",
+        tags=["spherized"] if kind == "spherized" else [],
+        packages=["tokenizers"],
+    )
 
 
 def load_tokenizer(args: TextModelArguments) -> Any:
@@ -195,7 +178,7 @@ def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
         )
     if args.from_scratch:
         return MODEL_FOR_MASKED_LM_MAPPING[type(config)](config)
-    # Trained in float32 whatever the saved dtype; --mixed_precision is for speed.
+    # Trained in float32 whatever the saved dtype; --bf16 is for speed.
     return load_model(model_class, name, config=config, dtype=torch.float32)
 
 
@@ -262,3 +245,15 @@ def _spherized(args: TextModelArguments, config: Any) -> tuple[Any, Any]:
     config_class = getattr(models, f"{prefix}Config")
     spherized = load_pretrained(config_class, name, spherized_layers=args.spherized_layers, **settings)
     return spherized, getattr(models, f"{prefix}ForMaskedLM")
+
+
+TASK = Task(
+    summary="Train a masked language model, plain or spherized.",
+    arguments=(TextModelArguments, TextDataOptions, TextRecipeArguments),
+    prepare=prepare,
+    metric="loss",
+    higher_is_better=False,
+    headline=("perplexity", "accuracy"),
+    pipeline_tag="fill-mask",
+    numerics=2,
+)

@@ -1,19 +1,21 @@
 """Regression: a real value per image, computed from the angle to a pole."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_sphere import models
-from hf_sphere.data.options import DataTask, ValueOptions
-from hf_sphere.training.arguments import TrainingArguments
-from hf_sphere.training.measures import measure_regression
+from hf_sphere.data.options import ValueOptions
+from hf_sphere.training.arguments import RecipeArguments
+from hf_sphere.training.tasks import Prepared, Task
 from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments
-from hf_sphere.training.tasks.image import HeadDescription, ImageTask
+from hf_sphere.training.tasks.image import HeadDescription, Setup, build_model, load_images, provide
 from hf_sphere.utils.arguments import argument
 
 if TYPE_CHECKING:
     from hf_sphere.data import ImageData
     from hf_sphere.models import SphereVisionConfig
+    from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
+    from hf_sphere.training.run import Run
 
 
 @dataclass
@@ -35,82 +37,100 @@ class RegressionArguments(ValueOptions):
             raise ValueError(f"value_range must be two numbers, the lower one first; got {self.value_range}.")
 
 
-class ImageRegression(ImageTask):
-    """Train an image regression: a real value as the angle to a pole of the sphere."""
+def prepare(
+    run: "Run",
+    model_args: ModelArguments,
+    data_args: ImageDataArguments,
+    args: RecipeArguments,
+    values: RegressionArguments,
+) -> Prepared:
+    """Load the data, build the model, and check that the values are in its range."""
+    from hf_sphere.training.evaluation import measure_regression
 
-    name = "regression"
-    data_task: ClassVar[DataTask] = "regression"
-    arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments, RegressionArguments)
-    model_name = "SphereVisionForRegression"
-    metric = "mean_absolute_error"
-    higher_is_better = False
-    headline: ClassVar[tuple[str, ...]] = ("mean_absolute_error",)
-    measure = staticmethod(measure_regression)
+    setup = load_images(run, model_args, data_args, "regression", targets=values, episodes=data_args.episodes)
+    model = build_regression(setup, values)
+    check_values(model, setup.images)
+    return provide(run, setup, model, describe_regression(model), measure=measure_regression)
 
-    def model_settings(self, image_data: "ImageData", saved: "SphereVisionConfig | None" = None) -> dict[str, Any]:
-        """Return the range of the values and the options of the regression.
 
-        Values that the arguments do not set are taken from the saved model, else from the data and the defaults.
-        """
-        settings = super().model_settings(image_data, saved)
-        if self.data_task == "regression":
-            self._refuse_head_arguments(new=saved is None)
-        values = self.part(RegressionArguments)
-        before = (saved.regression_kwargs or {}) if saved is not None else {}
-        given = values.value_range or (saved.value_range if saved is not None else None)
-        # The range of the training values does not bound other values.
-        default = {"out_of_range": "error" if given is not None else "clip", "reduction": "mean"}
-        requested = {"out_of_range": values.out_of_range, "reduction": self.args.loss_reduction}
-        weight = getattr(values, "task_weight", None)
-        if weight is None:
-            weight = (models.SphereVisionConfig if saved is None else saved).task_weight
-        return settings | {
-            "value_range": list(given or image_data.value_range or ()),
-            "regression_kwargs": default | before | {k: v for k, v in requested.items() if v is not None},
-            "task_weight": weight,
-        }
+def build_regression(setup: Setup, values: RegressionArguments) -> "SphereVisionPreTrainedModel":
+    """Build a regression for the data, or load the saved one; see `build_model`."""
 
-    def _refuse_head_arguments(self, *, new: bool) -> None:
-        if self.args.label_smoothing_factor:
-            raise ValueError("label smoothing is for classes, and a regression has none; leave it out.")
-        heads = ("head", "head_kwargs", "prototypes_file") if new else ()
-        for name in (*heads, "class_weights", "shard_classes"):
-            if getattr(self.model_args, name):
-                raise ValueError(f"{name} is for models with classes, and a regression has none; leave it out.")
+    def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:
+        _refuse_head_arguments(setup, new=saved is None)
+        new = {} if saved is not None else {"head": None}
+        return new | value_settings(setup, values, saved)
 
-    def check_data(self, model: Any, image_data: "ImageData") -> None:
-        """Raise an error if a value is outside the model's range and values are not clipped."""
-        super().check_data(model, image_data)
-        regression = model.regression
-        if regression.out_of_range == "clip":
-            return
-        splits = {
-            "training": image_data.train,
-            "evaluation": image_data.evaluation,
-            "validation": image_data.validation,
-        }
-        for name, batches in splits.items():
-            if batches is None:
-                continue
-            values = batches.labels if batches.regression_labels is None else batches.regression_labels
-            outside = (values < regression.low) | (values > regression.high)
-            if outside.any():
-                raise ValueError(
-                    f"{int(outside.sum())} of {len(values)} {name} values lie outside the range {regression.low:g} to "
-                    f"{regression.high:g}, for instance {values[outside][0].item():g}. Widen --value_range, or clip "
-                    "them with --out_of_range clip."
-                )
+    return build_model(setup, models.SphereVisionForRegression, settings)
 
-    def targets(self, model: Any) -> list[str]:
-        """Return the range of the values."""
-        return [f"values {model.regression.low:g} to {model.regression.high:g}"]
 
-    def heads(self, model: Any) -> list[str]:
-        """Return the head, if any, and the regression."""
-        return [*super().heads(model), "regression on a pole"]
+def value_settings(setup: Setup, values: RegressionArguments, saved: "SphereVisionConfig | None") -> dict[str, Any]:
+    """Return the range of the values and the options of the regression; see `settings` of `build_model`.
 
-    def describe_head(self, config: "SphereVisionConfig") -> HeadDescription:
-        """Return the description of the regression for the model card."""
-        ends = " to ".join(f"{end:g}" for end in config.value_range or ())
-        values = {"values": f"{ends}, computed from the angle to a pole"}
-        return HeadDescription(["a real value"], "regression", "regression", values)
+    Values that the arguments do not set are taken from the saved model, else from the data and the defaults.
+    """
+    before = (saved.regression_kwargs or {}) if saved is not None else {}
+    limits = values.value_range or (saved.value_range if saved is not None else None)
+    # The range of the training values does not bound other values.
+    default = {"out_of_range": "error" if limits is not None else "clip", "reduction": "mean"}
+    requested = {"out_of_range": values.out_of_range, "reduction": setup.args.loss_reduction}
+    weight = getattr(values, "task_weight", None)
+    if weight is None:
+        weight = (models.SphereVisionConfig if saved is None else saved).task_weight
+    return {
+        "value_range": list(limits or setup.images.value_range or ()),
+        "regression_kwargs": default | before | {k: v for k, v in requested.items() if v is not None},
+        "task_weight": weight,
+    }
+
+
+def _refuse_head_arguments(setup: Setup, *, new: bool) -> None:
+    if setup.args.label_smoothing_factor:
+        raise ValueError("label smoothing is for classes, and a regression has none; leave it out.")
+    heads = ("head", "head_kwargs", "prototypes_file") if new else ()
+    for name in (*heads, "class_weights", "shard_classes"):
+        if getattr(setup.model_args, name):
+            raise ValueError(f"{name} is for models with classes, and a regression has none; leave it out.")
+
+
+def check_values(model: Any, images: "ImageData") -> None:
+    """Raise an error if a value is outside the model's range and values are not clipped."""
+    regression = model.regression
+    if regression.out_of_range == "clip":
+        return
+    splits = {"training": images.train, "evaluation": images.evaluation, "validation": images.validation}
+    for name, batches in splits.items():
+        if batches is None:
+            continue
+        values = batches.labels if batches.regression_labels is None else batches.regression_labels
+        outside = (values < regression.low) | (values > regression.high)
+        if outside.any():
+            raise ValueError(
+                f"{int(outside.sum())} of {len(values)} {name} values lie outside the range {regression.low:g} to "
+                f"{regression.high:g}, for instance {values[outside][0].item():g}. Widen --value_range, or clip "
+                "them with --out_of_range clip."
+            )
+
+
+def describe_regression(model: Any) -> HeadDescription:
+    """Return the description of the regression for console and model card."""
+    ends = " to ".join(f"{end:g}" for end in model.config.value_range or ())
+    return HeadDescription(
+        predicts=["a real value"],
+        head="regression",
+        tag="regression",
+        properties={"values": f"{ends}, computed from the angle to a pole"},
+        parts=["regression on a pole"],
+        targets=[f"values {model.regression.low:g} to {model.regression.high:g}"],
+    )
+
+
+TASK = Task(
+    summary="Train an image regression: a real value as the angle to a pole of the sphere.",
+    arguments=(ModelArguments, ImageDataArguments, RecipeArguments, RegressionArguments),
+    prepare=prepare,
+    metric="mean_absolute_error",
+    higher_is_better=False,
+    headline=("mean_absolute_error",),
+    model_name="SphereVisionForRegression",
+)

@@ -3,94 +3,112 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hf_sphere.data.options import OpenSetOptions
-from hf_sphere.training.arguments import TrainingArguments
-from hf_sphere.training.measures import show_metrics
-from hf_sphere.training.tasks.base import Description, Prepared
-from hf_sphere.training.tasks.classification import ImageClassification, ImageDataArguments, ModelArguments, shorten
+from hf_sphere.training.arguments import RecipeArguments
+from hf_sphere.training.tasks import Prepared, Task
+from hf_sphere.training.tasks.classification import (
+    ImageDataArguments,
+    ModelArguments,
+    build_classifier,
+    check_head,
+    describe_head,
+    shorten,
+)
+from hf_sphere.training.tasks.image import load_images, provide
+from hf_sphere.utils.texts import show_metrics
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-    from torch import nn
-
     from hf_sphere.data import ImageData
     from hf_sphere.training.run import Run
 
 logger = logging.getLogger(__name__)
 
+HEADLINE = ("recall_at_1", "map_at_r")
 
-class ImageRetrieval(ImageClassification):
-    """Train embeddings on some classes, for retrieval among images of other classes."""
 
-    name = "retrieval"
-    data_task = "retrieval"
-    arguments = (ModelArguments, ImageDataArguments, TrainingArguments, OpenSetOptions)
-    metric = "recall_at_1"
-    headline = ("recall_at_1", "map_at_r")
-    pipeline_tag = "image-feature-extraction"
-    is_open_set = True
+def prepare(
+    run: "Run",
+    model_args: ModelArguments,
+    data_args: ImageDataArguments,
+    args: RecipeArguments,
+    classes: OpenSetOptions,
+) -> Prepared:
+    """Load the data and build the model; check that there are queries; evaluate a pretrained model."""
+    from hf_sphere.training.evaluation import evaluate_frozen, evaluate_retrieval, measure_classification
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._frozen: dict[str, float] = {}
+    check_head(model_args)
+    setup = load_images(run, model_args, data_args, "retrieval", targets=classes, episodes=data_args.episodes)
+    images, model = setup.images, build_classifier(setup, is_open_set=True)
+    evaluate = partial(evaluate_retrieval, accelerator=run.accelerator)
+    head = describe_head(model.config, is_open_set=True)
+    functions = {"measure": measure_classification, "evaluate": evaluate}
+    prepared = provide(run, setup, model, head, **functions)
+    check_queries(images)
+    pretrained: dict[str, float] = {}
+    names = ("model_name_or_path", "initial_weights", "pretrained_backbone", "backbone_weights")
+    if any(getattr(model_args, name) for name in names):
+        # A saved model of this task has trained embeddings; otherwise those of a new linear map would be random.
+        saved = model_args.model_name_or_path is not None
+        score = evaluate if saved else partial(evaluate_frozen, accelerator=run.accelerator)
+        scores = score(prepared.model, images.evaluation)
+        pretrained = {f"frozen_{name}": scores[name] for name in HEADLINE}
+    where = images.eval_split
+    if set(images.class_names).isdisjoint(images.eval_class_names):
+        where += " (classes not trained on)"
+    trained_on = f"Trained on {shorten(images.class_names)} and evaluated on {shorten(images.eval_class_names)}."
+    summary = f"{prepared.description.summary} {trained_on}"
+    return replace(
+        prepared,
+        description=replace(prepared.description, summary=summary, evaluated_on=where),
+        compare=partial(compare, run, images, pretrained),
+    )
 
-    def prepare(self, run: "Run") -> Prepared:
-        """Load the data and build the model; check that there are queries; evaluate a pretrained model."""
-        from hf_sphere.training.evaluation import evaluate_frozen
 
-        prepared = super().prepare(run)
-        data: ImageData = prepared.data
-        named = f"evaluation images ({', '.join(data.eval_class_names[:5])})"
-        for what, batches in {named: data.evaluation, "validation images": data.validation}.items():
-            if batches is not None and batches.labels.unique(return_counts=True)[1].max() < 2:
-                raise ValueError(
-                    f"each class of the {what} has a single one, so no image has a neighbor of its class. Add images, "
-                    "or hold out other classes (--train_classes, --eval_fraction, --validation_fraction)."
-                )
-        names = ("model_name_or_path", "initial_weights", "pretrained_backbone", "backbone_weights")
-        if any(getattr(self.model_args, name) for name in names):
-            # A saved model of this task has trained embeddings; otherwise those of a new linear map would be random.
-            evaluate = evaluate_frozen if self.model_args.model_name_or_path is None else self.evaluate
-            scores = evaluate(prepared.model, prepared.data.evaluation, run.accelerator)
-            self._frozen = {f"frozen_{name}": scores[name] for name in self.headline}
-        return prepared
-
-    def describe(self, prepared: Prepared) -> Description:
-        """Return the model's description, with the classes of training and evaluation."""
-        description, data, where = super().describe(prepared), prepared.data, prepared.data.eval_split
-        classes = f"Trained on {shorten(data.class_names)} and evaluated on {shorten(data.eval_class_names)}."
-        if set(data.class_names).isdisjoint(data.eval_class_names):
-            where += " (classes not trained on)"
-        return replace(description, summary=f"{description.summary} {classes}", evaluated_on=where)
-
-    def compare(self, prepared: Prepared, run: "Run", results: Mapping[str, Any]) -> dict[str, Any]:
-        """Compare with the frozen, pretrained model, and add Recall@1 by decile of certainty."""
-        from hf_sphere.training.evaluation import evaluate_certainty
-
-        if self._frozen:
-            run.print(f"frozen    {'  '.join(show_metrics(self._frozen))}  (pretrained, before training)")
-        worse = [name for name in self.headline if results[f"eval_{name}"] < self._frozen.get(f"frozen_{name}", 0.0)]
-        if worse:
-            logger.warning(
-                "Fine-tuning made %s worse than that of the frozen, pretrained model. Try a smaller learning rate, "
-                "fewer epochs, or use the pretrained model as it is.",
-                " and ".join(worse),
+def check_queries(images: "ImageData") -> None:
+    """Raise an error if no image of a split has a neighbor of its class."""
+    evaluated = f"evaluation images ({', '.join(images.eval_class_names[:5])})"
+    for what, batches in {evaluated: images.evaluation, "validation images": images.validation}.items():
+        if batches is not None and batches.labels.unique(return_counts=True)[1].max() < 2:
+            raise ValueError(
+                f"each class of the {what} has a single one, so no image has a neighbor of its class. Add images, "
+                "or hold out other classes (--train_classes, --eval_fraction, --validation_fraction)."
             )
-        deciles = evaluate_certainty(prepared.model, prepared.data.evaluation, run.accelerator)
-        for name, values in deciles.items():
-            shown = " ".join(f"{100 * value:.1f}" for value in values)
-            run.print(f"certainty Recall@1 by decile of {name}, %: {shown}")
-        return self._frozen | ({"recall_at_1_by_decile": deciles} if deciles else {})
 
-    @classmethod
-    def selectable_metrics(cls, prefix: str) -> list[str]:
-        """Return the metrics of training, or the retrieval scores."""
-        return ["accuracy", "loss"] if prefix == "train" else ["recall_at_1", "r_precision", "map_at_r"]
 
-    def evaluate(self, model: "nn.Module", batches: Any, accelerator: "Accelerator") -> dict[str, float]:
-        """Return the retrieval scores of a split."""
-        from hf_sphere.training.evaluation import evaluate_retrieval
+def compare(
+    run: "Run", images: "ImageData", pretrained: Mapping[str, float], model: Any, results: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Compare with the scores of the pretrained model, and add Recall@1 by decile of certainty."""
+    from hf_sphere.training.evaluation import evaluate_certainty
 
-        return evaluate_retrieval(model, batches, accelerator)
+    if pretrained:
+        run.accelerator.print(f"frozen    {'  '.join(show_metrics(pretrained))}  (pretrained, before training)")
+    worse = [name for name in HEADLINE if results[f"eval_{name}"] < pretrained.get(f"frozen_{name}", 0.0)]
+    if worse:
+        logger.warning(
+            "Fine-tuning made %s worse than that of the frozen, pretrained model. Try a smaller learning rate, "
+            "fewer epochs, or use the pretrained model as it is.",
+            " and ".join(worse),
+        )
+    deciles = evaluate_certainty(model, images.evaluation, run.accelerator)
+    for name, values in deciles.items():
+        shown = " ".join(f"{100 * value:.1f}" for value in values)
+        run.accelerator.print(f"certainty Recall@1 by decile of {name}, %: {shown}")
+    return {**pretrained, **({"recall_at_1_by_decile": deciles} if deciles else {})}
+
+
+TASK = Task(
+    summary="Train embeddings on some classes, for retrieval among images of other classes.",
+    arguments=(ModelArguments, ImageDataArguments, RecipeArguments, OpenSetOptions),
+    prepare=prepare,
+    metric="recall_at_1",
+    higher_is_better=True,
+    headline=HEADLINE,
+    model_name="SphereVisionForImageClassification",
+    pipeline_tag="image-feature-extraction",
+    train_metrics=("accuracy", "loss"),
+    eval_metrics=("recall_at_1", "r_precision", "map_at_r"),
+)
