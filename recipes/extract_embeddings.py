@@ -4,7 +4,7 @@ python recipes/extract_embeddings.py --model_name_or_path outputs/mnist --datase
     --split test --output_dir outputs/embeddings/mnist-test
 python recipes/extract_embeddings.py --model_name_or_path outputs/birds --dataset_name <folder> --train_classes 100 \
     --output_dir outputs/embeddings/birds-unseen
-accelerate launch recipes/extract_embeddings.py --config <run>.yaml
+accelerate launch recipes/extract_embeddings.py --config <file>
 
 `datasets.load_dataset(<output_dir>)` loads it; the columns are described in `hf_sphere.search.store`. There are
 fewer columns for data without labels and models without a head. `recipes/evaluate_embeddings.py` evaluates the

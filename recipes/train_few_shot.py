@@ -1,9 +1,6 @@
 """Train a few-shot classifier on episodes, to recognize unseen classes from a few examples of each.
 
-python recipes/train_few_shot.py --config few_shot/omniglot-conv4-5shot-spherized-cosine
-accelerate launch recipes/train_few_shot.py --config <run>.yaml --learning_rate 0.01
-
-Every argument can be set in the YAML file or on the command line, which takes precedence.
+accelerate launch recipes/train_few_shot.py --config few_shot/omniglot-conv4-5shot-spherized-cosine --seed 1
 """
 
 from functools import partial

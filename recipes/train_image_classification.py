@@ -1,9 +1,6 @@
 """Train an image classifier on the sphere.
 
-python recipes/train_image_classification.py --config spherization/digits-lenet5-spherized
-accelerate launch recipes/train_image_classification.py --config <run>.yaml --learning_rate 0.01
-
-Every argument can be set in the YAML file or on the command line, which takes precedence.
+accelerate launch recipes/train_image_classification.py --config spherization/digits-lenet5-spherized --seed 1
 """
 
 from functools import partial

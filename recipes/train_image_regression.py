@@ -1,9 +1,6 @@
 """Train an image model that predicts a real value from the angle to a pole.
 
-python recipes/train_image_regression.py --config prototypes/digits-regression-slant
-accelerate launch recipes/train_image_regression.py --config <run>.yaml --learning_rate 0.01
-
-Every argument can be set in the YAML file or on the command line, which takes precedence.
+accelerate launch recipes/train_image_regression.py --config prototypes/digits-regression-slant --seed 1
 """
 
 from functools import partial

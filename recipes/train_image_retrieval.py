@@ -1,9 +1,6 @@
 """Train embeddings for open-set retrieval: training on some classes, evaluation on others.
 
-python recipes/train_image_retrieval.py --config vmf/omniglot-retrieval-vmf
-accelerate launch recipes/train_image_retrieval.py --config <run>.yaml --learning_rate 0.01
-
-Every argument can be set in the YAML file or on the command line, which takes precedence.
+accelerate launch recipes/train_image_retrieval.py --config vmf/omniglot-retrieval-vmf --seed 1
 """
 
 from functools import partial

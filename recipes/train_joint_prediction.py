@@ -1,9 +1,6 @@
 """Train an image model that predicts a class and a real value on one sphere.
 
-python recipes/train_joint_prediction.py --config prototypes/digits-joint-slant
-accelerate launch recipes/train_joint_prediction.py --config <run>.yaml --learning_rate 0.01
-
-Every argument can be set in the YAML file or on the command line, which takes precedence.
+accelerate launch recipes/train_joint_prediction.py --config prototypes/digits-joint-slant --seed 1
 """
 
 from functools import partial

@@ -1,9 +1,6 @@
 """Train a masked language model, plain or spherized.
 
-python recipes/train_masked_lm.py --config language/minilm-spherized
-accelerate launch recipes/train_masked_lm.py --config <run>.yaml --learning_rate 1e-4
-
-Every argument can be set in the YAML file or on the command line, which takes precedence.
+accelerate launch recipes/train_masked_lm.py --config language/minilm-spherized --seed 1
 """
 
 from functools import partial

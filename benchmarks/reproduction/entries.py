@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from hf_sphere.comparison.significance import Test
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments, to_argv
-from hf_sphere.utils.configs import YamlLoader, load_config, read_yaml
+from hf_sphere.utils.configs import YamlLoader, config_names, load_config, read_yaml
 from hf_sphere.utils.renamed import restore_options
 
 ROOT = Path(__file__).parent.parent.parent
@@ -97,7 +97,7 @@ class Entry:
         recipes = [words.split()[0] for words in self.after]
         valid = {
             "priority": isinstance(self.priority, int),
-            "configs": isinstance(self.configs, list) and bool(self.configs),
+            "configs": isinstance(self.configs, list) and {type(config) for config in self.configs} == {str},
             "minutes": isinstance(self.minutes, (int, float)) and self.minutes > 0,
             "seeds": isinstance(self.seeds, int) and self.seeds >= 1,
             "device": self.device in ("cpu", "gpu"),
@@ -273,6 +273,8 @@ def _to_entry(row: Any, path: Path) -> Entry:
             read_settings(config)
         except ValueError as error:
             raise QueueError(f"entry {entry.entry!r}: {error}") from error
+        if unnamed := [name for name in split_config(config) if name not in config_names()]:
+            raise QueueError(f"entry {entry.entry!r}: {unnamed[0]!r} must be a name with its table, <table>/<run>.")
     for run in plan(replace(entry, seeds=1)):
         _check_arguments(run)
     return entry
@@ -288,7 +290,8 @@ def _check_arguments(run: PlannedRun) -> None:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            parse_arguments(find_task(run.entry.task).arguments, [*run.arguments(), "--output_dir", "unused"])
+            words, recipe = [*run.arguments(), "--output_dir", "unused"], SCRIPTS[run.entry.task]
+            parse_arguments(find_task(run.entry.task).arguments, words, recipe=recipe)
     except SystemExit as stop:
         message = said.getvalue().partition("error: ")[2].partition("\nSee ")[0]
         raise QueueError(f"entry {run.entry.entry!r}, {run.config}: {message}") from stop

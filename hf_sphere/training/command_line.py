@@ -32,8 +32,9 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str) -> 
     """
     task = find_task(task_name)
     argv = list(sys.argv[1:] if argv is None else argv)
-    arguments = parse_arguments(task.arguments, argv, task.summary)
     path = Path(script).resolve()
+    recipe = path.stem if path.parent.name == "recipes" else None  # scripts of the user read all configurations
+    arguments = parse_arguments(task.arguments, argv, task.summary, recipe)
 
     from hf_sphere.training.run import Command, run_training
 

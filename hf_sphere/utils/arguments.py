@@ -13,7 +13,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -103,7 +103,9 @@ def argument(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, description: str = "") -> tuple[Any, ...]:
+def parse_arguments(
+    types: Sequence[type], argv: Sequence[str] | None = None, description: str = "", recipe: str | None = None
+) -> tuple[Any, ...]:
     """Read argument dataclasses from `--config NAME_OR_FILE` and the command line, which takes precedence.
 
     `--print_config` prints all of them as YAML, and exits.
@@ -112,6 +114,7 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
         types: Dataclasses; one instance of each is returned.
         argv: Command-line arguments without the program name; `sys.argv[1:]` if None.
         description: Shown by `--help`.
+        recipe: Name of the script, whose configurations only are read; those of all scripts if None.
 
     Raises:
         SystemExit: On an unknown key or a value of the wrong type, with a message that includes it.
@@ -121,14 +124,14 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
     help_text = "name of a configuration, or YAML file; of several, later ones take precedence."
     parser.add_argument("--config", action="append", default=[], help=help_text)
     parser.add_argument("--print_config", action="store_true", help="print all arguments as YAML, and exit")
-    for cls in types:
-        _add_arguments(parser, cls)
-    names = [field.name for cls in types for field in dataclasses.fields(cls)]
-    words = _words(argv)
+    actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
+    names, words, places = list(actions), _words(argv), dict[str, str]()
     if not OLD_OPTIONS.isdisjoint(word[2:].partition("=")[0] for word in words):
         words = _with_new_names(words, names)
     try:
-        config_words = [word for config in _config_names(words) for word in _argv_of(config, names)]
+        config_words = [word for config in _config_names(words) for word in _argv_of(config, actions, recipe, places)]
+        on_command_line = {word[2:].partition("=")[0] for word in words}
+        parser.places = {key: place for key, place in places.items() if key not in on_command_line}
         parsed, unknown = parser.parse_known_args(config_words + words)
         if unknown:
             name = unknown[0].partition("=")[0]
@@ -137,9 +140,8 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
     except ValueError as error:
         parser.error(str(error))
     if parsed.print_config:
-        settings = {name: getattr(parsed, name) for name in names}
-        plain = {name: dict(value) if isinstance(value, Options) else value for name, value in settings.items()}
-        print(yaml.safe_dump(plain, sort_keys=False, default_flow_style=None, width=120), end="")
+        for name in names:  # JSON is YAML in which texts such as "1e-3" are quoted
+            print(f"{name}: {json.dumps(getattr(parsed, name), default=str, ensure_ascii=False)}")
         parser.exit()
     return values
 
@@ -179,8 +181,12 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
 class _Parser(argparse.ArgumentParser):
     """A parser whose help and errors are not preceded by the usage, which has a hundred lines."""
 
+    places: Mapping[str, str] = {}  # where the configurations state an argument that the command line does not
+
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\nSee {self.prog} --help.\n")
+        place = self.places.get(re.findall(r"\w+", message.removeprefix("argument "))[0])
+        message = " ".join((f"{place}: {message}" if place else message).split())
+        self.exit(2, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
 
 
 def _check_number(name: str, number: float, bounds: Mapping[str, float]) -> None:
@@ -196,7 +202,7 @@ def _check_number(name: str, number: float, bounds: Mapping[str, float]) -> None
     raise ValueError(f"{name} must be {' and '.join(rules) or 'a number'}; got {number}.")
 
 
-def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
+def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> Iterator[argparse.Action]:
     """Add the fields of a dataclass, in a group for each class that declares some; its docstring is the heading."""
     hints, groups = get_type_hints(cls), dict[type, Any]()
     for field in dataclasses.fields(cls):
@@ -205,14 +211,11 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
             groups[declaring] = parser.add_argument_group((declaring.__doc__ or "").partition("\n")[0].rstrip("."))
         group = groups[declaring]
         about = field.metadata["help"]
-        options: dict[str, Any] = {"help": str(about)}
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        if default is dataclasses.MISSING:
-            options["required"] = True
-        else:
-            options["default"] = default
-            if default is not None and default != {}:
-                options["help"] += f" (default: {str(default).replace('%', '%%')})"
+        is_required = default is dataclasses.MISSING
+        options: dict[str, Any] = {"help": str(about), "default": default, "required": is_required}
+        if default not in (None, {}, dataclasses.MISSING):
+            options["help"] += f" (default: {str(default).replace('%', '%%')})"
         kind = _without_none(hints[field.name])
         choices = about.choices
         if get_origin(kind) is Literal:
@@ -228,7 +231,7 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> None:
             if default is True:
                 negated = f"--no_{field.name}"
                 group.add_argument(negated, dest=field.name, action="store_false", help=argparse.SUPPRESS)
-        group.add_argument(f"--{field.name}", type=kind, **options)
+        yield group.add_argument(f"--{field.name}", type=kind, **options)
 
 
 def _without_none(hint: Any) -> Any:
@@ -252,21 +255,27 @@ def _words(argv: Sequence[str] | None) -> list[str]:
 
 
 def _config_names(words: Sequence[str]) -> list[str]:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", action="append", default=[])
     return parser.parse_known_args(words)[0].config
 
 
-def _argv_of(word: str, names: list[str]) -> list[str]:
-    """Convert a configuration to command-line arguments, so that both are validated and converted in the same way."""
-    config = load_config(word, lambda layer: dict(_with_new_name(*pair, names) for pair in layer.items()))
+def _argv_of(word: str, actions: dict[str, argparse.Action], recipe: str | None, places: dict[str, str]) -> list[str]:
+    """Convert a configuration to command-line arguments, which are validated like others, and add their places."""
+    config = load_config(word, lambda layer: dict(_with_new_name(*pair, [*actions]) for pair in layer.items()))
+    other = "" if config.recipe in (None, recipe) else f" {[*config.layers][-1]} is for recipes/{config.recipe}.py."
+    if other and recipe:
+        raise ValueError(other)
     stated = {key for layer in config.layers.values() for key, value in layer.items() if value is not None}
     removed = stated - set(config.settings)  # by null, and those about the configuration
     for place, layer in config.layers.items():
-        for key in layer:
-            if key not in (*names, *ABOUT, *removed):
-                recipe = f" {word} is a configuration of recipes/{config.recipe}.py." if config.recipe else ""
-                raise ValueError(f"unknown key {key!r} in {place}.{recipe or _hint(key, names)}")
+        for key, value in layer.items():
+            if key not in (*actions, *ABOUT, *removed):
+                raise ValueError(f"unknown key {key!r} in {place}.{other or _hint(key, [*actions])}")
+            kind, action = type(value).__name__, actions.get(key)
+            if action and not {"dict": action.type is Options, "list": action.nargs == "+"}.get(kind, True):
+                raise ValueError(f"{key} in {place} must not be a {kind}; got {value!r}.")
+            places[key] = place
     return to_argv(config.settings)
 
 

@@ -47,7 +47,9 @@ class YamlLoader(yaml.SafeLoader):
 
 
 YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$|^-?Infinity$|^NaN$"),  # the last two are Python's
+    list("-+.0123456789IN"),
 )
 
 
@@ -84,7 +86,7 @@ def load_config(name: str, rename: Callable[[Mapping[str, Any]], Mapping[str, An
         ValueError: If there is none, a name is ambiguous, or a base leads back to itself.
     """
     path, row = _locate(name)
-    merged: dict[str, Any] = {"output_dir": f"outputs/{path.stem}/{row}" if row else f"outputs/{path.stem}"}
+    stands_for = f"{path.stem}/{row}" if row else path.stem
     layers: dict[str, Mapping[str, Any]] = {}
     while True:
         place, layer = _read_table(path)[row] if row else _read_file(path)
@@ -94,9 +96,11 @@ def load_config(name: str, rename: Callable[[Mapping[str, Any]], Mapping[str, An
         base = layer.get("base")
         if base is None:
             break
-        path, row = _locate(str(base), path if row else None, f"{place}, base: ")
-    if len(layers) == 1 and not row:  # a file that stands alone
-        merged = {}
+        if not isinstance(base, str):
+            raise ValueError(f"{place}: base must be the name of a configuration; got {base!r}.")
+        path, row = _locate(base, path, row, f"{place}, base: ")
+    alone = len(layers) == 1 and not row  # a file without a base
+    merged: dict[str, Any] = {} if alone else {"output_dir": f"outputs/{stands_for}"}
     for layer in layers.values():
         merged |= layer
     settings = {key: value for key, value in merged.items() if value is not None and key not in ABOUT}
@@ -116,21 +120,24 @@ def read_yaml(path: Path, loader: type[yaml.SafeLoader] = YamlLoader) -> Any:
             raise ValueError("it has more than 100,000 characters")
         return yaml.load(text, Loader=loader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"cannot read the configuration {path}: {error_text(error)}") from error
+        problem = error_text(error).replace(' in "<unicode string>",', " at")
+        raise ValueError(f"cannot read the configuration {path}: {problem}") from error
 
 
-def _locate(name: str, table: Path | None = None, prefix: str = "") -> tuple[Path, str]:
+def _locate(name: str, path: Path = Path(), row: str = "", prefix: str = "") -> tuple[Path, str]:
     """Return the path of a YAML file and "", or that of a table and the name of its group or run.
 
     Args:
-        name: Name or path.
-        table: Table whose groups may be named; then files may not.
+        name: Name, or path relative to the file that names it.
+        path: That file, or the table; its groups may be named, and files may not.
+        row: Group or run of the table.
         prefix: Beginning of the messages.
     """
-    if table is not None and name in _read_table(table):
-        return table, name
-    if table is None and os.path.exists(name) and not os.path.isdir(name):
-        return Path(name), ""
+    if row and name in _read_table(path):
+        return path, name
+    file = os.path.normpath(path.parent / name)  # equal for equal paths, to detect circles
+    if not row and os.path.exists(file) and not os.path.isdir(file):
+        return Path(file), ""
     names = [full for full in config_names(name.rpartition("/")[2]) if f"/{full}".endswith(f"/{name}")]
     if len(names) == 1:
         stem, _, run = names[0].partition("/")
@@ -139,7 +146,7 @@ def _locate(name: str, table: Path | None = None, prefix: str = "") -> tuple[Pat
         raise ValueError(f"{prefix}{name!r} is ambiguous: {' or '.join(names)}.")
     wanted = name.removesuffix(".yaml").rpartition("configs/")[2]  # of the files that the tables have replaced
     keys = {full if "/" in wanted else full.partition("/")[2]: full for full in config_names()}
-    nearest = [keys[key] for key in difflib.get_close_matches(wanted, keys, n=3, cutoff=0)]
+    nearest = [keys[key] for key in difflib.get_close_matches(wanted.lower(), keys, n=3, cutoff=0)]
     hint = f"; the nearest are {', '.join(nearest)}" if not name.endswith((".yaml", ".yml")) else ""
     hint = f"; the name is now {keys[wanted]}" if wanted in keys else hint
     raise ValueError(f"{prefix}there is no configuration or file {name!r}{hint}.")

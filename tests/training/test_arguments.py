@@ -251,7 +251,7 @@ UNCLEAR = {
     BOMB: "anchors and aliases are not supported",
     "head_kwargs: &a {scaling: 5.0}": "anchors and aliases are not supported",
     "head_kwargs: {<<: {scaling: 5.0}}": "a key is not a text",
-    "seed: 1\nmomentum: 0.5\nseed: 2": "the key 'seed' occurs twice",
+    "seed: 1\nmomentum: 0.5\nseed: 2": "the key 'seed' occurs twice at line 3",
     "head_kwargs: {scaling: 5.0, scaling: 6.0}": "the key 'scaling' occurs twice",
     "head_kwargs: {no: 1}": "a key is not a text",
     "head_kwargs: {? [1] : 1}": "a key is not a text",
@@ -300,7 +300,16 @@ NONE = "there is no configuration or file"
         ("recipes/configs/d/mnist-a.yaml", TABLE % "mnist", "mnist-a.yaml'; the name is now d/mnist-a."),
         ("d/mnist-c.yaml", TABLE % "mnist", f"{NONE} 'd/mnist-c.yaml'."),
         ("mnist-b", TABLE % "mnist-x", f"run mnist-b of {FILE}, base: {NONE} 'mnist-x'; the nearest are d/mnist"),
-        ("mnist-b", TABLE % "[1]", f"run mnist-b of {FILE}, base: {NONE} '[1]'"),
+        ("mnist-b", TABLE % "[1]", f"run mnist-b of {FILE}: base must be the name of a configuration; got [1]."),
+        ("MNIST-A", TABLE % "mnist", f"{NONE} 'MNIST-A'; the nearest are d/mnist-a, d/mnist-b."),
+        ("a", "base: {}\ng: {runs: {a: {seed: b}}}", f"run a of {FILE}: argument --seed: invalid int value: 'b'"),
+        ("a", "base: {seed: -1}\ng: {runs: {a: {}}}", f"group base of {FILE}: seed must be at least 0"),
+        (
+            "a",
+            "base: {seed: [1, 2]}\ng: {runs: {a: {}}}",
+            f"seed in group base of {FILE} must not be a list; got [1, 2]",
+        ),
+        ("a", "base: {backbone: {a: 1}}\ng: {runs: {a: {}}}", f"backbone in group base of {FILE} must not be a dict"),
         ("mnist-b", TABLE % "d/mnist-b", f"run mnist-b of {FILE}: its base leads back to itself."),
         ("a", "g: {base: h}\nh: {base: g, runs: {a: {}}}", f"group h of {FILE}: its base leads back to itself."),
         ("a", "g: {runs: {a: {}}}", f"group g of {FILE}, base: {NONE} 'base'"),
@@ -313,7 +322,7 @@ NONE = "there is no configuration or file"
         (
             "a",
             "base: {lr: 1, recipe: x}\ng: {runs: {a: {}}}",
-            f"group base of {FILE}. a is a configuration of recipes/x",
+            f"group base of {FILE}. run a of {FILE} is for recipes/x.py.",
         ),
     ],
 )
@@ -343,9 +352,41 @@ def test_a_file_starts_from_its_base_and_writes_to_a_folder_of_its_own_name(tabl
     assert "its base leads back to itself" in refusal("--config", file)
 
 
-def test_the_printed_configuration_is_the_whole_and_can_be_read_again(tables, config, capsys):
+def test_a_base_is_relative_to_the_file_that_names_it(tables, config, tmp_path, monkeypatch, refusal):
     (tables / "d.yaml").write_text(TABLE % "mnist-a")
-    words = ["--config", "mnist-b", "--image_size", "8", "9", "--head_kwargs", "{scaling: 1e-3}"]
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    config("base: mnist-b", "first.yaml")
+    config("base: first.yaml\nlearning_rate: 2.0", "own.yaml")
+    assert parse("--config", "../own.yaml")[2].momentum == 0.2
+    config("base: folder/../own.yaml", "own.yaml")
+    assert "own.yaml: its base leads back to itself" in refusal("--config", "../own.yaml")
+
+
+def test_a_recipe_refuses_the_configurations_of_others(tables, config, capsys):
+    (tables / "d.yaml").write_text("base: {recipe: train_b}\ng: {runs: {a: {}}}")
+    with pytest.raises(SystemExit):
+        parse_arguments((RecipeArguments,), ["--config", "a"], recipe="train_c")
+    assert f"error: run a of {FILE} is for recipes/train_b.py." in capsys.readouterr().err
+    file = config("base: a\nrecipe: null")
+    for words, recipe in ((["a"], "train_b"), (["a"], None), ([file], "train_c")):
+        parse_arguments((RecipeArguments,), ["--config", *words], recipe=recipe)
+
+
+def test_an_error_on_the_command_line_does_not_name_the_configuration(config, refusal):
+    file = config("seed: 1")
+    assert "error: argument --seed: invalid int value: 'b'" in refusal("--config", file, "--seed", "b")
+
+
+def test_config_without_a_name_is_refused_without_the_usage(refusal):
+    assert "usage:" not in refusal("--config")
+
+
+@pytest.mark.parametrize("text", ["1e-3", "Infinity", "no", "null", "{a: 1}"])
+def test_the_printed_configuration_is_the_whole_and_can_be_read_again(tables, config, capsys, text):
+    (tables / "d.yaml").write_text(TABLE % "mnist-a")
+    options = f"{{scaling: 1e-3, text: '{text}', infinite: .inf}}"
+    words = ["--config", "mnist-b", "--image_size", "8", "9", "--head_kwargs", options, "--backbone", text]
     with pytest.raises(SystemExit) as stop:
         parse(*words, "--print_config")
     assert not stop.value.code
