@@ -18,9 +18,8 @@ from hf_sphere.data.sources import BUNDLED
 from hf_sphere.training.output_dir import BEST_FOLDER, LOCAL_PATHS_FILE, LOCK_FILE
 from hf_sphere.training.tasks import Description, Prepared, Task
 from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.files import UNFINISHED, atomic_file
+from hf_sphere.utils.files import SNAPSHOT_FOLDER, UNFINISHED, atomic_file
 from hf_sphere.utils.privacy import hide_private
-from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 from hf_sphere.utils.texts import show_metric
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")

@@ -10,6 +10,7 @@ from typing import Any
 from hf_sphere.utils.files import (
     MANIFEST_FILE,
     RECORD_FILE,
+    SNAPSHOT_FOLDER,
     UNFINISHED,
     check_writable,
     read_json,
@@ -18,7 +19,6 @@ from hf_sphere.utils.files import (
 )
 from hf_sphere.utils.locks import locked_file
 from hf_sphere.utils.privacy import hide_private, hide_tokens
-from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 CHECKPOINT_PREFIX = "checkpoint-"
 LOCK_FILE = ".run.lock"

@@ -44,11 +44,10 @@ from hf_sphere.training.output_dir import (
     write_settings,
 )
 from hf_sphere.training.tasks import Prepared, Task
-from hf_sphere.utils.files import find_damage, remove_folder, write_json, write_manifest
+from hf_sphere.utils.files import SNAPSHOT_FOLDER, find_damage, remove_folder, write_json, write_manifest
 from hf_sphere.utils.loading import load_model
 from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.renamed import rename_options
-from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 from hf_sphere.utils.texts import INTERVAL, show_metrics
 
 logger = logging.getLogger(__name__)

@@ -312,6 +312,9 @@ MANIFEST_FILE = "manifest.json"
 RECORD_FILE = "training_data.json"
 """Record of the images of a training run, beside its model."""
 
+SNAPSHOT_FOLDER = "snapshots"
+"""Folder of the snapshots in the folder of a training run."""
+
 
 def write_manifest(folder: Path) -> None:
     """Write `manifest.json` for all files below a folder. It is written last, so it marks a complete folder.

@@ -15,10 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_model
 from torch import nn
 
-from hf_sphere.utils.files import atomic_file
-
-SNAPSHOT_FOLDER = "snapshots"
-"""Folder of the snapshots in the folder of the run."""
+from hf_sphere.utils.files import SNAPSHOT_FOLDER, atomic_file
 
 ORDER_KEY = "order"
 """Metadata key of the tensor names in model order, which safetensors files do not preserve."""
