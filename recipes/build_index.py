@@ -76,14 +76,11 @@ def update(args: IndexArguments, folder: str) -> None:
             f"{folder} is not empty. Choose another --output_dir, replace the index with "
             "--overwrite_output_dir, or add images to it with --add_to."
         )
-    from transformers.utils import logging
-
     from hf_sphere.search import ImageIndex, ImageSource
     from hf_sphere.search.index_files import check_replaceable
     from hf_sphere.search.neighbor_search import APPROXIMATE
 
     check_replaceable(Path(folder))
-    logging.disable_progress_bar()  # only the bar of the images is shown
     options = {"batch_size": args.batch_size, "num_workers": args.num_workers, "progress": not args.disable_tqdm}
     options["skip_unreadable"] = args.skip_unreadable_images
     if args.remove_from is not None:
@@ -110,5 +107,5 @@ def update(args: IndexArguments, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    # A thread of the model that waits for work leaves its core to the decoding processes.
-    run_recipe(main, OMP_WAIT_POLICY="passive")
+    # A thread of the model that waits for work leaves its core to the decoding processes; only their bar is shown.
+    run_recipe(main, OMP_WAIT_POLICY="passive", HF_HUB_DISABLE_PROGRESS_BARS="1")

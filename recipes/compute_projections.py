@@ -13,13 +13,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from hf_sphere import hyperplanes, visualization
 from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.output_dir import RESULTS_FILE, check_results_dir, read_settings, results_dir
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
-
-if TYPE_CHECKING:
-    from hf_sphere.hyperplanes import Distances, ProjectionStatistics
+from hf_sphere.utils.files import read_json, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +63,10 @@ class ProjectionArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure a model and its snapshots, print the results, and write files and plots."""
     (args,) = parse_arguments((ProjectionArguments,), argv, __doc__ or "")
-    import transformers
     from tqdm.auto import tqdm
 
-    from hf_sphere.training.output_dir import check_results_dir, results_dir
-    from hf_sphere.utils.files import write_json
     from hf_sphere.utils.model_sources import file_name, find_weights
 
-    transformers.utils.logging.disable_progress_bar()  # only the bar of the snapshots is shown
     name = args.model_name_or_path
     output_dir = Path(args.output_dir or f"outputs/projections/{file_name(name)}")
     check_results_dir(output_dir, overwrite=args.overwrite_output_dir)
@@ -120,21 +116,16 @@ def read_snapshots(args: ProjectionArguments, source: Any) -> list[Any]:
     return snapshots
 
 
-def measure(args: ProjectionArguments, source: Any, initial: Any) -> tuple["ProjectionStatistics", "Distances | None"]:
+def measure(args: ProjectionArguments, source: Any, initial: Any) -> tuple["hyperplanes.ProjectionStatistics", Any]:
     """Return the statistics of weights, and their distances from the initial weights if available."""
-    from hf_sphere.hyperplanes import distance_from_initialization, projection_statistics
-
-    statistics = projection_statistics(source, args.layers, args.normalize, args.include_1x1)
+    statistics = hyperplanes.projection_statistics(source, args.layers, args.normalize, args.include_1x1)
     if initial is None:
         return statistics, None
-    return statistics, distance_from_initialization(source, initial, args.layers, args.include_1x1)
+    return statistics, hyperplanes.distance_from_initialization(source, initial, args.layers, args.include_1x1)
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
     """Return the settings of a training run and its accuracies by epoch; both are empty for other models."""
-    from hf_sphere.training.output_dir import RESULTS_FILE, read_settings
-    from hf_sphere.utils.files import read_json
-
     settings = read_settings(folder)
     if settings is None:
         return {}, {}
@@ -153,9 +144,8 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]
     return metadata, accuracies
 
 
-def with_stages(args: ProjectionArguments, statistics: "ProjectionStatistics") -> "ProjectionStatistics":
+def with_stages(args: ProjectionArguments, statistics: Any) -> "hyperplanes.ProjectionStatistics":
     """Return statistics with stages, which a model defines but a file does not."""
-    from hf_sphere.hyperplanes import projection_statistics
     from hf_sphere.utils.model_sources import load_classifier
 
     if all(layer.stage is not None for layer in statistics.layers.values()):
@@ -166,13 +156,11 @@ def with_stages(args: ProjectionArguments, statistics: "ProjectionStatistics") -
         raise ValueError(
             f"--by_stage needs a model, and none can be built from {args.model_name_or_path}: {error}"
         ) from error
-    return projection_statistics(model, args.layers, args.normalize, args.include_1x1)
+    return hyperplanes.projection_statistics(model, args.layers, args.normalize, args.include_1x1)
 
 
 def plot(args: ProjectionArguments, statistics: dict[str, Any], training: dict[str, Any], output_dir: Path) -> None:
     """Write the plots, each as PNG and SVG."""
-    from hf_sphere import visualization
-
     title = Path(args.model_name_or_path).name
     has_snapshots = len(training["epochs"]) > 1
     try:
@@ -191,4 +179,4 @@ def plot(args: ProjectionArguments, statistics: dict[str, Any], training: dict[s
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, HF_HUB_DISABLE_PROGRESS_BARS="1")  # only the bar of the snapshots is shown

@@ -21,9 +21,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from hf_sphere import analogies, visualization
 from hf_sphere.analogies.prompts import TEMPLATES, template_text
 from hf_sphere.analogies.scoring import scoring_names
 from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.output_dir import (
+    RESULTS_FILE,
+    can_resume_results,
+    locked,
+    prepare_output_dir,
+    write_settings,
+)
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 
 FREE_TO_CHANGE = {
@@ -84,32 +92,20 @@ class AnalogyArguments(Arguments):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Evaluate models on word analogies."""
-    (args,) = parse_arguments((AnalogyArguments,), argv, "Evaluate language models on word analogies.")
-    evaluate(args)
-
-
-def evaluate(args: AnalogyArguments) -> None:
     """Evaluate every model, and write the results and a plot."""
-    import datasets
+    (args,) = parse_arguments((AnalogyArguments,), argv, "Evaluate language models on word analogies.")
     import torch
     import transformers
 
-    from hf_sphere.analogies import LanguageModel, Question, ScoreCache, load_questions
     from hf_sphere.analogies.evaluation import LEGEND, BenchmarkRun, short_names, write_results
     from hf_sphere.analogies.questions import check_questions, sample_questions
     from hf_sphere.analogies.scoring.base import Engine
-    from hf_sphere.training import prepare_output_dir
-    from hf_sphere.training.output_dir import RESULTS_FILE, can_resume_results, locked, write_settings
-    from hf_sphere.visualization import plot_analogy_accuracies
 
-    def load(name: str, split: str) -> list[Question]:
-        loaded = load_questions(args.dataset_name, name, split, revision=args.dataset_revision)
+    def load(name: str, split: str) -> list[analogies.Question]:
+        loaded = analogies.load_questions(args.dataset_name, name, split, revision=args.dataset_revision)
         check_questions(loaded, answered=True)
         return sample_questions(loaded, args.max_questions, seed=args.seed)
 
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
     output, finished = Path(args.output_dir), Path(args.output_dir) / "finished"
     resume = can_resume_results(output, asdict(args), ignored=FREE_TO_CHANGE, overwrite=args.overwrite_output_dir)
     for name in args.model_name_or_path:
@@ -121,11 +117,11 @@ def evaluate(args: AnalogyArguments) -> None:
         if args.overwrite_output_dir:
             shutil.rmtree(finished, ignore_errors=True)
         write_settings(output, asdict(args))
-        cache = ScoreCache(Path(args.cache_dir or output) / "sentence_scores.jsonl")
+        cache = analogies.ScoreCache(Path(args.cache_dir or output) / "sentence_scores.jsonl")
         templates = {scoring: args.templates_of(scoring) for scoring in args.scorings}
         results = []
         for name in args.model_name_or_path:
-            model = LanguageModel.load(name, dtype=getattr(torch, args.dtype) if args.dtype else None)
+            model = analogies.LanguageModel.load(name, dtype=getattr(torch, args.dtype) if args.dtype else None)
             engine = Engine(model, args.batch_size, cache)
             options = args.num_shuffles, args.seed, args.disable_tqdm
             results += BenchmarkRun(engine, args.grid, benchmarks, templates, finished, *options).print_results()
@@ -134,11 +130,12 @@ def evaluate(args: AnalogyArguments) -> None:
     try:
         names = short_names(args.model_name_or_path)
         drawn = [result | {"model": names[result["model"]]} for result in results]
-        plot_analogy_accuracies(drawn, title="word analogies", path=output / "analogies.png")
+        visualization.plot_analogy_accuracies(drawn, title="word analogies", path=output / "analogies.png")
         print(f"saved {output / 'analogies.png'}")
     except ImportError as error:
         print(f"no plot: {error}")
 
 
 if __name__ == "__main__":
-    run_recipe(main, "finished results are kept; the same command resumes")
+    bars = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    run_recipe(main, "finished results are kept; the same command resumes", **bars)

@@ -10,14 +10,13 @@ Metrics for which a column is missing are skipped with a note. Results are writt
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hf_sphere import evaluation, search, visualization
 from hf_sphere.evaluation.options import EvaluationOptions
+from hf_sphere.training import output_dir
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
-
-if TYPE_CHECKING:
-    from hf_sphere.evaluation import Evaluation
+from hf_sphere.utils.files import read_whole, write_json
 
 PLOTS = ("reliability.png", "risk_coverage.png")
 
@@ -38,16 +37,9 @@ class EvaluationArguments(Arguments):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and evaluate."""
-    evaluate(*parse_arguments((EvaluationArguments, EvaluationOptions), argv, "Evaluate embeddings."))
-
-
-def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
     """Compute the metrics, write them and plot."""
-    from hf_sphere.evaluation.evaluate import evaluate_embeddings, read_ood_embeddings
-    from hf_sphere.search.store import read_embeddings
-    from hf_sphere.training import output_dir
-    from hf_sphere.utils.files import read_whole, write_json
+    args, options = parse_arguments((EvaluationArguments, EvaluationOptions), argv, "Evaluate embeddings.")
+    from hf_sphere.evaluation.evaluate import read_ood_embeddings
 
     if args.output_dir is None and not read_whole(args.embeddings, Path.is_dir):
         raise ValueError(
@@ -61,45 +53,43 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
     output_dir.check_results_dir(output, overwrite=args.overwrite_output_dir)
     reading = {"split": args.split, "max_samples": args.max_samples, "seed": options.seed}
     needed = ["label"] if options.overlap_threshold is None else ["label", "prediction"]
-    data = read_embeddings(args.embeddings, needed=needed, **reading)
+    data = search.read_embeddings(args.embeddings, needed=needed, **reading)
     ood = read_ood_embeddings(args.out_of_distribution, data, **reading)
     train = None
     if args.train_embeddings is not None:
         if not ood:
             raise ValueError("--train_embeddings is for --out_of_distribution, which is not given; give both.")
-        train = read_embeddings(args.train_embeddings, needed=["label"], only_split=True, **reading)
-    evaluation = evaluate_embeddings(data, options, ood=ood, train=train)
+        train = search.read_embeddings(args.train_embeddings, needed=["label"], only_split=True, **reading)
+    measured = evaluation.evaluate_embeddings(data, options, ood=ood, train=train)
     (count, dim), classes = data.embeddings.shape, len(data.labels.unique())
-    print(f"{data.name}: embeddings {count:,} x {dim}, classes {classes}, distance {evaluation.distance}")
-    for name, value in evaluation.results.items():
+    print(f"{data.name}: embeddings {count:,} x {dim}, classes {classes}, distance {measured.distance}")
+    for name, value in measured.results.items():
         print(f"{name:<48}{value:>8,}" if isinstance(value, int) else f"{name:<48}{100 * value:>8.2f} %")
     for other in ood.values():
         if args.split not in (None, other.split):
             print(f"Note: {other.name} has no split {args.split!r}; its only split, {other.split!r}, was read instead.")
-    for note in evaluation.notes:
+    for note in measured.notes:
         print(f"Note: {note}")
     with output_dir.results_dir(
         output, (*PLOTS, output_dir.RUN_FILE, output_dir.RESULTS_FILE), overwrite=args.overwrite_output_dir
     ):
         output_dir.write_settings(output, {**asdict(args), **asdict(options)})
-        write_json(output / output_dir.RESULTS_FILE, evaluation.results)
+        write_json(output / output_dir.RESULTS_FILE, measured.results)
         print(f"saved {output / output_dir.RESULTS_FILE}")
-        if evaluation.reliability is not None:
-            plot(evaluation, Path(data.name).resolve().name, output)
+        if measured.reliability is not None:
+            plot(measured, Path(data.name).resolve().name, output)
 
 
-def plot(evaluation: "Evaluation", title: str, folder: Path) -> None:
+def plot(measured: "evaluation.Evaluation", title: str, folder: Path) -> None:
     """Plot the reliability diagram and the risk-coverage curves, if matplotlib is installed."""
-    from hf_sphere.visualization import plot_reliability, plot_risk_coverage
-
     mass, width = (
-        100 * evaluation.results[f"eval_calibration_error_{name}"] for name in ("equal_mass_l2", "equal_width_l1")
+        100 * measured.results[f"eval_calibration_error_{name}"] for name in ("equal_mass_l2", "equal_width_l1")
     )
     caption = f"calibration error {mass:.2f} % (equal mass, root mean square), {width:.2f} % (equal width, mean)"
     paths = [folder / name for name in PLOTS]
     try:
-        plot_reliability(evaluation.reliability, title=title, caption=caption, path=paths[0])
-        plot_risk_coverage(evaluation.risk_coverage, title=title, path=paths[1])
+        visualization.plot_reliability(measured.reliability, title=title, caption=caption, path=paths[0])
+        visualization.plot_risk_coverage(measured.risk_coverage, title=title, path=paths[1])
         print(f"plotted {paths[0]} and {paths[1]}")
     except ImportError as error:
         print(f"no plots: {error}")

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hf_sphere import models
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.output_dir import check_output_file
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
@@ -33,22 +34,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     (args,) = parse_arguments((ExportArguments,), argv, "Export a saved model to ONNX.")
     check_output_file(args.output, overwrite=args.overwrite_output)
     import transformers
-    from transformers import AutoConfig, AutoImageProcessor
-    from transformers.utils import logging
 
-    import hf_sphere
     from hf_sphere.export import export_onnx
     from hf_sphere.utils.loading import load_model, load_pretrained
 
-    logging.disable_progress_bar()
-    config = load_pretrained(AutoConfig, args.model_name_or_path)
+    config = load_pretrained(transformers.AutoConfig, args.model_name_or_path)
     saved = (config.architectures or ["AutoModel"])[0]
-    kind = getattr(hf_sphere.models, saved, None) or getattr(transformers, saved, transformers.AutoModel)
+    kind = getattr(models, saved, None) or getattr(transformers, saved, transformers.AutoModel)
     model = load_model(kind, args.model_name_or_path, complete=True)
     metadata = {"model": type(model).__name__}
     if model.main_input_name == "pixel_values":
         try:
-            processor = load_pretrained(AutoImageProcessor, args.model_name_or_path).to_dict()
+            processor = load_pretrained(transformers.AutoImageProcessor, args.model_name_or_path).to_dict()
         except OSError:
             processor = {}
         used = {
@@ -68,4 +65,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, HF_HUB_DISABLE_PROGRESS_BARS="1")

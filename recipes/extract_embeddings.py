@@ -14,14 +14,12 @@ embeddings.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+from hf_sphere.utils.files import check_writable
 
 RESULTS_FOLDERS = {"evaluation", "pictures"}
 """Default output folders, inside that of the embeddings, of the recipes that evaluate and visualize them."""
@@ -86,22 +84,12 @@ class ExtractionArguments(Arguments):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and extract."""
+    """Embed the images and write the results."""
     (args,) = parse_arguments((ExtractionArguments,), argv, "Write the predictions and embeddings of a split.")
-    import transformers
-
+    from hf_sphere.search import extract as extraction
     from hf_sphere.training.run import start_accelerator
 
     accelerator = start_accelerator(mixed_precision=args.mixed_precision)
-    transformers.utils.logging.disable_progress_bar()  # only the bar of the images is shown
-    extract(args, accelerator)
-    accelerator.end_training()
-
-
-def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
-    """Embed the images and write the results."""
-    from hf_sphere.search import extract as extraction
-
     output = Path(args.output_dir)
     check_output_dir(output, overwrite=args.overwrite_output_dir)
     model = extraction.load_embedding_model(args.model_name_or_path).to(accelerator.device).eval()
@@ -149,12 +137,12 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
         f"wrote     {output}: {images.num_images:,} rows of {', '.join(columns)}\n"
         f"next step python recipes/{step}_embeddings.py --embeddings {output}"
     )
+    accelerator.end_training()
 
 
 def check_output_dir(output: Path, *, overwrite: bool) -> None:
     """Raise an error if the folder contains anything but embeddings and their results, or must not be overwritten."""
     from hf_sphere.search.store import ABOUT_FILE, DATA_FOLDER
-    from hf_sphere.utils.files import check_writable
 
     check_writable(output)
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
@@ -173,4 +161,4 @@ def check_output_dir(output: Path, *, overwrite: bool) -> None:
 
 
 if __name__ == "__main__":
-    run_recipe(main, "nothing was written")
+    run_recipe(main, "nothing was written", HF_HUB_DISABLE_PROGRESS_BARS="1")  # only the bar of the images is shown

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import hf_sphere.prototypes
+from hf_sphere.training import output_dir
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 from hf_sphere.utils.files import write_json
@@ -68,8 +69,6 @@ class PlacementArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Place, report and save the prototypes."""
     (args,) = parse_arguments((PlacementArguments,), argv, "Place class prototypes on the hypersphere.")
-    from hf_sphere.training import output_dir
-
     names = read_class_names(args) if args.dataset_name else None
     count = len(names) if names else args.num_classes
     if args.num_classes not in (None, count):

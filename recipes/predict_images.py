@@ -8,18 +8,19 @@ probability; `concentration`, if the head has one; and `prediction_2`, `confiden
 continues where it stopped when the command is repeated.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hf_sphere import search
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.output_dir import check_output_file
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.files import atomic_file, lock_folder
+from hf_sphere.utils.json_lines import JsonLines
 from hf_sphere.utils.texts import write_csv
-
-if TYPE_CHECKING:
-    from hf_sphere.search import ImageEncoder, ImageSource
 
 SUFFIXES = (".csv", ".parquet")
 
@@ -50,15 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     (args,) = parse_arguments((PredictionArguments,), argv, "Classify images, and write a CSV or parquet file.")
     output = Path(args.output)
     check_output_file(args.output, overwrite=args.overwrite_output)
-
-    from transformers.utils import logging
-
-    from hf_sphere.search import ImageEncoder, ImageSource
-    from hf_sphere.utils.files import lock_folder
-
-    logging.disable_progress_bar()  # only the bar of the images is shown
-    source = ImageSource.of(args.images, args.split)
-    encoder = ImageEncoder(args.model_name_or_path)
+    source = search.ImageSource.of(args.images, args.split)
+    encoder = search.ImageEncoder(args.model_name_or_path)
     if not encoder.class_names:
         raise ValueError(f"{args.model_name_or_path} has no classes to predict; give a model with a head.")
     unfinished = output.with_name(f".{output.name}.unfinished.jsonl")
@@ -74,13 +68,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def predict(
-    args: PredictionArguments, encoder: "ImageEncoder", source: "ImageSource", unfinished: Path
+    args: PredictionArguments, encoder: "search.ImageEncoder", source: "search.ImageSource", unfinished: Path
 ) -> list[dict[str, Any]]:
     """Return a row per image; those of finished batches are kept in the unfinished file."""
-    import hashlib
-
-    from hf_sphere.utils.json_lines import JsonLines
-
     digest = hashlib.sha256("\0".join(source.names).encode()).hexdigest()
     settings = {"weights": encoder.weights, "source": source.name, "split": source.split, "names": digest}
     settings |= {"top_k": args.top_k, "skip": args.skip_unreadable_images}
@@ -110,8 +100,6 @@ def predict(
 
 def write_table(table: list[dict[str, Any]], output: Path) -> None:
     """Write the rows in the format of the suffix."""
-    from hf_sphere.utils.files import atomic_file
-
     if not table:
         raise ValueError("none of the images can be read, so there is nothing to write.")
     with atomic_file(output) as unfinished:
@@ -128,5 +116,6 @@ def write_table(table: list[dict[str, Any]], output: Path) -> None:
 
 
 if __name__ == "__main__":
-    # A thread of the model that waits for work leaves its core to the decoding processes.
-    run_recipe(main, "repeat the command to continue", OMP_WAIT_POLICY="passive")
+    # A thread of the model that waits for work leaves its core to the decoding processes; only their bar is shown.
+    environment = {"OMP_WAIT_POLICY": "passive", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    run_recipe(main, "repeat the command to continue", **environment)

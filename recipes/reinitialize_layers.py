@@ -16,22 +16,29 @@ resumes.
 
 import hashlib
 import logging
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hf_sphere import data, hyperplanes, visualization
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.output_dir import (
+    can_resume_results,
+    check_results_dir,
+    read_settings,
+    results_dir,
+    write_settings,
+)
 from hf_sphere.utils.arguments import SEED, Arguments, argument, given_arguments, parse_arguments
+from hf_sphere.utils.files import write_json
+from hf_sphere.utils.json_lines import JsonLines
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from hf_sphere.data import ImageBatches
-    from hf_sphere.hyperplanes import ReinitializationRobustness
     from hf_sphere.utils.model_sources import Classifier
 
 CELLS_FILE, TABLE_FILE = "cells.jsonl", "reinitialization.json"
@@ -87,47 +94,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure the accuracies, print them, and write files and plots."""
     args, data_args = parse_arguments((RobustnessArguments, ImageSourceOptions), argv, __doc__ or "")
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    with keyboard_interrupts():
-        measure(args, data_args, given=given_arguments(argv))
-
-
-@contextmanager
-def keyboard_interrupts() -> Iterator[None]:
-    """Turn an error after a Ctrl-C into a KeyboardInterrupt.
-
-    Every layer is read from a file, where `torch.asarray` replaces a KeyboardInterrupt by a ValueError.
-    """
-    received = False
-
-    def interrupt(signal_number: int, frame: Any) -> None:
-        nonlocal received
-        received = True
-        signal.default_int_handler(signal_number, frame)
-
-    previous = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    except Exception as error:
-        if received:
-            raise KeyboardInterrupt from error
-        raise
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set[str]) -> None:
-    """Measure the accuracies and write the results."""
-    import transformers
-
-    from hf_sphere.hyperplanes import reinitialization_robustness
-    from hf_sphere.training.output_dir import can_resume_results, check_results_dir, results_dir, write_settings
     from hf_sphere.training.run import start_accelerator
-    from hf_sphere.utils.json_lines import JsonLines
     from hf_sphere.utils.model_sources import file_name, load_classifier
     from hf_sphere.utils.modules import check_input_shape, digest_weights
     from hf_sphere.utils.snapshots import list_snapshots
 
-    transformers.utils.logging.disable_progress_bar()  # only the bar of the layers is shown
     name = args.model_name_or_path
     output_dir = Path(args.output_dir or f"outputs/reinitialization/{file_name(name)}")
     check_results_dir(output_dir, overwrite=args.overwrite_output_dir, resume=True)
@@ -136,7 +107,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
         raise ValueError(f"this recipe needs a single process; got {accelerator.num_processes}. Start it with python.")
     run = find_run(name)
     classifier = load_classifier(name)
-    data_seed = adopt_settings(args, data_args, run, classifier, given)
+    data_seed = adopt_settings(args, data_args, run, classifier, given_arguments(argv))
     folder = run or Path(name)
     snapshots: list[Any] = args.snapshots or (list_snapshots(folder) if folder.is_dir() else [])
     settings = asdict(data_args) | asdict(args) | {"data_seed": data_seed}
@@ -170,7 +141,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
         write_settings(output_dir, settings)
 
     with locking:
-        result = reinitialization_robustness(
+        result = hyperplanes.reinitialization_robustness(
             classifier.model.to(accelerator.device),
             snapshots,
             lambda model: accuracy(model, batches, num_images, args.top_k),
@@ -201,8 +172,6 @@ def adopt_settings(
     given: set[str],
 ) -> int:
     """Fill in data arguments that were not passed, from the training run or the model; return the data seed."""
-    from hf_sphere.training.output_dir import read_settings
-
     settings: dict[str, Any] = {}
     if run is not None:
         settings = read_settings(run) or {}
@@ -219,32 +188,31 @@ def adopt_settings(
 
 def load_batches(
     args: RobustnessArguments, data_args: ImageSourceOptions, seed: int, accelerator: "Accelerator", model: Any = None
-) -> "ImageBatches":
+) -> "data.ImageBatches":
     """Load the images to measure on, with the settings and the seed of the training run, and the classes of a model."""
     import torch
-
-    from hf_sphere.data import ImageDataOptions, load_image_data, load_image_split
 
     common = {"device": accelerator.device, "seed": seed, "progress": not args.disable_tqdm}
     if args.split == "eval":  # without loading the training images
         limits = [limit for limit in (args.max_samples, data_args.max_eval_samples) if limit is not None]
         # A smaller sample with the same seed is a subset of a larger one.
         limit = min(limits, default=None)
-        data = load_image_split(data_args, max_samples=limit, batch_size=args.batch_size, **common)
+        images = data.load_image_split(data_args, max_samples=limit, batch_size=args.batch_size, **common)
         label2id = getattr(getattr(model, "config", None), "label2id", {})
-        if data.class_names and set(data.class_names) <= set(label2id):  # the split may lack classes of the training
-            indices = torch.tensor([label2id[name] for name in data.class_names], device=accelerator.device)
-            data.batches.labels = indices[data.batches.labels]
-        return data.batches
-    options = ImageDataOptions(**asdict(data_args))
-    data = load_image_data(options, batch_size=args.batch_size, eval_batch_size=args.batch_size, **common)
+        names = images.class_names  # the split may lack classes of the training
+        if names and set(names) <= set(label2id):
+            indices = torch.tensor([label2id[name] for name in names], device=accelerator.device)
+            images.batches.labels = indices[images.batches.labels]
+        return images.batches
+    options = data.ImageDataOptions(**asdict(data_args))
+    splits = data.load_image_data(options, batch_size=args.batch_size, eval_batch_size=args.batch_size, **common)
     if args.split == "train":
-        return data.train
-    if data.validation is None:
+        return splits.train
+    if splits.validation is None:
         raise ValueError("no images were held out, since --validation_fraction is 0. Choose --split eval or train.")
     if args.max_samples is not None:
         raise ValueError("--max_samples is for --split eval and train; validation uses all held-out images.")
-    return data.validation
+    return splits.validation
 
 
 def digest_file(path: Path) -> str:
@@ -255,7 +223,7 @@ def digest_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def accuracy(model: Any, batches: "ImageBatches", num_images: int, top_k: int = 1) -> float:
+def accuracy(model: Any, batches: "data.ImageBatches", num_images: int, top_k: int = 1) -> float:
     """Return the top-k accuracy of a model in eval mode on the first images of the first epoch."""
     import torch
 
@@ -274,11 +242,8 @@ def accuracy(model: Any, batches: "ImageBatches", num_images: int, top_k: int = 
     return int(correct) / seen
 
 
-def report(result: "ReinitializationRobustness", args: RobustnessArguments, images: str, output_dir: Path) -> None:
+def report(result: Any, args: RobustnessArguments, images: str, output_dir: Path) -> None:
     """Print the table, and write files and plots."""
-    from hf_sphere.utils.files import write_json
-    from hf_sphere.visualization import plot_reinitialization
-
     print(result.table(args.drop))
     result.save(output_dir / TABLE_FILE)
     critical = result.critical_layers(args.drop)
@@ -290,11 +255,12 @@ def report(result: "ReinitializationRobustness", args: RobustnessArguments, imag
         for name in PLOTS:
             title = Path(args.model_name_or_path).name
             options: Any = {"quantity": args.heat_map, "metric": metric, "title": title}
-            plot_reinitialization(result.to_dict(), path=output_dir / name, **options)
+            visualization.plot_reinitialization(result.to_dict(), path=output_dir / name, **options)
     except ImportError as error:
         print(f"no plots: {error}")
     print(f"\nResults in {output_dir}")
 
 
 if __name__ == "__main__":
-    run_recipe(main, "finished accuracies are saved; the same command, without --overwrite_output_dir, resumes")
+    resumes = "finished accuracies are saved; the same command, without --overwrite_output_dir, resumes"
+    run_recipe(main, resumes, HF_HUB_DISABLE_PROGRESS_BARS="1")  # only the bar of the layers is shown

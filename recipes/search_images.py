@@ -11,14 +11,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hf_sphere import search
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.files import atomic_file, check_writable
 from hf_sphere.utils.texts import write_csv
-
-if TYPE_CHECKING:
-    from hf_sphere.search import ImageIndex, ImageSource, Neighbors
 
 CELL, TEXT = 128, 30
 """Side of an image of the contact sheet and height of the text below it, pixels."""
@@ -55,16 +54,10 @@ class SearchArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line and search."""
     (args,) = parse_arguments((SearchArguments,), argv, "Find the most similar images of an index.")
-    from transformers.utils import logging
-
-    from hf_sphere.search import ImageIndex, ImageSource
-    from hf_sphere.utils.files import atomic_file, check_writable
-
     for output in (args.table, args.contact_sheet):
         if output is not None:
             check_writable(output, is_folder=False)
-    logging.disable_progress_bar()
-    index = ImageIndex.load(args.index, args.model_name_or_path)
+    index = search.ImageIndex.load(args.index, args.model_name_or_path)
     source = None
     count = sum(name in args.classes for name in index.classes()) if args.classes else len(index)
     if 0 < count < args.top_k:
@@ -72,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.text is not None:
         neighbors = index.search_texts([args.text], args.top_k, classes=args.classes)
     else:
-        source = ImageSource.of(args.query)
+        source = search.ImageSource.of(args.query)
         options: dict[str, Any] = {"skip_unreadable": args.skip_unreadable_images, "progress": len(source) > 500}
         top_k = min(args.top_k + args.leave_out_query, count)
         neighbors = index.search(source, top_k, classes=args.classes, **options)
@@ -95,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"wrote     {args.contact_sheet}: {len(queries)} of {len(neighbors.rows)} queries")
 
 
-def leave_out_queries(index: "ImageIndex", neighbors: "Neighbors", source: "ImageSource", top_k: int) -> "Neighbors":
+def leave_out_queries(index: "search.ImageIndex", neighbors: Any, source: Any, top_k: int) -> "search.Neighbors":
     """Return the neighbors of queries, of which there are top_k + 1 each, without the queries themselves."""
     queries = [str(Path(source.name) / name) for name in neighbors.queries["file"]]
     pairs = zip(neighbors.rows.tolist(), queries, strict=True)
@@ -105,7 +98,7 @@ def leave_out_queries(index: "ImageIndex", neighbors: "Neighbors", source: "Imag
     return replace(neighbors, rows=rows.gather(1, order), distances=neighbors.distances.gather(1, order))
 
 
-def make_table(index: "ImageIndex", neighbors: "Neighbors") -> list[dict[str, Any]]:
+def make_table(index: "search.ImageIndex", neighbors: "search.Neighbors") -> list[dict[str, Any]]:
     """Return one row per neighbor: query, rank, id, file, class, distance, and the certainty of query and neighbor.
 
     Paths below the working directory are relative to it. A class with a question mark is a prediction.
@@ -127,7 +120,7 @@ def make_table(index: "ImageIndex", neighbors: "Neighbors") -> list[dict[str, An
     return rows
 
 
-def draw_contact_sheet(index: "ImageIndex", neighbors: "Neighbors", queries: Sequence[Any]) -> Any:
+def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Neighbors", queries: Sequence[Any]) -> Any:
     """Draw a row of images per query: the query, and its neighbors with distance and class; "?" marks predictions.
 
     The image of a query that is a text is None.
@@ -161,4 +154,4 @@ def draw_contact_sheet(index: "ImageIndex", neighbors: "Neighbors", queries: Seq
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, HF_HUB_DISABLE_PROGRESS_BARS="1")

@@ -11,14 +11,12 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hf_sphere import search
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.checks import check_extra
-
-if TYPE_CHECKING:
-    from hf_sphere.search import ImageIndex, Neighbors
 
 
 @dataclass
@@ -38,21 +36,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_extra("app", "the search page", "gradio")
     import gradio as gr
 
-    from hf_sphere.search import ImageIndex
-
     try:
         socket.create_server((args.host or "localhost", args.port or 0)).close()
     except (OSError, UnicodeError, TypeError) as error:  # gradio would only say that there is no port
         address = f"{args.host or 'localhost'}{'' if args.port is None else f':{args.port}'}"
         raise ValueError(f"the page cannot listen on {address}: {error}. Choose another --host or --port.") from error
-    page = build_page(ImageIndex.load(args.index, args.model_name_or_path))
+    page = build_page(search.ImageIndex.load(args.index, args.model_name_or_path))
     # The default theme downloads its fonts.
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     address = {"server_name": args.host, "server_port": args.port}
     page.launch(**address, theme=theme, ssr_mode=False, max_file_size="50mb")
 
 
-def build_page(index: "ImageIndex") -> Any:
+def build_page(index: "search.ImageIndex") -> Any:
     """Build the page."""
     import gradio as gr
 
@@ -60,12 +56,12 @@ def build_page(index: "ImageIndex") -> Any:
 
     shown = "All if none is chosen; of images without a label, predictions."
     classes = sorted(set(index.classes()) - {""})
-    search = index.neighbor_search
+    searched = index.neighbor_search
     # Uploads and the pictures that were shown are removed after an hour.
     with gr.Blocks(title="Image search", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gr.Markdown(
-            f"# Image search\n{len(index):,} images, {search.distance} distance, search `{search.kind}`"
-            + (f" with a recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else "")
+            f"# Image search\n{len(index):,} images, {searched.distance} distance, search `{searched.kind}`"
+            + (f" with a recall@10 of {searched.recall:.3f}" if searched.kind in APPROXIMATE else "")
         )
         with gr.Row():
             with gr.Column(scale=1):
@@ -94,7 +90,7 @@ def build_page(index: "ImageIndex") -> Any:
     return page
 
 
-def show(index: "ImageIndex", image: Any, text: str, classes: list[str], count: float) -> tuple[str, list[Any]]:
+def show(index: "search.ImageIndex", image: Any, text: str, classes: list[str], count: float) -> tuple[str, list[Any]]:
     """Search, and return a note as HTML and the neighbors with captions; errors are shown in the note."""
     names = index.classes()
     try:
@@ -110,7 +106,7 @@ def show(index: "ImageIndex", image: Any, text: str, classes: list[str], count: 
     return html.escape(describe(neighbors.queries, 0, "Query")), list_neighbors(index, neighbors)
 
 
-def list_neighbors(index: "ImageIndex", neighbors: "Neighbors") -> list[Any]:
+def list_neighbors(index: "search.ImageIndex", neighbors: "search.Neighbors") -> list[Any]:
     """Return the image and the caption of each neighbor of the first query; "?" marks predicted classes."""
     from PIL import Image
 

@@ -23,9 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from hf_sphere import search, visualization
 from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE, check_results_dir, results_dir, write_settings
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
-from hf_sphere.utils.files import read_whole
+from hf_sphere.utils.files import read_whole, write_json
 
 DEFAULT_PICTURES = ("sphere", "angles", "interactive")
 PICTURES = (*DEFAULT_PICTURES, "gallery")
@@ -70,34 +72,16 @@ class VisualizationArguments(Arguments):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and plot the embeddings."""
-    (args,) = parse_arguments((VisualizationArguments,), argv, "Plot embeddings.")
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    visualize(args)
-
-
-def visualize(args: VisualizationArguments) -> None:
     """Check the arguments and the data, then write the results and the pictures."""
-    from hf_sphere.search.store import read_embeddings
-    from hf_sphere.training.output_dir import (
-        RESULTS_FILE,
-        RUN_FILE,
-        check_results_dir,
-        results_dir,
-        write_settings,
-    )
-    from hf_sphere.utils.files import write_json
-    from hf_sphere.visualization import EmbeddingPictures
-
+    (args,) = parse_arguments((VisualizationArguments,), argv, "Plot embeddings.")
     pictures = choose_pictures(args)
     output = Path(args.output_dir or Path(args.embeddings) / "pictures")
     check_results_dir(output, overwrite=args.overwrite_output_dir)
     options = {"dim": args.dim, "lengths": args.lengths, "title": args.title, "directions": not args.no_directions}
     reading = {"split": args.split, "max_samples": args.max_samples, "seed": args.seed}
-    drawn = EmbeddingPictures(read_embeddings(args.embeddings, **reading), **options)
-    others = [EmbeddingPictures(read_embeddings(x, needed=["label"], **reading), **options) for x in args.beside]
+    drawn = visualization.EmbeddingPictures(search.read_embeddings(args.embeddings, **reading), **options)
+    beside = [search.read_embeddings(name, needed=["label"], **reading) for name in args.beside]
+    others = [visualization.EmbeddingPictures(each, **options) for each in beside]
     drawn.check_gallery(others)
     results = drawn.measure()
     print(drawn.data.name)
@@ -130,13 +114,11 @@ def choose_pictures(args: VisualizationArguments) -> list[str]:
     Raises:
         ImportError: If the extra of a picture in `--pictures` is missing, or the extras of all default ones.
     """
-    from hf_sphere.visualization import check_matplotlib, check_plotly
-
     pictures: list[str] = []
     missing: dict[str, ImportError] = {}
     for picture in dict.fromkeys(args.pictures or [*DEFAULT_PICTURES, *(["gallery"] if args.beside else [])]):
         try:
-            (check_plotly if picture == "interactive" else check_matplotlib)()
+            (visualization.check_plotly if picture == "interactive" else visualization.check_matplotlib)()
             pictures.append(picture)
         except ImportError as error:
             if args.pictures:
@@ -150,4 +132,4 @@ def choose_pictures(args: VisualizationArguments) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_recipe(main, HF_HUB_DISABLE_PROGRESS_BARS="1")

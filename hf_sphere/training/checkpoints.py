@@ -214,17 +214,21 @@ class Snapshots:
     until: int | None  # save every epoch up to this one
     metadata: Mapping[str, str]  # of each file besides the epoch
 
-    def after_epoch(self, model: nn.Module, epoch: int) -> None:
-        """Save the weights after an epoch (0 for the initialization) if requested."""
-        regular = self.every is not None and epoch % self.every == 0
-        early = self.until is not None and epoch <= self.until
-        if regular or early:
-            self._save(model, epoch)
-
-    def at_end(self, model: nn.Module, epoch: int) -> None:
-        """Save the weights of the last epoch if requested."""
-        if self.every is not None or self.until is not None:
-            self._save(model, epoch, replace=False)
+    def save(self, model: nn.Module, epoch: int, *, is_last: bool = False) -> None:
+        """Save the weights after an epoch (0 for the initialization) if requested; those of the last one only once."""
+        regular = self.every is not None and (is_last or epoch % self.every == 0)
+        early = self.until is not None and (is_last or epoch <= self.until)
+        if not regular and not early:
+            return
+        # Only the main process looks at the folder: the others could find it before or after a file is written.
+        if PartialState().is_main_process:
+            kept = {snapshot.epoch for snapshot in list_snapshots(self.folder)}
+            try:
+                if not is_last or epoch not in kept:
+                    save_snapshot(model, self.folder, epoch, self.metadata)
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"could not write the snapshot of epoch {epoch}: {error}") from error
+        PartialState().wait_for_everyone()
 
     def remove_after(self, epoch: int) -> None:
         """Remove snapshots of later epochs, left over if training was resumed from an earlier checkpoint."""
@@ -232,14 +236,3 @@ class Snapshots:
             for snapshot in list_snapshots(self.folder):
                 if snapshot.epoch > epoch:
                     snapshot.path.unlink()
-
-    def _save(self, model: nn.Module, epoch: int, *, replace: bool = True) -> None:
-        # Only the main process looks at the folder: the others could find it before or after a file is written.
-        if PartialState().is_main_process:
-            kept = {snapshot.epoch for snapshot in list_snapshots(self.folder)}
-            try:
-                if replace or epoch not in kept:
-                    save_snapshot(model, self.folder, epoch, self.metadata)
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"could not write the snapshot of epoch {epoch}: {error}") from error
-        PartialState().wait_for_everyone()

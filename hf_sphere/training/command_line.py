@@ -1,10 +1,12 @@
 """The entry point of every recipe. Imports nothing heavy, so that `--help` and a mistyped argument return at once."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
@@ -59,6 +61,15 @@ def run_recipe(
     # convolutions on CPUs spends up to a quarter of its time on page faults without them.
     for name, value in ({"THP_MEM_ALLOC_ENABLE": "1", "NO_COLOR": "1"} | environment).items():
         os.environ.setdefault(name, value)
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    previous = signal.getsignal(signal.SIGINT)
+    if previous is signal.default_int_handler:  # in the background, the shell has it ignored
+        signal.signal(signal.SIGINT, interrupt)
     with redirect_stdout(PrintableStream(sys.stdout, False)), redirect_stderr(PrintableStream(sys.stderr, True)):
         try:
             main(None)
@@ -68,11 +79,12 @@ def run_recipe(
             if PartialState().is_main_process:
                 print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
             sys.exit(130)
-        except KeyboardInterrupt:
-            if os.environ.get("RANK", "0") == "0":  # of several processes, one tells it
-                print(f"\nStopped; {stopped}.", file=sys.stderr)
-            sys.exit(130)
-        except Exception as error:
+        except (KeyboardInterrupt, Exception) as error:
+            # torch.asarray, by which layers are read from files, replaces a KeyboardInterrupt by a ValueError.
+            if isinstance(error, KeyboardInterrupt) or (interrupts and isinstance(error, ValueError)):
+                if os.environ.get("RANK", "0") == "0":  # of several processes, one tells it
+                    print(f"\nStopped; {stopped}.", file=sys.stderr)
+                sys.exit(130)
             text = shortage(error)
             if isinstance(error, RuntimeError) and "Symlink loop" in str(error):  # of pathlib, before Python 3.13
                 text = f"the path has links that form a circle: {error}"
@@ -81,3 +93,5 @@ def run_recipe(
             hint = "(Set HF_SPHERE_TRACEBACK=1 for the traceback.)"
             print(f"\nError: {text or error_text(error)}\n{hint}", file=sys.stderr)
             sys.exit(1)
+        finally:
+            signal.signal(signal.SIGINT, previous)

@@ -16,6 +16,7 @@ from hf_sphere.nn import Head, PoleRegression
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.nn.processes import count_processes
+from hf_sphere.utils.modules import eval_mode
 
 if TYPE_CHECKING:  # text tasks do not import the dependencies of image tasks
     from hf_sphere.data.batches import ImageBatches
@@ -376,19 +377,16 @@ def _normalized_by_batch(model: nn.Module) -> Iterator[None]:
     Before training, running statistics do not match the data: with a scale initialized from them, embeddings are much
     longer in the first training step.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    model.train()
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-    kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
-    model.eval()
-    for norm in norms:
-        norm.train()
-    try:
-        yield
-    finally:
-        model.train(modes[0][1])
-        for module, mode in modes:
-            module.training = mode
-        for norm, buffers in zip(norms, kept, strict=True):
-            for name, buffer in norm.named_buffers():
-                buffer.copy_(buffers[name])
+    with eval_mode(model):
+        model.train()
+        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+        kept = [{name: buffer.clone() for name, buffer in norm.named_buffers()} for norm in norms]
+        model.eval()
+        for norm in norms:
+            norm.train()
+        try:
+            yield
+        finally:
+            for norm, buffers in zip(norms, kept, strict=True):
+                for name, buffer in norm.named_buffers():
+                    buffer.copy_(buffers[name])

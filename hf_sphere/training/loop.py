@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from hf_sphere.utils.texts import show_metric, show_metrics
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class TrainingLoop:
     """Trains a model and writes its checkpoints.
 
@@ -58,35 +60,24 @@ class TrainingLoop:
         trained_model: The model to evaluate and save: the averaged one if there is one.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        batches: Batches,
-        args: RecipeArguments,
-        accelerator: Accelerator,
-        *,
-        evaluate: Callable[[nn.Module], Mapping[str, float]],
-        save_best: Callable[[nn.Module], None] | None = None,
-        measure: Callable[[Any, Batch], Mapping[str, Tensor]] = lambda output, batch: {},
-        derive: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda means: {},
-        before_epoch: Callable[[nn.Module, int], None] = lambda model, epoch: None,
-        snapshot: Callable[[nn.Module, int], None] = lambda model, epoch: None,
-        metric: str = "accuracy",
-        higher_is_better: bool = True,
-    ) -> None:
+    model: nn.Module
+    batches: Batches
+    args: RecipeArguments
+    accelerator: Accelerator
+    _: KW_ONLY
+    evaluate: Callable[[nn.Module], Mapping[str, float]]
+    save_best: Callable[[nn.Module], None] | None = None
+    measure: Callable[[Any, Batch], Mapping[str, Tensor]] = lambda output, batch: {}
+    derive: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda means: {}
+    before_epoch: Callable[[nn.Module, int], None] = lambda model, epoch: None
+    snapshot: Callable[[nn.Module, int], None] = lambda model, epoch: None
+    metric: str = "accuracy"
+    higher_is_better: bool = True
+
+    def __post_init__(self) -> None:
+        model, batches, args, accelerator = self.model, self.batches, self.args, self.accelerator
         if len(batches) == 0:
             raise ValueError("there is no training batch; the training split is too small.")
-        self.args = args
-        self.accelerator = accelerator
-        self.batches = batches
-        self.evaluate = evaluate
-        self.save_best = save_best
-        self.measure = measure
-        self.derive = derive
-        self.before_epoch = before_epoch
-        self.snapshot = snapshot
-        self.metric = metric
-        self.higher_is_better = higher_is_better
         self.output_dir = Path(args.output_dir)
         self.steps_per_epoch = math.ceil(len(batches) / args.gradient_accumulation_steps)
         self.total_steps = self.steps_per_epoch * args.num_train_epochs
@@ -101,7 +92,7 @@ class TrainingLoop:
         self.average = None if args.ema_decay is None else start_average(model, args.ema_decay, accelerator)
         self._radial = radial_channel_dims(model, optimizer, few) if args.radial_logging_steps else {}
         # Not prepared by Accelerate: the schedule counts optimizer steps, whatever the number of processes.
-        self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)
+        self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=self.higher_is_better)
         if class_shards(model):
             exclude_class_shards(model)
             ClassShardCheckpoint(accelerator, model, optimizer)
@@ -121,7 +112,7 @@ class TrainingLoop:
         self._stop_signal = 0
         if args.resume_from_checkpoint:
             self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))
-        self.state.metric = metric
+        self.state.metric = self.metric
 
     def run(self) -> RunState:
         """Train until the last step, or until training stops early.

@@ -295,7 +295,7 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
         measure=prepared.measure,
         derive=prepared.derive,
         before_epoch=prepared.before_epoch,
-        snapshot=snapshots.after_epoch,
+        snapshot=snapshots.save,
         metric=metric,
         higher_is_better=higher_is_better,
     )
@@ -306,7 +306,7 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     snapshots.remove_after(loop.state.epoch)
     state, model = loop.run(), loop.trained_model
     if state.batch == 0:  # training may have ended in the middle of an epoch
-        snapshots.at_end(model, state.epoch)
+        snapshots.save(model, state.epoch, is_last=True)
     if args.load_best_model_at_end and state.best_epoch is not None:
         _check_best(run, state)
         model.load_state_dict(load_model(type(model), run.best_dir).state_dict())

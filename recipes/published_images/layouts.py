@@ -51,13 +51,13 @@ class Row(NamedTuple):
 Splits = dict[str, list[Row]]
 
 
+@dataclass
 class Reader:
     """Reads the rows of a dataset, in its folder as published, and counts those that are skipped on request."""
 
-    def __init__(self, source: Path, *, skip_missing: bool) -> None:
-        self.source = source
-        self.skip_missing = skip_missing
-        self.left_out: Counter[str] = Counter()
+    source: Path
+    skip_missing: bool
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def leave_out(self, split: str, why: str, bad: Sequence[Any], total: int) -> None:
         """Count unusable rows, or raise an error."""

@@ -335,16 +335,3 @@ def test_ctrl_c_in_a_new_process_keeps_finished_accuracies(start, trained, tmp_p
     assert process.returncode == 130, shown
     assert "Stopped; finished accuracies are saved; the same command" in shown
     assert cells.read_text()
-
-
-def test_ctrl_c_that_a_library_turns_into_another_error_still_stops_the_recipe(recipe, monkeypatch):
-    def interrupted(*args, **options):
-        try:
-            signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt:
-            raise ValueError("could not determine the shape") from None
-
-    monkeypatch.setattr(recipe, "measure", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        recipe.main(["--model_name_or_path", "any"])
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -2,6 +2,7 @@ import errno
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -351,6 +352,21 @@ def test_interruption_exits_with_status_130_and_reports_the_position(capsys, err
         run_recipe(failing(error), *stopped)
     assert stop.value.code == 130
     assert words in capsys.readouterr().err
+
+
+def test_ctrl_c_that_a_library_turns_into_another_error_still_stops_a_recipe(capsys):
+    def main(argv: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ValueError("could not determine the shape") from None
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit) as stop:
+        run_recipe(main)
+    assert stop.value.code == 130
+    assert "Stopped; files" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_successful_recipe_returns():
