@@ -58,7 +58,7 @@ class IndexArguments(Arguments):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and build the index."""
+    """Build or change an index, and describe it."""
     (args,) = parse_arguments((IndexArguments,), argv, "Embed images for search.")
     folder = next(name for name in (args.output_dir, args.add_to, args.remove_from) if name is not None)
     check_writable(folder)
@@ -66,44 +66,39 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise FileNotFoundError(f"there is no index {folder}; build it with --output_dir.")
     with lock_folder(folder):  # so that nothing is lost that others add
         restore_folder(folder)
-        update(args, folder)
+        if args.output_dir is not None and any(Path(folder).glob("*")) and not args.overwrite_output_dir:
+            raise FileExistsError(
+                f"{folder} is not empty. Choose another --output_dir, replace the index with "
+                "--overwrite_output_dir, or add images to it with --add_to."
+            )
+        from hf_sphere.search import ImageIndex, ImageSource
+        from hf_sphere.search.index_files import check_replaceable
+        from hf_sphere.search.neighbor_search import APPROXIMATE
 
-
-def update(args: IndexArguments, folder: str) -> None:
-    """Build or change an index, and describe it."""
-    if args.output_dir is not None and any(Path(folder).glob("*")) and not args.overwrite_output_dir:
-        raise FileExistsError(
-            f"{folder} is not empty. Choose another --output_dir, replace the index with "
-            "--overwrite_output_dir, or add images to it with --add_to."
-        )
-    from hf_sphere.search import ImageIndex, ImageSource
-    from hf_sphere.search.index_files import check_replaceable
-    from hf_sphere.search.neighbor_search import APPROXIMATE
-
-    check_replaceable(Path(folder))
-    options = {"batch_size": args.batch_size, "num_workers": args.num_workers, "progress": not args.disable_tqdm}
-    options["skip_unreadable"] = args.skip_unreadable_images
-    if args.remove_from is not None:
-        index = ImageIndex.load(folder, args.model_name_or_path)
-        done = f"removed   {index.remove(args.images):,} images of {args.images}"
-    else:
-        source = ImageSource.of(args.images, args.split)
-        if args.add_to is None:
-            index = ImageIndex.build(args.model_name_or_path, source, kind=args.kind, **options)
-            added = len(index)
-        else:
+        check_replaceable(Path(folder))
+        options = {"batch_size": args.batch_size, "num_workers": args.num_workers, "progress": not args.disable_tqdm}
+        options["skip_unreadable"] = args.skip_unreadable_images
+        if args.remove_from is not None:
             index = ImageIndex.load(folder, args.model_name_or_path)
-            added = index.add(source, **options)
-        done = f"added     {added:,} of {len(source):,} images of {args.images}"
-    index.save(folder)
-    search = index.neighbor_search
-    recall = f", recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else ", exact"
-    print(
-        f"{done}\n"
-        f"wrote     {folder}: {len(index):,} images, {search.references.shape[1]}-dimensional embeddings\n"
-        f"search    {search.kind}{recall}, {search.distance} distance\n"
-        f"next step python recipes/search_images.py --index {folder} --query <image>"
-    )
+            done = f"removed   {index.remove(args.images):,} images of {args.images}"
+        else:
+            source = ImageSource.of(args.images, args.split)
+            if args.add_to is None:
+                index = ImageIndex.build(args.model_name_or_path, source, kind=args.kind, **options)
+                added = len(index)
+            else:
+                index = ImageIndex.load(folder, args.model_name_or_path)
+                added = index.add(source, **options)
+            done = f"added     {added:,} of {len(source):,} images of {args.images}"
+        index.save(folder)
+        search = index.neighbor_search
+        recall = f", recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else ", exact"
+        print(
+            f"{done}\n"
+            f"wrote     {folder}: {len(index):,} images, {search.references.shape[1]}-dimensional embeddings\n"
+            f"search    {search.kind}{recall}, {search.distance} distance\n"
+            f"next step python recipes/search_images.py --index {folder} --query <image>"
+        )
 
 
 if __name__ == "__main__":

@@ -24,14 +24,8 @@ from typing import Literal
 from hf_sphere import analogies, visualization
 from hf_sphere.analogies.prompts import TEMPLATES, template_text
 from hf_sphere.analogies.scoring import scoring_names
+from hf_sphere.training import output_dir
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.training.output_dir import (
-    RESULTS_FILE,
-    can_resume_results,
-    locked,
-    prepare_output_dir,
-    write_settings,
-)
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 
 FREE_TO_CHANGE = {
@@ -106,17 +100,18 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_questions(loaded, answered=True)
         return sample_questions(loaded, args.max_questions, seed=args.seed)
 
-    output, finished = Path(args.output_dir), Path(args.output_dir) / "finished"
-    resume = can_resume_results(output, asdict(args), ignored=FREE_TO_CHANGE, overwrite=args.overwrite_output_dir)
+    output, overwrite = Path(args.output_dir), args.overwrite_output_dir
+    finished = output / "finished"
+    resume = output_dir.can_resume_results(output, asdict(args), ignored=FREE_TO_CHANGE, overwrite=overwrite)
     for name in args.model_name_or_path:
         # A wrong name fails before the first model runs.
         transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     benchmarks = {name: (load(name, args.validation_split), load(name, args.test_split)) for name in args.benchmarks}
-    with locked(output):
-        prepare_output_dir(output, overwrite=args.overwrite_output_dir, resume=resume)
-        if args.overwrite_output_dir:
+    with output_dir.locked(output):
+        output_dir.prepare_output_dir(output, overwrite=overwrite, resume=resume)
+        if overwrite:
             shutil.rmtree(finished, ignore_errors=True)
-        write_settings(output, asdict(args))
+        output_dir.write_settings(output, asdict(args))
         cache = analogies.ScoreCache(Path(args.cache_dir or output) / "sentence_scores.jsonl")
         templates = {scoring: args.templates_of(scoring) for scoring in args.scorings}
         results = []
@@ -125,8 +120,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             engine = Engine(model, args.batch_size, cache)
             options = args.num_shuffles, args.seed, args.disable_tqdm
             results += BenchmarkRun(engine, args.grid, benchmarks, templates, finished, *options).print_results()
-        write_results(output / RESULTS_FILE, results, benchmarks)
-    print(f"{LEGEND}\nsaved {output / RESULTS_FILE}, results.csv and predictions.json")
+        write_results(output / output_dir.RESULTS_FILE, results, benchmarks)
+    print(f"{LEGEND}\nsaved {output / output_dir.RESULTS_FILE}, results.csv and predictions.json")
     try:
         names = short_names(args.model_name_or_path)
         drawn = [result | {"model": names[result["model"]]} for result in results]

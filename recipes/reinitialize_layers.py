@@ -24,14 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hf_sphere import data, hyperplanes, visualization
 from hf_sphere.data.options import ImageSourceOptions
+from hf_sphere.training import output_dir
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.training.output_dir import (
-    can_resume_results,
-    check_results_dir,
-    read_settings,
-    results_dir,
-    write_settings,
-)
 from hf_sphere.utils.arguments import SEED, Arguments, argument, given_arguments, parse_arguments
 from hf_sphere.utils.files import write_json
 from hf_sphere.utils.json_lines import JsonLines
@@ -100,8 +94,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from hf_sphere.utils.snapshots import list_snapshots
 
     name = args.model_name_or_path
-    output_dir = Path(args.output_dir or f"outputs/reinitialization/{file_name(name)}")
-    check_results_dir(output_dir, overwrite=args.overwrite_output_dir, resume=True)
+    output = Path(args.output_dir or f"outputs/reinitialization/{file_name(name)}")
+    output_dir.check_results_dir(output, overwrite=args.overwrite_output_dir, resume=True)
     accelerator = start_accelerator()
     if accelerator.num_processes > 1:
         raise ValueError(f"this recipe needs a single process; got {accelerator.num_processes}. Start it with python.")
@@ -114,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings["weights"] = digest_weights(
         classifier.model, [digest_file(Path(getattr(one, "path", one))) for one in snapshots]
     )
-    resume = can_resume_results(output_dir, settings, ignored=FREE_TO_CHANGE, overwrite=args.overwrite_output_dir)
+    overwrite = args.overwrite_output_dir
+    resume = output_dir.can_resume_results(output, settings, ignored=FREE_TO_CHANGE, overwrite=overwrite)
     batches = load_batches(args, data_args, data_seed, accelerator, classifier.model)
     lowest, highest = int(batches.labels.min()), int(batches.labels.max())
     if lowest < 0:
@@ -137,8 +132,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     locking = ExitStack()
 
     def prepare() -> None:
-        locking.enter_context(results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir, resume=resume))
-        write_settings(output_dir, settings)
+        locking.enter_context(output_dir.results_dir(output, FILES, overwrite=overwrite, resume=resume))
+        output_dir.write_settings(output, settings)
 
     with locking:
         result = hyperplanes.reinitialization_robustness(
@@ -151,10 +146,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             num_random=args.num_random,
             seed=args.seed,
             fresh=classifier.fresh,
-            finished=JsonLines(output_dir / CELLS_FILE, read=resume, prepare=prepare),
+            finished=JsonLines(output / CELLS_FILE, read=resume, prepare=prepare),
             progress=not args.disable_tqdm,
         )
-        report(result, args, images, output_dir)
+        report(result, args, images, output)
 
 
 def find_run(model: str) -> Path | None:
@@ -174,7 +169,7 @@ def adopt_settings(
     """Fill in data arguments that were not passed, from the training run or the model; return the data seed."""
     settings: dict[str, Any] = {}
     if run is not None:
-        settings = read_settings(run) or {}
+        settings = output_dir.read_settings(run) or {}
         if "train_classes" in settings or "value_column_name" in settings:
             raise ValueError(f"{run} is not a run of train_image_classification.py; other tasks have no accuracy.")
     elif "dataset_name" not in given:
@@ -242,23 +237,23 @@ def accuracy(model: Any, batches: "data.ImageBatches", num_images: int, top_k: i
     return int(correct) / seen
 
 
-def report(result: Any, args: RobustnessArguments, images: str, output_dir: Path) -> None:
+def report(result: Any, args: RobustnessArguments, images: str, output: Path) -> None:
     """Print the table, and write files and plots."""
     print(result.table(args.drop))
-    result.save(output_dir / TABLE_FILE)
+    result.save(output / TABLE_FILE)
     critical = result.critical_layers(args.drop)
     metric = "accuracy" if args.top_k == 1 else f"top-{args.top_k} accuracy"
     summary = {"model": args.model_name_or_path, "images": images, "metric": metric, "accuracy": result.accuracy}
     summary |= {"drop": args.drop, "num_critical_layers": len(critical), "critical_layers": critical}
-    write_json(output_dir / "all_results.json", summary)
+    write_json(output / "all_results.json", summary)
     try:
         for name in PLOTS:
             title = Path(args.model_name_or_path).name
             options: Any = {"quantity": args.heat_map, "metric": metric, "title": title}
-            visualization.plot_reinitialization(result.to_dict(), path=output_dir / name, **options)
+            visualization.plot_reinitialization(result.to_dict(), path=output / name, **options)
     except ImportError as error:
         print(f"no plots: {error}")
-    print(f"\nResults in {output_dir}")
+    print(f"\nResults in {output}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from hf_sphere.geometry.checks import check_positive
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, padded
+from hf_sphere.search.faiss_files import LARGEST_EFFORT, LINKS, read_index, write_index
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +117,6 @@ class NeighborSearch:
         if self.kind in APPROXIMATE and file is None:
             self._build(vectors)
         elif file is not None:
-            from hf_sphere.search.faiss_files import read_index  # it needs safetensors
-
             self._index = read_index(file, self.kind, vectors, self._metric, self._digest())
 
     @torch.no_grad()
@@ -175,8 +174,6 @@ class NeighborSearch:
 
     def save(self, path: Path) -> None:
         """Write the index of an approximate search, without the references, to a safetensors file."""
-        from hf_sphere.search.faiss_files import write_index
-
         write_index(path, self._index, self._digest())
 
     def _digest(self) -> str:
@@ -240,8 +237,6 @@ class NeighborSearch:
     def _build(self, vectors: Tensor) -> None:
         """Build the index, and search ever more of it until the recall is high enough."""
         import faiss
-
-        from hf_sphere.search.faiss_files import LARGEST_EFFORT, LINKS
 
         if len(vectors) < len(self.references):  # so that the recall is that of different neighbors
             different = NeighborSearch(self.references[self._first], distance=self.distance, kind=self.kind)
