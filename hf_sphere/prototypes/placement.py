@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes import separation, separation_bound
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.prototypes.methods.base import METHODS, METHODS_WITH_CLASS_VECTORS, Candidate, Task
+from hf_sphere.prototypes.methods import METHODS, WITHOUT_CLASS_VECTORS, Candidate, Task
 from hf_sphere.prototypes.ordering import (
     OrderPreservation,
     TripletRanking,
@@ -286,8 +286,8 @@ def _start_search(name: str, task: Task, options: dict[str, Any]) -> Iterator[Ca
         raise ValueError(f"unknown method {name!r}; the methods are: {', '.join(METHODS)}.")
     parameters = inspect.signature(METHODS[name]).parameters.values()
     check_names(f"method {name!r}", options, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
-    if task.ranking is not None and name not in METHODS_WITH_CLASS_VECTORS:
-        able = ", ".join(sorted(METHODS_WITH_CLASS_VECTORS))
+    if task.ranking is not None and name in WITHOUT_CLASS_VECTORS:
+        able = ", ".join(other for other in METHODS if other not in WITHOUT_CLASS_VECTORS)
         raise ValueError(
             f"method {name!r} does not support a ranking loss; use ordering='assignment', or one of the methods {able}."
         )

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes import cross_polytope, find_code, fit_code, polygon, separation_bound, simplex
-from hf_sphere.prototypes.methods.base import Candidate, Task, number_of_restarts, register_method
+from hf_sphere.prototypes.methods.base import Candidate, Task, number_of_restarts
 from hf_sphere.prototypes.methods.searches import lbfgs, lbfgs_seconds, slsqp
 
 
-@register_method(uses_class_vectors=False)
 def closed_form(task: Task) -> Iterator[Candidate]:
     """Regular simplex (K <= d + 1), cross-polytope (K <= 2 d) or regular polygon (d = 2), which are proved optimal.
 
@@ -32,7 +31,6 @@ def has_closed_form(task: Task) -> bool:
     return task.num_classes <= 2 * task.dim or task.dim == 2
 
 
-@register_method(uses_class_vectors=False)
 def catalogue(task: Task) -> Iterator[Candidate]:
     """A random subset of the best constructed code with enough points, padded with zeros to the dimension.
 
@@ -50,7 +48,6 @@ def catalogue(task: Task) -> Iterator[Candidate]:
 MAX_EXACT_COORDINATES = 110  # maximum number K d of coordinates for which SLSQP takes a fraction of a second
 
 
-@register_method()
 def auto(task: Task, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
     """The closed form if there is one, otherwise the best of the catalogue and the searches.
 

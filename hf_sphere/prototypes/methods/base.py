@@ -70,27 +70,7 @@ class Candidate(NamedTuple):
 
 
 Method = Callable[..., Iterator[Candidate]]
-"""Placement method: a function of a `Task` and of options, which are its keyword-only arguments."""
-
-METHODS: dict[str, Method] = {}
-"""Placement methods by name, in alphabetical order. Of the candidates that a method yields, the best one is kept."""
-
-METHODS_WITH_CLASS_VECTORS: set[str] = set()
-"""Names of the methods that take class vectors into account during the search."""
-
-
-def register_method(*, uses_class_vectors: bool = True) -> Callable[[Method], Method]:
-    """Decorate a placement method to add it to `METHODS` under its name."""
-
-    def register(search: Method) -> Method:
-        methods = sorted({**METHODS, search.__name__: search}.items())
-        METHODS.clear()
-        METHODS.update(methods)
-        if uses_class_vectors:
-            METHODS_WITH_CLASS_VECTORS.add(search.__name__)
-        return search
-
-    return register
+"""Function of a `Task` and of options, its keyword-only arguments. Of its candidates, the caller keeps the best one."""
 
 
 def number_of_restarts(restarts: int | None, affordable: float) -> int:

@@ -10,13 +10,7 @@ import torch.nn.functional as F
 
 from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.geometry.codes import separation_bound
-from hf_sphere.prototypes.methods.base import (
-    Candidate,
-    Task,
-    minimize_on_sphere,
-    number_of_restarts,
-    register_method,
-)
+from hf_sphere.prototypes.methods.base import Candidate, Task, minimize_on_sphere, number_of_restarts
 from hf_sphere.prototypes.ordering import mean_nearest_cosine, soft_separation
 
 # Inverse temperatures in units of 1 / (1 - separation bound). The arrangement is decided at the temperatures at which
@@ -26,7 +20,6 @@ SHARPNESS = np.concatenate([np.geomspace(5.5, 270, 10), np.geomspace(700, 7e5, 5
 MAX_COORDINATES = 400  # maximum number K d of coordinates; the cost of the dense subproblems is cubic in it
 
 
-@register_method()
 def lbfgs(task: Task, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
     """L-BFGS on the log-sum-exp of the cosines at increasing sharpness, from several random starts, in float64.
 
@@ -55,7 +48,6 @@ def lbfgs_seconds(task: Task, max_iterations: int) -> float:
     return evaluation * max_iterations * len(SHARPNESS)
 
 
-@register_method()
 def sgd(
     task: Task, *, learning_rate: float = 0.1, momentum: float = 0.9, max_iterations: int = 10_000
 ) -> Iterator[Candidate]:
@@ -87,7 +79,6 @@ def sgd(
             yield Candidate(points, f"sgd, {step} steps")
 
 
-@register_method()
 def sgd_as_published(task: Task, *, learning_rate: float = 0.1, max_iterations: int = 10_000) -> Iterator[Candidate]:
     """The published program of the paper, which creates a new optimizer at each step, so momentum has no effect.
 
@@ -100,7 +91,6 @@ def sgd_as_published(task: Task, *, learning_rate: float = 0.1, max_iterations: 
         yield Candidate(points, origin.replace("sgd", "sgd_as_published"))
 
 
-@register_method(uses_class_vectors=False)
 def slsqp(task: Task, *, restarts: int | None = None, max_iterations: int = 200) -> Iterator[Candidate]:
     """Minimize t subject to <p_i, p_j> <= t for all pairs and |p_i|^2 = 1 for all points.
 
