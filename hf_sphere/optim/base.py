@@ -54,24 +54,14 @@ class SphereOptimizer(NamedOptimizer):
         """Split the parameters of a model; see `radial_parameter_groups`."""
         return radial_parameter_groups(model, batch, **options)
 
-    def add_param_group(self, param_group: Group) -> None:
-        """Add a group: `params`, and options that differ from the defaults, such as `channel_dims`.
-
-        Raises:
-            ValueError: If an option is out of range or does not fit the parameters.
-        """
-        super().add_param_group(dict(param_group))  # a copy: the caller may pass the same group to another optimizer
-        group = self.param_groups[-1]
-        source = param_group if {"channel_dims", "channel_wise"} & set(param_group) else self.defaults
+    def _check_group(self, group: Group, given: Group) -> None:
+        super()._check_group(group, given)
+        source = given if {"channel_dims", "channel_wise"} & set(given) else self.defaults
         channels = {"channel_dims": source.get("channel_dims"), "channel_wise": source.get("channel_wise", False)}
-        try:
-            names = self._names(group)
-            for name, parameter in zip(names, group["params"], strict=True):
-                self._check_parameter(name, parameter, group)
-            group["channel_dims"] = resolve_channel_dims(names, group["params"], **channels)
-        except ValueError:
-            self.param_groups.pop()
-            raise
+        names = self._names(group)
+        for name, parameter in zip(names, group["params"], strict=True):
+            self._check_parameter(name, parameter, group)
+        group["channel_dims"] = resolve_channel_dims(names, group["params"], **channels)
         group.pop("channel_wise", None)
         # Missing after copying or unpickling: torch keeps only defaults, state and groups.
         self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})

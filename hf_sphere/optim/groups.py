@@ -240,15 +240,16 @@ class NamedOptimizer(Optimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters; see `torch.optim.Optimizer.add_param_group`.
+        """Add a group: `params`, and options that differ from the defaults, such as `channel_dims`.
 
         Raises:
-            ValueError: If an option is out of range or not supported, or if only some parameters have names.
+            ValueError: If an option is out of range, not supported or does not fit the parameters, or if only some
+                parameters have names.
         """
         # torch's __init__ creates `defaults` and then calls this method for the first group.
         self.defaults.update(self.__dict__.pop("_own", {}))
         try:
-            super().add_param_group(param_group)
+            super().add_param_group(dict(param_group))  # torch changes it, and the caller may use it again
         except ValueError as error:
             if self.param_groups and "names" in str(error):
                 how = "as pairs (name, parameter)" if "param_names" in self.param_groups[0] else "without names"
@@ -258,10 +259,14 @@ class NamedOptimizer(Optimizer):
                 ) from error
             raise
         try:
-            self.check_options(self.param_groups[-1])
+            self._check_group(self.param_groups[-1], param_group)
         except ValueError:
             self.param_groups.pop()
             raise
+
+    def _check_group(self, group: dict[str, Any], given: dict[str, Any]) -> None:
+        """Check a group to which the defaults were added, and complete it; `given` is the group without them."""
+        self.check_options(group)
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raise a `ValueError` if an option of the optimizer or a parameter group is out of range or not supported."""
