@@ -95,6 +95,7 @@ class Run(ExitStack):
         self.best_dir = self.output_dir / BEST_FOLDER
         self.recipe = recipe
         self._arguments = (*others, args)
+        self._changes = ""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -109,22 +110,38 @@ class Run(ExitStack):
         return settings | used
 
     def prepare_output_dir(self) -> None:
-        """Create the output directory, replacing its contents if requested, write `run.json`, and start the trackers.
+        """Create the output directory, replacing its contents if requested.
 
         Called after data and model have been loaded, so that a run that fails to start replaces nothing. The directory
         is locked until the end of the run.
 
         Raises:
             FileExistsError: If the directory must not be replaced, or another run has locked it.
+            ValueError: If the run to resume has another model.
         """
         resume, overwrite = self.args.resume_from_checkpoint is not None, self.args.overwrite_output_dir
         if self.accelerator.is_main_process:
             self.enter_context(locked(self.output_dir))
             prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
             if resume and not overwrite:
-                _check_changes(rename_options(read_settings(self.output_dir) or {}), self.settings)
-            write_settings(self.output_dir, {"recipe": self.recipe, **self.settings})
+                self._changes = _check_changes(rename_options(read_settings(self.output_dir) or {}), self.settings)
         self.accelerator.wait_for_everyone()
+
+    def write_settings(self, *, is_finished: bool = False) -> None:
+        """Write `run.json`, and start the trackers; called when the checkpoint, if any, has been loaded.
+
+        Raises:
+            ValueError: If settings of training have changed, but the run `is_finished`.
+        """
+        if self._changes and is_finished:
+            raise ValueError(
+                f"the run in {self.output_dir} is finished and is not trained again with other settings: "
+                f"{self._changes}. Repeat its settings, train more epochs, or choose another --output_dir."
+            )
+        if self._changes:
+            logger.warning("The resumed run differs from its earlier part: %s.", self._changes)
+        if self.accelerator.is_main_process:
+            write_settings(self.output_dir, {"recipe": self.recipe, **self.settings})
         if self.args.report_to:
             scalars = {k: v for k, v in hide_private(self.settings).items() if isinstance(v, (int, float, str, bool))}
             self.accelerator.init_trackers(self.output_dir.name, config=scalars)
@@ -218,8 +235,8 @@ def _check_sharding(accelerator: Accelerator, args: RecipeArguments, *, shard_cl
         raise ValueError(f"{' and '.join(unsupported)} cannot be combined with {kind}; leave it out or use DDP.")
 
 
-def _check_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Log changed settings of a resumed run; raise an error if they define another model."""
+def _check_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Describe changed settings of a resumed run; raise an error if they define another model."""
     now = json.loads(json.dumps(settings, default=str))
     changed = [k for k in now if k in before and before[k] != now[k] and k not in _FREE_TO_CHANGE]
     of_the_model = [k for k in changed if k in _OF_THE_MODEL]
@@ -229,8 +246,7 @@ def _check_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> No
             f"the run to resume has another model; changed are: {differences}. Repeat its settings, or choose another "
             "--output_dir."
         )
-    if changed:
-        logger.warning("The resumed run differs from its earlier part: %s.", differences)
+    return differences
 
 
 def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None:
@@ -302,7 +318,8 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     )
     if args.load_best_model_at_end:
         _check_best(run, loop.state)
-    elif run.accelerator.is_main_process and run.best_dir.exists():
+    run.write_settings(is_finished=loop.is_finished)
+    if not args.load_best_model_at_end and run.accelerator.is_main_process and run.best_dir.exists():
         remove_folder(run.best_dir)  # of an earlier part of the run; there may be a better epoch in this one
     snapshots.remove_after(loop.state.epoch)
     state, model = loop.run(), loop.trained_model

@@ -204,6 +204,25 @@ def test_resuming_without_a_checkpoint_is_refused(train):
         train("--resume_from_checkpoint", "latest")
 
 
+def test_a_finished_run_is_not_resumed_with_other_settings(finished, train, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    before = contents(tmp_path / "run")
+    for words in (["--learning_rate", "1"], ["--num_train_epochs", "1"]):
+        with pytest.raises(
+            ValueError, match=f"is finished and is not trained again with other settings: {words[0][2:]} "
+        ):
+            train(*words, "--resume_from_checkpoint", "latest")
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_run_that_cannot_resume_keeps_its_settings(finished, train, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    words = ["--num_train_epochs", "3", "--lr_scheduler_type", "reduce_lr_on_plateau"]
+    with pytest.raises(CheckpointError, match="another lr_scheduler_type"):
+        train(*words, "--resume_from_checkpoint", "latest")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["num_train_epochs"] == 2
+
+
 # Divergence
 
 
