@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from transformers.trainer_utils import enable_full_determinism
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.checkpoints import (
+    STATE_FILE,
     RunState,
     Snapshots,
     check_can_be_saved,
@@ -44,7 +44,7 @@ from hf_sphere.training.output_dir import (
     write_settings,
 )
 from hf_sphere.training.tasks import Prepared, Task
-from hf_sphere.utils.files import find_damage, remove_folder, write_json, write_manifest
+from hf_sphere.utils.files import find_damage, read_json, remove_folder, write_json, write_manifest
 from hf_sphere.utils.loading import load_model
 from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.renamed import rename_options
@@ -270,7 +270,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None
         run.prepare_output_dir()
         model, state = fit(run, prepared, metric, higher_is_better=higher_is_better)
         fitted = prepared.finish(model)
-        _save(run, prepared, model, run.output_dir)  # before the evaluation, which may need more memory than there is
+        _save(run, prepared, model)  # before the evaluation, which may need more memory than there is
         results = evaluate_trained(run, prepared, model, state) | fitted
         results |= prepared.compare(model, results)
         results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
@@ -308,7 +308,7 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
         args,
         run.accelerator,
         evaluate=lambda model: _evaluate(run, prepared, model, split, prefix),
-        save_best=partial(_save, run, prepared, folder=run.best_dir) if args.load_best_model_at_end else None,
+        save_best=(lambda model: _save(run, prepared, model, loop.state)) if args.load_best_model_at_end else None,
         measure=prepared.measure,
         derive=prepared.derive,
         before_epoch=prepared.before_epoch,
@@ -318,6 +318,10 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     )
     if args.load_best_model_at_end:
         _check_best(run, loop.state)
+        saved, best = run.best_dir / STATE_FILE, loop.state.best_epoch
+        if best is not None and saved.is_file() and read_json(saved)["best_epoch"] != best:  # of a later checkpoint
+            logger.warning("The best epoch is chosen among the coming ones; %s has the model of another.", run.best_dir)
+            loop.state.best_metric = loop.state.best_epoch = None
     run.write_settings(is_finished=loop.is_finished)
     if not args.load_best_model_at_end and run.accelerator.is_main_process and run.best_dir.exists():
         remove_folder(run.best_dir)  # of an earlier part of the run; there may be a better epoch in this one
@@ -357,17 +361,18 @@ def evaluate_trained(run: Run, prepared: Prepared, model: nn.Module, state: RunS
     }
 
 
-def _save(run: Run, prepared: Prepared, model: Any, folder: Path) -> None:
-    """Save model and processor, on the main process."""
+def _save(run: Run, prepared: Prepared, model: Any, best: RunState | None = None) -> None:
+    """Save model and processor, on the main process; with the state of a run, as the model of its best epoch."""
     gathered = run.accelerator.get_state_dict(model) if run.accelerator.is_fsdp2 else None
     gathered = gather_classes(model) if class_shards(model) else gathered
     if run.accelerator.is_main_process:
-        with write_model_files(folder) as unfinished:
+        with write_model_files(run.output_dir if best is None else run.best_dir) as unfinished:
             model.save_pretrained(unfinished, state_dict=gathered)
             prepared.processor.save_pretrained(unfinished)
             if prepared.record is not None:
                 prepared.record.save(unfinished)
-            if folder == run.best_dir:  # it is read at the end, possibly by a resumed run
+            if best is not None:  # it is read at the end, possibly by a resumed run
+                write_json(unfinished / STATE_FILE, {"best_epoch": best.best_epoch})
                 write_manifest(unfinished)
     run.accelerator.wait_for_everyone()
 

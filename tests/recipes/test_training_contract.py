@@ -21,6 +21,7 @@ from hf_sphere.training import (
     find_task,
     task_names,
 )
+from hf_sphere.utils.files import write_manifest
 from hf_sphere.utils.snapshots import list_snapshots
 
 Train = Callable[..., Path]
@@ -318,6 +319,16 @@ def test_a_run_that_did_not_keep_its_best_model_is_not_resumed_to_load_it(train)
     train("--stop_after_steps", "10")
     with pytest.raises(CheckpointError, match=r"cannot load the best model .*/best: .* Leave out load_best"):
         train("--resume_from_checkpoint", "latest", "--load_best_model_at_end")
+
+
+def test_the_model_of_another_epoch_is_not_loaded_as_that_of_the_best_one(ruined, train, results_of, quick, tmp_path):
+    shutil.copytree(ruined, tmp_path / "run")
+    (tmp_path / "run" / "best" / "trainer_state.json").write_text('{"best_epoch": 9}')
+    write_manifest(tmp_path / "run" / "best")
+    words = [*RUINED, quick.ruinous_gamma, *quick.held_out, "--load_best_model_at_end"]
+    folder = train(*words, "--resume_from_checkpoint", "latest")
+    assert results_of(folder)["best_epoch"] is None
+    assert "The model is that of the last epoch" in (folder / "README.md").read_text()
 
 
 def test_the_card_states_on_which_data_the_epoch_was_chosen(ruined, task):
