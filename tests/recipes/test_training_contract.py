@@ -105,6 +105,10 @@ def test_the_card_reports_the_headline_metrics(finished, results_of, task):
     assert {result.metric_type: result.metric_value for result in reported} == expected
 
 
+def test_the_card_lists_the_precision_only_if_it_is_lowered(finished):
+    assert "bf16" not in (finished / "README.md").read_text()
+
+
 def test_the_card_has_the_command_of_the_recipe(finished, quick):
     assert f"accelerate launch recipes/{quick.recipe}.py" in (finished / "README.md").read_text()
 
