@@ -13,11 +13,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import timm
 import torch
+import yaml
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, CLIPConfig, CLIPImageProcessor, CLIPModel, ViTConfig, ViTModel
@@ -32,6 +33,7 @@ from hf_sphere.training.checkpoints import RunState, load_checkpoint, save_check
 from hf_sphere.training.optimization import start_average
 from hf_sphere.training.tasks.masked_lm import TextModelArguments, build_language_model, load_tokenizer
 from hf_sphere.utils.arguments import Options
+from hf_sphere.utils.configs import YamlLoader, read_yaml
 from hf_sphere.utils.loading import _TIMM_FILE_OPTIONS, load_model
 from hf_sphere.utils.model_sources import load_classifier
 
@@ -68,9 +70,10 @@ def test_torch_files_are_read_with_weights_only():
 
 
 def test_yaml_is_read_with_a_safe_loader():
-    found = [ast.unparse(call) for _, name, call in calls() if name.startswith("yaml.load")]
-    assert found
-    assert all(call.endswith("_YamlLoader)") for call in found)
+    found = {ast.unparse(call).rpartition("=")[2] for _, name, call in calls() if name.startswith("yaml.load")}
+    assert found == {"YamlLoader)", "loader)"}
+    assert get_type_hints(read_yaml)["loader"] == type[yaml.SafeLoader]
+    assert issubclass(YamlLoader, yaml.SafeLoader)
     with pytest.raises(Exception, match="expected a mapping"):
         Options("{a: !!python/object/apply:os.getcwd []}")
 

@@ -12,7 +12,7 @@ from hf_sphere.data.images import ImageData
 
 
 class FewShotBatches:
-    """Batches of episodes for models that classify query images by support images; see `training.measures.Batches`.
+    """Batches of episodes for models that classify query images by support images; see `training.evaluation.Batches`.
 
     A batch has E episodes of `way` classes with `shot` support and `query` query images each, without overlap:
     `{"pixel_values" (E, way * query, C, H, W), "support_pixel_values" (E, way, shot, C, H, W), "labels" (E, way *

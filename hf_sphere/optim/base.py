@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -54,28 +54,14 @@ class SphereOptimizer(NamedOptimizer):
         """Split the parameters of a model; see `radial_parameter_groups`."""
         return radial_parameter_groups(model, batch, **options)
 
-    def add_param_group(self, param_group: Group) -> None:
-        """Add a group: `params`, and options that differ from the defaults, such as `channel_dims`.
-
-        Raises:
-            ValueError: If an option is out of range or does not fit the parameters.
-        """
-        # torch's __init__ creates `defaults` and then calls this method for the first group.
-        self.defaults.update(self.__dict__.pop("_own", {}))
-        param_group = dict(param_group)  # the caller may pass the same group to another optimizer
-        has_channels = bool({"channel_dims", "channel_wise"} & set(param_group))
-        source = param_group if has_channels else self.defaults
+    def _check_group(self, group: Group, given: Group) -> None:
+        super()._check_group(group, given)
+        source = given if {"channel_dims", "channel_wise"} & set(given) else self.defaults
         channels = {"channel_dims": source.get("channel_dims"), "channel_wise": source.get("channel_wise", False)}
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            names = self._names(group)
-            for name, parameter in zip(names, group["params"], strict=True):
-                self._check_parameter(name, parameter, group)
-            group["channel_dims"] = resolve_channel_dims(names, group["params"], **channels)
-        except ValueError:
-            self.param_groups.pop()
-            raise
+        names = self._names(group)
+        for name, parameter in zip(names, group["params"], strict=True):
+            self._check_parameter(name, parameter, group)
+        group["channel_dims"] = resolve_channel_dims(names, group["params"], **channels)
         group.pop("channel_wise", None)
         # Missing after copying or unpickling: torch keeps only defaults, state and groups.
         self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
@@ -105,23 +91,7 @@ class SphereOptimizer(NamedOptimizer):
         if group["low_precision"] == "stochastic" and parameter.dtype == torch.float16:
             raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step without changing the gradients.
-
-        Args:
-            closure: Evaluates the model again and returns the loss.
-
-        Returns:
-            The closure's loss, or None.
-
-        Raises:
-            RuntimeError: For sparse gradients, shards that split groups, or a CUDA graph without `capturable`.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _step(self) -> None:
         seeds = itertools.count()
         for group in self.param_groups:  # before any parameter changes
             self._check_step(group)
@@ -152,7 +122,6 @@ class SphereOptimizer(NamedOptimizer):
                     # The seed depends on the step alone, so that replicas and resumed runs round identically.
                     step = self.state[parameter]["step"]
                     tensors.close(int(step) * 1_000_003 + next(seeds) if mode == "stochastic" else 0)
-        return loss
 
     def _step_on_sphere(self, group: Group, parameters: list[Tensor], opened: list[OpenParameter]) -> None:
         decay, shrink = self._decay(group)

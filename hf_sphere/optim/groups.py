@@ -4,10 +4,11 @@ import fnmatch
 import inspect
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
@@ -239,15 +240,16 @@ class NamedOptimizer(Optimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters; see `torch.optim.Optimizer.add_param_group`.
+        """Add a group: `params`, and options that differ from the defaults, such as `channel_dims`.
 
         Raises:
-            ValueError: If an option is out of range or not supported, or if only some parameters have names.
+            ValueError: If an option is out of range, not supported or does not fit the parameters, or if only some
+                parameters have names.
         """
         # torch's __init__ creates `defaults` and then calls this method for the first group.
         self.defaults.update(self.__dict__.pop("_own", {}))
         try:
-            super().add_param_group(param_group)
+            super().add_param_group(dict(param_group))  # torch changes it, and the caller may use it again
         except ValueError as error:
             if self.param_groups and "names" in str(error):
                 how = "as pairs (name, parameter)" if "param_names" in self.param_groups[0] else "without names"
@@ -256,18 +258,21 @@ class NamedOptimizer(Optimizer):
                     "they take its own update rule."
                 ) from error
             raise
-        for name in self.unsupported:
-            if self.param_groups[-1].get(name):
-                self.param_groups.pop()
-                raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")
         try:
-            self.check_options(self.param_groups[-1])
+            self._check_group(self.param_groups[-1], param_group)
         except ValueError:
             self.param_groups.pop()
             raise
 
+    def _check_group(self, group: dict[str, Any], given: dict[str, Any]) -> None:
+        """Check a group to which the defaults were added, and complete it; `given` is the group without them."""
+        self.check_options(group)
+
     def check_options(self, options: dict[str, Any]) -> None:
         """Raise a `ValueError` if an option of the optimizer or a parameter group is out of range or not supported."""
+        for name in self.unsupported:
+            if options.get(name):
+                raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")
         for name in {"lr", "weight_decay", "eps", "momentum", "dampening"} & options.keys():
             allowed = (int, float, Tensor) if name in ("lr", "weight_decay") else (int, float)
             value = options[name]
@@ -297,9 +302,31 @@ class NamedOptimizer(Optimizer):
                     )
         super().load_state_dict(state_dict)
 
-    def _step_after(self, kind: Any) -> None:
-        """Take the step of the next class after `kind`, without the hooks, which the step of each class would call."""
-        inspect.unwrap(super(kind, type(self)).step)(self)
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step without changing the gradients.
+
+        Args:
+            closure: Evaluates the model again and returns the loss.
+
+        Returns:
+            The closure's loss, or None.
+
+        Raises:
+            RuntimeError: For a sparse gradient, a weight that is sharded or flattened in a way that the update rule
+                does not support, or a CUDA graph without `capturable`.
+            ValueError: If the norm of a weight that should keep it is 0 or not finite.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._step()
+        return loss
+
+    def _step(self) -> None:
+        """Take the step of the optimizer of torch or timm, without the hooks, which `step` calls."""
+        inspect.unwrap(super(NamedOptimizer, type(self)).step)(self)
 
     @staticmethod
     def _names(group: dict[str, Any]) -> list[str]:

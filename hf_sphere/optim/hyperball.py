@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -36,17 +35,7 @@ class Hyperball(NamedOptimizer):
     group_key = "hyperball"
     group_options = {"adamw_lr_scale": 1.0, "hyperball_on": "scale_invariant"}
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step; see `torch.optim.Optimizer.step`.
-
-        Raises:
-            ValueError: If the norm of a weight that should keep it is 0 or not finite.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _step(self) -> None:
         kept = []
         for group in self.param_groups:
             for name, parameter in zip(self._names(group), group["params"], strict=True):
@@ -59,7 +48,7 @@ class Hyperball(NamedOptimizer):
         try:
             for parameter, _, _ in kept:
                 parameter.zero_()  # what the step of the other optimizer leaves here is its update
-            self._step_after(Hyperball)
+            super()._step()
         except BaseException:
             for parameter, before, _ in kept:
                 parameter.copy_(before)
@@ -78,7 +67,6 @@ class Hyperball(NamedOptimizer):
                 local(parameter).copy_(round_stochastically(local(moved), generator))
             elif moved is not parameter:
                 parameter.copy_(moved)
-        return loss
 
     @classmethod
     def form_groups(

@@ -1,6 +1,7 @@
 """Placement of class prototypes: `place_prototypes` and its result."""
 
 import contextlib
+import inspect
 import json
 import logging
 import time
@@ -19,7 +20,7 @@ from tqdm.auto import tqdm
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes import separation, separation_bound
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.prototypes.methods import METHODS, Candidate, Method, Task
+from hf_sphere.prototypes.methods import METHODS, WITHOUT_CLASS_VECTORS, Candidate, Task
 from hf_sphere.prototypes.ordering import (
     OrderPreservation,
     TripletRanking,
@@ -193,9 +194,11 @@ def place_prototypes(
         if class_names is not None and len(class_names) != num_classes:
             raise ValueError(f"there are {len(class_names)} class names for {num_classes} prototypes.")
         task = Task(num_classes, dim, ranking, seed, device)
-        search = _build_method(method, task, options)
+        search = _start_search(method, task, options)
         started = time.perf_counter()
         best, interrupted = _best_candidate(search, task, progress)
+        if best is None:
+            raise RuntimeError(f"method {method!r} returned no candidate; please report this.")
         points, origin = best.points.cpu(), best.origin
         order = None
         try:
@@ -213,7 +216,7 @@ def place_prototypes(
     return Placement(points, reached, bound, origin, seconds, interrupted, order, names)
 
 
-def _best_candidate(search: Method, task: Task, progress: bool | None) -> tuple[Candidate, bool]:
+def _best_candidate(search: Iterator[Candidate], task: Task, progress: bool | None) -> tuple[Candidate | None, bool]:
     """Return the best candidate of a method, and whether the search was interrupted; stop early at the bound."""
     goal = separation_bound(task.num_classes, task.dim) + 1e-10 if task.ranking is None else -float("inf")
     best, lowest = None, float("inf")
@@ -233,8 +236,6 @@ def _best_candidate(search: Method, task: Task, progress: bool | None) -> tuple[
         return best, True
     finally:
         bar.close()
-    if best is None:
-        raise RuntimeError(f"method {search.name!r} returned no candidate; please report this.")
     return best, False
 
 
@@ -280,14 +281,14 @@ def _build_ranking(
     return None
 
 
-def _build_method(name: str, task: Task, options: dict[str, Any]) -> Method:
+def _start_search(name: str, task: Task, options: dict[str, Any]) -> Iterator[Candidate]:
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; the methods are: {', '.join(METHODS)}.")
-    kind = METHODS[name]
-    check_names(f"method {name!r}", options, kind.options())
-    if task.ranking is not None and not kind.uses_class_vectors:
-        able = ", ".join(other for other, each in METHODS.items() if each.uses_class_vectors)
+    parameters = inspect.signature(METHODS[name]).parameters.values()
+    check_names(f"method {name!r}", options, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
+    if task.ranking is not None and name in WITHOUT_CLASS_VECTORS:
+        able = ", ".join(other for other in METHODS if other not in WITHOUT_CLASS_VECTORS)
         raise ValueError(
             f"method {name!r} does not support a ranking loss; use ordering='assignment', or one of the methods {able}."
         )
-    return kind(task, **options)
+    return METHODS[name](task, **options)

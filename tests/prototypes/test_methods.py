@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes import METHODS, place_prototypes
-from hf_sphere.prototypes.methods import Method, Task, searches
+from hf_sphere.prototypes.methods import Task, searches
+from hf_sphere.prototypes.methods.auto import choose_methods
 from hf_sphere.prototypes.ordering import TripletRanking
 
 SHORT = {
@@ -198,14 +199,13 @@ def test_invalid_method_or_option_error_names_it(options, message):
     ids=["catalogue", "search", "ranking"],
 )
 def test_auto_chooses_the_methods_by_the_task(task, methods):
-    chosen = METHODS["auto"](task).parts
-    assert [method.name for method in chosen] == methods
-    assert task.num_classes != 10_000 or chosen[0].restarts == 1
+    assert [method.__name__ for method in choose_methods(task)] == methods
 
 
-def test_method_without_candidates_error_names_the_missing_method():
-    with pytest.raises(NotImplementedError, match="Method must define `__iter__`"):
-        iter(Method(Task(3, 3)))
+def test_number_of_starts_depends_on_their_time():
+    tasks = Task(10_000, 6), Task(200, 6), Task(20, 6)
+    times = [0.6 / searches.lbfgs_seconds(task, 60) for task in tasks]
+    assert [searches.number_of_restarts(None, time) for time in times] == [1, 1, 5]
 
 
 def test_slsqp_constraints_are_slacks_of_pairs_with_the_jacobians_of_finite_differences(monkeypatch):
@@ -219,7 +219,7 @@ def test_slsqp_constraints_are_slacks_of_pairs_with_the_jacobians_of_finite_diff
         return minimize(function, start, **options)
 
     monkeypatch.setattr(scipy.optimize, "minimize", spy)
-    (first, _), _ = list(searches.SLSQP(Task(4, 3), restarts=1))
+    (first, _), _ = list(searches.slsqp(Task(4, 3), restarts=1))
     start, constraints = problems[0]
     pairs = [first[i] @ first[j] for i, j in itertools.combinations(range(4), 2)]
     slack = torch.from_numpy(constraints[0]["fun"](start))

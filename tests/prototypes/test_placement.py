@@ -77,8 +77,8 @@ def test_best_candidate_is_kept_instead_of_the_last():
 
 def test_search_stops_at_the_bound(monkeypatch):
     solved = []
-    solve = METHODS["slsqp"]._solve
-    monkeypatch.setattr(METHODS["slsqp"], "_solve", lambda *given: solved.append(1) or solve(*given))
+    solve = searches.solve_slsqp
+    monkeypatch.setattr(searches, "solve_slsqp", lambda *given: solved.append(1) or solve(*given))
     place_prototypes(12, 3, method="slsqp", restarts=50)
     assert len(solved) < 20
 
@@ -221,7 +221,7 @@ def test_long_search_without_progress_prints_nothing(capfd, monkeypatch):
 
 
 def test_method_without_result_is_reported(monkeypatch):
-    monkeypatch.setattr(METHODS["sgd"], "__iter__", lambda self: iter([]))
+    monkeypatch.setitem(METHODS, "sgd", lambda task: iter([]))
     with pytest.raises(RuntimeError, match="'sgd' returned no candidate; please report"):
         place_prototypes(7, 3, method="sgd")
 

@@ -15,7 +15,7 @@ from reproduction.published import read_published
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
 
-from hf_sphere.data import ImageDataOptions, images as data_images, text as data_text
+from hf_sphere.data import ImageDataOptions, sources as data_sources, text as data_text
 from hf_sphere.data.sources import BUNDLED
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import RecipeArguments, find_task, start_run
@@ -158,7 +158,7 @@ CORRUPTED = [(PurePosixPath("hyperplanes/mnist-lenet9"), corruption) for corrupt
     "files", [*((run,) for run in RUNS), *CORRUPTED], ids=lambda files: "-".join(path.name for path in files)
 )
 def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch):
-    monkeypatch.setattr(data_images, "load_splits", made_up)
+    monkeypatch.setattr(data_sources, "load_splits", made_up)
     monkeypatch.setattr(retrieval, "check_queries", lambda images: None)  # the few images have no neighbors
     run = files[0]
     task = task_of(run)

@@ -117,7 +117,7 @@ def test_every_number_of_a_recipe_has_bounds(recipe):
     unchecked = []
     for _, field, hint in declared_arguments(recipe):
         numeric = hint in (int, float) or str(hint) in ("list[int]", "list[float]")
-        if numeric and not field.metadata.get("bounds") and field.name not in UNBOUNDED:
+        if numeric and not field.metadata["help"].bounds and field.name not in UNBOUNDED:
             unchecked.append(field.name)
     assert unchecked == []
 

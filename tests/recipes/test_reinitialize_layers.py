@@ -124,6 +124,7 @@ def corrupted(load_recipe, run_quickly, tmp_path_factory):
     """A run with a separate corruption seed, held-out images, sampled classes and half of the labels random."""
     train = run_quickly(load_recipe("train_image_classification"), TRAIN)
     words = ["--seed", "3", "--validation_fraction", "0.3", "--sample_classes", "6", "--max_train_samples", "150"]
+    words.append("--load_best_model_at_end")
     return train(tmp_path_factory.mktemp("corrupted") / "run", *words)
 
 

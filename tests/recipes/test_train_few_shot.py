@@ -13,7 +13,7 @@ from PIL.Image import fromarray
 from training_runs import same, weights
 
 from hf_sphere import SphereVisionForFewShotClassification, SphereVisionImageProcessor
-from hf_sphere.data import images as data_images
+from hf_sphere.data import sources as data_sources
 from hf_sphere.data.sources import load_splits
 
 # Six digits for training and four for evaluation: 12 episodes per epoch in 6 steps.
@@ -170,7 +170,7 @@ def made_up(name: str, config_name: str | None = None) -> DatasetDict:
 
 
 def test_the_epoch_can_be_chosen_on_a_validation_split(run_main, recipe, cache, tmp_path, monkeypatch, results_of):
-    monkeypatch.setattr(data_images, "load_splits", made_up)
+    monkeypatch.setattr(data_sources, "load_splits", made_up)
     words = [*QUICK, *cache, "--validation_split", "validation", "--load_best_model_at_end", "--shot", "3"]
     del words[2:4]  # train_classes
     run_main(recipe, ["--dataset_name", "patterns", *words[2:], "--output_dir", str(tmp_path / "run")])

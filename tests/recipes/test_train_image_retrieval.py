@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from training_runs import weights
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
-from hf_sphere.data import images as data_images
+from hf_sphere.data import sources as data_sources
 from hf_sphere.data.sources import load_splits
 from hf_sphere.metrics import retrieval_scores
 from hf_sphere.nn import HEADS
@@ -194,7 +194,7 @@ def made_up(name: str, config_name: str | None = None) -> DatasetDict:
 @pytest.fixture
 def train_on_splits(run_main, recipe, cache, tmp_path, monkeypatch) -> Train:
     """Run the recipe on the data above, whose splits have disjoint classes."""
-    monkeypatch.setattr(data_images, "load_splits", made_up)
+    monkeypatch.setattr(data_sources, "load_splits", made_up)
     words = ["--dataset_name", "patterns", "--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}"]
     words += ["--num_train_epochs", "2", "--per_device_train_batch_size", "8", "--disable_tqdm", *cache]
 
@@ -217,7 +217,7 @@ def test_classes_shared_by_both_splits_cause_a_warning(train_on_splits, monkeypa
 
     train_on_splits()
     assert "not an open set" not in caplog.text
-    monkeypatch.setattr(data_images, "load_splits", shared)
+    monkeypatch.setattr(data_sources, "load_splits", shared)
     train_on_splits(name="shared")
     assert "5 of the 5 classes of the evaluation split are trained on" in caplog.text
 

@@ -17,6 +17,7 @@ from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.layers import Spherization
 from hf_sphere.nn.prototypical import PrototypicalClassifier
 from hf_sphere.utils.loading import check_settings
+from hf_sphere.utils.options import check_names
 
 _OTHER_NAMES = {"num_classes": "num_labels", "pretrained": "pretrained of the model", "metric": "few_shot_kwargs"}
 _OTHER_NAMES |= dict.fromkeys(("margin", "scale", "temperature", "class_weights", "label_smoothing"), "head_kwargs")
@@ -179,9 +180,7 @@ def _check_options(field: str, options: dict[str, Any], module: type[nn.Module])
     """Check names and types of a module's options; the module itself checks their values."""
     parameters = inspect.signature(module).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "dim"}
-    unknown = sorted(set(options) - set(defaults))
-    if unknown:
-        raise ValueError(f"{field} has no option {', '.join(unknown)}; its options are: {', '.join(defaults)}.")
+    check_names(field, options, defaults)
     for name, value in options.items():
         expected = type(defaults[name])
         if type(value) is not expected and not (expected is float and type(value) is int):

@@ -297,11 +297,7 @@ class ModelWithHead(nn.Module):
         return build_head(config.head, embedding_dim, config.num_labels, **options)
 
 
-class SphereVisionModelWithHead(ModelWithHead, SphereVisionPreTrainedModel):
-    """Base class of the models with a timm backbone and a classification head."""
-
-
-class SphereVisionForImageClassification(SphereVisionModelWithHead):
+class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedModel):
     """The image encoder with a classification head.
 
     Args:

@@ -10,8 +10,8 @@ from transformers.utils.generic import can_return_tuple
 from hf_sphere.models.accumulation import weighted_by_targets
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import (
+    ModelWithHead,
     SphereVisionModel,
-    SphereVisionModelWithHead,
     SphereVisionOutput,
     SphereVisionPreTrainedModel,
 )
@@ -61,7 +61,7 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
         )
 
 
-class SphereVisionForJointPrediction(SphereVisionModelWithHead):
+class SphereVisionForJointPrediction(ModelWithHead, SphereVisionPreTrainedModel):
     """The image encoder with a regression and a classification on one sphere.
 
     The first axis is the pole of the regression, so a value is a latitude. The head receives only the other

@@ -1,7 +1,6 @@
 """Muon for hidden matrices, AdamW for all other parameters."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -73,23 +72,16 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
             warnings.warn(f"{type(model).__name__} has no hidden matrix, so the optimizer is AdamW.", stacklevel=3)
         return groups
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step; see `torch.optim.Optimizer.step`."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _step(self) -> None:
         groups = self.param_groups
         for group in groups:
             if group["muon"]:
                 self._step_muon(group)
         self.param_groups = [group for group in groups if not group["muon"]]
         try:
-            self._step_after(Muon)
+            super()._step()
         finally:
             self.param_groups = groups
-        return loss
 
     def _step_muon(self, group: dict[str, Any]) -> None:
         lr, keep = float(group["lr"]), group["momentum"]

@@ -1,15 +1,14 @@
-"""Placement methods.
+"""Placement methods. To add one, write a function like those of this folder, and add it to `METHODS`."""
 
-To add a method, add a subclass of `Method` that sets `name` to a file of this folder. Defining a subclass registers it;
-all files are imported here.
-"""
+from hf_sphere.prototypes.methods.auto import auto, catalogue, closed_form
+from hf_sphere.prototypes.methods.base import Candidate, Method, Task
+from hf_sphere.prototypes.methods.searches import lbfgs, sgd, sgd_as_published, slsqp
 
-import importlib
-import pkgutil
+__all__ = ["METHODS", "WITHOUT_CLASS_VECTORS", "Candidate", "Method", "Task"]
 
-from hf_sphere.prototypes.methods.base import METHODS, Candidate, Method, Task
+_FUNCTIONS = (auto, catalogue, closed_form, lbfgs, sgd, sgd_as_published, slsqp)
+METHODS: dict[str, Method] = {function.__name__: function for function in _FUNCTIONS}
+"""Placement methods by name."""
 
-__all__ = ["METHODS", "Candidate", "Method", "Task"]
-
-for _module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
-    importlib.import_module(_module.name)
+WITHOUT_CLASS_VECTORS = {"catalogue", "closed_form", "slsqp"}
+"""Names of the methods that do not take class vectors into account during the search."""

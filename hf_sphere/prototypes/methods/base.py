@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,6 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes.ordering import TripletRanking, assign_to_classes, ranking_loss
-from hf_sphere.utils.options import keyword_options
 
 Objective = Callable[[Tensor], tuple[float, Tensor]]
 """Function from unit vectors (K, d) to a value and its Euclidean gradient (K, d)."""
@@ -70,41 +69,8 @@ class Candidate(NamedTuple):
     origin: str
 
 
-METHODS: dict[str, type["Method"]] = {}
-"""Placement methods by name, in alphabetical order."""
-
-
-class Method:
-    """Base class of the placement methods. Iteration yields candidates, of which the caller keeps the best.
-
-    A subclass that sets `name` is registered in `METHODS` when it is defined. Its options are the keyword-only
-    arguments of its constructor.
-
-    Args:
-        task: The placement task.
-    """
-
-    name: ClassVar[str] = ""
-    uses_class_vectors: ClassVar[bool] = True
-    """Whether the method takes class vectors into account during the search."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "name" in vars(cls):  # a subclass without its own name does not replace its parent
-            methods = sorted({**METHODS, cls.name: cls}.items())
-            METHODS.clear()
-            METHODS.update(methods)
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
-    def __iter__(self) -> Iterator[Candidate]:
-        raise NotImplementedError(f"{type(self).__name__} must define `__iter__`.")
-
-    @classmethod
-    def options(cls) -> list[str]:
-        """Names of the options of the method."""
-        return [*keyword_options(cls)]
+Method = Callable[..., Iterator[Candidate]]
+"""Function of a `Task` and of options, its keyword-only arguments. Of its candidates, the caller keeps the best one."""
 
 
 def number_of_restarts(restarts: int | None, affordable: float) -> int:

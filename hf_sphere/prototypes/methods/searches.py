@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.geometry.codes import separation_bound
-from hf_sphere.prototypes.methods.base import Candidate, Method, Task, minimize_on_sphere, number_of_restarts
+from hf_sphere.prototypes.methods.base import Candidate, Task, minimize_on_sphere, number_of_restarts
 from hf_sphere.prototypes.ordering import mean_nearest_cosine, soft_separation
 
 # Inverse temperatures in units of 1 / (1 - separation bound). The arrangement is decided at the temperatures at which
@@ -20,46 +20,41 @@ SHARPNESS = np.concatenate([np.geomspace(5.5, 270, 10), np.geomspace(700, 7e5, 5
 MAX_COORDINATES = 400  # maximum number K d of coordinates; the cost of the dense subproblems is cubic in it
 
 
-class LBFGS(Method):
+def lbfgs(task: Task, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
     """L-BFGS on the log-sum-exp of the cosines at increasing sharpness, from several random starts, in float64.
 
     The time per iteration grows with K^2 d. For slightly better results increase both options, for instance
     `restarts=80, max_iterations=100`.
 
     Args:
+        task: The placement task.
         restarts: Number of random starts; None chooses as many as take about half a second, at least one.
         max_iterations: Maximum number of iterations at each of the fifteen sharpness values.
     """
-
-    name = "lbfgs"
-
-    def __init__(self, task: Task, *, restarts: int | None = None, max_iterations: int = 60) -> None:
-        super().__init__(task)
-        self.max_iterations = check_integer("max_iterations", max_iterations, 1)
-        self.restarts = number_of_restarts(restarts, 0.6 / self.seconds())
-
-    def seconds(self) -> float:
-        """Estimated time of one start on one core; not measured, so that results depend only on the seed."""
-        count, dim = self.task.num_classes, self.task.dim
-        evaluation = 1.2e-4 + count**2 * (0.9e-8 + 0.5e-9 * dim)
-        return evaluation * self.max_iterations * len(SHARPNESS)
-
-    def __iter__(self) -> Iterator[Candidate]:
-        task = self.task
-        scale = 1.0 / (1.0 - separation_bound(task.num_classes, task.dim))
-        for _ in range(self.restarts):
-            points = task.random_points()
-            yield Candidate(points, "random start")
-            for sharpness in SHARPNESS * scale:
-                objective = task.with_ranking_loss(partial(soft_separation, sharpness=sharpness))
-                points = minimize_on_sphere(objective, points, max_iterations=self.max_iterations)
-                yield Candidate(points, "search by L-BFGS")
+    check_integer("max_iterations", max_iterations, 1)
+    scale = 1.0 / (1.0 - separation_bound(task.num_classes, task.dim))
+    for _ in range(number_of_restarts(restarts, 0.6 / lbfgs_seconds(task, max_iterations))):
+        points = task.random_points()
+        yield Candidate(points, "random start")
+        for sharpness in SHARPNESS * scale:
+            objective = task.with_ranking_loss(partial(soft_separation, sharpness=sharpness))
+            points = minimize_on_sphere(objective, points, max_iterations=max_iterations)
+            yield Candidate(points, "search by L-BFGS")
 
 
-class SGD(Method):
+def lbfgs_seconds(task: Task, max_iterations: int) -> float:
+    """Estimated time of one start on one core; not measured, so that results depend only on the seed."""
+    evaluation = 1.2e-4 + task.num_classes**2 * (0.9e-8 + 0.5e-9 * task.dim)
+    return evaluation * max_iterations * len(SHARPNESS)
+
+
+def sgd(
+    task: Task, *, learning_rate: float = 0.1, momentum: float = 0.9, max_iterations: int = 10_000
+) -> Iterator[Candidate]:
     """Projected gradient descent with momentum on the mean cosine of the points to their nearest neighbors.
 
     Args:
+        task: The placement task.
         learning_rate: Learning rate.
         momentum: Momentum factor, in [0, 1).
         max_iterations: Number of steps.
@@ -67,55 +62,42 @@ class SGD(Method):
     Reference:
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, equation 2 and section 4.
     """
-
-    name = "sgd"
-
-    def __init__(
-        self, task: Task, *, learning_rate: float = 0.1, momentum: float = 0.9, max_iterations: int = 10_000
-    ) -> None:
-        super().__init__(task)
-        check_positive("learning_rate", learning_rate)
-        if not 0.0 <= momentum < 1.0:
-            raise ValueError(f"momentum must lie in [0, 1); got {momentum}.")
-        self.learning_rate = learning_rate
-        self.momentum = momentum
-        self.max_iterations = check_integer("max_iterations", max_iterations, 1)
-        self.steps_per_candidate = max(1, self.max_iterations // 200)
-
-    def __iter__(self) -> Iterator[Candidate]:
-        points = self.task.random_points()
-        yield Candidate(points, "random start")
-        velocity = torch.zeros_like(points)
-        objective = self.task.with_ranking_loss(mean_nearest_cosine)
-        for step in range(1, self.max_iterations + 1):
-            if step % 100 == 0:  # resample the triplets
-                objective = self.task.with_ranking_loss(mean_nearest_cosine)
-            velocity.mul_(self.momentum).add_(objective(points)[1])
-            points = F.normalize(points - self.learning_rate * velocity, dim=1)
-            if step % self.steps_per_candidate == 0 or step == self.max_iterations:
-                yield Candidate(points, f"{self.name}, {step} steps")
+    check_positive("learning_rate", learning_rate)
+    if not 0.0 <= momentum < 1.0:
+        raise ValueError(f"momentum must lie in [0, 1); got {momentum}.")
+    steps_per_candidate = max(1, check_integer("max_iterations", max_iterations, 1) // 200)
+    points = task.random_points()
+    yield Candidate(points, "random start")
+    velocity = torch.zeros_like(points)
+    objective = task.with_ranking_loss(mean_nearest_cosine)
+    for step in range(1, max_iterations + 1):
+        if step % 100 == 0:  # resample the triplets
+            objective = task.with_ranking_loss(mean_nearest_cosine)
+        velocity.mul_(momentum).add_(objective(points)[1])
+        points = F.normalize(points - learning_rate * velocity, dim=1)
+        if step % steps_per_candidate == 0 or step == max_iterations:
+            yield Candidate(points, f"sgd, {step} steps")
 
 
-class SGDAsPublished(SGD):
+def sgd_as_published(task: Task, *, learning_rate: float = 0.1, max_iterations: int = 10_000) -> Iterator[Candidate]:
     """The published program of the paper, which creates a new optimizer at each step, so momentum has no effect.
 
     Args:
+        task: The placement task.
         learning_rate: Learning rate.
         max_iterations: Number of steps.
     """
-
-    name = "sgd_as_published"
-
-    def __init__(self, task: Task, *, learning_rate: float = 0.1, max_iterations: int = 10_000) -> None:
-        super().__init__(task, learning_rate=learning_rate, momentum=0.0, max_iterations=max_iterations)
+    for points, origin in sgd(task, learning_rate=learning_rate, momentum=0.0, max_iterations=max_iterations):
+        yield Candidate(points, origin.replace("sgd", "sgd_as_published"))
 
 
-class SLSQP(Method):
+def slsqp(task: Task, *, restarts: int | None = None, max_iterations: int = 200) -> Iterator[Candidate]:
     """Minimize t subject to <p_i, p_j> <= t for all pairs and |p_i|^2 = 1 for all points.
 
     Converges to machine precision, unlike the smoothed searches; the time grows with the cube of K d.
 
     Args:
+        task: The placement task.
         restarts: Number of random starts; None chooses as many as take about half a second, at least one.
         max_iterations: Maximum number of iterations per start.
 
@@ -125,65 +107,59 @@ class SLSQP(Method):
     Reference:
         Kraft, "A software package for sequential quadratic programming", DFVLR-FB 88-28, 1988 (as in scipy).
     """
+    coordinates = task.num_classes * task.dim
+    if coordinates > MAX_COORDINATES:
+        size = f"{task.num_classes} points in {task.dim} dimensions have {coordinates}"
+        raise ValueError(f"'slsqp' supports at most {MAX_COORDINATES} coordinates; {size}. Use method 'lbfgs'.")
+    check_integer("max_iterations", max_iterations, 1)
+    # A start takes about 1.5e-7 (K d)^3 seconds. The time is not measured, so results depend only on the seed.
+    for _ in range(number_of_restarts(restarts, 0.5 / (1.5e-7 * coordinates**3))):
+        points = task.random_points()
+        yield Candidate(points, "random start")
+        yield Candidate(solve_slsqp(points.cpu().numpy(), max_iterations).to(task.device), "search by SLSQP")
 
-    name = "slsqp"
-    uses_class_vectors = False
 
-    def __init__(self, task: Task, *, restarts: int | None = None, max_iterations: int = 200) -> None:
-        super().__init__(task)
-        if task.num_classes * task.dim > MAX_COORDINATES:
-            size = f"{task.num_classes} points in {task.dim} dimensions have {task.num_classes * task.dim}"
-            raise ValueError(f"'slsqp' supports at most {MAX_COORDINATES} coordinates; {size}. Use method 'lbfgs'.")
-        self.max_iterations = check_integer("max_iterations", max_iterations, 1)
-        # A start takes about 1.5e-7 (K d)^3 seconds. The time is not measured, so results depend only on the seed.
-        self.restarts = number_of_restarts(restarts, 0.5 / (1.5e-7 * (task.num_classes * task.dim) ** 3))
+def solve_slsqp(points: np.ndarray, max_iterations: int) -> torch.Tensor:
+    """Run SLSQP from initial points (K, d)."""
+    from scipy.optimize import minimize
 
-    def __iter__(self) -> Iterator[Candidate]:
-        for _ in range(self.restarts):
-            points = self.task.random_points()
-            yield Candidate(points, "random start")
-            yield Candidate(self._solve(points.cpu().numpy()).to(self.task.device), "search by SLSQP")
+    count, dim = points.shape
+    left, right = np.triu_indices(count, 1)
+    pairs, rows = np.arange(len(left)), np.arange(count)
 
-    def _solve(self, points: np.ndarray) -> torch.Tensor:
-        from scipy.optimize import minimize
+    def slack(x: np.ndarray) -> np.ndarray:
+        p = x[:-1].reshape(count, dim)
+        return x[-1] - np.einsum("id,id->i", p[left], p[right])
 
-        count, dim = points.shape
-        left, right = np.triu_indices(count, 1)
-        pairs, rows = np.arange(len(left)), np.arange(count)
+    def slack_jacobian(x: np.ndarray) -> np.ndarray:
+        p = x[:-1].reshape(count, dim)
+        jacobian = np.zeros((len(left), count, dim))
+        jacobian[pairs, left] = -p[right]
+        jacobian[pairs, right] = -p[left]
+        return np.column_stack([jacobian.reshape(len(left), -1), np.ones(len(left))])
 
-        def slack(x: np.ndarray) -> np.ndarray:
-            p = x[:-1].reshape(count, dim)
-            return x[-1] - np.einsum("id,id->i", p[left], p[right])
+    def excess(x: np.ndarray) -> np.ndarray:
+        p = x[:-1].reshape(count, dim)
+        return np.einsum("id,id->i", p, p) - 1
 
-        def slack_jacobian(x: np.ndarray) -> np.ndarray:
-            p = x[:-1].reshape(count, dim)
-            jacobian = np.zeros((len(left), count, dim))
-            jacobian[pairs, left] = -p[right]
-            jacobian[pairs, right] = -p[left]
-            return np.column_stack([jacobian.reshape(len(left), -1), np.ones(len(left))])
+    def excess_jacobian(x: np.ndarray) -> np.ndarray:
+        jacobian = np.zeros((count, count, dim))
+        jacobian[rows, rows] = 2 * x[:-1].reshape(count, dim)
+        return np.column_stack([jacobian.reshape(count, -1), np.zeros(count)])
 
-        def excess(x: np.ndarray) -> np.ndarray:
-            p = x[:-1].reshape(count, dim)
-            return np.einsum("id,id->i", p, p) - 1
+    gradient = np.append(np.zeros(points.size), 1.0)
+    start = np.append(points.ravel(), (points @ points.T)[left, right].max())
+    constraints: Any = [
+        {"type": "ineq", "fun": slack, "jac": slack_jacobian},
+        {"type": "eq", "fun": excess, "jac": excess_jacobian},
+    ]
 
-        def excess_jacobian(x: np.ndarray) -> np.ndarray:
-            jacobian = np.zeros((count, count, dim))
-            jacobian[rows, rows] = 2 * x[:-1].reshape(count, dim)
-            return np.column_stack([jacobian.reshape(count, -1), np.zeros(count)])
-
-        gradient = np.append(np.zeros(points.size), 1.0)
-        start = np.append(points.ravel(), (points @ points.T)[left, right].max())
-        constraints: Any = [
-            {"type": "ineq", "fun": slack, "jac": slack_jacobian},
-            {"type": "eq", "fun": excess, "jac": excess_jacobian},
-        ]
-
-        result = minimize(
-            lambda x: x[-1],
-            start,
-            jac=lambda x: gradient,
-            method="SLSQP",
-            constraints=constraints,
-            options={"maxiter": self.max_iterations, "ftol": 1e-14},
-        )
-        return F.normalize(torch.from_numpy(result.x[:-1].reshape(count, dim)), dim=1)
+    result = minimize(
+        lambda x: x[-1],
+        start,
+        jac=lambda x: gradient,
+        method="SLSQP",
+        constraints=constraints,
+        options={"maxiter": max_iterations, "ftol": 1e-14},
+    )
+    return F.normalize(torch.from_numpy(result.x[:-1].reshape(count, dim)), dim=1)
