@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from hf_sphere.data.options import ImageSourceOptions
+from hf_sphere.training.arguments import PrecisionArguments
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 from hf_sphere.utils.files import check_writable
@@ -68,9 +69,6 @@ class ExtractionArguments(Arguments):
     max_samples: int | None = argument(None, "Maximum number of images.", ge=1)
     seed: int = argument(0, "Seed of the sample of --max_samples.", **SEED)
     batch_size: int = argument(256, "Images per batch and process.", ge=1)
-    mixed_precision: Literal["no", "fp16", "bf16"] | None = argument(
-        None, "Precision of the model; that of `accelerate launch` if not set."
-    )
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
     cache_dir: str | None = argument(None, "Folder for decoded images; in the Hugging Face home if not set.")
     skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
@@ -85,11 +83,12 @@ class ExtractionArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Embed the images and write the results."""
-    (args,) = parse_arguments((ExtractionArguments,), argv, "Write the predictions and embeddings of a split.")
+    summary = "Write the predictions and embeddings of a split."
+    args, precision = parse_arguments((ExtractionArguments, PrecisionArguments), argv, summary)
     from hf_sphere.search import extract as extraction
     from hf_sphere.training.run import start_accelerator
 
-    accelerator = start_accelerator(mixed_precision=args.mixed_precision)
+    accelerator = start_accelerator(mixed_precision=precision.mixed_precision)
     output = Path(args.output_dir)
     check_output_dir(output, overwrite=args.overwrite_output_dir)
     model = extraction.load_embedding_model(args.model_name_or_path).to(accelerator.device).eval()

@@ -18,8 +18,9 @@ class ImageBatches(IterableDataset):
     """Batches `{"pixel_values", "labels"}` of one split; the base class for data in memory and on disk.
 
     Iteration yields the batches of the epoch of `set_epoch`, also through `DataLoader(batches, batch_size=None)`. The
-    Trainer of transformers, in one process, takes them as datasets with `data_collator=ImageBatches.collate` and
-    `per_device_train_batch_size=1`; `SphereTrainer` takes them as they are.
+    Trainer of transformers takes them as datasets with `data_collator=ImageBatches.collate` and
+    `per_device_train_batch_size=1`; it divides them among processes, so `num_processes` must be 1. `SphereTrainer`
+    takes them as they are.
 
     If images have two targets, batches also have `regression_labels`.
 

@@ -81,8 +81,8 @@ def embed(model: Any, names: Sequence[str], **inputs: Tensor) -> dict[str, Tenso
     for column, values in columns.items():
         finite = values.isfinite().reshape(len(names), -1).all(-1)
         if not finite.all():
-            name, hint = names[int((~finite).nonzero()[0])], "With --mixed_precision fp16 values may overflow: try bf16"
-            raise ValueError(f"{column} of {name} is not finite. Is the model trained? {hint}, or no.")
+            name, hint = names[int((~finite).nonzero()[0])], "With --fp16 values may overflow: try --bf16"
+            raise ValueError(f"{column} of {name} is not finite. Is the model trained? {hint}, or neither.")
     return columns
 
 

@@ -2,8 +2,9 @@
 
 An option that transformers' `TrainingArguments` has bears its name and meaning there; `hf_sphere/utils/renamed.py` has
 the names of before. The defaults are those there, except for `num_train_epochs`, the batch sizes, `learning_rate`,
-`lr_scheduler_type`, `max_grad_norm`, `seed` and the kind of `optim`, on which results depend, and for `logging_steps`
-and `save_total_limit`: the loss is checked at each log, and a checkpoint is written after each epoch.
+`lr_scheduler_type`, `max_grad_norm`, `seed` and the kind of `optim`, on which results depend, for `bf16` and `fp16`,
+where false overrides `accelerate launch`, and for `logging_steps` and `save_total_limit`: the loss is checked at each
+log, and a checkpoint is written after each epoch.
 """
 
 import itertools
@@ -38,9 +39,29 @@ class _RunArguments(Arguments):
     per_device_train_batch_size: int = argument(128, "Training batch size per process.", ge=1)
     per_device_eval_batch_size: int = argument(512, "Evaluation batch size per process.", ge=1)
     gradient_accumulation_steps: int = argument(1, "Batches per optimizer step.", ge=1)
-    bf16: bool = argument(False, "Forward pass in bfloat16; as `accelerate launch` says if neither is set.")
-    fp16: bool = argument(False, "Forward pass in float16.")
     torch_compile: bool = argument(False, "Compile the model with torch.compile.")
+
+
+@dataclass
+class PrecisionArguments(Arguments):
+    """Precision."""
+
+    bf16: bool | None = argument(
+        None, "Forward pass in bfloat16; as `accelerate launch` says if neither it nor fp16 is set."
+    )
+    fp16: bool | None = argument(None, "Forward pass in float16.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bf16 and self.fp16:
+            raise ValueError("bf16 and fp16 are two precisions; use only one of them.")
+
+    @property
+    def mixed_precision(self) -> str | None:
+        """The precision as Accelerate names it; None for that of `accelerate launch`."""
+        if self.bf16 or self.fp16:
+            return "bf16" if self.bf16 else "fp16"
+        return None if self.bf16 is self.fp16 is None else "no"
 
 
 @dataclass
@@ -131,7 +152,7 @@ class _SavingArguments(Arguments):
 
 
 @dataclass
-class RecipeArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments, _RunArguments):
+class RecipeArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments, PrecisionArguments, _RunArguments):
     """Arguments of a training run, by topic in the classes that it inherits from."""
 
     def __post_init__(self) -> None:
@@ -149,10 +170,3 @@ class RecipeArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments,
             raise ValueError("radial_logging_steps logs to trackers; name one in report_to, for instance tensorboard.")
         if self.lr_scheduler_type == "reduce_lr_on_plateau" and self.warmup_epochs:
             raise ValueError("lr_scheduler_type reduce_lr_on_plateau does not support warmup_epochs; leave it out.")
-        if self.bf16 and self.fp16:
-            raise ValueError("bf16 and fp16 are two precisions; use only one of them.")
-
-    @property
-    def mixed_precision(self) -> str | None:
-        """The precision as Accelerate names it; None for that of `accelerate launch`."""
-        return "bf16" if self.bf16 else "fp16" if self.fp16 else None

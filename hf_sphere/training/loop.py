@@ -114,6 +114,12 @@ class TrainingLoop:
             self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))
         self.state.metric = self.metric
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether no step remains."""
+        is_last = self.state.epoch >= self.args.num_train_epochs or self.state.step >= self.total_steps
+        return is_last or self._stops_early()
+
     def run(self) -> RunState:
         """Train until the last step, or until training stops early.
 
@@ -132,11 +138,7 @@ class TrainingLoop:
         with bar, self._catch_signals():
             if self.state.step == 0:
                 self.snapshot(self.trained_model, 0)
-            while (
-                self.state.epoch < self.args.num_train_epochs
-                and self.state.step < self.total_steps
-                and not self._stops_early()
-            ):
+            while not self.is_finished:
                 self._train_epoch(bar)
         if self._stops_early():
             logger.info("No improvement for %d epochs; stopping.", self.args.early_stopping_patience)

@@ -71,6 +71,7 @@ def publish(
             name = hub.create_repo(args.hub_model_id or run.output_dir.name, exist_ok=True).repo_id
     options = [field for kind in task.arguments for field in fields(kind)]
     defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in options}
+    defaults |= {"bf16": False, "fp16": False}  # the settings have the precision that was used
     changed = {k: v for k, v in run.settings.items() if v != defaults.get(k) and k != "output_dir"}
     record = TrainingRecord(
         metrics={k: v for k, v in results.items() if k.startswith(("eval_", "validation_", "train_"))},

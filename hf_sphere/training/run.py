@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from transformers.trainer_utils import enable_full_determinism
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.checkpoints import (
+    STATE_FILE,
     RunState,
     Snapshots,
     check_can_be_saved,
@@ -44,7 +44,7 @@ from hf_sphere.training.output_dir import (
     write_settings,
 )
 from hf_sphere.training.tasks import Prepared, Task
-from hf_sphere.utils.files import SNAPSHOT_FOLDER, find_damage, remove_folder, write_json, write_manifest
+from hf_sphere.utils.files import SNAPSHOT_FOLDER, find_damage, read_json, remove_folder, write_json, write_manifest
 from hf_sphere.utils.loading import load_model
 from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.renamed import rename_options
@@ -94,6 +94,7 @@ class Run(ExitStack):
         self.best_dir = self.output_dir / BEST_FOLDER
         self.recipe = recipe
         self._arguments = (*others, args)
+        self._changes = ""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -108,22 +109,38 @@ class Run(ExitStack):
         return settings | used
 
     def prepare_output_dir(self) -> None:
-        """Create the output directory, replacing its contents if requested, write `run.json`, and start the trackers.
+        """Create the output directory, replacing its contents if requested.
 
         Called after data and model have been loaded, so that a run that fails to start replaces nothing. The directory
         is locked until the end of the run.
 
         Raises:
             FileExistsError: If the directory must not be replaced, or another run has locked it.
+            ValueError: If the run to resume has another model.
         """
         resume, overwrite = self.args.resume_from_checkpoint is not None, self.args.overwrite_output_dir
         if self.accelerator.is_main_process:
             self.enter_context(locked(self.output_dir))
             prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
             if resume and not overwrite:
-                _check_changes(rename_options(read_settings(self.output_dir) or {}), self.settings)
-            write_settings(self.output_dir, {"recipe": self.recipe, **self.settings})
+                self._changes = _check_changes(rename_options(read_settings(self.output_dir) or {}), self.settings)
         self.accelerator.wait_for_everyone()
+
+    def write_settings(self, *, is_finished: bool = False) -> None:
+        """Write `run.json`, and start the trackers; called when the checkpoint, if any, has been loaded.
+
+        Raises:
+            ValueError: If settings of training have changed, but the run `is_finished`.
+        """
+        if self._changes and is_finished:
+            raise ValueError(
+                f"the run in {self.output_dir} is finished and is not trained again with other settings: "
+                f"{self._changes}. Repeat its settings, train more epochs, or choose another --output_dir."
+            )
+        if self._changes:
+            logger.warning("The resumed run differs from its earlier part: %s.", self._changes)
+        if self.accelerator.is_main_process:
+            write_settings(self.output_dir, {"recipe": self.recipe, **self.settings})
         if self.args.report_to:
             scalars = {k: v for k, v in hide_private(self.settings).items() if isinstance(v, (int, float, str, bool))}
             self.accelerator.init_trackers(self.output_dir.name, config=scalars)
@@ -217,8 +234,8 @@ def _check_sharding(accelerator: Accelerator, args: RecipeArguments, *, shard_cl
         raise ValueError(f"{' and '.join(unsupported)} cannot be combined with {kind}; leave it out or use DDP.")
 
 
-def _check_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Log changed settings of a resumed run; raise an error if they define another model."""
+def _check_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Describe changed settings of a resumed run; raise an error if they define another model."""
     now = json.loads(json.dumps(settings, default=str))
     changed = [k for k in now if k in before and before[k] != now[k] and k not in _FREE_TO_CHANGE]
     of_the_model = [k for k in changed if k in _OF_THE_MODEL]
@@ -228,8 +245,7 @@ def _check_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> No
             f"the run to resume has another model; changed are: {differences}. Repeat its settings, or choose another "
             "--output_dir."
         )
-    if changed:
-        logger.warning("The resumed run differs from its earlier part: %s.", differences)
+    return differences
 
 
 def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None:
@@ -253,7 +269,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None
         run.prepare_output_dir()
         model, state = fit(run, prepared, metric, higher_is_better=higher_is_better)
         fitted = prepared.finish(model)
-        _save(run, prepared, model, run.output_dir)  # before the evaluation, which may need more memory than there is
+        _save(run, prepared, model)  # before the evaluation, which may need more memory than there is
         results = evaluate_trained(run, prepared, model, state) | fitted
         results |= prepared.compare(model, results)
         results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
@@ -291,7 +307,7 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
         args,
         run.accelerator,
         evaluate=lambda model: _evaluate(run, prepared, model, split, prefix),
-        save_best=partial(_save, run, prepared, folder=run.best_dir) if args.load_best_model_at_end else None,
+        save_best=(lambda model: _save(run, prepared, model, loop.state)) if args.load_best_model_at_end else None,
         measure=prepared.measure,
         derive=prepared.derive,
         before_epoch=prepared.before_epoch,
@@ -301,7 +317,12 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     )
     if args.load_best_model_at_end:
         _check_best(run, loop.state)
-    elif run.accelerator.is_main_process and run.best_dir.exists():
+        saved, best = run.best_dir / STATE_FILE, loop.state.best_epoch
+        if best is not None and saved.is_file() and read_json(saved)["best_epoch"] != best:  # of a later checkpoint
+            logger.warning("The best epoch is chosen among the coming ones; %s has the model of another.", run.best_dir)
+            loop.state.best_metric = loop.state.best_epoch = None
+    run.write_settings(is_finished=loop.is_finished)
+    if not args.load_best_model_at_end and run.accelerator.is_main_process and run.best_dir.exists():
         remove_folder(run.best_dir)  # of an earlier part of the run; there may be a better epoch in this one
     snapshots.remove_after(loop.state.epoch)
     state, model = loop.run(), loop.trained_model
@@ -339,17 +360,18 @@ def evaluate_trained(run: Run, prepared: Prepared, model: nn.Module, state: RunS
     }
 
 
-def _save(run: Run, prepared: Prepared, model: Any, folder: Path) -> None:
-    """Save model and processor, on the main process."""
+def _save(run: Run, prepared: Prepared, model: Any, best: RunState | None = None) -> None:
+    """Save model and processor, on the main process; with the state of a run, as the model of its best epoch."""
     gathered = run.accelerator.get_state_dict(model) if run.accelerator.is_fsdp2 else None
     gathered = gather_classes(model) if class_shards(model) else gathered
     if run.accelerator.is_main_process:
-        with write_model_files(folder) as unfinished:
+        with write_model_files(run.output_dir if best is None else run.best_dir) as unfinished:
             model.save_pretrained(unfinished, state_dict=gathered)
             prepared.processor.save_pretrained(unfinished)
             if prepared.record is not None:
                 prepared.record.save(unfinished)
-            if folder == run.best_dir:  # it is read at the end, possibly by a resumed run
+            if best is not None:  # it is read at the end, possibly by a resumed run
+                write_json(unfinished / STATE_FILE, {"best_epoch": best.best_epoch})
                 write_manifest(unfinished)
     run.accelerator.wait_for_everyone()
 

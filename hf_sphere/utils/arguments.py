@@ -127,7 +127,7 @@ def parse_arguments(
     actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
     names, words, places = list(actions), _words(argv), dict[str, str]()
     if not OLD_OPTIONS.isdisjoint(word[2:].partition("=")[0] for word in words):
-        words = _with_new_names(words, names)
+        words = _argv_with_new_names(words, names)
     try:
         config_words = [word for config in _config_names(words) for word in _argv_of(config, actions, recipe, places)]
         on_command_line = {word[2:].partition("=")[0] for word in words}
@@ -165,8 +165,6 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
     for key, value in values.items():
         if value is None:
             continue
-        if key == "mixed_precision" and value is False:
-            value = "no"  # YAML parses a bare `no` as False
         if isinstance(value, list):
             items = [str(item) for item in value]
             for item in items:
@@ -262,7 +260,7 @@ def _config_names(words: Sequence[str]) -> list[str]:
 
 def _argv_of(word: str, actions: dict[str, argparse.Action], recipe: str | None, places: dict[str, str]) -> list[str]:
     """Convert a configuration to command-line arguments, which are validated like others, and add their places."""
-    config = load_config(word, lambda layer: dict(_with_new_name(*pair, [*actions]) for pair in layer.items()))
+    config = load_config(word, lambda place, layer: _with_new_names(layer, [*actions], f"{place}: "))
     other = "" if config.recipe in (None, recipe) else f" {[*config.layers][-1]} is for recipes/{config.recipe}.py."
     if other and recipe:
         raise ValueError(other)
@@ -276,34 +274,45 @@ def _argv_of(word: str, actions: dict[str, argparse.Action], recipe: str | None,
             if action and not {"dict": action.type is Options, "list": action.nargs == "+"}.get(kind, True):
                 raise ValueError(f"{key} in {place} must not be a {kind}; got {value!r}.")
             places[key] = place
-    return to_argv(config.settings)
+    # The output directory that the name of a configuration implies does not replace one that a configuration states.
+    return to_argv({k: v for k, v in config.settings.items() if k in stated or (k in actions and k not in places)})
 
 
-def _with_new_names(words: Sequence[str], names: list[str]) -> list[str]:
+def _argv_with_new_names(words: Sequence[str], names: list[str]) -> list[str]:
     """Return command-line arguments with the new names of options."""
     left, renamed = list(words), list[str]()
     while left:
         word = left.pop(0)
         name, equals, value = word.removeprefix("--").partition("=")
         is_pair = not equals and bool(left) and not left[0].startswith("--")
-        old = name, left[0] if is_pair else value or "true"
-        new = _with_new_name(*old, names) if word.startswith("--") else old
-        if new == old:
-            renamed.append(word)
-        else:
-            renamed.append(f"--{new[0]}={new[1]}")
+        old = {name: left[0] if is_pair else value or "true"}
+        new = _with_new_names(old, names) if word.startswith("--") else old
+        renamed += [word] if new == old else [f"--{key}={value}" for key, value in new.items()]
+        if new != old:
             del left[:is_pair]
     return renamed
 
 
-def _with_new_name(name: str, value: Any, names: list[str]) -> tuple[str, Any]:
-    """Return name and value of an option, and print a message if they are new."""
-    ((new, new_value),) = rename_options({name: value}).items()
-    if new not in names or (name in names and new != name) or (new, new_value) == (name, value):
-        return name, value
-    shown = str(new_value).lower() if isinstance(new_value, bool) else new_value
-    print(f"{name} {value} is now {new} {shown}; the old name will be removed.", file=sys.stderr)
-    return new, new_value
+def _with_new_names(settings: Mapping[str, Any], names: list[str], place: str = "") -> dict[str, Any]:
+    """Return settings with the new names of options, and print a message about each that has one.
+
+    Raises:
+        ValueError: If an option is set under its old and its new name.
+    """
+    renamed: dict[str, Any] = {}
+    for name, value in settings.items():
+        new = rename_options({name: value})
+        if new != {name: value} and new.keys() <= {*names} and (name in new or name not in names):
+            shown = " and ".join(f"{key} {json.dumps(v) if isinstance(v, bool) else v}" for key, v in new.items())
+            print(f"{place}{name} {value} is now {shown}; the old name will be removed.", file=sys.stderr)
+            if twice := new.keys() & settings.keys() - {name}:
+                raise ValueError(
+                    f"{place}{name} and {' and '.join(sorted(twice))} are the same option; leave out {name}."
+                )
+        else:
+            new = {name: value}
+        renamed |= new
+    return renamed
 
 
 def _hint(name: str, names: list[str]) -> str:

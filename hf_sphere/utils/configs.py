@@ -77,10 +77,12 @@ def config_names(text: str = "") -> list[str]:
     ]
 
 
-def load_config(name: str, rename: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda layer: layer) -> Config:
+def load_config(
+    name: str, rename: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda place, layer: layer
+) -> Config:
     """Return the configuration of a run by its name, with or without the table, or that of a YAML file.
 
-    `rename` returns the settings of a layer with the names that arguments have now.
+    `rename` returns the settings of a layer, which stand at a place, with the names that arguments have now.
 
     Raises:
         ValueError: If there is none, a name is ambiguous, or a base leads back to itself.
@@ -92,7 +94,7 @@ def load_config(name: str, rename: Callable[[Mapping[str, Any]], Mapping[str, An
         place, layer = _read_table(path)[row] if row else _read_file(path)
         if place in layers:
             raise ValueError(f"{place}: its base leads back to itself.")
-        layers = {place: rename(layer), **layers}
+        layers = {place: rename(place, layer), **layers}
         base = layer.get("base")
         if base is None:
             break
@@ -165,10 +167,11 @@ def _read_table(path: Path) -> dict[str, tuple[str, Mapping[str, Any]]]:
         place = f"group {group} of {file}"
         layer = {**({"base": "base"} if group != "base" else {}), **_as_mapping(settings, place)}
         runs = _as_mapping(layer.pop("runs", {}), f"the runs of {place}")
-        table[group] = place, layer
-        for run, settings in runs.items():
-            place = f"run {run} of {file}"
-            table[run] = place, {"base": group, **_as_mapping(settings, place)}
+        rows = [(group, place, layer), *((run, f"run {run} of {file}", row) for run, row in runs.items())]
+        for name, place, row in rows:
+            if name in table:
+                raise ValueError(f"{place} has the name of {table[name][0]}; rename one of them.")
+            table[name] = place, row if row is layer else {"base": group, **_as_mapping(row, place)}
     return table
 
 

@@ -26,39 +26,43 @@ RENAMED = {
 """New name by old name, of packages with all their names, and of single names."""
 
 
-RENAMED_OPTIONS: dict[tuple[str, Any], tuple[str, Any]] = {
-    ("optimizer", None): ("optim", None),
-    ("compile", None): ("torch_compile", None),
-    ("max_steps", None): ("stop_after_steps", None),
-    ("mixed_precision", "bf16"): ("bf16", True),
-    ("mixed_precision", "fp16"): ("fp16", True),
-    ("mixed_precision", "no"): ("bf16", False),
-    ("mixed_precision", None): ("bf16", None),
-    ("lr_scheduler_type", "plateau"): ("lr_scheduler_type", "reduce_lr_on_plateau"),
+RENAMED_OPTIONS: dict[tuple[str, Any], dict[str, Any]] = {
+    ("optimizer", None): {"optim": None},
+    ("compile", None): {"torch_compile": None},
+    ("max_steps", None): {"stop_after_steps": None},
+    ("mixed_precision", "bf16"): {"bf16": True, "fp16": False},
+    ("mixed_precision", "fp16"): {"fp16": True, "bf16": False},
+    ("mixed_precision", "no"): {"bf16": False, "fp16": False},
+    ("mixed_precision", None): {"bf16": None, "fp16": None},
+    ("lr_scheduler_type", "plateau"): {"lr_scheduler_type": "reduce_lr_on_plateau"},
 }
-"""New name and value of an option of training by its old ones; None stands for any value, which is kept."""
+"""New names and values of an option by its old ones; None stands for any value, which is kept."""
 
 OLD_OPTIONS = {name for name, _ in RENAMED_OPTIONS}
 
 
 def rename_options(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a run with the new names of options."""
-    renamed = {}
+    renamed: dict[str, Any] = {}
     for name, value in settings.items():
         text = "no" if name == "mixed_precision" and value is False else value  # YAML reads a bare no as False
         key = (name, text if isinstance(text, str) else None)
-        new, new_value = RENAMED_OPTIONS.get(key) or RENAMED_OPTIONS.get((name, None)) or (name, None)
-        renamed[new] = value if new_value is None else new_value
+        new = RENAMED_OPTIONS.get(key) or RENAMED_OPTIONS.get((name, None)) or {name: None}
+        renamed |= {new_name: value if new_value is None else new_value for new_name, new_value in new.items()}
     return renamed
 
 
 def restore_options(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a run with the old names of options, of which digests were computed."""
-    restored = {}
-    for name, value in settings.items():
-        pairs = [pair for pair, new in RENAMED_OPTIONS.items() if new in ((name, None), (name, value))]
-        old, old_value = pairs[0] if pairs else (name, None)
-        restored[old] = value if old_value is None else old_value
+    restored = dict(settings)
+    for (old, old_value), new in RENAMED_OPTIONS.items():
+        first = next(iter(new))  # must be set; the others may be missing
+        if first in restored and all(
+            value is None or restored.get(name, value) == value for name, value in new.items()
+        ):
+            value = restored[first]
+            restored = {name: kept for name, kept in restored.items() if name not in new}
+            restored[old] = value if old_value is None else old_value
     return restored
 
 

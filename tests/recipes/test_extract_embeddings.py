@@ -344,7 +344,7 @@ def test_skipping_corrupt_images_preserves_the_index_of_the_others(extract, made
 
 
 def test_half_precision_is_written_as_float32(extracted, extract):
-    rows, half = rows_of(extracted), rows_of(extract("--mixed_precision", "bf16"))
+    rows, half = rows_of(extracted), rows_of(extract("--bf16"))
     assert half["embedding"][:].dtype == torch.float32
     assert not torch.equal(half["embedding"][:], rows["embedding"][:])
     torch.testing.assert_close(half["embedding"][:], rows["embedding"][:], rtol=0.05, atol=0.05)

@@ -21,6 +21,7 @@ from hf_sphere.training import (
     find_task,
     task_names,
 )
+from hf_sphere.utils.files import write_manifest
 from hf_sphere.utils.snapshots import list_snapshots
 
 Train = Callable[..., Path]
@@ -102,6 +103,10 @@ def test_the_card_reports_the_headline_metrics(finished, results_of, task):
     results = results_of(finished)
     expected = {name: round(results[f"eval_{name}"], 6) for name in find_task(task).headline}
     assert {result.metric_type: result.metric_value for result in reported} == expected
+
+
+def test_the_card_lists_the_precision_only_if_it_is_lowered(finished):
+    assert "bf16" not in (finished / "README.md").read_text()
 
 
 def test_the_card_has_the_command_of_the_recipe(finished, quick):
@@ -204,6 +209,25 @@ def test_resuming_without_a_checkpoint_is_refused(train):
         train("--resume_from_checkpoint", "latest")
 
 
+def test_a_finished_run_is_not_resumed_with_other_settings(finished, train, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    before = contents(tmp_path / "run")
+    for words in (["--learning_rate", "1"], ["--num_train_epochs", "1"]):
+        with pytest.raises(
+            ValueError, match=f"is finished and is not trained again with other settings: {words[0][2:]} "
+        ):
+            train(*words, "--resume_from_checkpoint", "latest")
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_run_that_cannot_resume_keeps_its_settings(finished, train, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    words = ["--num_train_epochs", "3", "--lr_scheduler_type", "reduce_lr_on_plateau"]
+    with pytest.raises(CheckpointError, match="another lr_scheduler_type"):
+        train(*words, "--resume_from_checkpoint", "latest")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["num_train_epochs"] == 2
+
+
 # Divergence
 
 
@@ -299,6 +323,16 @@ def test_a_run_that_did_not_keep_its_best_model_is_not_resumed_to_load_it(train)
     train("--stop_after_steps", "10")
     with pytest.raises(CheckpointError, match=r"cannot load the best model .*/best: .* Leave out load_best"):
         train("--resume_from_checkpoint", "latest", "--load_best_model_at_end")
+
+
+def test_the_model_of_another_epoch_is_not_loaded_as_that_of_the_best_one(ruined, train, results_of, quick, tmp_path):
+    shutil.copytree(ruined, tmp_path / "run")
+    (tmp_path / "run" / "best" / "trainer_state.json").write_text('{"best_epoch": 9}')
+    write_manifest(tmp_path / "run" / "best")
+    words = [*RUINED, quick.ruinous_gamma, *quick.held_out, "--load_best_model_at_end"]
+    folder = train(*words, "--resume_from_checkpoint", "latest")
+    assert results_of(folder)["best_epoch"] is None
+    assert "The model is that of the last epoch" in (folder / "README.md").read_text()
 
 
 def test_the_card_states_on_which_data_the_epoch_was_chosen(ruined, task):

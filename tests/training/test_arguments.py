@@ -110,9 +110,9 @@ RENAMED = [
     ("optimizer: sgd", "optim", "sgd", "optimizer sgd is now optim sgd"),
     ("compile: true", "torch_compile", True, "compile True is now torch_compile true"),
     ("max_steps: 7", "stop_after_steps", 7, "max_steps 7 is now stop_after_steps 7"),
-    ("mixed_precision: bf16", "bf16", True, "mixed_precision bf16 is now bf16 true"),
-    ("mixed_precision: fp16", "fp16", True, "mixed_precision fp16 is now fp16 true"),
-    ("mixed_precision: no", "bf16", False, "mixed_precision False is now bf16 false"),
+    ("mixed_precision: bf16", "bf16", True, "mixed_precision bf16 is now bf16 true and fp16 false"),
+    ("mixed_precision: fp16", "fp16", True, "mixed_precision fp16 is now fp16 true and bf16 false"),
+    ("mixed_precision: no", "bf16", False, "mixed_precision False is now bf16 false and fp16 false"),
     (
         "lr_scheduler_type: plateau",
         "lr_scheduler_type",
@@ -124,8 +124,9 @@ RENAMED = [
 
 @pytest.mark.parametrize(("line", "name", "value", "message"), RENAMED)
 def test_an_old_option_in_yaml_is_accepted_and_the_message_has_its_new_name(config, capsys, line, name, value, message):
-    assert getattr(parse("--config", config(line))[2], name) == value
-    assert capsys.readouterr().err == f"{message}; the old name will be removed.\n"
+    file = config(line)
+    assert getattr(parse("--config", file)[2], name) == value
+    assert capsys.readouterr().err == f"{file}: {message}; the old name will be removed.\n"
 
 
 @pytest.mark.parametrize("form", ["--{}={}", "--{} {}"])
@@ -138,7 +139,18 @@ def test_an_old_option_on_the_command_line_is_accepted(capsys, form, line, name,
 def test_an_old_option_of_a_file_replaces_the_new_one_of_its_base(config, capsys):
     file = config("base: spherization/digits-lenet5-spherized\noptimizer: sgd")
     assert parse("--config", file)[2].optim == "sgd"
-    assert capsys.readouterr().err == "optimizer sgd is now optim sgd; the old name will be removed.\n"
+    assert capsys.readouterr().err == f"{file}: optimizer sgd is now optim sgd; the old name will be removed.\n"
+
+
+def test_an_option_under_its_old_and_its_new_name_is_refused(config, refusal):
+    file = config("optimizer: sgd\noptim: adam")
+    assert f"error: {file}: optimizer and optim are the same option; leave out optimizer." in refusal("--config", file)
+
+
+@pytest.mark.parametrize("old", ["bf16", "fp16", "no"])
+def test_the_old_precision_of_the_command_line_replaces_that_of_a_file(config, old):
+    for file in ("mixed_precision: fp16", "bf16: true"):
+        assert parse("--config", config(file), "--mixed-precision", old)[2].mixed_precision == old
 
 
 def test_an_old_flag_without_a_value_is_accepted():
@@ -151,8 +163,10 @@ def test_a_new_option_has_no_message(capsys):
 
 
 def test_settings_with_old_names_have_the_digest_of_before():
-    settings = {"optimizer": "sgd", "mixed_precision": "bf16", "lr_scheduler_type": "plateau", "seed": 3}
-    assert restore_options(rename_options(settings)) == settings
+    settings = {"optimizer": "sgd", "lr_scheduler_type": "plateau", "seed": 3}
+    for settings["mixed_precision"] in ("bf16", "fp16", "no", None):
+        assert restore_options(rename_options(settings)) == settings
+    assert restore_options({"bf16": True}) == {"mixed_precision": "bf16"}
 
 
 def test_options_that_transformers_has_have_its_defaults_where_no_result_depends_on_them():
@@ -173,6 +187,13 @@ def test_report_to_none_stands_for_no_tracker(name):
 
 def test_clipping_to_0_is_no_clipping():
     assert RecipeArguments(output_dir="out", max_grad_norm=0.0).max_grad_norm is None
+
+
+@pytest.mark.parametrize(
+    ("options", "precision"), [({}, None), ({"bf16": True}, "bf16"), ({"fp16": True}, "fp16"), ({"bf16": False}, "no")]
+)
+def test_no_precision_is_that_of_the_launcher_and_false_is_none(options, precision):
+    assert RecipeArguments(output_dir="out", **options).mixed_precision == precision
 
 
 def test_two_precisions_are_an_error():
@@ -316,6 +337,8 @@ NONE = "there is no configuration or file"
         ("a", "g: {runs: {a: 3}}", f"run a of {FILE} must be a mapping of arguments to values; got 3."),
         ("a", "g: {runs: [a]}", f"the runs of group g of {FILE} must be a mapping"),
         ("a", "g: [a]", f"group g of {FILE} must be a mapping of arguments to values; got ['a']."),
+        ("a", "g: {runs: {a: {}}}\nh: {runs: {a: {}}}", f"run a of {FILE} has the name of run a of {FILE}; rename"),
+        ("a", "g: {runs: {h: {}}}\nh: {runs: {a: {}}}", f"group h of {FILE} has the name of run h of {FILE}; rename"),
         ("a", "# a", f"the table {FILE} must be a mapping of arguments to values; got None."),
         ("a", "base: {lr: 1}\ng: {runs: {a: {lr: null, sed: null}}}", f"unknown key 'sed' in run a of {FILE}."),
         ("a", "base: {}\ng: {runs: {a: {sed: 1}}}", f"unknown key 'sed' in run a of {FILE}. Did you mean seed"),
@@ -350,6 +373,19 @@ def test_a_file_starts_from_its_base_and_writes_to_a_folder_of_its_own_name(tabl
     file = config("base: {}".format(config("", "other.yaml")), "loop.yaml")
     Path(config("", "other.yaml")).write_text(f"base: {file}")
     assert "its base leads back to itself" in refusal("--config", file)
+
+
+@pytest.mark.parametrize("configs", [("first", "own"), ("own", "first")])
+def test_the_output_dir_of_one_configuration_is_not_replaced_by_the_name_of_another(tables, config, configs):
+    (tables / "d.yaml").write_text(TABLE % "mnist-a")
+    files = {"first": config("output_dir: there", "first.yaml"), "own": config("base: mnist-b", "own.yaml")}
+    words = [word for name in configs for word in ("--config", files[name])]
+    assert parse_arguments((RecipeArguments,), words)[0].output_dir == "there"
+
+
+def test_a_recipe_without_an_output_dir_reads_a_file_with_a_base(config):
+    config("rotation: 5.0", "first.yaml")
+    assert parse_arguments((AugmentationOptions,), ["--config", config("base: first.yaml")])[0].rotation == 5.0
 
 
 def test_a_base_is_relative_to_the_file_that_names_it(tables, config, tmp_path, monkeypatch, refusal):

@@ -47,6 +47,7 @@ def read(folder: Path | str, name: str) -> dict:
 def prepared(*args) -> Run:
     run = start_run(*args)
     run.prepare_output_dir()
+    run.write_settings()
     return run
 
 
@@ -109,7 +110,9 @@ def test_model_in_the_output_dir_is_not_replaced(make_args, tmp_path, resume):
 
 
 def test_run_of_another_recipe_is_not_resumed(make_args):
-    start_run(make_args(), recipe="train_few_shot").prepare_output_dir()
+    run = start_run(make_args(), recipe="train_few_shot")
+    run.prepare_output_dir()
+    run.write_settings()
     with pytest.raises(FileExistsError, match="a run of train_few_shot, which train_masked_lm does not resume"):
         start_run(make_args(resume_from_checkpoint="latest"), recipe="train_masked_lm")
 
