@@ -73,6 +73,9 @@ def find_renamed(package: str, lookup: Callable[[str], Any] | None = None) -> Ca
     def find(name: str) -> Any:
         old = f"{package}.{name}"
         new = RENAMED.get(old)
+        if name == "__all__" and package in RENAMED:
+            rows = [row.removeprefix(f"{package}.") for row in RENAMED if row.startswith(f"{package}.")]
+            return [*rows, *importlib.import_module(RENAMED[package]).__all__]
         if new is None and package in RENAMED and not name.startswith("_"):
             new = f"{RENAMED[package]}.{name}"
         if new is None:
