@@ -165,8 +165,6 @@ def to_argv(values: Mapping[str, Any]) -> list[str]:
     for key, value in values.items():
         if value is None:
             continue
-        if key == "mixed_precision" and value is False:
-            value = "no"  # YAML parses a bare `no` as False
         if isinstance(value, list):
             items = [str(item) for item in value]
             for item in items:
