@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args, data_args = parse_arguments((RobustnessArguments, ImageSourceOptions), argv, __doc__ or "")
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     with keyboard_interrupts():
-        measure(args, data_args, given=given_arguments(argv))
+        measure(args, data_args, passed=given_arguments(argv))
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def keyboard_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set[str]) -> None:
+def measure(args: RobustnessArguments, data_args: ImageSourceOptions, passed: set[str]) -> None:
     """Measure the accuracies and write the results."""
     import transformers
 
@@ -136,7 +136,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
         raise ValueError(f"this recipe needs a single process; got {accelerator.num_processes}. Start it with python.")
     run = find_run(name)
     classifier = load_classifier(name)
-    data_seed = adopt_settings(args, data_args, run, classifier, given)
+    data_seed = adopt_settings(args, data_args, run, classifier, passed)
     folder = run or Path(name)
     snapshots: list[Any] = args.snapshots or (list_snapshots(folder) if folder.is_dir() else [])
     settings = asdict(data_args) | asdict(args) | {"data_seed": data_seed}
@@ -198,7 +198,7 @@ def adopt_settings(
     data_args: ImageSourceOptions,
     run: Path | None,
     classifier: "Classifier",
-    given: set[str],
+    passed: set[str],
 ) -> int:
     """Fill in data arguments that were not passed, from the training run or the model; return the data seed."""
     from hf_sphere.training.output_dir import read_settings
@@ -208,10 +208,10 @@ def adopt_settings(
         settings = read_settings(run) or {}
         if "train_classes" in settings or "value_column_name" in settings:
             raise ValueError(f"{run} is not a run of train_image_classification.py; other tasks have no accuracy.")
-    elif "dataset_name" not in given:
+    elif "dataset_name" not in passed:
         raise ValueError("the model is not in the folder of a training run; set its dataset with --dataset_name.")
     for one in fields(data_args):
-        if one.name in settings and one.name not in given | {"cache_dir"}:  # which may be a folder of another machine
+        if one.name in settings and one.name not in passed | {"cache_dir"}:  # which may be a folder of another machine
             setattr(data_args, one.name, settings[one.name])
     data_args.fill(classifier.preprocessing)
     return settings.get("seed", args.seed)
