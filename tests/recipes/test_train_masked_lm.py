@@ -240,7 +240,7 @@ def test_invalid_arguments_are_refused(train, words, message):
         (["--fit_spherization"], "fit_spherization is for spherized models; add --spherized"),
         (["--spherized_layers", "0"], "spherized_layers is for spherized models"),
         (["--spherization_kwargs", "{radius: 2}"], "spherization_kwargs is for spherized models"),
-        (["--spherized", FIT, "--from_scratch"], "from_scratch trains a new one; use only one of them"),
+        (["--spherized", FIT, "--from_scratch"], "from_scratch has none; use only one of them"),
         (["--fit_tokens", "9"], "fit_tokens needs --fit_spherization"),
         (["--objective", "reconstruction", "--whole_word_masking"], "objective reconstruction masks no tokens"),
         (["--label_smoothing_factor", "0.1"], "language models do not support label_smoothing_factor"),

@@ -60,13 +60,10 @@ class TextModelArguments(Arguments):
         super().__post_init__()
         if not self.spherized:
             names = ("spherized_layers", "spherization_kwargs", "fit_spherization")
-            stated = [name for name in names if getattr(self, name)]
-            if stated:
+            if stated := [name for name in names if getattr(self, name)]:
                 raise ValueError(f"{', '.join(stated)} is for spherized models; add --spherized, or leave it out.")
         if self.fit_spherization and self.from_scratch:
-            raise ValueError(
-                "fit_spherization needs a trained model, and from_scratch trains a new one; use only one of them."
-            )
+            raise ValueError("fit_spherization needs trained weights, and from_scratch has none; use only one of them.")
         if self.fit_tokens is not None and not self.fit_spherization:
             raise ValueError("fit_tokens needs --fit_spherization; add it, or leave fit_tokens out.")
 
@@ -193,8 +190,7 @@ def fit_to_plain_model(model: Any, args: TextModelArguments, text: "TextData") -
         reference = load_model(AutoModel, args.model_name_or_path, dtype=torch.float32).to(model.device)
     finally:
         logging.set_verbosity(verbosity)
-    tokens = FIT_TOKENS if args.fit_tokens is None else args.fit_tokens
-    return models.fit_spherization(model, reference, text.train.epoch(), max_tokens=tokens)
+    return models.fit_spherization(model, reference, text.train.epoch(), max_tokens=args.fit_tokens or FIT_TOKENS)
 
 
 def choose_block_length(requested: int | None, model: Any, tokenizer: Any) -> int:
