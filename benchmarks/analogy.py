@@ -3,7 +3,7 @@
 python benchmarks/analogy.py --encoder sentence-transformers/all-MiniLM-L6-v2 --dataset relbert/analogy_questions
 
 Writes `results/analogy.json`. Without an encoder, a random BERT of the same size with a word-level tokenizer is used;
-without a data set, the golden questions. `--quick` uses two questions instead of ten.
+without a dataset, the golden questions. `--quick` uses two questions instead of ten.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 python benchmarks/few_shot.py [--dataset_name <folder>]
 
-The data set must have columns `image` and `label` and at least 20 images of each class; by default, a copy in
+The dataset must have columns `image` and `label` and at least 20 images of each class; by default, a copy in
 `../shared/data` is used if there is one, and otherwise synthetic images of the shape of Omniglot. An epoch is that of
 the paper (100 training and 500 validation episodes), scaled down in proportion. A fifth of the classes are for
 validation. On a CPU the library saves time outside of training: the usual loop decodes and embeds an image in each

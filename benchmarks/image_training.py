@@ -2,7 +2,7 @@
 
 python benchmarks/image_training.py [--dataset_name ylecun/mnist]
 
-The first part times an epoch of spherized LeNet-5 with the library and with a usual DataLoader loop. The data set must
+The first part times an epoch of spherized LeNet-5 with the library and with a usual DataLoader loop. The dataset must
 have 28 x 28 gray images; by default, a copy in `../shared/data` is used if there is one, and otherwise 60,000 synthetic
 images. The second part times ResNet-20 on batches of CIFAR-10's shape; an epoch of CIFAR-10 has 391 of them.
 """

@@ -2,7 +2,7 @@
 
 python benchmarks/interactive_sphere.py [--dataset_name ylecun/mnist]
 
-Uses the test images of the data set, or synthetic ones of the shape of MNIST if there is none. The points form one
+Uses the test images of the dataset, or synthetic ones of the shape of MNIST if there is none. The points form one
 cluster per class. Time is measured from the start of the navigation to the first complete frame, in a headless Chromium
 that renders WebGL in software, with a new page each time. Other processes slow it down; the results contain the system
 load.
@@ -33,7 +33,7 @@ ROUNDS = 5
 
 
 def load_images(name: str | None) -> tuple[Tensor, Tensor]:
-    """Load test images uint8 (N, C, H, W) and labels (N,) of a data set, or generate some: bright strokes on black."""
+    """Load test images uint8 (N, C, H, W) and labels (N,) of a dataset, or generate some: bright strokes on black."""
     if not name and not LOCAL.is_dir():
         generator = torch.Generator().manual_seed(0)
         smooth = F.interpolate(torch.randn(COUNT, 1, 7, 7, generator=generator), (28, 28), mode="bicubic")

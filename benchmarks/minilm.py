@@ -237,7 +237,7 @@ def folder_name(setting: str) -> str:
 
 
 def local(name: str) -> str:
-    """Return the folder of a data set beside the repository if there is one, else its name on the Hub."""
+    """Return the folder of a dataset beside the repository if there is one, else its name on the Hub."""
     return str(DATA / name) if (DATA / name).is_dir() else name
 
 

@@ -6,8 +6,8 @@ python benchmarks/ood.py --dataset_name uoft-cs/cifar10 --far brendenlake/omnigl
 
 Without `--models`, LeNet-5 is trained on eight of the ten classes by the recipe, for each head and seed; the other two
 depend on the seed. Unknown options, such as `--backbone`, are passed to the recipe. With `--models`, all models below
-the folder are measured; they must not know all classes of the data set.
-The near images are the test images of the classes that the model does not know, the far ones those of other data sets.
+the folder are measured; they must not know all classes of the dataset.
+The near images are the test images of the classes that the model does not know, the far ones those of other datasets.
 Scores are fitted to training images of the known classes. Results are written to `results/<name>.json`; finished models
 in the output folder are neither trained nor measured again. About one core-minute per model.
 """

@@ -159,7 +159,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], metavar="ENTRY", help="run only these entries")
     parser.add_argument("--device", choices=["cpu", "gpu"], help="default: gpu if there is one")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time on the CPU")
-    parser.add_argument("--data_dir", type=Path, help="local data sets (default: ../shared/data if it exists)")
+    parser.add_argument("--data_dir", type=Path, help="local datasets (default: ../shared/data if it exists)")
     parser.add_argument("--work_dir", type=Path, default=ROOT / "outputs" / "reproduce", help="checkpoints of the runs")
     parser.add_argument("--results_dir", type=Path, default=RESULTS, help="results files")
     parser.add_argument("--queue", type=Path, default=QUEUE, help="entries")

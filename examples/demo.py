@@ -61,7 +61,7 @@ def train(kind: str, output_dir: Path) -> None:
 
 @torch.inference_mode()
 def draw(model_dir: Path, dataset, path: Path) -> None:
-    """Draw the embeddings of a data set."""
+    """Draw the embeddings of a dataset."""
     model = AutoModelForImageClassification.from_pretrained(model_dir).eval()
     processor = AutoImageProcessor.from_pretrained(model_dir)
     points = model(**processor(list(dataset["image"]), return_tensors="pt")).embeddings

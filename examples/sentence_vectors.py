@@ -27,7 +27,7 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
 def local(name: str) -> str:
-    """Return the folder of a data set beside the repository if there is one, else its name on the Hub."""
+    """Return the folder of a dataset beside the repository if there is one, else its name on the Hub."""
     return str(DATA / name) if (DATA / name).is_dir() else name
 
 
@@ -48,13 +48,14 @@ def main() -> None:
 
     k_means = SphericalKMeans(args.articles, n_init=3, random_state=0).fit(points)
     mixture = VonMisesFisherMixture(args.articles, concentration_type="shared", n_init=3, random_state=0).fit(points)
-    for name, found in (("spherical k-means", k_means.labels_), ("mixture", mixture.labels_)):
-        nmi, ari = (metric(labels, found) for metric in (normalized_mutual_info_score, adjusted_rand_score))
+    for name, predicted in (("spherical k-means", k_means.labels_), ("mixture", mixture.labels_)):
+        nmi, ari = (metric(labels, predicted) for metric in (normalized_mutual_info_score, adjusted_rand_score))
         print(f"{name:<20}NMI {nmi:.3f}   ARI {ari:.3f}   (against the articles)")
     print(f"concentration of the mixture {float(mixture.concentrations_[0]):.0f} in {points.shape[1]} dimensions\n")
 
-    known, last = labels < args.articles // 2, torch.arange(len(labels)) % 3 == 0
-    train, inside, near = (Outputs(points[part], labels=labels[part]) for part in (known & ~last, known & last, ~known))
+    is_known, last = labels < args.articles // 2, torch.arange(len(labels)) % 3 == 0
+    masks = is_known & ~last, is_known & last, ~is_known
+    train, inside, near = (Outputs(points[mask], labels=labels[mask]) for mask in masks)
     detectors = {name: OODDetector(name) for name in ("mahalanobis", "vmf")}  # need no logits
     detectors |= {f"knn, k={k}": OODDetector("knn", k=k) for k in (1, 5)}
     print(compare_scores(train, inside, {"other articles": near, "pairs of words": Outputs(far)}, detectors))

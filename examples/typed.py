@@ -6,7 +6,7 @@ python examples/typed.py
 import torch
 from torch import Tensor, nn
 
-from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere import SphereBertConfig, SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.cluster import SphericalKMeans
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry import spherize
@@ -61,6 +61,7 @@ def main() -> None:
     clusters = SphericalKMeans(3, random_state=0).fit(embeddings.numpy()).labels_
     detector = OODDetector(score="knn", k=5).fit_embeddings(embeddings[:32])
     print(direction.shape, len(set(clusters.tolist())), detector.score_embeddings(embeddings[32:]).shape)
+    print(SphereBertConfig(num_hidden_layers=3, spherized_layers=[-1]).spherized_layer_indices)
     config = SphereVisionConfig(backbone="lenet5", head="cosine", num_channels=1, image_size=28, num_labels=10)
     print(SphereVisionForImageClassification(config).config.head)
 

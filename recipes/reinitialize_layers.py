@@ -164,7 +164,7 @@ def adopt_settings(
     data_args: ImageSourceOptions,
     run: Path | None,
     classifier: "Classifier",
-    given: set[str],
+    passed: set[str],
 ) -> int:
     """Fill in data arguments that were not passed, from the training run or the model; return the data seed."""
     settings: dict[str, Any] = {}
@@ -172,10 +172,10 @@ def adopt_settings(
         settings = output_dir.read_settings(run) or {}
         if "train_classes" in settings or "value_column_name" in settings:
             raise ValueError(f"{run} is not a run of train_image_classification.py; other tasks have no accuracy.")
-    elif "dataset_name" not in given:
+    elif "dataset_name" not in passed:
         raise ValueError("the model is not in the folder of a training run; set its dataset with --dataset_name.")
     for one in fields(data_args):
-        if one.name in settings and one.name not in given | {"cache_dir"}:  # which may be a folder of another machine
+        if one.name in settings and one.name not in passed | {"cache_dir"}:  # which may be a folder of another machine
             setattr(data_args, one.name, settings[one.name])
     data_args.fill(classifier.preprocessing)
     return settings.get("seed", args.seed)

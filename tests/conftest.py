@@ -46,7 +46,7 @@ def real_data() -> Callable[[str], Path]:
     def find(name: str) -> Path:
         folder = ROOT.parent / "shared" / "data" / name
         if not folder.is_dir():
-            pytest.skip(f"needs the data set {name} in {folder}")
+            pytest.skip(f"needs the dataset {name} in {folder}")
         return folder
 
     return find

@@ -70,3 +70,12 @@ def test_names_of_before_are_importable(name):
         value = getattr(importlib.import_module(module), attribute)
     moved = name in RENAMED or module in RENAMED
     assert (value is not None, [str(m.message).split(" is now ")[0] for m in messages]) == (True, [name] * moved)
+
+
+@pytest.mark.parametrize("package", ["analysis", "embeddings"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_star_import_of_an_old_package_has_its_names(package):
+    names: dict[str, object] = {}
+    exec(f"from hf_sphere.{package} import *", names)
+    before = (ROOT / "tests" / "golden" / "public_names.txt").read_text()
+    assert set(re.findall(rf"^hf_sphere\.{package}\.(\w+)$", before, re.M)) <= set(names)

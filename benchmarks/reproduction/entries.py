@@ -71,7 +71,7 @@ class Entry:
         exceptions: Rules of `reproduction.rules` that the comparisons of these runs, or this tuning, break, with the
             reasons.
         after: Recipes that run after training, with the placeholders `{model}` (output folder of the training),
-            `{folder}` (folder for other results) and `{<Hub id>}` (a data set).
+            `{folder}` (folder for other results) and `{<Hub id>}` (a dataset).
 
     Raises:
         QueueError: If a value is invalid.

@@ -48,14 +48,14 @@ class Places:
 
     Attributes:
         work: Output folders of the runs, with their checkpoints.
-        data: Folder with local copies of data sets, named as on the Hub; others are loaded from the Hub.
+        data: Folder with local copies of datasets, named as on the Hub; others are loaded from the Hub.
     """
 
     work: Path
     data: Path | None
 
     def dataset(self, name: str) -> str:
-        """Return the local copy of a data set, or its name."""
+        """Return the local copy of a dataset, or its name."""
         local = self.data / name if self.data is not None else None
         return str(local.resolve()) if local is not None and local.is_dir() else name
 

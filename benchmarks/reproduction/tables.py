@@ -130,7 +130,7 @@ class Source:
         return next((name for name in config_names() if name.endswith(f"/{group}")), None)
 
     def dataset(self, group: str) -> str:
-        """Return the data set of a planned group."""
+        """Return the dataset of a planned group."""
         run = self.planned[group][0]
         return str((read_settings(run.config) | run.overrides()).get("dataset_name", "digits"))
 

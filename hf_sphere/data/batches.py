@@ -112,7 +112,7 @@ class ImageBatches(IterableDataset):
 
     def __len__(self) -> int:
         """Batches per epoch and process."""
-        count = self._share()
+        count = self._num_local()
         # Batch norm cannot train on a single image, so a training batch of one is dropped (unless it is the only one).
         leftover_of_one = self.shuffle and count % self.batch_size == 1 and count > self.batch_size
         return math.ceil(count / self.batch_size) - leftover_of_one
@@ -141,15 +141,15 @@ class ImageBatches(IterableDataset):
         """Images in the batches of an epoch, over all processes, with repetitions."""
         if not self.shuffle and self._episodes is None:
             return len(self.labels)
-        return min(self._share(), len(self) * self.batch_size) * self.num_processes
+        return min(self._num_local(), len(self) * self.batch_size) * self.num_processes
 
     def epoch(self, epoch: int = 0, *, start: int = 0, augment: bool = True) -> Iterator[dict[str, Tensor]]:
         """Yield the batches of an epoch, starting with batch `start`; augmented only if `augment` is set."""
         batches = list(self._order(epoch).split(self.batch_size))[start : len(self)]
-        for number, (images, indices) in enumerate(zip(self._fetch(batches), batches, strict=True), start):
+        for step, (images, indices) in enumerate(zip(self._fetch(batches), batches, strict=True), start):
             if self.augmentation is not None and augment:
                 mirrored = (self._flips[indices] + epoch) % 2 == 1 if self.augmentation.alternating_flip else None
-                images = self.augmentation(images, self._generator(epoch, number), mirrored)
+                images = self.augmentation(images, self._generator(epoch, step), mirrored)
             used = indices.to(self.device)
             batch = {"pixel_values": self._normalize(images), "labels": self.labels[used]}
             if self.regression_labels is not None:
@@ -196,7 +196,7 @@ class ImageBatches(IterableDataset):
         """Number of consecutive images that a process gets at a time: an episode, or one image."""
         return 1 if self._episodes is None else self._episodes.episodes.size
 
-    def _share(self) -> int:
+    def _num_local(self) -> int:
         if self._episodes is not None:
             return self._episodes.num_episodes * self._episodes.episodes.size
         if self.shuffle:
@@ -211,8 +211,8 @@ class ImageBatches(IterableDataset):
             order = shuffled(len(order), mix_seed(self.seed, epoch), self.num_processes, self._weights)
         return order[self.process_index :: self.num_processes]
 
-    def _generator(self, epoch: int, number: int) -> torch.Generator:
-        return torch.Generator().manual_seed(mix_seed(self.seed, epoch, number + 1, self.process_index))
+    def _generator(self, epoch: int, step: int) -> torch.Generator:
+        return torch.Generator().manual_seed(mix_seed(self.seed, epoch, step + 1, self.process_index))
 
 
 class ImagesInMemory(ImageBatches):

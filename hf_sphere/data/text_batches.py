@@ -178,7 +178,7 @@ class TextBatches:
 
     def __len__(self) -> int:
         """Batches per epoch and process."""
-        return math.ceil(self._share() / self.batch_size)
+        return math.ceil(self._num_local() / self.batch_size)
 
     @property
     def num_examples(self) -> int:
@@ -193,7 +193,7 @@ class TextBatches:
     @property
     def examples_per_epoch(self) -> int:
         """Blocks in the batches of an epoch, over all processes, with repetitions."""
-        return self._share() * self.num_processes if self.shuffle else len(self.tokens)
+        return self._num_local() * self.num_processes if self.shuffle else len(self.tokens)
 
     def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[dict[str, Tensor]]:
         """Yield the batches of an epoch, starting with batch `start`, int64."""
@@ -224,7 +224,7 @@ class TextBatches:
         first, last = (tokens.new_tensor(ids).expand(len(tokens), -1) for ids in (before, after))
         return torch.cat([first, tokens, last], dim=1)
 
-    def _share(self) -> int:
+    def _num_local(self) -> int:
         if self.shuffle:
             return math.ceil(len(self.tokens) / self.num_processes)
         return len(range(self.process_index, len(self.tokens), self.num_processes))

@@ -81,16 +81,16 @@ def fit_calibration(
     options = {"maxiter": 1000, "ftol": 1e-15, "gtol": 1e-9}
     best = minimize(objective, np.zeros(len(bounds)), jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
     temperatures, shift = np.exp(-best[:width]).tolist(), (best[width:] - best[width:].mean()).tolist()
-    found: dict[str, Any] = {"temperature": temperatures, "shift": shift}
+    fitted: dict[str, Any] = {"temperature": temperatures, "shift": shift}
     if kind == "temperature":
-        found = {"temperature": temperatures[0]}
+        fitted = {"temperature": temperatures[0]}
     if count < FEWEST_EXAMPLES:
         few = f"the calibration rests on {count} examples; below {FEWEST_EXAMPLES} it is uncertain. Hold out more."
         warnings.warn(few, stacklevel=2)
-    if is_harmful(logits, labels, found):
+    if is_harmful(logits, labels, fitted):
         worse = "increases the negative log-likelihood of the labels that it is fitted to"
         warnings.warn(f"the calibration {worse}; do not use it.", stacklevel=2)
-    return found
+    return fitted
 
 
 def is_harmful(logits: Tensor, labels: Tensor, calibration: dict[str, Any]) -> bool:

@@ -58,7 +58,7 @@ _FREE_TO_CHANGE = {
     *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "stop_after_steps"),
     *("dataloader_num_workers", "push_to_hub", "hub_model_id", "early_stopping_patience", "load_best_model_at_end"),
     *("radial_logging_steps", "preprocessing_num_workers", "snapshot_epochs", "snapshot_until"),
-    *("test_time_flips", "calibrate", "license"),
+    *("test_time_flips", "calibrate", "fit_spherization", "license"),
 }
 
 _OF_THE_MODEL = {

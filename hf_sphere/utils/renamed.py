@@ -34,6 +34,9 @@ RENAMED_OPTIONS: dict[tuple[str, Any], dict[str, Any]] = {
     ("mixed_precision", "fp16"): {"fp16": True, "bf16": False},
     ("mixed_precision", "no"): {"bf16": False, "fp16": False},
     ("mixed_precision", None): {"bf16": None, "fp16": None},
+    ("calibrate", True): {"fit_spherization": True},  # of language models; that of images has texts
+    ("calibrate", False): {"fit_spherization": False},
+    ("calibration_tokens", None): {"fit_tokens": None},
     ("lr_scheduler_type", "plateau"): {"lr_scheduler_type": "reduce_lr_on_plateau"},
 }
 """New names and values of an option by its old ones; None stands for any value, which is kept."""
@@ -45,8 +48,9 @@ def rename_options(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of a run with the new names of options."""
     renamed: dict[str, Any] = {}
     for name, value in settings.items():
-        text = "no" if name == "mixed_precision" and value is False else value  # YAML reads a bare no as False
-        key = (name, text if isinstance(text, str) else None)
+        word = {"true": True, "false": False}.get(str(value).lower(), value)  # on a command line
+        word = "no" if name == "mixed_precision" and word is False else word  # YAML reads a bare no as False
+        key = (name, word if isinstance(word, (str, bool)) else None)
         new = RENAMED_OPTIONS.get(key) or RENAMED_OPTIONS.get((name, None)) or {name: None}
         renamed |= {new_name: value if new_value is None else new_value for new_name, new_value in new.items()}
     return renamed
@@ -77,6 +81,9 @@ def find_renamed(package: str, lookup: Callable[[str], Any] | None = None) -> Ca
     def find(name: str) -> Any:
         old = f"{package}.{name}"
         new = RENAMED.get(old)
+        if name == "__all__" and package in RENAMED:
+            rows = [row.removeprefix(f"{package}.") for row in RENAMED if row.startswith(f"{package}.")]
+            return [*rows, *importlib.import_module(RENAMED[package]).__all__]
         if new is None and package in RENAMED and not name.startswith("_"):
             new = f"{RENAMED[package]}.{name}"
         if new is None:

@@ -324,7 +324,7 @@ def _train_in_two_processes(rank: int, port: int, folder: str) -> None:
     optimizer = torch.optim.SGD([weight for loss in both for weight in loss.parameters()], lr=0.1)
     for step in range(2):
         optimizer.zero_grad()
-        # The processes can have batches of different data sets.
+        # The processes can have batches of different datasets.
         adapted[(rank + step) % 2]([{"x": torch.randn(5, 6)}], LABELS).backward()
         for callback in callbacks:
             callback.on_pre_optimizer_step(None, None, None)

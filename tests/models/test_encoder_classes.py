@@ -72,6 +72,15 @@ def test_a_version_of_transformers_that_builds_other_classes_is_an_error(monkeyp
         BERT.model()
 
 
+@every_class
+def test_a_constructor_with_a_decorator_of_another_file_is_an_error(encoder, task, monkeypatch):
+    plain, kind = encoder.plain_class(task), encoder.model_class(task)
+    original = plain.__init__
+    monkeypatch.setattr(plain, "__init__", lambda self, *args, **kwargs: original(self, *args, **kwargs))
+    with pytest.raises(RuntimeError, match="has layers that are not spherized"):
+        kind(encoder.config())
+
+
 @every_encoder
 def test_spherized_feed_forward_matches_the_formula(encoder):
     model = encoder.model(spherized_layers=[1], spherization_scaling=2.0, spherization_delta=0.1)

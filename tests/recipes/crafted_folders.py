@@ -179,7 +179,7 @@ ODD: dict[str, dict[str, Change]] = {
             tensor(EMBEDDINGS, "embeddings", lambda old: {"embeddings": old, "x": old.clone()})
         ),
         "missing photos": by_stranger(edit(ABOUT, sources=[["/nowhere", None]])),
-        "a hub data set": by_stranger(edit(ABOUT, sources=[["nobody/nothing", "train"]])),
+        "a hub dataset": by_stranger(edit(ABOUT, sources=[["nobody/nothing", "train"]])),
     },
     "embeddings": {
         **specials("embeddings.json"),
@@ -215,7 +215,7 @@ ODD: dict[str, dict[str, Change]] = {
     },
     "prototypes": {"unnormalized": tensor("prototypes.safetensors", "prototypes", lambda old: old * 3)},
     "photos": {
-        # Only an index refuses them: `datasets` opens what the table of a data set names.
+        # Only an index refuses them: `datasets` opens what the table of a dataset names.
         "a path outside in parquet": dataset({"path": "<secret>"}),
         "a relative path outside in parquet": dataset({"path": "../secret/secret.png"}),
         "a URL in parquet": dataset({"path": "file://<secret>"}),

@@ -204,7 +204,7 @@ def enormous(folder: Path) -> None:
 
 
 def dataset(*rows: dict[str, Any]) -> Change:
-    """Return a function that makes the folder a data set of images in a parquet file."""
+    """Return a function that makes the folder a dataset of images in a parquet file."""
 
     def change(folder: Path) -> None:
         shutil.rmtree(folder)

@@ -36,7 +36,7 @@ CORRUPTIONS = [name for name in NAMES if name.parent.name == "corruptions"]
 RUNS = [name for name in NAMES if name not in (*LANGUAGE, *CORRUPTIONS)]
 """Runs that train on images."""
 
-# Description of the data sets: image column, label column, array shape for PIL, number of classes.
+# Description of the datasets: image column, label column, array shape for PIL, number of classes.
 DATA = {
     "ylecun/mnist": ("image", "label", (28, 28), 10),
     "zalando-datasets/fashion_mnist": ("image", "label", (28, 28), 10),
@@ -56,7 +56,7 @@ DATA = {
     "data/prepared/cub": ("image", "label", (24, 24, 3), 6),
 }
 OPEN_SETS = {f"data/prepared/{name}" for name in ("sop", "omniglot", "mini_imagenet", "tiered_imagenet", "cub")}
-"""Data sets whose splits have disjoint classes."""
+"""Datasets whose splits have disjoint classes."""
 IMAGES_OF_A_CLASS = dict.fromkeys(OPEN_SETS - {"data/prepared/sop"}, 4)
 """Images per class in each split, where it is not one: few-shot episodes use several images per class."""
 

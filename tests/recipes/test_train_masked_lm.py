@@ -25,10 +25,13 @@ from transformers import (
 
 from hf_sphere.data import TextDataOptions, load_text_data
 from hf_sphere.training.tasks import masked_lm
+from hf_sphere.utils.arguments import parse_arguments
+from hf_sphere.utils.renamed import rename_options, restore_options
 
 Train = Callable[..., Path]
 
 SPHERIZED = ["--spherized", "--spherized_layers", "-1", "--spherization_kwargs", "{scaling: 5.0, radius: 5.0}"]
+FIT = "--fit_spherization"
 
 
 @pytest.fixture(scope="module")
@@ -158,12 +161,21 @@ def test_an_encoder_without_a_head_gets_a_new_one(train, tiny_bert, tmp_path, re
 
 
 def test_data_dependent_initialization_starts_closer_to_the_plain_model(train, results_of):
-    words = ["--num_train_epochs", "0", "--calibration_tokens", "4000"]
-    plain, spherized, calibrated = (
-        results_of(train(*extra, *words[: 2 if "--calibrate" not in extra else 4], name=str(number)))["eval_loss"]
-        for number, extra in enumerate(([], SPHERIZED, [*SPHERIZED, "--calibrate"]))
+    words = ["--num_train_epochs", "0", "--fit_tokens", "4000"]
+    plain, spherized, fitted = (
+        results_of(train(*extra, *words[: 4 if FIT in extra else 2], name=str(number)))["eval_loss"]
+        for number, extra in enumerate(([], SPHERIZED, [*SPHERIZED, FIT]))
     )
-    assert abs(calibrated - plain) < 0.2 * abs(spherized - plain)
+    assert abs(fitted - plain) < 0.2 * abs(spherized - plain)
+
+
+def test_old_options_of_the_fit_are_accepted_and_keep_digests():
+    old = {"calibrate": True, "calibration_tokens": 9}
+    words = ["--model_name_or_path", "any", "--spherized", "--calibrate", "--calibration_tokens", "9"]
+    (arguments,) = parse_arguments([masked_lm.TextModelArguments], words)
+    assert (arguments.fit_spherization, arguments.fit_tokens) == (True, 9)
+    assert restore_options(rename_options(old)) == old
+    assert rename_options({"calibrate": "temperature"}) == {"calibrate": "temperature"}  # of image classification
 
 
 # Objectives
@@ -193,9 +205,9 @@ RANDOM = [*SPHERIZED, "--whole_word_masking"]
 
 
 def test_resuming_does_not_repeat_the_data_dependent_initialization(train, monkeypatch):
-    words = [*SPHERIZED, "--calibrate", "--calibration_tokens", "4000", "--num_train_epochs", "1"]
+    words = [*SPHERIZED, FIT, "--fit_tokens", "4000", "--num_train_epochs", "1"]
     train(*words, "--stop_after_steps", "3")
-    monkeypatch.setattr(masked_lm, "calibrate", lambda *_: pytest.fail("calibrated twice"))
+    monkeypatch.setattr(masked_lm, "fit_to_plain_model", lambda *_: pytest.fail("fitted twice"))
     train(*words, "--resume_from_checkpoint", "latest")
 
 
@@ -213,7 +225,7 @@ def test_resuming_does_not_repeat_the_data_dependent_initialization(train, monke
         ),
         (["--spherized", "--spherized_layers", "2"], "contains layer 2, but the encoder has 2 layers"),
         (["--text_column_name", "words"], "no text column 'words'"),
-        (["--spherized", "--calibrate", "--max_train_samples", "2"], "too few tokens: at least 65"),
+        (["--spherized", "--fit_spherization", "--max_train_samples", "2"], "too few tokens: at least 65"),
     ],
     ids=lambda value: " ".join(value[-2:]).strip("-") if isinstance(value, list) else "",
 )
@@ -225,11 +237,11 @@ def test_invalid_arguments_are_refused(train, words, message):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--calibrate"], "calibrate is for spherized models; add --spherized"),
+        (["--fit_spherization"], "fit_spherization is for spherized models; add --spherized"),
         (["--spherized_layers", "0"], "spherized_layers is for spherized models"),
         (["--spherization_kwargs", "{radius: 2}"], "spherization_kwargs is for spherized models"),
-        (["--spherized", "--calibrate", "--from_scratch"], "from_scratch trains a new one; use only one of them"),
-        (["--calibration_tokens", "9"], "calibration_tokens needs --calibrate"),
+        (["--spherized", FIT, "--from_scratch"], "from_scratch has none; use only one of them"),
+        (["--fit_tokens", "9"], "fit_tokens needs --fit_spherization"),
         (["--objective", "reconstruction", "--whole_word_masking"], "objective reconstruction masks no tokens"),
         (["--label_smoothing_factor", "0.1"], "language models do not support label_smoothing_factor"),
         (["--loss_reduction", "sum"], "language models do not support loss_reduction sum"),

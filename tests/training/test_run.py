@@ -283,8 +283,8 @@ SHORTAGES = {
     "the disk or its quota is full: [Errno 28] No space left on device: 'a.csv'.": (
         OSError(errno.ENOSPC, "No space left on device", "a.csv")
     ),
-    "the disk or its quota is full: x cannot be read as a data set.": (
-        caused(ValueError("x cannot be read as a data set."), OSError(errno.EDQUOT, "Disk quota exceeded"))
+    "the disk or its quota is full: x cannot be read as a dataset.": (
+        caused(ValueError("x cannot be read as a dataset."), OSError(errno.EDQUOT, "Disk quota exceeded"))
     ),
     "not enough memory: out of memory, its own cause.": OWN_CAUSE,
     "not enough memory: [Errno 12] Cannot allocate memory.": OSError(errno.ENOMEM, "Cannot allocate memory"),

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from hf_sphere.models import REQUIRES
 
 
-@dataclass(kw_only=True, repr=False, eq=False)  # the configuration classes define their own
+@dataclass(init=False, repr=False, eq=False)  # the configuration classes have their own
 class SphereEncoderConfigMixin:
     """Fields of the configurations of spherized encoders, in addition to those of the plain encoder.
 

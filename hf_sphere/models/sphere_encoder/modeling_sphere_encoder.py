@@ -115,7 +115,7 @@ class SphereEncoderMixin(PreTrainedModel):
         else:
             layers = config.spherized_layer_indices
             classes = {
-                name: _in_layers(layers, constructor.__globals__[name], spherized)
+                name: _in_layers(layers, constructor.__globals__.get(name), spherized)
                 for name, spherized in self.feed_forward_classes.items()
             }
         _construct(constructor, classes, config, *args, **kwargs)
@@ -126,10 +126,10 @@ class SphereEncoderMixin(PreTrainedModel):
         Subclasses with a constructor of their own call this a second time.
         """
         spherical = names_kept_in_float32(self)
+        if len(spherical) < len(self.config.spherized_layer_indices):
+            version = "this version of transformers builds the layers in a way that is not supported"
+            raise RuntimeError(f"{type(self).__name__} has layers that are not spherized: {version}.")
         if self.base_model is self:
-            if len(spherical) < len(self.config.spherized_layer_indices):
-                version = "this version of transformers builds the layers in a way that is not supported"
-                raise RuntimeError(f"{type(self).__name__} has layers that are not spherized: {version}.")
             layers, name = (re.escape(path) for path in (self.layers_path, self.plain_map_path))
             # The plain maps of spherized layers in a checkpoint have no use here.
             unused = {rf"{layers}\.{index}\.{name}\." for index in self.config.spherized_layer_indices}

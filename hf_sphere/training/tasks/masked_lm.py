@@ -29,7 +29,7 @@ SETTINGS = {
 }
 """Names of configuration settings by option of the spherization."""
 
-CALIBRATION_TOKENS = 16_384
+FIT_TOKENS = 16_384
 LONGEST_BLOCK = 512
 
 
@@ -51,25 +51,21 @@ class TextModelArguments(Arguments):
     spherization_kwargs: Options = argument(
         Options, "Options of the spherization, a mapping: scaling, radius, delta, learn_scaling, learn_radius."
     )
-    calibrate: bool = argument(
+    fit_spherization: bool = argument(
         False, "Before training, fit the spherized layers' new output maps to the plain model on training text."
     )
-    calibration_tokens: int | None = argument(
-        None, f"Tokens of training text to fit them on; {CALIBRATION_TOKENS:,} if not set.", ge=1
-    )
+    fit_tokens: int | None = argument(None, f"Tokens of training text to fit them on; {FIT_TOKENS:,} if not set.", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.spherized:
-            stated = [name for name in ("spherized_layers", "spherization_kwargs", "calibrate") if getattr(self, name)]
-            if stated:
+            names = ("spherized_layers", "spherization_kwargs", "fit_spherization")
+            if stated := [name for name in names if getattr(self, name)]:
                 raise ValueError(f"{', '.join(stated)} is for spherized models; add --spherized, or leave it out.")
-        if self.calibrate and self.from_scratch:
-            raise ValueError(
-                "calibrate needs a trained model, and from_scratch trains a new one; use only one of them."
-            )
-        if self.calibration_tokens is not None and not self.calibrate:
-            raise ValueError("calibration_tokens needs --calibrate; add it, or leave calibration_tokens out.")
+        if self.fit_spherization and self.from_scratch:
+            raise ValueError("fit_spherization needs trained weights, and from_scratch has none; use only one of them.")
+        if self.fit_tokens is not None and not self.fit_spherization:
+            raise ValueError("fit_tokens needs --fit_spherization; add it, or leave fit_tokens out.")
 
 
 @dataclass
@@ -113,9 +109,9 @@ def prepare(
             progress=accelerator.is_main_process and not args.disable_tqdm,
         )
     accelerator.print(summarize(model, text))
-    if model_args.calibrate and args.resume_from_checkpoint is None:
-        for fit in calibrate(model, model_args, text):
-            accelerator.print(f"          calibrated {fit}")
+    if model_args.fit_spherization and args.resume_from_checkpoint is None:
+        for fit in fit_to_plain_model(model, model_args, text):
+            accelerator.print(f"          fitted {fit}")
     description = describe(model.config, text, model_args, data_args)
     return Prepared(model, text, tokenizer, description, measure_tokens, perplexity)
 
@@ -182,7 +178,7 @@ def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
     return load_model(model_class, name, config=config, dtype=torch.float32)
 
 
-def calibrate(model: Any, args: TextModelArguments, text: "TextData") -> "list[SpherizationFit]":
+def fit_to_plain_model(model: Any, args: TextModelArguments, text: "TextData") -> "list[SpherizationFit]":
     """Fit the spherized layers' new output maps to the plain model, on training inputs."""
     import torch
     from transformers import AutoModel
@@ -194,8 +190,7 @@ def calibrate(model: Any, args: TextModelArguments, text: "TextData") -> "list[S
         reference = load_model(AutoModel, args.model_name_or_path, dtype=torch.float32).to(model.device)
     finally:
         logging.set_verbosity(verbosity)
-    tokens = CALIBRATION_TOKENS if args.calibration_tokens is None else args.calibration_tokens
-    return models.fit_spherization(model, reference, text.train.epoch(), max_tokens=tokens)
+    return models.fit_spherization(model, reference, text.train.epoch(), max_tokens=args.fit_tokens or FIT_TOKENS)
 
 
 def choose_block_length(requested: int | None, model: Any, tokenizer: Any) -> int:
