@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.utils.checks import error_text
@@ -29,6 +27,7 @@ DTYPES = {
 def write_index(path: Path, index: Any, references: str) -> None:
     """Write a FAISS index, of an inverted file or a graph, with a digest of its references."""
     import faiss
+    from safetensors.torch import save_file  # here, since searches without files do not need it
 
     if isinstance(index, faiss.IndexHNSWFlat):
         graph: Any = index.hnsw
@@ -48,6 +47,8 @@ def write_index(path: Path, index: Any, references: str) -> None:
 
 def read_index(path: Path, kind: str, vectors: Tensor, metric: int, references: str) -> Any:
     """Return the FAISS index of a file and the vectors (U, d), float32, of its references, of which it must be."""
+    from safetensors import SafetensorError, safe_open
+
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; build the index again.")
     try:
