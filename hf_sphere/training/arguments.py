@@ -159,8 +159,6 @@ class RecipeArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments,
         super().__post_init__()
         self.report_to = None if self.report_to == ["none"] else self.report_to
         self.max_grad_norm = self.max_grad_norm or None
-        if not self.output_dir.strip():
-            raise ValueError("output_dir must not be empty; name a directory.")
         if self.lr_scheduler_type == "multistep" and not self.lr_milestones:
             raise ValueError("lr_scheduler_type multistep needs lr_milestones, the epochs of its decays.")
         milestones = self.lr_milestones or []

@@ -44,8 +44,8 @@ class Arguments:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
             value = getattr(self, field.name)
-            if value == "" and field.name in ("output", "output_dir"):
-                raise ValueError(f"--{field.name} must not be empty.")
+            if field.name in ("output", "output_dir") and value is not None and not value.strip():
+                raise ValueError(f"{field.name} must not be empty; name a file or folder.")
             for number in value if isinstance(value, (list, tuple)) else [value]:
                 if isinstance(number, (int, float)) and not isinstance(number, bool):
                     _check_number(field.name, number, getattr(field.metadata.get("help"), "bounds", {}))
