@@ -85,9 +85,7 @@ def test_two_predictions_into_one_file_do_not_mix(tmp_path):
 @pytest.mark.parametrize("name", ["", " "])
 @pytest.mark.parametrize("recipe", ["visualize_embeddings", "evaluate_embeddings", "export_onnx"])
 def test_an_empty_name_is_no_output(recipe, name, load_recipe, run_main, capsys):
-    words = (
-        ["--model_name_or_path", "x", "--output"] if recipe == "export_onnx" else ["--embeddings", "x", "--output_dir"]
-    )
+    options = "--model_name_or_path x --output" if recipe == "export_onnx" else "--embeddings x --output_dir"
     with pytest.raises(SystemExit):
         run_main(load_recipe(recipe), [*options.split(), name])
     assert "must not be empty" in capsys.readouterr().err
