@@ -4,7 +4,7 @@ python benchmarks/reproduce.py --status
 python benchmarks/reproduce.py --minutes 160 --data_dir ../shared/data
 python benchmarks/reproduce.py --only mnist-lenet5 --jobs 1
 
-Runs start in order of priority, one process per CPU core, or one on the GPU if there is one. Finished runs are skipped,
+Runs start in order of priority, one process per CPU core, or on the GPU one unless `--jobs` is set. Finished runs are skipped,
 interrupted ones resume from their last checkpoint, and results of other settings are replaced. Several queues can share
 a results folder: each run is locked while it is in progress. `benchmarks/report.py` writes the tables.
 """
@@ -142,7 +142,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.data_dir is not None and not args.data_dir.is_dir():
             raise QueueError(f"--data_dir {args.data_dir} does not exist.")
         places = Places(args.work_dir, args.data_dir or (LOCAL_DATA if LOCAL_DATA.is_dir() else None))
-        queue = Queue(entries, results, places, args.jobs if device == "cpu" else 1, device)
+        jobs = args.jobs or ((os.cpu_count() or 1) if device == "cpu" else 1)
+        queue = Queue(entries, results, places, jobs, device)
         queue.planned = [run for run in queue.planned if not args.only or run.entry.entry in args.only]
         queue.run(args.minutes)
     except (ValueError, OSError) as error:
@@ -158,13 +159,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=24 * 60, help="stop before this many minutes (default: a day)")
     parser.add_argument("--only", nargs="+", default=[], metavar="ENTRY", help="run only these entries")
     parser.add_argument("--device", choices=["cpu", "gpu"], help="default: gpu if there is one")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time on the CPU")
+    parser.add_argument("--jobs", type=int, help="runs at a time (default: one per CPU core, or one on the GPU)")
     parser.add_argument("--data_dir", type=Path, help="local datasets (default: ../shared/data if it exists)")
     parser.add_argument("--work_dir", type=Path, default=ROOT / "outputs" / "reproduce", help="checkpoints of the runs")
     parser.add_argument("--results_dir", type=Path, default=RESULTS, help="results files")
     parser.add_argument("--queue", type=Path, default=QUEUE, help="entries")
     args = parser.parse_args(argv)
-    if args.jobs < 1 or not args.minutes > 0:
+    if (args.jobs is not None and args.jobs < 1) or not args.minutes > 0:
         parser.error(f"--jobs must be at least 1 and --minutes positive; got {args.jobs} and {args.minutes:g}.")
     return args
 
