@@ -1,13 +1,13 @@
-"""Train a few-shot classifier on episodes, to recognize unseen classes from a few examples of each.
+"""The same as `hf-sphere train few-shot`, for `accelerate launch`.
 
 accelerate launch recipes/train_few_shot.py --config few_shot/omniglot-conv4-5shot-spherized-cosine --seed 1
 """
 
 from functools import partial
 
-from hf_sphere.training.command_line import run_recipe, train
+from hf_sphere.commands.command_line import run_main, train
 
-main = partial(train, "few_shot", script=__file__)  # hf_sphere/training/tasks/few_shot.py
+main = partial(train, "few_shot")
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_main(main)

@@ -1,13 +1,13 @@
-"""Train an image classifier on the sphere.
+"""The same as `hf-sphere train classification`, for `accelerate launch`.
 
 accelerate launch recipes/train_image_classification.py --config spherization/digits-lenet5-spherized --seed 1
 """
 
 from functools import partial
 
-from hf_sphere.training.command_line import run_recipe, train
+from hf_sphere.commands.command_line import run_main, train
 
-main = partial(train, "classification", script=__file__)  # hf_sphere/training/tasks/classification.py
+main = partial(train, "classification")
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_main(main)

@@ -1,13 +1,13 @@
-"""Train an image model that predicts a real value from the angle to a pole.
+"""The same as `hf-sphere train regression`, for `accelerate launch`.
 
 accelerate launch recipes/train_image_regression.py --config prototypes/digits-regression-slant --seed 1
 """
 
 from functools import partial
 
-from hf_sphere.training.command_line import run_recipe, train
+from hf_sphere.commands.command_line import run_main, train
 
-main = partial(train, "regression", script=__file__)  # hf_sphere/training/tasks/regression.py
+main = partial(train, "regression")
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_main(main)

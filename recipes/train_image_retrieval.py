@@ -1,13 +1,13 @@
-"""Train embeddings for open-set retrieval: training on some classes, evaluation on others.
+"""The same as `hf-sphere train retrieval`, for `accelerate launch`.
 
 accelerate launch recipes/train_image_retrieval.py --config vmf/omniglot-retrieval-vmf --seed 1
 """
 
 from functools import partial
 
-from hf_sphere.training.command_line import run_recipe, train
+from hf_sphere.commands.command_line import run_main, train
 
-main = partial(train, "retrieval", script=__file__)  # hf_sphere/training/tasks/retrieval.py
+main = partial(train, "retrieval")
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_main(main)

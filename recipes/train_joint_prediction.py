@@ -1,13 +1,13 @@
-"""Train an image model that predicts a class and a real value on one sphere.
+"""The same as `hf-sphere train joint`, for `accelerate launch`.
 
 accelerate launch recipes/train_joint_prediction.py --config prototypes/digits-joint-slant --seed 1
 """
 
 from functools import partial
 
-from hf_sphere.training.command_line import run_recipe, train
+from hf_sphere.commands.command_line import run_main, train
 
-main = partial(train, "joint", script=__file__)  # hf_sphere/training/tasks/joint.py
+main = partial(train, "joint")
 
 if __name__ == "__main__":
-    run_recipe(main)
+    run_main(main)

@@ -106,7 +106,7 @@ def _evaluate_ood(
     try:
         comparison = compare_scores(fitted, inside, dict(zip(ood, others, strict=True)), detectors)
     except SharedRowsError as error:
-        hint = "With recipes/extract_embeddings.py, the images that the model was trained on are --split training."
+        hint = "With hf-sphere extract, the images that the model was trained on are --split training."
         raise SharedRowsError(f"{error} {hint}") from error
     if data.confidences is not None:
         comparison.results["confidence"] = {

@@ -99,7 +99,7 @@ class Placement:
             FileNotFoundError: If the file does not exist.
         """
         if not Path(path).is_file():
-            raise FileNotFoundError(f"there is no prototypes file {path}; recipes/place_prototypes.py writes one.")
+            raise FileNotFoundError(f"there is no prototypes file {path}; hf-sphere place writes one.")
         try:
             with safe_open(path, framework="pt") as file:
                 text = (file.metadata() or {}).get("placement", "{}")

@@ -67,7 +67,7 @@ def read_index(folder: Path) -> tuple[About, dict[str, list[Any]], Tensor, Neigh
     Without FAISS there is no approximate search. Files that are damaged or do not fit together are an error.
     """
     if not (folder / ABOUT_FILE).exists():
-        raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; build an index with recipes/build_index.py.")
+        raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; build an index with hf-sphere index.")
     try:
         version = read_version(folder)
         if damage := find_damage(folder, (ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE)):

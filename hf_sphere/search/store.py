@@ -1,6 +1,6 @@
 """Store embeddings as datasets: folders of parquet files that `datasets.load_dataset` loads.
 
-`recipes/extract_embeddings.py` writes them and `recipes/evaluate_embeddings.py` reads them. The columns:
+`hf-sphere extract` writes them and `hf-sphere evaluate` reads them. The columns:
 
 embedding      (d,) real numbers
 label          class in the data; only if the data has labels

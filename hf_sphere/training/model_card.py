@@ -41,8 +41,9 @@ _NOT_UPLOADED = [
 class Command:
     """The command line of a run."""
 
-    script: str  # path of the script in the repository
-    argv: Sequence[str]  # command-line arguments without the program name
+    words: Sequence[str]  # what starts the run
+    argv: Sequence[str]  # command-line arguments after them
+    recipe: str | None  # name of the script that `run.json` records
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def publish(
         eval_split=description.evaluated_on or prepared.data.eval_split,
         selection_note=_selection_note(metric, prepared, args, results),
         settings=hide_private(changed),
-        command=hide_private(["accelerate", "launch", command.script, *command.argv]),
+        command=hide_private([*command.words, *command.argv]),
         device=run.accelerator.device,
         seconds=results["train_runtime"],
     )

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from hf_sphere.utils.commands import command_of
 from hf_sphere.utils.files import (
     MANIFEST_FILE,
     RECORD_FILE,
@@ -74,7 +75,7 @@ def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe:
     before = read_settings(output_dir)
     if before is not None and before.get("recipe") != recipe:
         raise FileExistsError(
-            f"{output_dir} contains a run of {before.get('recipe') or 'another recipe'}, which {recipe} does not "
+            f"{output_dir} contains a run of {command_of(before.get('recipe'))}, which {command_of(recipe)} does not "
             "resume. Choose another --output_dir, or replace it with --overwrite_output_dir."
         )
     foreign = sorted(path.name for path in output_dir.iterdir() if not path.name.startswith(".") and path not in traces)

@@ -261,7 +261,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None
     if args.num_train_epochs == 0 and (not settings.get("model_name_or_path") or settings.get("from_scratch")):
         raise ValueError("num_train_epochs 0 only evaluates a saved model, and this one is new; train it.")
     others = [each for each in arguments if each is not args]
-    with start_run(args, *others, recipe=Path(command.script).stem) as run:
+    with start_run(args, *others, recipe=command.recipe) as run:
         prepared = task.prepare(run, *arguments)
         check_can_be_saved(prepared.model)
         prefix = "eval" if prepared.data.validation is None else "validation"

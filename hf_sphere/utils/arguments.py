@@ -18,6 +18,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 
 import yaml
 
+from hf_sphere.utils.commands import command_of, running
 from hf_sphere.utils.configs import ABOUT, YamlLoader, load_config
 from hf_sphere.utils.renamed import OLD_OPTIONS, rename_options
 
@@ -120,7 +121,7 @@ def parse_arguments(
         SystemExit: On an unknown key or a value of the wrong type, with a message that includes it.
     """
     usage = "%(prog)s [--config NAME_OR_FILE] [--OPTION VALUE ...]"
-    parser = _Parser(description=description, usage=usage, allow_abbrev=False)
+    parser = _Parser(prog=running.get(), description=description, usage=usage, allow_abbrev=False)
     help_text = "name of a configuration, or YAML file; of several, later ones take precedence."
     parser.add_argument("--config", action="append", default=[], help=help_text)
     parser.add_argument("--print_config", action="store_true", help="print all arguments as YAML, and exit")
@@ -261,7 +262,7 @@ def _config_names(words: Sequence[str]) -> list[str]:
 def _argv_of(word: str, actions: dict[str, argparse.Action], recipe: str | None, places: dict[str, str]) -> list[str]:
     """Convert a configuration to command-line arguments, which are validated like others, and add their places."""
     config = load_config(word, lambda place, layer: _with_new_names(layer, [*actions], f"{place}: "))
-    other = "" if config.recipe in (None, recipe) else f" {[*config.layers][-1]} is for recipes/{config.recipe}.py."
+    other = "" if config.recipe in (None, recipe) else f" {[*config.layers][-1]} is for {command_of(config.recipe)}."
     if other and recipe:
         raise ValueError(other)
     stated = {key for layer in config.layers.values() for key, value in layer.items() if value is not None}

@@ -27,7 +27,7 @@ def plot_analogy_accuracies(
     bar below it is not significant.
 
     Args:
-        results: Results of `recipes/evaluate_analogies.py`, one per model, benchmark and scoring. Each has `model`,
+        results: Results of `hf-sphere analogies`, one per model, benchmark and scoring. Each has `model`,
             `benchmark` and `scoring`, and `eval_accuracy`, `eval_accuracy_low`, `eval_accuracy_high`, `chance_level`
             and `selection_noise_high` from 0 to 1.
         title: Title of the figure.

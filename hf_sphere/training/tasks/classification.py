@@ -45,7 +45,7 @@ class ModelArguments(EncoderArguments):
         False, "Spread the class vectors over the processes; the head must have this option."
     )
     prototypes_file: str | None = argument(
-        None, "Prototypes of the head `prototype`, written by recipes/place_prototypes.py; computed if not set."
+        None, "Prototypes of the head `prototype`, written by hf-sphere place; computed if not set."
     )
 
     def __post_init__(self) -> None:

@@ -191,7 +191,7 @@ def build_model(
         architecture = (config.architectures or [None])[0]
         if not from_any_class and architecture not in (model_class.__name__, "SphereVisionModel", None):
             raise ValueError(
-                f"{saved} is a {architecture}, but this recipe trains a {model_class.__name__}; use the recipe of that "
+                f"{saved} is a {architecture}, but this task trains a {model_class.__name__}; use the task of that "
                 "model."
             )
         check_same_architecture(args, config)

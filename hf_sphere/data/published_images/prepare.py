@@ -7,10 +7,10 @@ from typing import Any
 
 from datasets import Features
 from PIL import Image as PILImage
-from published_images.layouts import PUBLISHED, READERS, Reader, Row, Splits
 from tqdm.auto import tqdm
 
 from hf_sphere.data.parquet import ParquetSplit
+from hf_sphere.data.published_images.layouts import PUBLISHED, READERS, Reader, Row, Splits
 from hf_sphere.utils.checks import check_regular
 from hf_sphere.utils.files import atomic_folder
 from hf_sphere.utils.texts import damage

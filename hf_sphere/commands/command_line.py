@@ -1,20 +1,23 @@
-"""The entry point of every recipe. Imports nothing heavy, so that `--help` and a mistyped argument return at once."""
+"""Starting a job: errors, signals and the environment. Imports nothing heavy."""
 
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
+from hf_sphere.commands import JOBS
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.checks import error_text
+from hf_sphere.utils.commands import COMMANDS, running
 from hf_sphere.utils.texts import PrintableStream, shortage
 
 USER_ERRORS = (
@@ -24,42 +27,62 @@ USER_ERRORS = (
 """Errors with a message for the user; others are defects of the library."""
 
 
-def train(task_name: str, argv: Sequence[str] | None = None, *, script: str) -> None:
+def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | None = None) -> None:
     """Parse the arguments of a task and train.
 
     Args:
         task_name: Name of the task, that of its file in `hf_sphere/training/tasks`.
         argv: Command-line arguments without the program name; `sys.argv[1:]` if None.
-        script: The recipe's `__file__`.
+        script: `__file__` of a script of one's own, which reads the configurations of all tasks.
     """
     task = find_task(task_name)
     argv = list(sys.argv[1:] if argv is None else argv)
-    path = Path(script).resolve()
-    recipe = path.stem if path.parent.name == "recipes" else None  # scripts of the user read all configurations
+    command = f"train {task_name.replace('_', '-')}"
+    recipe = {words: name for name, words in COMMANDS.items()}.get(command) if script is None else None
     arguments = parse_arguments(task.arguments, argv, task.summary, recipe)
 
     from hf_sphere.training.run import Command, run_training
 
-    run_training(task, arguments, Command(f"{path.parent.name}/{path.name}", argv))
+    if script is None:
+        words = ["hf-sphere", *command.split()]
+    else:
+        path = Path(script).resolve()
+        words = ["accelerate", "launch", f"{path.parent.name}/{path.name}"]
+    run_training(task, arguments, Command(words, argv, recipe or (Path(script).stem if script else task_name)))
 
 
-def run_recipe(
+def run_job(name: str, argv: Sequence[str] | None = None) -> None:
+    """Import the module of a job and call its `main` like a program, see `run_main`."""
+    job = JOBS[name]
+    running.set(f"hf-sphere {name}")
+    # Bars of downloads would mix with those of the job.
+    environment = {} if name == "train" else {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **job.environment}
+
+    def main(words: Sequence[str] | None) -> None:
+        import_module(f"hf_sphere.commands.{name}").main(sys.argv[1:] if words is None else words)
+
+    run_main(main, argv, job.stopped, environment)
+
+
+def run_main(
     main: Callable[[Sequence[str] | None], None],
-    stopped: str = "files and checkpoints that were finished are complete",
-    **environment: str,
+    argv: Sequence[str] | None = None,
+    stopped: str = JOBS["train"].stopped,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Call a recipe's `main`; print errors that the user can fix without a traceback, and exit with a status.
+    """Call a `main`; print errors that the user can fix without a traceback, and exit with a status.
 
     Control characters in what is printed or logged, for instance in names of files, do not reach the terminal.
 
     Args:
-        main: The recipe.
+        main: Function of the command-line arguments, of `sys.argv` if None.
+        argv: Its argument.
         stopped: What is said of its outputs if the user interrupts it.
         environment: Environment variables to set before torch is imported, unless they are set.
     """
     # Huge pages for large tensors, where Linux offers them; torch reads this at its first allocation. Training of
     # convolutions on CPUs spends up to a quarter of its time on page faults without them.
-    for name, value in ({"THP_MEM_ALLOC_ENABLE": "1", "NO_COLOR": "1"} | environment).items():
+    for name, value in ({"THP_MEM_ALLOC_ENABLE": "1", "NO_COLOR": "1", **(environment or {})}).items():
         os.environ.setdefault(name, value)
     interrupts: list[int] = []
 
@@ -72,7 +95,10 @@ def run_recipe(
         signal.signal(signal.SIGINT, interrupt)
     with redirect_stdout(PrintableStream(sys.stdout, False)), redirect_stderr(PrintableStream(sys.stderr, True)):
         try:
-            main(None)
+            main(argv)
+        except BrokenPipeError:  # as in `hf-sphere configs | head`
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the interpreter flushes it at its end)
+            sys.exit(1)
         except TrainingInterruptedError as stop:
             from accelerate import PartialState
 

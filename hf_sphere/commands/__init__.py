@@ -1,0 +1,48 @@
+"""The jobs of the command `hf-sphere`, one file per job.
+
+Modules of jobs import nothing heavy before their `main` has parsed the arguments, so that `--help` and a mistyped
+argument return at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of the command.
+
+    Attributes:
+        summary: What it does.
+        stopped: What is said of its outputs if the user interrupts it.
+        environment: Environment variables to set before torch is imported, unless they are set.
+    """
+
+    summary: str
+    stopped: str = "files and checkpoints that were finished are complete"
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+# A thread of the model that waits for work leaves its core to the decoding processes.
+_DECODING = {"OMP_WAIT_POLICY": "passive"}
+
+JOBS = {
+    "train": Job("train a model: classification, retrieval, regression, joint, few-shot or masked-lm"),
+    "predict": Job("classify images into a CSV or parquet file", "repeat the command to continue", _DECODING),
+    "extract": Job("embed the images of a dataset with a trained model", "nothing was written"),
+    "evaluate": Job("score embeddings: accuracy, calibration, retrieval, unknown inputs", "no results were written"),
+    "visualize": Job("draw embeddings as figures and an interactive page"),
+    "index": Job("embed images for search", environment=_DECODING),
+    "search": Job("find the most similar images of an index"),
+    "page": Job("serve a page to search an index"),
+    "export": Job("export a model to ONNX"),
+    "configs": Job("list the configurations of the papers, or print one"),
+    "prepare": Job("convert datasets in their published layout to parquet", "nothing was written"),
+    "place": Job("place class prototypes on the sphere"),
+    "analogies": Job("score language models on word analogies", "finished results are kept; the same command resumes"),
+    "projections": Job("compute statistics of the hyperplane arrangements of trained layers"),
+    "reinitialize": Job(
+        "find the critical layers of a network",
+        "finished accuracies are saved; the same command, without --overwrite_output_dir, resumes",
+    ),
+}

@@ -1,0 +1,130 @@
+"""Evaluate language models on word analogies: select configurations on validation questions, report on test questions.
+
+hf-sphere analogies --model_name_or_path bert-base-cased outputs/language/minilm-spherized \
+    --benchmarks sat u2 u4 google bats --output_dir outputs/analogies
+hf-sphere analogies --model_name_or_path <folder> --scorings perplexity --max_questions 20
+
+The scorings are described in `analogy/README.md`. Templates, weights and aggregations are searched on the validation
+questions. The test questions are answered with the best configuration, and with the default one, without search
+(untuned). Each test accuracy is printed with its bootstrap interval, the expected accuracy of guessing (chance) and the
+95 % quantile of guessing (noise). The accuracy on validation questions is printed with the 95 % quantile of the same
+search on shuffled scores.
+
+Finished results and the scores of sentences are kept in `--output_dir`: after Ctrl-C the same command resumes, and
+models, benchmarks and scorings can be added. Results are written to `all_results.json` and `results.csv`, predictions
+to `predictions.json` and a plot to `analogies.png`.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from hf_sphere import analogies, visualization
+from hf_sphere.analogies.prompts import TEMPLATES, template_text
+from hf_sphere.analogies.scoring import scoring_names
+from hf_sphere.training import output_dir
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
+
+FREE_TO_CHANGE = {
+    *("model_name_or_path", "output_dir", "benchmarks", "scorings", "batch_size", "cache_dir"),
+    *("overwrite_output_dir", "disable_tqdm"),
+}
+"""Arguments that may differ between calls with the same folder, since results do not depend on them."""
+
+
+@dataclass
+class AnalogyArguments(Arguments):
+    """Models, questions and scorings."""
+
+    model_name_or_path: list[str] = argument(help="Masked, causal or embedding models: folders or Hub ids.")
+    output_dir: str = argument("outputs/analogies", "Output directory.")
+    overwrite_output_dir: bool = argument(False, "Replace the results in output_dir; scores of sentences are kept.")
+    dataset_name: str = argument("relbert/analogy_questions", "Questions: Hub id or folder.")
+    dataset_revision: str | None = argument(None, "Revision of the dataset on the Hub.")
+    benchmarks: list[str] = argument(("sat", "u2", "u4", "google", "bats"), "Configurations of the dataset.")
+    validation_split: str = argument("validation", "Split to select configurations on.")
+    test_split: str = argument("test", "Split to report accuracies on.")
+    scorings: list[str] = argument(
+        ("marginal_bias", "embedding_similarity"),
+        "Scorings of the choices; those that a model does not support are skipped with a message.",
+        choices=scoring_names,
+    )
+    templates: list[str] = argument(
+        tuple(TEMPLATES), "Templates to search: names, or texts with {a}, {b}, {c} and {d}. The first one is untuned."
+    )
+    word_embeddings: Literal["both", "alone", "in_context"] = argument(
+        "alone", "Embed words alone, in templates, or both."
+    )
+    grid: Literal["full", "published", "none"] = argument(
+        "full", "Search all weights and aggregations, those of the paper, or only templates."
+    )
+    num_shuffles: int = argument(200, "Number of searches on shuffled scores, for the noise level on validation.", ge=1)
+    max_questions: int | None = argument(None, "Maximum number of questions per split, for a quick test.", ge=1)
+    seed: int = argument(0, "Seed of intervals, noise levels and the sample of questions.", **SEED)
+    batch_size: int | None = argument(None, "Sequences per batch; chosen for speed by default.", ge=1)
+    dtype: Literal["float32", "bfloat16", "float16"] | None = argument(
+        None, "Type of the weights; by default bfloat16 on GPUs that support it."
+    )
+    cache_dir: str | None = argument(None, "Folder of sentence scores, which runs can share; by default output_dir.")
+    disable_tqdm: bool = argument(False, "Disable progress bars.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("model_name_or_path", "benchmarks", "scorings", "templates"):
+            setattr(self, name, list(dict.fromkeys(getattr(self, name))))
+        for template in self.templates:
+            template_text(template)
+
+    def templates_of(self, scoring: str) -> list[str | None]:
+        """Return the templates of a scoring, the untuned one first; None stands for words without a template."""
+        if scoring == "embedding_similarity" and self.word_embeddings != "in_context":
+            return [None, *(self.templates if self.word_embeddings == "both" else [])]
+        return [*self.templates]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Evaluate every model, and write the results and a plot."""
+    (args,) = parse_arguments((AnalogyArguments,), argv, "Evaluate language models on word analogies.")
+    import torch
+    import transformers
+
+    from hf_sphere.analogies.evaluation import LEGEND, BenchmarkRun, short_names, write_results
+    from hf_sphere.analogies.questions import check_questions, sample_questions
+    from hf_sphere.analogies.scoring.base import Engine
+
+    def load(name: str, split: str) -> list[analogies.Question]:
+        loaded = analogies.load_questions(args.dataset_name, name, split, revision=args.dataset_revision)
+        check_questions(loaded, answered=True)
+        return sample_questions(loaded, args.max_questions, seed=args.seed)
+
+    output, overwrite = Path(args.output_dir), args.overwrite_output_dir
+    finished = output / "finished"
+    resume = output_dir.can_resume_results(output, asdict(args), ignored=FREE_TO_CHANGE, overwrite=overwrite)
+    for name in args.model_name_or_path:
+        # A wrong name fails before the first model runs.
+        transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+    benchmarks = {name: (load(name, args.validation_split), load(name, args.test_split)) for name in args.benchmarks}
+    with output_dir.locked(output):
+        output_dir.prepare_output_dir(output, overwrite=overwrite, resume=resume)
+        if overwrite:
+            shutil.rmtree(finished, ignore_errors=True)
+        output_dir.write_settings(output, asdict(args))
+        cache = analogies.ScoreCache(Path(args.cache_dir or output) / "sentence_scores.jsonl")
+        templates = {scoring: args.templates_of(scoring) for scoring in args.scorings}
+        results = []
+        for name in args.model_name_or_path:
+            model = analogies.LanguageModel.load(name, dtype=getattr(torch, args.dtype) if args.dtype else None)
+            engine = Engine(model, args.batch_size, cache)
+            options = args.num_shuffles, args.seed, args.disable_tqdm
+            results += BenchmarkRun(engine, args.grid, benchmarks, templates, finished, *options).print_results()
+        write_results(output / output_dir.RESULTS_FILE, results, benchmarks)
+    print(f"{LEGEND}\nsaved {output / output_dir.RESULTS_FILE}, results.csv and predictions.json")
+    try:
+        names = short_names(args.model_name_or_path)
+        drawn = [result | {"model": names[result["model"]]} for result in results]
+        visualization.plot_analogy_accuracies(drawn, title="word analogies", path=output / "analogies.png")
+        print(f"saved {output / 'analogies.png'}")
+    except ImportError as error:
+        print(f"no plot: {error}")

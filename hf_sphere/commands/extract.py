@@ -1,0 +1,160 @@
+"""Write the predictions and embeddings of a split as a dataset.
+
+hf-sphere extract --model_name_or_path outputs/mnist --dataset_name ylecun/mnist \
+    --split test --output_dir outputs/embeddings/mnist-test
+hf-sphere extract --model_name_or_path outputs/birds --dataset_name <folder> --train_classes 100 \
+    --output_dir outputs/embeddings/birds-unseen
+accelerate launch hf-sphere extract --config <file>
+
+`datasets.load_dataset(<output_dir>)` loads it; the columns are described in `hf_sphere.search.store`. There are
+fewer columns for data without labels and models without a head. `hf-sphere evaluate` evaluates the
+embeddings.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hf_sphere.data.options import ImageSourceOptions
+from hf_sphere.training.arguments import PrecisionArguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
+from hf_sphere.utils.files import check_writable
+
+RESULTS_FOLDERS = {"evaluation", "pictures"}
+"""Default output folders, inside that of the embeddings, of the recipes that evaluate and visualize them."""
+
+COMMON = ("dataset_config_name", "train_classes", "train_split", "image_column_name", "image_mean", "image_std")
+"""Arguments that are stored in `embeddings.json` under the same name."""
+
+OF_SOURCE = (
+    *("dataset_name", "dataset_config_name", "image_column_name", "label_column_name", "image_mean", "image_std"),
+    *("skip_unreadable_images", "cache_dir"),
+)
+"""Arguments that are options of the source under the same name."""
+
+
+@dataclass
+class ExtractionArguments(Arguments):
+    """Model and images."""
+
+    model_name_or_path: str = argument(
+        help="Model of this library, or image encoder of transformers: folder or Hub id."
+    )
+    dataset_name: str = argument(help="Hub id, folder, or a bundled dataset: `digits` or `two_clusters`.")
+    output_dir: str = argument(help="Output folder.")
+    dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
+    split: str | None = argument(
+        None,
+        "Split to embed, or by the record of a model that was trained on the data: training, evaluation or validation, "
+        "the images that it was trained, evaluated and validated on; the evaluation split if not set.",
+    )
+    train_classes: int | None = argument(
+        None,
+        "For a retrieval model trained with this option: pool the training split and --split, and embed the images of "
+        "all classes after the first train_classes, on which the model was evaluated.",
+        ge=1,
+    )
+    train_split: str | None = argument(None, "Training split, only for --train_classes; train if not set.")
+    image_column_name: str | None = argument(None, "Image column; detected by name by default.")
+    label_column_name: str | None = argument(None, "Label column, if any; detected by name by default.")
+    image_mean: list[float] | None = argument(
+        None, "Mean per channel on the scale 0 to 1; only for models without an image processor."
+    )
+    image_std: list[float] | None = argument(
+        None, "Standard deviation per channel; only for models without an image processor.", gt=0
+    )
+    classes: Literal["known", "unknown"] | None = argument(
+        None, "Embed only the images whose class is, or is not, one of the model's classes; by default, all images."
+    )
+    max_samples: int | None = argument(None, "Maximum number of images.", ge=1)
+    seed: int = argument(0, "Seed of the sample of --max_samples.", **SEED)
+    batch_size: int = argument(256, "Images per batch and process.", ge=1)
+    num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
+    cache_dir: str | None = argument(None, "Folder for decoded images; in the Hugging Face home if not set.")
+    skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
+    overwrite_output_dir: bool = argument(False, "Replace the embeddings in output_dir.")
+    disable_tqdm: bool = argument(False, "Disable progress bars.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.train_split is not None and self.train_classes is None:
+            raise ValueError(f"--train_split {self.train_split} has no effect without --train_classes; leave it out.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Embed the images and write the results."""
+    summary = "Write the predictions and embeddings of a split."
+    args, precision = parse_arguments((ExtractionArguments, PrecisionArguments), argv, summary)
+    from hf_sphere.search import extract as extraction
+    from hf_sphere.training.run import start_accelerator
+
+    accelerator = start_accelerator(mixed_precision=precision.mixed_precision)
+    output = Path(args.output_dir)
+    check_output_dir(output, overwrite=args.overwrite_output_dir)
+    model = extraction.load_embedding_model(args.model_name_or_path).to(accelerator.device).eval()
+    about = {"model": args.model_name_or_path, "dataset": args.dataset_name}
+    about |= {name: getattr(args, name) for name in COMMON}
+    options = ImageSourceOptions(
+        **{name: getattr(args, name) for name in OF_SOURCE},
+        train_split=args.train_split or "train",
+        dataloader_num_workers=args.num_workers,
+    )
+    names = set(extraction.class_names(model))
+    if args.classes is not None and not names:
+        raise ValueError(
+            f"--classes {args.classes} needs a model with classes, and {args.model_name_or_path} has none."
+        )
+    selections = {"known": names.__contains__, "unknown": lambda name: name not in names}
+    with accelerator.main_process_first():  # it decodes the images; the others read its cache
+        images = extraction.load_source_images(
+            args.model_name_or_path,
+            options,
+            args.split,
+            train_classes=args.train_classes,
+            select_class=None if args.classes is None else selections[args.classes],
+            max_samples=args.max_samples,
+            batch_size=args.batch_size,
+            device=accelerator.device,
+            seed=args.seed,
+            process_index=accelerator.process_index,
+            num_processes=accelerator.num_processes,
+            progress=accelerator.is_main_process and not args.disable_tqdm,
+        )
+    head = f"{model.config.head} head, {len(names)} classes" if hasattr(model, "head") else "no head"
+    labels = f"{len(images.class_names)} classes" if images.class_names else "no labels"
+    accelerator.print(
+        f"model     {args.model_name_or_path}: {extraction.backbone_name(model)}, {head}, on {model.device}\n"
+        f"data      {args.dataset_name}, split {images.name}: {images.num_images:,} images, {labels}"
+    )
+    if images.recorded:
+        accelerator.print(f"record    the model was trained on {images.recorded['train']:,} of these images")
+    columns = extraction.extract_embeddings(
+        model, images, output, accelerator, about=about, progress=not args.disable_tqdm
+    )
+    step = "evaluate" if images.class_names else "visualize"
+    accelerator.print(
+        f"wrote     {output}: {images.num_images:,} rows of {', '.join(columns)}\n"
+        f"next step hf-sphere {step} --embeddings {output}"
+    )
+    accelerator.end_training()
+
+
+def check_output_dir(output: Path, *, overwrite: bool) -> None:
+    """Raise an error if the folder contains anything but embeddings and their results, or must not be overwritten."""
+    from hf_sphere.search.store import ABOUT_FILE, DATA_FOLDER
+
+    check_writable(output)
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    expected = {ABOUT_FILE, DATA_FOLDER, *RESULTS_FOLDERS}
+    other = [path for path in output.iterdir() if path.name not in expected] if output.is_dir() else [output]
+    if other:
+        raise FileExistsError(
+            f"{output} is not replaced: {other[0]} is not part of embeddings. Choose another --output_dir."
+        )
+    if not overwrite:
+        raise FileExistsError(
+            f"{output} contains embeddings. Choose another --output_dir, or replace them, with their evaluation and "
+            "pictures, with --overwrite_output_dir."
+        )

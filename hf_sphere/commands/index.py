@@ -1,0 +1,100 @@
+"""Embed the images of a folder or dataset for search, or add images to an index or remove them from it.
+
+hf-sphere index --model_name_or_path outputs/birds --images photos --output_dir outputs/index
+hf-sphere index --images more-photos --add_to outputs/index
+hf-sphere index --images photos/blurred --remove_from outputs/index
+
+The index is a folder: embeddings (safetensors), names, classes and predictions (parquet), the index of an approximate
+search for many images (FAISS), and a manifest. `hf-sphere search` and `hf-sphere page` search in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.files import check_writable, lock_folder, resolve_output, restore_folder
+
+
+@dataclass
+class IndexArguments(Arguments):
+    """Model, images and index."""
+
+    images: str = argument(
+        help="Folder of images (at any depth), image file, or name of a dataset; to remove, also that of an image."
+    )
+    model_name_or_path: str | None = argument(
+        None, "Model of this library, or image encoder of transformers: folder or Hub id. Required for a new index."
+    )
+    output_dir: str | None = argument(None, "Folder of a new index.")
+    overwrite_output_dir: bool = argument(False, "Replace the index in output_dir.")
+    add_to: str | None = argument(None, "Instead, folder of an index to which the images are added.")
+    remove_from: str | None = argument(None, "Instead, folder of an index from which the images are removed.")
+    split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
+    kind: Literal["torch", "flat", "ivf", "hnsw"] | None = argument(
+        None,
+        "Search: exact with torch or FAISS, or approximate with an inverted file or graph of FAISS. If not set, exact "
+        "up to 200,000 images, else ivf.",
+    )
+    batch_size: int = argument(64, "Images per batch.", ge=1)
+    num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
+    skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
+    disable_tqdm: bool = argument(False, "Disable the progress bar.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if sum(folder is not None for folder in (self.output_dir, self.add_to, self.remove_from)) != 1:
+            raise ValueError("give one of --output_dir for a new index, --add_to and --remove_from.")
+        if self.output_dir is not None and self.model_name_or_path is None:
+            raise ValueError("a new index needs --model_name_or_path.")
+        if self.output_dir is None and self.kind is not None:
+            raise ValueError(f"--kind {self.kind} is for a new index; another one has its own. Leave it out.")
+        if self.remove_from is not None and self.split is not None:
+            raise ValueError("--split is for images to add; --remove_from removes a dataset as a whole. Leave it out.")
+        if self.output_dir is None and self.overwrite_output_dir:
+            raise ValueError("--overwrite_output_dir is for --output_dir; other indices are changed. Leave it out.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Build or change an index, and describe it."""
+    (args,) = parse_arguments((IndexArguments,), argv, "Embed images for search.")
+    folder = next(name for name in (args.output_dir, args.add_to, args.remove_from) if name is not None)
+    check_writable(folder)
+    if args.output_dir is None and not resolve_output(folder).parent.exists():
+        raise FileNotFoundError(f"there is no index {folder}; build it with --output_dir.")
+    with lock_folder(folder):  # so that nothing is lost that others add
+        restore_folder(folder)
+        if args.output_dir is not None and any(Path(folder).glob("*")) and not args.overwrite_output_dir:
+            raise FileExistsError(
+                f"{folder} is not empty. Choose another --output_dir, replace the index with "
+                "--overwrite_output_dir, or add images to it with --add_to."
+            )
+        from hf_sphere.search import ImageIndex, ImageSource
+        from hf_sphere.search.index_files import check_replaceable
+        from hf_sphere.search.neighbor_search import APPROXIMATE
+
+        check_replaceable(Path(folder))
+        options = {"batch_size": args.batch_size, "num_workers": args.num_workers, "progress": not args.disable_tqdm}
+        options["skip_unreadable"] = args.skip_unreadable_images
+        if args.remove_from is not None:
+            index = ImageIndex.load(folder, args.model_name_or_path)
+            done = f"removed   {index.remove(args.images):,} images of {args.images}"
+        else:
+            source = ImageSource.of(args.images, args.split)
+            if args.add_to is None:
+                index = ImageIndex.build(args.model_name_or_path, source, kind=args.kind, **options)
+                added = len(index)
+            else:
+                index = ImageIndex.load(folder, args.model_name_or_path)
+                added = index.add(source, **options)
+            done = f"added     {added:,} of {len(source):,} images of {args.images}"
+        index.save(folder)
+        search = index.neighbor_search
+        recall = f", recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else ", exact"
+        print(
+            f"{done}\n"
+            f"wrote     {folder}: {len(index):,} images, {search.references.shape[1]}-dimensional embeddings\n"
+            f"search    {search.kind}{recall}, {search.distance} distance\n"
+            f"next step hf-sphere search --index {folder} --query <image>"
+        )

@@ -1,0 +1,38 @@
+"""The command `hf-sphere`."""
+
+import difflib
+import sys
+from collections.abc import Sequence
+
+from hf_sphere.commands import JOBS
+from hf_sphere.commands.command_line import run_job
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the job that the first argument names, with the others."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words.pop(0) if words else "--help"
+    if name in ("-h", "--help", "help"):
+        print(_overview())
+    elif name == "--version":
+        from hf_sphere import __version__
+
+        print(f"hf_sphere {__version__}")
+    elif name in JOBS:
+        run_job(name, words)
+    else:
+        (nearest,) = difflib.get_close_matches(name, JOBS, 1, 0.5) or [""]
+        hint = f"did you mean {nearest!r}?" if nearest else "run hf-sphere to see the jobs."
+        sys.exit(f"hf-sphere: there is no job {name!r}; {hint}")
+
+
+def _overview() -> str:
+    lines = ["Learning on the hypersphere. Usage: hf-sphere JOB [options]", ""]
+    lines += [f"  {name:<13}{job.summary}" for name, job in JOBS.items()]
+    lines += ["", "hf-sphere JOB --help shows the options of a job, hf-sphere --version the version."]
+    lines += ["On several devices: accelerate launch -m hf_sphere.commands.train classification ..."]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

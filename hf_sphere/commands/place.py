@@ -1,0 +1,126 @@
+"""Place class prototypes on the hypersphere, report their separation, and save them.
+
+hf-sphere place --num_classes 100 --dim 25
+hf-sphere place --dataset_name uoft-cs/cifar100 --dim 25 --text_model bert-base-uncased
+
+Training runs load `prototypes.safetensors` from --output_dir with `prototypes_file`. With --text_model or
+--class_vectors the prototypes preserve the similarity order of the classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import hf_sphere.prototypes
+from hf_sphere.training import output_dir
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
+from hf_sphere.utils.files import write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+METHODS = ("auto", "catalogue", "closed_form", "lbfgs", "sgd", "sgd_as_published", "slsqp")
+"""Names of the placement methods, since importing them takes seconds."""
+
+
+@dataclass
+class PlacementArguments(Arguments):
+    """Placement of the prototypes."""
+
+    dim: int = argument(help="Dimension of the space.", ge=1)
+    num_classes: int | None = argument(None, "Number of classes; by default that of the dataset.", ge=1)
+    method: str = argument("auto", "Placement method.", choices=METHODS)
+    restarts: int | None = argument(None, "Number of random starts of a search.", ge=1)
+    max_iterations: int | None = argument(None, "Iterations of a search; for `lbfgs`, per sharpness.", ge=1)
+    seed: int = argument(0, "Seed of the placement.", **SEED)
+    device: str = argument("cpu", "Device of the search.")
+    dataset_name: str | None = argument(None, "Dataset that defines the number and names of the classes.")
+    dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
+    train_split: str = argument("train", "Split that defines the classes.")
+    label_column_name: str | None = argument(None, "Column of the labels; detected by default.")
+    text_model: str | None = argument(None, "Preserve the similarity order of the class names in this text model.")
+    template: str | None = argument(None, "Text around a class name, for instance 'a photo of a {}'.")
+    class_vectors: str | None = argument(None, "Preserve the similarity order of `class_vectors` in this file.")
+    ordering: Literal["ranking", "assignment"] | None = argument(
+        None, "Preserve the order by a ranking loss (default), or by assigning well-separated points to classes."
+    )
+    ordering_weight: float | None = argument(None, "Weight of the ranking loss; 1 by default.", ge=0)
+    output_dir: str | None = argument(None, "Output folder; outputs/prototypes/<classes>-<dim> by default.")
+    overwrite_output_dir: bool = argument(False, "Replace earlier results in output_dir.")
+    disable_tqdm: bool = argument(False, "Disable progress bars.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dataset_name is None:
+            if self.num_classes is None:
+                raise ValueError("set the number of classes with --num_classes, or a dataset with --dataset_name.")
+            for name in ("dataset_config_name", "label_column_name", "text_model"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"--{name} requires a dataset; set it with --dataset_name.")
+        if self.template is not None and self.text_model is None:
+            raise ValueError("--template requires a text model; set it with --text_model.")
+        if self.text_model is not None and self.class_vectors is not None:
+            raise ValueError("class vectors come from --text_model or from --class_vectors, not from both.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Place, report and save the prototypes."""
+    (args,) = parse_arguments((PlacementArguments,), argv, "Place class prototypes on the hypersphere.")
+    names = read_class_names(args) if args.dataset_name else None
+    count = len(names) if names else args.num_classes
+    if args.num_classes not in (None, count):
+        raise ValueError(f"--num_classes is {args.num_classes}, but {args.dataset_name} has {count} classes.")
+    folder = Path(args.output_dir or f"outputs/prototypes/{count}-{args.dim}")
+    output_dir.check_results_dir(folder, overwrite=args.overwrite_output_dir)
+    options = ("restarts", "max_iterations", "ordering", "ordering_weight")
+    placement = hf_sphere.prototypes.place_prototypes(
+        count,
+        args.dim,
+        method=args.method,
+        class_vectors=read_class_vectors(args, names),
+        class_names=names,
+        seed=args.seed,
+        device=args.device,
+        progress=False if args.disable_tqdm else None,
+        **{name: value for name in options if (value := getattr(args, name)) is not None},
+    )
+    print(placement)
+    files = ("prototypes.safetensors", output_dir.RUN_FILE, output_dir.RESULTS_FILE)
+    with output_dir.results_dir(folder, files, overwrite=args.overwrite_output_dir):
+        placement.save(folder / files[0])
+        output_dir.write_settings(folder, asdict(args))
+        reached = {name: getattr(placement, name) for name in ("separation", "bound", "optimal", "method", "seconds")}
+        order = asdict(placement.order) if placement.order else {}
+        write_json(folder / output_dir.RESULTS_FILE, {**reached, "interrupted": placement.interrupted, **order})
+    print(f"saved {folder / files[0]}")
+
+
+def read_class_names(args: PlacementArguments) -> list[str]:
+    """Read the class names of the dataset."""
+    from hf_sphere.data.sources import LABEL_COLUMNS, find_column, find_split, load_splits
+    from hf_sphere.data.targets import read_class_names
+
+    rows = find_split(load_splits(str(args.dataset_name), args.dataset_config_name), args.train_split, "--train_split")
+    return read_class_names(rows, find_column(rows, args.label_column_name, LABEL_COLUMNS, "label"))
+
+
+def read_class_vectors(args: PlacementArguments, names: list[str] | None) -> "Tensor | None":
+    """Compute the class vectors with a text model, or read them from a file."""
+    if args.text_model is not None:
+        return hf_sphere.prototypes.embed_class_names(names or [], args.text_model, template=args.template or "{}")
+    if args.class_vectors is None:
+        return None
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not Path(args.class_vectors).is_file():
+        raise FileNotFoundError(f"there is no file {args.class_vectors} (--class_vectors).")
+    try:
+        tensors = load_file(args.class_vectors)
+    except SafetensorError as error:
+        raise ValueError(f"{args.class_vectors} is not a safetensors file: {error}") from error
+    if "class_vectors" not in tensors:
+        raise ValueError(f"{args.class_vectors} has no tensor class_vectors; it has: {', '.join(tensors)}.")
+    return tensors["class_vectors"].double()

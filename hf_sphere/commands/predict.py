@@ -1,0 +1,119 @@
+"""Classify the images of a folder or dataset, and write a CSV or parquet file.
+
+hf-sphere predict --model_name_or_path outputs/birds --images photos --output photos.csv
+hf-sphere predict --model_name_or_path outputs/digits --images digits --output digits.parquet
+
+The columns: `file`; `label`, if the images are in class folders or labeled; `prediction` and `confidence`, its softmax
+probability; `concentration`, if the head has one; and `prediction_2`, `confidence_2` and so on. An interrupted run
+continues where it stopped when the command is repeated.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_sphere import search
+from hf_sphere.training.output_dir import check_output_file
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.files import atomic_file, lock_folder
+from hf_sphere.utils.json_lines import JsonLines
+from hf_sphere.utils.texts import write_csv
+
+SUFFIXES = (".csv", ".parquet")
+
+
+@dataclass
+class PredictionArguments(Arguments):
+    """Model, images and file."""
+
+    model_name_or_path: str = argument(help="Image model with a head: folder or Hub id.")
+    images: str = argument(help="Folder of images (at any depth), image file, or name of a dataset.")
+    output: str = argument(help="File to write, with the suffix .csv or .parquet.")
+    split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
+    top_k: int = argument(5, "Number of predictions per image, at most that of the classes.", ge=1)
+    batch_size: int = argument(64, "Images per batch.", ge=1)
+    num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
+    skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
+    overwrite_output: bool = argument(False, "Replace the file.")
+    disable_tqdm: bool = argument(False, "Disable the progress bar.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if Path(self.output).suffix not in SUFFIXES:
+            raise ValueError(f"--output must end in {' or '.join(SUFFIXES)}; got {self.output}.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and predict."""
+    (args,) = parse_arguments((PredictionArguments,), argv, "Classify images, and write a CSV or parquet file.")
+    output = Path(args.output)
+    check_output_file(args.output, overwrite=args.overwrite_output)
+    source = search.ImageSource.of(args.images, args.split)
+    encoder = search.ImageEncoder(args.model_name_or_path)
+    if not encoder.class_names:
+        raise ValueError(f"{args.model_name_or_path} has no classes to predict; give a model with a head.")
+    unfinished = output.with_name(f".{output.name}.unfinished.jsonl")
+    with lock_folder(output, wait=False):
+        rows = predict(args, encoder, source, unfinished)
+        write_table(rows, output)
+        unfinished.unlink()
+    print(f"wrote     {output}: {len(rows):,} of {len(source):,} images")
+    labeled = [row for row in rows if row.get("label") in encoder.class_names]
+    if labeled:
+        right = sum(row["label"] == row["prediction"] for row in labeled)
+        print(f"accuracy  {right / len(labeled):.2%} of the {len(labeled):,} images with a label that the model knows")
+
+
+def predict(
+    args: PredictionArguments, encoder: "search.ImageEncoder", source: "search.ImageSource", unfinished: Path
+) -> list[dict[str, Any]]:
+    """Return a row per image; those of finished batches are kept in the unfinished file."""
+    digest = hashlib.sha256("\0".join(source.names).encode()).hexdigest()
+    settings: dict[str, Any] = {
+        "weights": encoder.weights,
+        "source": source.name,
+        "split": source.split,
+        "names": digest,
+    }
+    settings |= {"top_k": args.top_k, "skip": args.skip_unreadable_images}
+    done = JsonLines(unfinished)
+    if done and done.get("settings") != settings:
+        print(f"restart   {unfinished.name} is of another model, other images or other options")
+        unfinished.unlink()
+        done = JsonLines(unfinished)
+    if not done:
+        done["settings"] = settings
+    start = max((index + 1 for index in done if index != "settings"), default=0)
+    if start:
+        print(f"continue  after {start:,} of {len(source):,} images")
+    options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers}
+    options |= {"skip_unreadable": args.skip_unreadable_images, "progress": not args.disable_tqdm}
+    for indices, columns in encoder.encode(source, range(start, len(source)), **options):
+        cells = encoder.name_cells(source, indices, columns)
+        # Stable: of classes with equal probabilities, the first is the prediction.
+        ranked = columns["logits"].softmax(-1).sort(descending=True, stable=True)
+        for rank in range(1, min(args.top_k, len(encoder.class_names))):
+            cells[f"prediction_{rank + 1}"] = [encoder.class_names[n] for n in ranked.indices[:, rank].tolist()]
+            cells[f"confidence_{rank + 1}"] = ranked.values[:, rank].tolist()
+        rows = cells.pop("row")
+        done.add({row: dict(zip(cells, r, strict=True)) for row, *r in zip(rows, *cells.values(), strict=True)})
+    return [row for index, row in done.items() if index != "settings"]
+
+
+def write_table(table: list[dict[str, Any]], output: Path) -> None:
+    """Write the rows in the format of the suffix."""
+    if not table:
+        raise ValueError("none of the images can be read, so there is nothing to write.")
+    with atomic_file(output) as unfinished:
+        if output.suffix == ".csv":
+            with unfinished.open("w", newline="", encoding="utf-8") as file:
+                # Six digits are all that float32 has.
+                rows = [{key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()} for row in table]
+                write_csv(rows, file)
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            pq.write_table(pa.Table.from_pylist(table), unfinished)

@@ -1,0 +1,80 @@
+"""Convert an image dataset in its published layout to parquet files that all jobs can load.
+
+hf-sphere prepare imagenet200 --source data/tiny-imagenet-200 --output data/prepared/imagenet200
+hf-sphere prepare omniart --source data/omniart --output data/prepared/omniart --skip_missing
+hf-sphere prepare cub200 --source data/CUB_200_2011 --output data/prepared/cub200
+hf-sphere prepare sop --source data/Stanford_Online_Products --output data/prepared/sop
+hf-sphere prepare class_split --source data/mini_imagenet --output data/prepared/mini_imagenet
+
+imagenet200  {train,test}/<class>/*.jpg, or train/<class>/images/*.JPEG with val/images and val/val_annotations.txt,
+             whose val becomes the test split; with words.txt, if it exists, as names of the classes. Columns image,
+             label.
+omniart      {train,test}/<omni_id>.jpg with train_complete.csv and test_complete.csv. Columns image, label (the school)
+             and year.
+cub200       images/<class>/*.jpg with images.txt, image_class_labels.txt, train_test_split.txt and classes.txt.
+             Columns image, label.
+sop          <super class>_final/*.JPG with Ebay_train.txt and Ebay_test.txt, whose classes differ. Columns image, label
+             (the number of the class) and super_class.
+class_split  images/*.jpg with train.csv, val.csv and test.csv, next to images or in a folder split, whose first line is
+             filename,label and whose classes differ: the usual layout of mini-ImageNet and other few-shot datasets.
+             Splits train, validation and test; columns image, label (the name of the class).
+
+Image files are stored unchanged. Nothing is written if the data is incomplete, or if the numbers of classes and images
+differ from the published ones (not checked for class_split).
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.commands import command_of
+
+
+@dataclass
+class PrepareArguments(Arguments):
+    """Dataset and folders."""
+
+    kind: Literal["imagenet200", "omniart", "cub200", "sop", "class_split"] = argument(
+        help="Dataset; can also be passed as the first argument, without --kind."
+    )
+    source: str = argument(
+        help="Folder of the data as published. imagenet200: with the folders train and test or val; omniart: with the "
+        "folders train and test, train_complete.csv and test_complete.csv; cub200: with the folder images, images.txt, "
+        "image_class_labels.txt, train_test_split.txt and classes.txt; sop: with a folder per super class, "
+        "Ebay_train.txt and Ebay_test.txt; class_split: with the folder images, and train.csv, val.csv and test.csv "
+        "next to it or in a folder split."
+    )
+    output: str = argument(help="Output folder, for --dataset_name of `hf-sphere train`.")
+    overwrite_output_dir: bool = argument(False, "Replace the prepared data in output.")
+    skip_missing: bool = argument(
+        False, "Skip rows whose image is missing or unreadable, or whose school or year is unknown."
+    )
+    expect_counts: bool = argument(
+        True, "Require the published numbers of classes and images; false only prints warnings, for subsets."
+    )
+    disable_tqdm: bool = argument(False, "Disable progress bars.")
+
+
+RUNS = {
+    "imagenet200": ("train_image_classification", "prototypes/imagenet200-resnet32-d50"),
+    "omniart": ("train_joint_prediction", "prototypes/omniart-joint-w0.25"),
+    "cub200": ("train_image_classification", "prototypes/cub200-resnet34-d50"),
+    "sop": ("train_image_retrieval", "vmf/sop-retrieval-vmf"),
+    "class_split": ("train_few_shot", "few_shot/mini_imagenet-conv4-5shot-plain-cosine"),
+}
+"""The script of a task, and a configuration for the prepared data."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prepare a dataset."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and not words[0].startswith("-"):
+        words.insert(0, "--kind")
+    (args,) = parse_arguments((PrepareArguments,), words, "Convert published image data to parquet files.")
+    from hf_sphere.data.published_images.prepare import prepare_images
+
+    prepare_images(args)
+    script, run = RUNS[args.kind]
+    print(f"{command_of(script)} --config {run} --dataset_name {args.output}")

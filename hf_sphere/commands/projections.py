@@ -1,0 +1,177 @@
+"""Measure the bias of a network's hyperplane arrangements per layer, with significance tests.
+
+hf-sphere projections --model_name_or_path timm/resnet50.a1_in1k
+hf-sphere projections --model_name_or_path timm:vgg11_bn --layers all
+hf-sphere projections --model_name_or_path outputs/hyperplanes/cifar10-vgg11
+
+The model is a Hub repository or on disk (only its weights are read), or `timm:<name>`. The
+snapshots of a training run are measured as well. Writes `projections.json` (and `training.json` for the snapshots),
+`all_results.json`, and plots as PNG and SVG.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hf_sphere import hyperplanes, visualization
+from hf_sphere.training.output_dir import RESULTS_FILE, check_results_dir, read_settings, results_dir
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
+from hf_sphere.utils.files import read_json, write_json
+
+logger = logging.getLogger(__name__)
+
+RUN_SETTINGS = (
+    *("backbone", "dataset_name", "seed"),
+    *("label_noise", "shuffled_pixels", "sample_classes", "corruption_seed"),
+)
+"""Settings of a training run that are copied to the results."""
+SUFFIXES = (".png", ".svg")
+PLOTS = [f"{name}{suffix}" for name in ("masses", "histograms", "along_training") for suffix in SUFFIXES]
+FILES = ["projections.json", "training.json", "stages.json", "all_results.json", *PLOTS]
+"""Files that the recipe may write."""
+
+
+@dataclass
+class ProjectionArguments(Arguments):
+    """Model and layers."""
+
+    model_name_or_path: str = argument(
+        help="Folder of a training run, safetensors file or folder, Hub repository, or timm:<name>."
+    )
+    output_dir: str | None = argument(None, "Output folder; default: outputs/projections/<name of the model>.")
+    overwrite_output_dir: bool = argument(False, "Replace the results in output_dir.")
+    layers: Literal["conv", "linear", "all"] = argument("conv", "Kinds of layers.")
+    include_1x1: bool = argument(False, "Include pointwise (1x1) convolutions.")
+    normalize: bool = argument(True, "Normalize filters to unit length before projecting them.")
+    by_stage: bool = argument(
+        False, "Write stages.json as well, the results by stage and block, which requires building the model."
+    )
+    snapshots: list[str] | None = argument(
+        None, "Snapshot files of the model; default: those in the folder of the training run."
+    )
+    initial_model: str | None = argument(
+        None, "Model to measure distances from; default: the snapshot of epoch 0, if any."
+    )
+    random_weights: bool = argument(False, "Use the random initialization of a model of timm.")
+    seed: int = argument(0, "Seed of the random initialization.", **SEED)
+    disable_tqdm: bool = argument(False, "Disable the progress bar.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure a model and its snapshots, print the results, and write files and plots."""
+    (args,) = parse_arguments((ProjectionArguments,), argv, __doc__ or "")
+    from tqdm.auto import tqdm
+
+    from hf_sphere.utils.model_sources import file_name, find_weights
+
+    name = args.model_name_or_path
+    output_dir = Path(args.output_dir or f"outputs/projections/{file_name(name)}")
+    check_results_dir(output_dir, overwrite=args.overwrite_output_dir)
+    source: Any = find_weights(name, random_weights=args.random_weights, seed=args.seed)
+    snapshots = read_snapshots(args, source)
+    initial: Any = next((one for one in snapshots if one.epoch == 0), None)
+    if args.initial_model is not None:
+        initial = find_weights(args.initial_model)
+    if snapshots and isinstance(source, Path) and source.is_dir() and not any(source.glob("*.safetensors*")):
+        source = snapshots[-1]
+        print(f"{name} has no final model yet; these are the results of its snapshot of epoch {source.epoch}.\n")
+    statistics, distances = measure(args, source, initial)
+    metadata, accuracies = read_run(Path(name))
+    entries = []
+    for one in tqdm(snapshots, unit="snapshot", disable=args.disable_tqdm or not snapshots):
+        measured = dict(zip(("projections", "distances"), measure(args, one, initial), strict=True))
+        results = {key: result.to_dict() for key, result in measured.items() if result is not None}
+        entries.append({"epoch": one.epoch, **accuracies.get(one.epoch, {}), **results})
+    training = {"metadata": metadata, "epochs": entries}
+    stages = with_stages(args, statistics).by_stage(distances) if args.by_stage else None
+
+    with results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir):
+        print(statistics)
+        if distances is not None:
+            print(f"\nDistance from initialization\n{distances}")
+        statistics.save(output_dir / "projections.json")
+        if len(entries) > 1:
+            write_json(output_dir / "training.json", training)
+        if stages is not None:
+            write_json(output_dir / "stages.json", {"metadata": {"model": name, **metadata}, **stages})
+        plot(args, statistics.to_dict(), training, output_dir)
+        write_json(output_dir / "all_results.json", {"model": name, **metadata, **statistics.summary()})
+    print(f"\nResults in {output_dir}")
+
+
+def read_snapshots(args: ProjectionArguments, source: Any) -> list[Any]:
+    """Return the snapshots of the arguments, by default those in the folder of the training run."""
+    from hf_sphere.utils.snapshots import find_snapshots, list_snapshots
+
+    if args.snapshots is None:
+        return list_snapshots(source) if isinstance(source, Path) and source.is_dir() else []
+    snapshots, missing = find_snapshots(args.snapshots)
+    if missing:
+        logger.warning("Missing snapshots are skipped: %s.", ", ".join(map(str, missing)))
+    if not snapshots:
+        raise FileNotFoundError(f"all snapshots are missing: {', '.join(args.snapshots)}.")
+    return snapshots
+
+
+def measure(args: ProjectionArguments, source: Any, initial: Any) -> tuple["hyperplanes.ProjectionStatistics", Any]:
+    """Return the statistics of weights, and their distances from the initial weights if available."""
+    statistics = hyperplanes.projection_statistics(source, args.layers, args.normalize, args.include_1x1)
+    if initial is None:
+        return statistics, None
+    return statistics, hyperplanes.distance_from_initialization(source, initial, args.layers, args.include_1x1)
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
+    """Return the settings of a training run and its accuracies by epoch; both are empty for other models."""
+    settings = read_settings(folder)
+    if settings is None:
+        return {}, {}
+    metadata = {name: settings[name] for name in RUN_SETTINGS if settings.get(name) is not None}
+    accuracies: dict[int, dict[str, float]] = {}
+    if (folder / RESULTS_FILE).is_file():
+        results = read_json(folder / RESULTS_FILE)
+        try:
+            metadata["epoch"] = results["epoch"]
+            for entry in results["history"]:
+                values = {"train_accuracy": entry.get("train_accuracy")}
+                values["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
+                accuracies[entry["epoch"]] = {name: value for name, value in values.items() if value is not None}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{folder / RESULTS_FILE} is damaged: {error!r}.") from error
+    return metadata, accuracies
+
+
+def with_stages(args: ProjectionArguments, statistics: Any) -> "hyperplanes.ProjectionStatistics":
+    """Return statistics with stages, which a model defines but a file does not."""
+    from hf_sphere.utils.model_sources import load_classifier
+
+    if all(layer.stage is not None for layer in statistics.layers.values()):
+        return statistics
+    try:
+        model = load_classifier(args.model_name_or_path, random_weights=args.random_weights, seed=args.seed).model
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--by_stage needs a model, and none can be built from {args.model_name_or_path}: {error}"
+        ) from error
+    return hyperplanes.projection_statistics(model, args.layers, args.normalize, args.include_1x1)
+
+
+def plot(args: ProjectionArguments, statistics: dict[str, Any], training: dict[str, Any], output_dir: Path) -> None:
+    """Write the plots, each as PNG and SVG."""
+    title = Path(args.model_name_or_path).name
+    has_snapshots = len(training["epochs"]) > 1
+    try:
+        for suffix in SUFFIXES:
+            visualization.plot_projection_masses(statistics, title=title, path=output_dir / f"masses{suffix}")
+            if args.normalize:
+                visualization.plot_projection_histograms(
+                    training if has_snapshots else statistics, title=title, path=output_dir / f"histograms{suffix}"
+                )
+            if has_snapshots:
+                visualization.plot_projections_along_training(
+                    training, title=title, path=output_dir / f"along_training{suffix}"
+                )
+    except ImportError as error:
+        print(f"no plots: {error}")

@@ -1,0 +1,152 @@
+"""Find the most similar images of an index, print a table and draw a contact sheet.
+
+hf-sphere search --index outputs/index --query bird.jpg --top_k 5 --contact_sheet found.png
+hf-sphere search --index outputs/index --query photos --table found.csv
+hf-sphere search --index outputs/clip-index --text "a red bird"
+
+`hf-sphere index` builds the index.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hf_sphere import search
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.files import atomic_file, check_writable
+from hf_sphere.utils.texts import write_csv
+
+CELL, TEXT = 128, 30
+"""Side of an image of the contact sheet and height of the text below it, pixels."""
+
+MOST_QUERIES = 50
+"""Rows of the contact sheet."""
+
+
+@dataclass
+class SearchArguments(Arguments):
+    """Index, query and output."""
+
+    index: str = argument(help="Folder of the index.")
+    query: str | None = argument(None, "Image file, folder of images, or name of a dataset.")
+    text: str | None = argument(None, "Instead, a text, for a model such as CLIP.")
+    top_k: int = argument(5, "Number of neighbors; a query that is in the index is one of them.", ge=1)
+    leave_out_query: bool = argument(False, "Leave out a neighbor that is the same file, or row of a dataset.")
+    classes: list[str] | None = argument(
+        None, "Find only images of these classes; that of an image without a label is its prediction, shown with a '?'."
+    )
+    model_name_or_path: str | None = argument(None, "Model of the index, if it was moved.")
+    table: str | None = argument(None, "CSV file for the table; printed if not set.")
+    contact_sheet: str | None = argument(None, "PNG file for the images of up to 50 queries with their neighbors.")
+    skip_unreadable_images: bool = argument(False, "Leave out queries that cannot be read.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.query is None) == (self.text is None):
+            raise ValueError("give either --query or --text.")
+        if self.leave_out_query and self.text is not None:
+            raise ValueError("--leave_out_query is for --query; a text is not in the index.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and search."""
+    (args,) = parse_arguments((SearchArguments,), argv, "Find the most similar images of an index.")
+    for output in (args.table, args.contact_sheet):
+        if output is not None:
+            check_writable(output, is_folder=False)
+    index = search.ImageIndex.load(args.index, args.model_name_or_path)
+    source = None
+    count = sum(name in args.classes for name in index.classes()) if args.classes else len(index)
+    if 0 < count < args.top_k:
+        raise ValueError(f"--top_k must be at most {count:,}, the number of images to find; got {args.top_k}.")
+    if args.text is not None:
+        neighbors = index.search_texts([args.text], args.top_k, classes=args.classes)
+    else:
+        source = search.ImageSource.of(args.query)
+        options: dict[str, Any] = {"skip_unreadable": args.skip_unreadable_images, "progress": len(source) > 500}
+        top_k = min(args.top_k + args.leave_out_query, count)
+        neighbors = index.search(source, top_k, classes=args.classes, **options)
+        if args.leave_out_query:
+            neighbors = leave_out_queries(index, neighbors, source, args.top_k)
+    rows = make_table(index, neighbors)
+    if not rows:
+        raise ValueError("no image is left to find; leave out --leave_out_query.")
+    if args.table is None:
+        write_csv(rows, sys.stdout)
+    else:
+        with atomic_file(args.table) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
+            write_csv(rows, file)
+        print(f"wrote     {args.table}: {len(rows):,} rows")
+    if args.contact_sheet is not None:
+        queries = [source.open(row) if source else None for row in neighbors.queries.get("row", [0])[:MOST_QUERIES]]
+        sheet = draw_contact_sheet(index, neighbors, queries)
+        with atomic_file(args.contact_sheet) as unfinished:
+            sheet.save(unfinished, "PNG")
+        print(f"wrote     {args.contact_sheet}: {len(queries)} of {len(neighbors.rows)} queries")
+
+
+def leave_out_queries(index: "search.ImageIndex", neighbors: Any, source: Any, top_k: int) -> "search.Neighbors":
+    """Return the neighbors of queries, of which there are top_k + 1 each, without the queries themselves."""
+    queries = [str(Path(source.name) / name) for name in neighbors.queries["file"]]
+    pairs = zip(neighbors.rows.tolist(), queries, strict=True)
+    same = neighbors.rows.new_tensor([[row >= 0 and index.path(row) == query for row in rows] for rows, query in pairs])
+    order = same.argsort(dim=1, stable=True)[:, :top_k]  # queries are moved to the end
+    rows = neighbors.rows.masked_fill(same.bool(), -1)
+    return replace(neighbors, rows=rows.gather(1, order), distances=neighbors.distances.gather(1, order))
+
+
+def make_table(index: "search.ImageIndex", neighbors: "search.Neighbors") -> list[dict[str, Any]]:
+    """Return one row per neighbor: query, rank, id, file, class, distance, and the certainty of query and neighbor.
+
+    Paths below the working directory are relative to it. A class with a question mark is a prediction.
+    """
+    classes, rows, here = index.classes(mark="?"), [], f"{Path.cwd()}/"
+    for query, pairs in enumerate(zip(neighbors.rows.tolist(), neighbors.distances.tolist(), strict=True)):
+        for rank, (row, distance) in enumerate(zip(*pairs, strict=True), start=1):
+            if row < 0:
+                continue
+            cells = {"query": neighbors.queries["file"][query].removeprefix(here), "rank": rank}
+            cells |= {"id": index.images["id"][row], "file": index.path(row).removeprefix(here), "class": classes[row]}
+            cells["distance"] = f"{round(distance, 6):.6g}"
+            for name in ("confidence", "concentration"):
+                if name in neighbors.queries:
+                    certainty = index.images.get(name, {row: None})[row]
+                    cells[f"query_{name}"] = f"{neighbors.queries[name][query]:.4g}"
+                    cells[name] = "" if certainty is None else f"{certainty:.4g}"
+            rows.append(cells)
+    return rows
+
+
+def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Neighbors", queries: Sequence[Any]) -> Any:
+    """Draw a row of images per query: the query, and its neighbors with distance and class; "?" marks predictions.
+
+    The image of a query that is a text is None.
+    """
+    from PIL import Image, ImageDraw
+
+    classes = index.classes(mark="?")
+    sheet = Image.new("RGB", ((neighbors.rows.shape[1] + 1) * CELL, len(queries) * (CELL + TEXT)), "white")
+    draw = ImageDraw.Draw(sheet)
+
+    def place(column: int, line: int, image: Any, text: str) -> None:
+        left, top = column * CELL, line * (CELL + TEXT)
+        if image is not None:
+            scale = (CELL - 6) / max(image.size)
+            size = tuple(max(1, round(side * scale)) for side in image.size)
+            sheet.paste(image.convert("RGB").resize(size), (left + 3, top + 3))
+        draw.multiline_text((left + 3, top + CELL), text, fill="black", font_size=10, spacing=1)
+
+    for line, image in enumerate(queries):
+        place(0, line, image, f"query\n{Path(neighbors.queries['file'][line]).name[:22]}")
+        for column, row in enumerate(neighbors.rows[line].tolist(), start=1):
+            if row < 0:
+                continue
+            try:
+                neighbor = index.open_image(row)
+                note = classes[row].removesuffix("?")[:22] + "?" * classes[row].endswith("?")
+            except (ValueError, OSError):
+                neighbor, note = None, "(missing or changed)"
+            place(column, line, neighbor, f"{round(float(neighbors.distances[line, column - 1]), 4):.4g}\n{note}")
+    return sheet

@@ -1,0 +1,40 @@
+"""Train a model.
+
+hf-sphere train classification --config vmf/mnist-vmf --seed 1
+accelerate launch -m hf_sphere.commands.train few-shot --config few_shot/omniglot-conv4-5shot-spherized-cosine
+"""
+
+import difflib
+from collections.abc import Sequence
+
+from hf_sphere.commands.command_line import run_job, train
+
+TASKS = {
+    "classification": "image classifiers",
+    "retrieval": "image encoders for retrieval, evaluated on unseen classes",
+    "regression": "predictors of a number",
+    "joint": "predictors of a class and a number",
+    "few-shot": "few-shot classifiers, on episodes",
+    "masked-lm": "masked language models, plain or spherized",
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Train on the task that the first argument names, with the others."""
+    words = list(argv)
+    name = words.pop(0) if words else "--help"
+    if name in ("-h", "--help"):
+        print("Usage: hf-sphere train TASK [options]\n")
+        print("\n".join(f"  {task:<16}{summary}" for task, summary in TASKS.items()))
+        print("\nhf-sphere train TASK --help shows the options of a task.")
+        return
+    task = name.replace("_", "-")
+    if task not in TASKS:
+        (nearest,) = difflib.get_close_matches(task, TASKS, 1, 0.5) or [""]
+        hint = f"did you mean {nearest!r}?" if nearest else f"the tasks are {', '.join(TASKS)}."
+        raise ValueError(f"hf-sphere train: there is no task {name!r}; {hint}")
+    train(task.replace("-", "_"), words)
+
+
+if __name__ == "__main__":
+    run_job("train")
