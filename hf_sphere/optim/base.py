@@ -34,9 +34,8 @@ class SphereOptimizer(NamedOptimizer):
     step of Adam, or from `SGDMRT`, with those of SGD. If it sets `name`, `build_optimizer`, the recipes, timm and
     `TrainingArguments(optim=...)` accept this name.
 
-    The optimizers of this library implement `_rule`, a faster form of the rule for several parameters at once. A
-    subclass of another optimizer of torch also sets `momentum_key` and `has_second_moment`, and implements
-    `_step_of_torch`.
+    The optimizers of this library implement `_rule`, a faster form for several parameters at once. `AdamS` and `SGDMRT`
+    also inherit from the torch optimizer, set `momentum_key` and `has_second_moment`, and implement `_step_of_torch`.
 
     Example:
         >>> class SphereSGD(SGDMRT):
@@ -195,8 +194,7 @@ class SphereOptimizer(NamedOptimizer):
             v = block.second_moment.unsqueeze(1) if self.has_second_moment else x.new_zeros(len(x), 1)
             g = (-block.gradient if group["maximize"] else block.gradient).to(x.dtype) + decay * x
             at_zero = is_zero(lengths([x])).unsqueeze(1)
-            targets = (block.weight, m, v)
-            for target, value in zip(targets, self.rule(x, g, m, v, block.step, group), strict=True):
+            for target, value in zip((block.weight, m, v), self.rule(x, g, m, v, block.step, group), strict=True):
                 if value.shape != target.shape:
                     shapes = f"{tuple(target.shape)}; got {tuple(value.shape)}"
                     raise ValueError(f"rule of {type(self).__name__} must return tensors like x, m and v: {shapes}.")
