@@ -66,4 +66,4 @@ def is_module_name(name: Any) -> bool:
 def check_unique(kind: str, name: str, module: str, before: str | None) -> None:
     """Raise a ValueError if a module registers a name that another module has registered, unless that is a script."""
     if before not in (None, module, "__main__"):
-        raise ValueError(f"the name {name!r} of a {kind} of {module} is taken by {before}; choose another one.")
+        raise ValueError(f"{module} cannot define the {kind} {name!r}: {before} has this name; choose another.")

@@ -197,7 +197,7 @@ TAKEN = "from hf_sphere.nn import Head\n\nclass Mine(Head):\n    name = 'vmf'\n"
         ("raise RuntimeError('a\\nb')\n", r"parts\.py, line 1: RuntimeError: a b\. Correct"),
         (
             TAKEN,
-            r"parts\.py, line 3: ValueError: the name 'vmf' of a head of parts is taken by hf_sphere\.nn\.heads\.vmf",
+            r"parts\.py, line 3: ValueError: parts cannot define the head 'vmf': hf_sphere\.nn\.heads\.vmf",
         ),
     ],
     ids=["syntax", "exception", "exit", "another module", "lines", "head of the library"],
