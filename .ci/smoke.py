@@ -6,6 +6,7 @@ those jobs run again, and the blocks of the README run. Each command is printed 
 its status, a traceback, a warning of hf_sphere, or a mention of files that are only in the repository.
 """
 
+import itertools
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,41 +26,48 @@ from code_blocks import compare, read_page, run_python  # noqa: E402
 sys.path[:] = [path for path in sys.path if not Path(path).resolve().is_relative_to(REPOSITORY)]
 
 SECONDS = 360
-"""Allowed after the installations, of one processor: others may keep the machine busy."""
+"""Allowed after the installations, on two cores."""
 PORT = 7999
-COMMANDS = f"""
+MODEL = "hf-sphere train classification --config digits-lenet5-spherized --num_train_epochs 2 --output_dir model"
+CHAINS = f"""
 hf-sphere
 hf-sphere --version
 hf-sphere configs
 hf-sphere configs spherization/digits-lenet5-spherized
-hf-sphere train classification --config digits-lenet5-spherized --num_train_epochs 2 --output_dir model
-accelerate launch --cpu --num_processes 2 -m hf_sphere.commands.train classification --config digits-lenet5-plain \
-    --num_train_epochs 1 --output_dir two-processes
-hf-sphere train retrieval --dataset_name photos --backbone lenet5 --image_size 28 --head cosine --train_classes 50 \
-    --num_train_epochs 1 --output_dir retrieval
-hf-sphere train regression --config digits-regression-slant --num_train_epochs 1 --output_dir regression
-hf-sphere train joint --config digits-joint-slant --num_train_epochs 1 --output_dir joint
-hf-sphere train few-shot --config digits-linear-1shot-plain-cosine --num_train_epochs 1 --output_dir few-shot
-hf-sphere train masked-lm --model_name_or_path tiny-bert --from_scratch --spherized --dataset_name texts \
-    --max_seq_length 16 --num_train_epochs 1 --output_dir masked-lm
-hf-sphere predict --model_name_or_path model --images photos --output predictions.csv
+hf-sphere place --num_classes 10 --dim 3
+hf-sphere prepare class_split --source published --output prepared
+
 hf-sphere extract --model_name_or_path model --dataset_name digits --output_dir embeddings
 accelerate launch --cpu --num_processes 2 -m hf_sphere.commands.main extract --model_name_or_path model \
     --dataset_name digits --split train --output_dir train-embeddings
 hf-sphere evaluate --embeddings embeddings --train_embeddings train-embeddings --out_of_distribution train-embeddings
 hf-sphere visualize --embeddings embeddings
+
 hf-sphere index --model_name_or_path model --images photos --output_dir index
-hf-sphere index --model_name_or_path model --images photos --kind hnsw --output_dir approximate-index
 hf-sphere search --index index --query bird.jpg --contact_sheet found.png
 hf-sphere page --index index --port {PORT}
-hf-sphere export --model_name_or_path model --output model.onnx
-hf-sphere place --num_classes 10 --dim 3
-hf-sphere prepare class_split --source published --output prepared
+
+hf-sphere train masked-lm --model_name_or_path tiny-bert --from_scratch --spherized --dataset_name texts \
+    --max_seq_length 16 --num_train_epochs 1 --output_dir masked-lm
 hf-sphere analogies --model_name_or_path masked-lm --dataset_name questions --benchmarks animals \
-    --scorings perplexity embedding_similarity --num_shuffles 10
-hf-sphere projections --model_name_or_path model
-hf-sphere reinitialize --model_name_or_path model --num_random 1
+    --scorings perplexity embedding_similarity --num_shuffles 10 --output_dir analogies
+
+accelerate launch --cpu --num_processes 2 -m hf_sphere.commands.train classification --config digits-lenet5-plain \
+    --num_train_epochs 1 --output_dir two-processes
+hf-sphere train retrieval --dataset_name photos --backbone lenet5 --image_size 28 --head cosine --train_classes 50 \
+    --num_train_epochs 1 --output_dir retrieval
+hf-sphere train regression --config digits-regression-slant --num_train_epochs 1 --output_dir regression
+
+hf-sphere train joint --config digits-joint-slant --num_train_epochs 1 --output_dir joint
+hf-sphere train few-shot --config digits-linear-1shot-plain-cosine --num_train_epochs 1 --output_dir few-shot
+hf-sphere predict --model_name_or_path model --images photos --output predictions.csv
+
+hf-sphere index --model_name_or_path model --images photos --kind hnsw --output_dir approximate-index
+hf-sphere export --model_name_or_path model --output model.onnx
+hf-sphere projections --model_name_or_path model --output_dir projections
+hf-sphere reinitialize --model_name_or_path model --num_random 1 --output_dir reinitialized
 """
+"""Chains of commands that can run side by side; the commands of a chain follow each other."""
 WRONG = re.compile(
     r"Traceback \(most recent|hf_sphere/\S+\.py:\d+: \w*Warning|^(WARNING|ERROR) hf_sphere|recipes/|evaluate_modules"
     rf"|analogy/|{re.escape(str(REPOSITORY))}",
@@ -66,6 +75,8 @@ WRONG = re.compile(
 )
 EXTRA = re.compile(r"pip install '?hf_sphere\[")
 failures: list[str] = []
+refused: list[str] = []
+"""Commands that name an extra to install."""
 
 
 def main() -> None:
@@ -73,27 +84,29 @@ def main() -> None:
     Path(sys.argv[1]).mkdir()
     os.chdir(sys.argv[1])
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path("home").resolve()), "PYTHONWARNINGS": "default"}
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the tests; threads wait for each other on a busy machine
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    start = now()
+    os.environ |= {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    start = time.perf_counter()
     check_installed()
     make_data()
     report(start, "check the installed package, and make data")
-    commands = COMMANDS.strip().replace("\\\n", "").splitlines()
-    commands += [f"hf-sphere {name} --help" for name in helps(commands)]
-    refused = [command for command in commands if EXTRA.search(run(command, may_need_extra=True))]
-    seconds = now()[1] - start[1]
+    chains = [chain.replace("\\\n", "").splitlines() for chain in CHAINS.strip().split("\n\n")]
+    chains += [[f"hf-sphere {name} --help" for name in names_of_jobs([MODEL, *itertools.chain(*chains)])]]
+    run_chain([MODEL], has_extras=False)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda chain: run_chain(chain, has_extras=False), chains))
+    seconds = time.perf_counter() - start
     if len(sys.argv) > 2:
         subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", sys.argv[2]], check=True)
-        start = now()
-        for command in refused:
-            run(re.sub(r"--(output_dir|embeddings) (\S+)$", r"\g<0> --overwrite_output_dir", command))
+        start = time.perf_counter()
+        commands = [f"{c}{' --overwrite_output_dir' * (c.split()[1] not in ('page', 'export'))}" for c in refused]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda command: run_chain([command], has_extras=True), commands))
         run_readme()
-        seconds += now()[1] - start[1]
+        seconds += time.perf_counter() - start
+    print(f"{seconds:6.1f} s in all")
     if seconds > SECONDS:
         failures.append(f"{seconds:.0f} s are more than {SECONDS}")
-    print(f"{seconds:.0f} s of one processor in all")
-    sys.exit("\n\n".join(["\nFailed:", *failures]) if failures else 0)
+    sys.exit("\n".join(["Failed:", *failures]) if failures else 0)
 
 
 def check_installed() -> None:
@@ -118,15 +131,15 @@ def check_installed() -> None:
                 raise
 
 
-def helps(commands: list[str]) -> list[str]:
-    """Return the jobs and tasks; each must be in the commands."""
+def names_of_jobs(commands: list[str]) -> list[str]:
+    """Return the jobs and tasks; the commands must run each."""
     from hf_sphere.commands import JOBS
     from hf_sphere.commands.train import TASKS
 
     names = [*JOBS, *(f"train {task}" for task in TASKS)]
     missing = [name for name in names if not any(f"hf-sphere {name}" in command for command in commands)]
     if missing:
-        failures.append(f"no command runs {', '.join(missing)}; add one to COMMANDS")
+        failures.append(f"no command runs {', '.join(missing)}; add one to CHAINS")
     return names
 
 
@@ -177,26 +190,34 @@ def make_data() -> None:
     transformers.BitImageProcessor(**processor).save_pretrained("facebook/dinov2-small")
 
 
-def run(command: str, *, may_need_extra: bool = False) -> str:
-    """Run a command and return its output; a search page is stopped after a request."""
-    start = now()
-    words = shlex.split(command, comments=True)
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    address = f"http://localhost:{words[words.index('--port') + 1] if '--port' in words else 7860}"
-    while words[1:2] == ["page"] and "--help" not in words and process.poll() is None:
+def run_chain(commands: list[str], *, has_extras: bool) -> None:
+    """Run commands; a search page is stopped after a request."""
+    for command in commands:
+        start = time.perf_counter()
+        words = shlex.split(command, comments=True)
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if words[1:2] == ["page"] and "--help" not in words:
+            stop_page(process, int(words[words.index("--port") + 1]) if "--port" in words else 7860)
+        output = process.stdout.read() if process.stdout else ""
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        report(start, command, usage.ru_utime + usage.ru_stime)
+        needs_extra = not has_extras and bool(EXTRA.search(output))
+        refused.extend([command] * needs_extra)
+        if WRONG.search(output) or (status and not (needs_extra and len(output.strip().splitlines()) <= 2)):
+            failures.append(command)
+            print(f"failed with status {process.returncode}:\n{output}")
+
+
+def stop_page(process: subprocess.Popen, port: int) -> None:
+    """Wait until a page answers a request, and press Ctrl-C."""
+    while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         try:
-            if urllib.request.urlopen(f"{address}/config").status == 200:
-                process.send_signal(signal.SIGINT)
-                break
+            urllib.request.urlopen(f"http://localhost:{port}/config").close()
+            process.send_signal(signal.SIGINT)
+            return
         except OSError:
-            time.sleep(0.3)
-    output, _ = process.communicate(timeout=SECONDS)
-    report(start, command)
-    needs_extra = may_need_extra and EXTRA.search(output) and len(output.strip().splitlines()) <= 3
-    if WRONG.search(output) or (process.returncode and not needs_extra):
-        failures.append(command)
-        print(f"failed with status {process.returncode}:\n{output}")
-    return output
+            time.sleep(0.2)
 
 
 def run_readme() -> None:
@@ -211,30 +232,24 @@ def run_readme() -> None:
             code = code.replace(old, new)
         for command in code.replace("\\\n", " ").splitlines() if block.language in ("bash", "shell") else ():
             if command.startswith(("hf-sphere", "accelerate")):
-                run(command)
+                run_chain([command], has_extras=True)
             else:
                 print(f"         left out: {command}")
         try:
             if block.language == "text":
                 compare(code, printed)
             if block.language == "python":
-                start = now()
+                start = time.perf_counter()
                 printed = run_python(code, page, block.line, names)
                 report(start, f"{place}, python")
         except (Exception, SystemExit) as error:
             failures.append(f"{place}: {type(error).__name__}: {error}")
 
 
-def now() -> tuple[float, float]:
-    """Return the time and the processor time of this process and its finished commands, in seconds."""
-    used = os.times()
-    return time.perf_counter(), used.user + used.system + used.children_user + used.children_system
-
-
-def report(start: tuple[float, float], text: str) -> None:
-    """Print the seconds and the processor seconds since the start."""
-    (begun, used), (time_now, used_now) = start, now()
-    print(f"{time_now - begun:6.1f} s {used_now - used:6.1f} s cpu  {' '.join(text.split())}", flush=True)
+def report(start: float, text: str, used: float | None = None) -> None:
+    """Print the seconds since the start, and the processor seconds if they are known."""
+    processor = "" if used is None else f"{used:.1f} s"
+    print(f"{time.perf_counter() - start:6.1f} s {processor:>8}  {' '.join(text.split())}", flush=True)
 
 
 if __name__ == "__main__":
