@@ -34,7 +34,7 @@ test-peers: $(READY)  ## run the tests of scipy, torch, transformers and others 
 soak: $(READY)  ## disturb training runs, indices, embeddings and predictions for MINUTES; prints the counts
 	$(RUN) tests/recipes/soak.py --minutes $(or $(MINUTES),10)
 
-bad-input: $(READY)  ## call the recipes with bad command lines, files and folders, if given for MINUTES; prints the counts
+bad-input: $(READY)  ## call the commands with bad command lines, files and folders, if given for MINUTES; prints the counts
 	$(RUN) tests/recipes/bad_input.py $(if $(MINUTES),--minutes $(MINUTES))
 
 lint: $(READY)  ## check style and types

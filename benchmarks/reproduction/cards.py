@@ -10,10 +10,11 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from hf_sphere.training.model_card import TEMPLATE, on_one_line, wrap_command
 from hf_sphere.training.tasks import find_task
+from hf_sphere.utils.commands import command_of
 from hf_sphere.utils.renamed import rename_options
 from reproduction.claims import show_seeds
 from reproduction.definitions import define, is_share
-from reproduction.entries import ROOT, WITHOUT_EFFECT, read_settings
+from reproduction.entries import ROOT, SCRIPTS, WITHOUT_EFFECT, read_settings
 from reproduction.published import show_published
 from reproduction.tables import CIFAR_NOTE, Source, mean_minutes, read_rows, show_from_published, show_mean
 
@@ -111,6 +112,7 @@ def render_card(group: str, source: Source, papers: Sequence[Paper], limits: Seq
     data = runs[0]["data"]["name"]
     data_name = f"{data}{JPEG_COPY}" if _is_jpeg_copy(runs) else data
     output = settings.get("output_dir", f"outputs/{config}")
+    command = command_of(SCRIPTS[planned.entry.task])
     card = ModelCard.from_template(
         ModelCardData(
             library_name="transformers",
@@ -153,7 +155,7 @@ def render_card(group: str, source: Source, papers: Sequence[Paper], limits: Seq
             for name, value in settings.items()
             if name not in (*MODEL, *WITHOUT_EFFECT, "dataset_name", *MEASURES)
         ],
-        command=wrap_command(["python", planned.script, *planned.arguments(runs[0].get("overrides"))]),
+        command=wrap_command([*command.split(), *planned.arguments(runs[0].get("overrides"))]),
         versions=_versions(runs),
         hardware=", ".join(sorted({run["device"] for run in runs})),
         duration=_duration(runs, planned.entry.device),
