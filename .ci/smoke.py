@@ -23,8 +23,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.append(str(REPOSITORY / "docs" / "_tools"))
 from code_blocks import compare, read_page, run_python  # noqa: E402
 
-sys.path[:] = [path for path in sys.path if not Path(path).resolve().is_relative_to(REPOSITORY)]
-
 SECONDS = 360
 """Allowed after the installations, on two cores."""
 PORT = 7999
@@ -39,8 +37,8 @@ hf-sphere prepare class_split --source published --output prepared
 
 hf-sphere extract --model_name_or_path model --dataset_name digits --output_dir embeddings
 accelerate launch --cpu --num_processes 2 -m hf_sphere.commands.main extract --model_name_or_path model \
-    --dataset_name digits --split train --output_dir train-embeddings
-hf-sphere evaluate --embeddings embeddings --train_embeddings train-embeddings --out_of_distribution train-embeddings
+    --dataset_name photos --output_dir photo-embeddings
+hf-sphere evaluate --embeddings embeddings
 hf-sphere visualize --embeddings embeddings
 
 hf-sphere index --model_name_or_path model --images photos --output_dir index
@@ -81,6 +79,7 @@ refused: list[str] = []
 
 def main() -> None:
     """Run everything in the folder of the first argument."""
+    sys.path[:] = [path for path in sys.path if not Path(path).resolve().is_relative_to(REPOSITORY)]
     Path(sys.argv[1]).mkdir()
     os.chdir(sys.argv[1])
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path("home").resolve()), "PYTHONWARNINGS": "default"}
@@ -89,11 +88,10 @@ def main() -> None:
     check_installed()
     make_data()
     report(start, "check the installed package, and make data")
-    chains = [chain.replace("\\\n", "").splitlines() for chain in CHAINS.strip().split("\n\n")]
-    chains += [[f"hf-sphere {name} --help" for name in names_of_jobs([MODEL, *itertools.chain(*chains)])]]
+    helps = [f"hf-sphere {name} --help" for name in names_of_jobs([MODEL, *itertools.chain(*chains())])]
     run_chain([MODEL], has_extras=False)
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda chain: run_chain(chain, has_extras=False), chains))
+        list(pool.map(lambda chain: run_chain(chain, has_extras=False), [*chains(), helps]))
     seconds = time.perf_counter() - start
     if len(sys.argv) > 2:
         subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", sys.argv[2]], check=True)
@@ -129,6 +127,11 @@ def check_installed() -> None:
         except ImportError as error:
             if not EXTRA.search(str(error)):
                 raise
+
+
+def chains() -> list[list[str]]:
+    """Return the commands of each chain."""
+    return [chain.replace("\\\n", "").splitlines() for chain in CHAINS.strip().split("\n\n")]
 
 
 def names_of_jobs(commands: list[str]) -> list[str]:
@@ -202,11 +205,20 @@ def run_chain(commands: list[str], *, has_extras: bool) -> None:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         report(start, command, usage.ru_utime + usage.ru_stime)
-        needs_extra = not has_extras and bool(EXTRA.search(output))
-        refused.extend([command] * needs_extra)
-        if WRONG.search(output) or (status and not (needs_extra and len(output.strip().splitlines()) <= 2)):
+        if EXTRA.search(output):
+            refused.append(command)
+        if is_failure(output, process.returncode, has_extras=has_extras):
             failures.append(command)
             print(f"failed with status {process.returncode}:\n{output}")
+
+
+def is_failure(output: str, status: int, *, has_extras: bool) -> bool:
+    """Return whether a command failed, other than by a sentence that names an extra that is not installed."""
+    needs_extra = EXTRA.search(output) is not None
+    if has_extras and needs_extra:
+        return True
+    refuses = needs_extra and len(output.strip().splitlines()) <= 2
+    return WRONG.search(output) is not None or (status != 0 and not refuses)
 
 
 def stop_page(process: subprocess.Popen, port: int) -> None:
