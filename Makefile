@@ -9,7 +9,7 @@ RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 .PHONY: demo test test-oldest test-transformers test-peers soak bad-input lint format bench docs notebooks package
 
 demo: $(DEMO)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
-	$(RUN) examples/demo.py
+	OMP_NUM_THREADS=1 $(RUN) examples/demo.py
 
 test: $(READY)  ## run the test suite, without network, on all cores
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal
