@@ -4,6 +4,8 @@ VENV := .venv
 OLDEST := build/oldest
 READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
+# Python compiles what it imports; compiling all that is installed would take as long as the rest of the installation.
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 
 .PHONY: demo test test-oldest test-transformers test-peers soak bad-input lint format bench docs notebooks package
@@ -84,10 +86,10 @@ package:  ## build the wheel and the sdist, install the wheel in a new environme
 $(DEMO): pyproject.toml
 	@echo "Setting up $(VENV): PyTorch and the Hugging Face libraries, some 6 GB, a few minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[plots]"
+	$(PIP) -e ".[plots]"
 	@touch $(DEMO)
 
 $(READY): $(DEMO)
 	@echo "Installing what tests, documentation and notebooks need, a few minutes"
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(PIP) -e ".[dev]"
 	@touch $(READY)
