@@ -18,6 +18,7 @@ from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.commands import COMMANDS, running
+from hf_sphere.utils.imports import import_modules
 from hf_sphere.utils.texts import PrintableStream, shortage
 
 USER_ERRORS = (
@@ -35,8 +36,8 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | No
         argv: Command-line arguments without the program name; `sys.argv[1:]` if None.
         script: `__file__` of a script of one's own, which reads the configurations of all tasks.
     """
+    argv = import_modules(sys.argv[1:] if argv is None else argv)
     task = find_task(task_name)
-    argv = list(sys.argv[1:] if argv is None else argv)
     command = f"train {task_name.replace('_', '-')}"
     recipe = {words: name for name, words in COMMANDS.items()}.get(command) if script is None else None
     arguments = parse_arguments(task.arguments, argv, task.summary, recipe)
@@ -52,14 +53,15 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | No
 
 
 def run_job(name: str, argv: Sequence[str] | None = None) -> None:
-    """Import the module of a job and call its `main` like a program, see `run_main`."""
+    """Import the modules of `--import` and that of a job, and call its `main` like a program, see `run_main`."""
     job = JOBS[name]
     running.set(f"hf-sphere {name}")
     # Bars of downloads would mix with those of the job.
     environment = {} if name == "train" else {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **job.environment}
 
     def main(words: Sequence[str] | None) -> None:
-        import_module(f"hf_sphere.commands.{name}").main(sys.argv[1:] if words is None else words)
+        words = import_modules(sys.argv[1:] if words is None else words)  # before the job parses the others
+        import_module(f"hf_sphere.commands.{name}").main(words)
 
     run_main(main, argv, job.stopped, environment)
 

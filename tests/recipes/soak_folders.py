@@ -41,7 +41,7 @@ from PIL import Image
 
 from hf_sphere.search import ImageIndex
 from hf_sphere.search.store import read_embeddings
-from hf_sphere.training.command_line import run_recipe
+from hf_sphere.commands.command_line import run_main
 
 State = tuple[str, ...]
 """What a result was made of: folders of images, or the seed of a sample. Empty if there is none."""
@@ -66,7 +66,7 @@ class Command:
 
     def __call__(self) -> None:
         recipe = import_module(self.recipe)
-        run_recipe(lambda _: recipe.main([*self.argv, "--disable_tqdm", "--num_workers", "0"]))
+        run_main(lambda _: recipe.main([*self.argv, "--disable_tqdm", "--num_workers", "0"]))
 
     @property
     def line(self) -> str:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from datasets import load_dataset
 from PIL import Image
-from published_images.layouts import PUBLISHED, Published
 
 from hf_sphere.data import (
     ImageData,
@@ -24,6 +23,7 @@ from hf_sphere.data import (
     load_image_split,
 )
 from hf_sphere.data.parquet import ParquetSplit
+from hf_sphere.data.published_images.layouts import PUBLISHED, Published
 from hf_sphere.utils.configs import load_config
 
 BROKEN = b"not an image"

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from hf_sphere.training import find_task, task_names, tasks
-from hf_sphere.training.command_line import train
+from hf_sphere.commands.command_line import train
 
 TOY = '''
 """Even or odd."""

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from hf_sphere.models import REQUIRES
+from hf_sphere.models.own_parts import check_own_parts, own_parts
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.layers import Spherization
 from hf_sphere.nn.prototypical import PrototypicalClassifier
@@ -109,11 +110,12 @@ class SphereVisionConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Return the configuration with the values of a file, which must not make the model load other files."""
         check_settings(config_dict)
+        check_own_parts({**config_dict, **kwargs})
         return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields, and a note on the package to install."""
-        fields = super().to_dict() | {"requires": REQUIRES}
+        """Return the fields, and notes on what to install and import."""
+        fields = super().to_dict() | {"requires": REQUIRES} | own_parts(self)
         fields.pop("_local_backbone", None)
         return fields
 
