@@ -4,7 +4,7 @@
 
 The python blocks of a page run in one namespace and in a temporary folder, without network. A `text` block after a
 python block is its output, where `...` stands for any text. A `bash` block is not run: each command is passed to the
-argument parser of its script, which also reads the YAML files; make targets and extras of pip must exist.
+argument parser of its job or script, which also reads the YAML files; make targets and extras of pip must exist.
 
 The front matter of a page may have `requires`, modules without which the page is not checked; `files`, a mapping of
 names to files or folders of the repository that are copied to the temporary folder; and `replace`, a mapping of texts
@@ -23,7 +23,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from unittest import mock
 
 import yaml
 
+from hf_sphere.commands import JOBS
 from hf_sphere.utils.configs import config_names
 
 ROOT = Path(__file__).parents[2]
@@ -141,8 +142,14 @@ def check_commands(code: str) -> None:
                 raise ValueError(f"the Makefile has no such target: {shlex.join(words)}")
         elif words[:2] == ["pip", "install"]:
             check_extras(words)
+        elif words[:1] == ["hf-sphere"]:
+            check_job(words[1:])
         elif words and words[0] in ("python", "accelerate", "torchrun"):
-            check_script(*script_of(words))
+            script, argv = script_of(words)
+            if script.startswith("hf_sphere.commands."):
+                check_job([script.rpartition(".")[2], *argv])
+            else:
+                check_script(script, argv)
         elif words and words[0] not in ("hf", "cd", "source"):
             raise ValueError(f"unknown kind of command: {shlex.join(words)}")
 
@@ -160,6 +167,7 @@ def check_extras(words: list[str]) -> None:
 def script_of(words: list[str]) -> tuple[str, list[str]]:
     """Return the script of a command and its arguments; those of the launcher are parsed."""
     if words[0] == "python":
+        words = [word for word in words if word != "-m"]
         return words[1], words[2:]
     if words[0] == "torchrun":
         from torch.distributed.run import parse_args
@@ -172,25 +180,44 @@ def script_of(words: list[str]) -> tuple[str, list[str]]:
     return launch.training_script, launch.training_script_args
 
 
+def check_job(words: list[str]) -> None:
+    """Call the `main` of a job of `hf-sphere` until it has parsed its arguments; without arguments, jobs print."""
+    if not words or words == ["--version"]:
+        return
+    job, *argv = words
+    if job not in JOBS:
+        raise ValueError(f"there is no job {job}")
+    module = importlib.import_module(f"hf_sphere.commands.{job}")
+    _call_until_parsed(f"hf-sphere {job}", argv, lambda argv: module.main(argv))
+
+
 def check_script(script: str, argv: list[str]) -> None:
     """Call the `main` of a script until it has parsed its arguments."""
     path = ROOT / script
-    argv = [fill_in(word) for word in argv]
     if not path.is_file():
         raise ValueError(f"there is no script {script}")
-    with _stop_after_parsing(), _folder_of_runs(argv), contextlib.redirect_stderr(io.StringIO()) as messages:
+
+    def main(argv: list[str]) -> None:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         module = importlib.util.module_from_spec(spec)
-        with mock.patch.object(sys, "path", [str(path.parent), *sys.path]), _without_gradio():
+        with mock.patch.object(sys, "path", [str(path.parent), *sys.path]):
             spec.loader.exec_module(module)
+        with mock.patch.object(sys, "argv", [script, *argv]):
+            module.main()
+
+    _call_until_parsed(script, argv, main)
+
+
+def _call_until_parsed(name: str, argv: list[str], main: Callable[[list[str]], None]) -> None:
+    argv = [fill_in(word) for word in argv]
+    with _stop_after_parsing(), _folder_of_runs(argv), contextlib.redirect_stderr(io.StringIO()) as messages:
         try:
-            with mock.patch.object(sys, "argv", [script, *argv]):
-                module.main()
+            main(argv)
         except _ParsedError:
             return
         except SystemExit as stop:
             raise ValueError(messages.getvalue().strip()) from stop
-    raise ValueError(f"{script} parsed no arguments")
+    raise ValueError(f"{name} parsed no arguments")
 
 
 @contextlib.contextmanager
@@ -212,18 +239,9 @@ def fill_in(word: str) -> str:
 
 
 @contextlib.contextmanager
-def _without_gradio() -> Iterator[None]:
-    """Replace gradio, whose import takes seconds and which parses no arguments, unless it is imported already."""
-    stand_in = sys.modules.setdefault("gradio", mock.MagicMock())
-    yield
-    if isinstance(stand_in, mock.MagicMock):
-        del sys.modules["gradio"]
-
-
-@contextlib.contextmanager
 def _stop_after_parsing() -> Iterator[None]:
     """Let both ways to parse arguments, that of the recipes and argparse's, raise `_ParsedError` when they succeed."""
-    from hf_sphere.training import command_line
+    from hf_sphere.commands import command_line
     from hf_sphere.utils import arguments
 
     known = argparse.ArgumentParser.parse_known_args
@@ -236,12 +254,16 @@ def _stop_after_parsing() -> Iterator[None]:
         return wrapper
 
     stop = stopping(arguments.parse_arguments)
+    modules = [command_line, *(importlib.import_module(f"hf_sphere.commands.{job}") for job in JOBS)]
     with (
+        contextlib.ExitStack() as stack,
         mock.patch.object(arguments, "parse_arguments", stop),
-        mock.patch.object(command_line, "parse_arguments", stop),
         mock.patch.object(argparse.ArgumentParser, "parse_args", stopping(argparse.ArgumentParser.parse_args)),
         mock.patch.object(argparse.ArgumentParser, "parse_known_args", stopping(known)),
     ):
+        for module in modules:
+            if hasattr(module, "parse_arguments"):
+                stack.enter_context(mock.patch.object(module, "parse_arguments", stop))
         yield
 
 

@@ -34,6 +34,12 @@ def test_code_blocks_of_a_page_run_and_print_what_it_shows(name):
             "```bash\npython recipes/place_prototypes.py --dim 3 --num_clases 3\n```\n",
             r"block 2 .*unknown argument '--num_clases'",
         ),
+        ("```bash\nhf-sphere place --dim 3 --num_clases 3\n```\n", r"block 2 .*unknown argument '--num_clases'"),
+        ("```bash\nhf-sphere plaice --dim 3\n```\n", r"block 2 .*there is no job plaice"),
+        (
+            "```bash\naccelerate launch -m hf_sphere.commands.train few-shot --seeds 1\n```\n",
+            r"block 2 .*unknown argument '--seeds'",
+        ),
         ("```bash\npython recipes/missing.py\n```\n", r"block 2 .*there is no script recipes/missing\.py"),
         ("```bash\nmake coffee\n```\n", r"block 2 .*the Makefile has no such target"),
         ('```bash\npip install -e ".[plost]"\n```\n', r"block 2 .*unknown extras: plost"),
