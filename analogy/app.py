@@ -40,7 +40,7 @@ HIGHLIGHT = "background-color: #9be7b5; color: black; font-weight: bold"
 INTRODUCTION = """# Word analogies
 Which pair of words has the same relation as the first one? A language model scores a sentence for each choice; **the
 choice with the lowest cost is the answer**. A single question does not measure a model:
-`recipes/evaluate_analogies.py` of `hf_sphere` reports accuracies on benchmarks, next to the accuracy of guessing.
+`hf-sphere analogies` of `hf_sphere` reports accuracies on benchmarks, next to the accuracy of guessing.
 """
 
 

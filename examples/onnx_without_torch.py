@@ -1,4 +1,4 @@
-"""Classify images with a model exported by recipes/export_onnx.py, with onnxruntime, numpy and Pillow alone.
+"""Classify images with a model exported by hf-sphere export, with onnxruntime, numpy and Pillow alone.
 
 python examples/onnx_without_torch.py outputs/birds.onnx bird.jpg another.jpg
 

@@ -28,7 +28,6 @@ from hf_sphere.utils.snapshots import list_snapshots
 from hf_sphere.visualization import check_matplotlib
 from hf_sphere.visualization.figures import save_figure
 
-ROOT = Path(__file__).parent.parent
 KINDS = ("plain", "spherized")
 COLORS = ("#3f90da", "#ffa90e")
 
@@ -67,15 +66,18 @@ def main() -> None:
 
 
 def train(kind: str, output_dir: Path, epochs: int, seed: int) -> None:
-    """Run the recipe with a configuration."""
+    """Train a configuration."""
     command = [
-        *("recipes/train_image_classification.py", "--config", f"spherization/toy-{kind}"),
+        *("train", "classification", "--config", f"spherization/toy-{kind}"),
         *("--output_dir", str(output_dir), "--num_train_epochs", str(epochs), "--snapshot_epochs", str(epochs)),
         *("--seed", str(seed)),
     ]
-    print("    python " + " ".join(command), flush=True)
-    command = [str(ROOT / word) if word.startswith("recipes/") else word for word in command]
-    subprocess.run([sys.executable, *command, "--overwrite_output_dir"], check=True, stdout=subprocess.DEVNULL)
+    print("    hf-sphere " + " ".join(command), flush=True)
+    subprocess.run(
+        [sys.executable, "-m", "hf_sphere.commands.main", *command, "--overwrite_output_dir"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 @torch.inference_mode()

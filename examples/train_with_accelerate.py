@@ -2,7 +2,7 @@
 
 accelerate launch examples/train_with_accelerate.py --image_size 28 --learning_rate 2e-3
 
-The numbers are those of `recipes/train_image_classification.py` with `--lr_scheduler_type linear`.
+The numbers are those of `hf-sphere train classification` with `--lr_scheduler_type linear`.
 """
 
 from dataclasses import dataclass

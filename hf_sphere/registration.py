@@ -1,14 +1,25 @@
 """Registration with transformers, timm and PEFT, each right after it has been imported.
 
-`import hf_sphere` must stay fast, and the hooks run in the middle of transformers' own imports. Tokenizers, the image
-processor and the backbones are registered by the public functions. Models cannot be imported in the hook of
-`modeling_auto`: transformers' modeling files import that module themselves, and text models must not import timm.
-Configurations and models are therefore added to transformers' tables by name, like its own. This needs private
-attributes of the tables, which only this file uses; `tests/models/test_registration.py` fails if they change.
+`import hf_sphere` must stay fast, and the hooks run in the middle of the imports of these libraries. Tokenizers, the
+image processor and the backbones are registered by public functions. The rest has no public way; only this file uses
+what is private, and the tests named here fail if it changes:
+
+- Configurations and models: `_model_mapping`, `_reverse_config_mapping` and `_modules` of the tables of the Auto
+  classes (`tests/models/test_registration.py`). `AutoConfig.register` and `AutoModel.register` take classes, but models
+  cannot be imported in the hook of `modeling_auto`: transformers' modeling files import that module themselves, and
+  text models must not import timm. Pipelines also log that a model added by `register` is not supported.
+- Names of optimizers in `TrainingArguments(optim=...)`: the members of the enumeration `OptimizerNames`, and
+  `_OPTIMIZER_HANDLERS` (`tests/optim/test_trainer.py`). The public ways take no name: `optimizer_cls_and_kwargs` of the
+  `Trainer`, with a class or a factory, and `Trainer.get_optimizer_cls_and_kwargs`, which a subclass can override.
+- Optimizers of timm: `default_registry`, to which its public class has the method `register`, stands in a private
+  module; and its `create_optimizer` is wrapped for the parameter groups, which timm forms without the optimizer
+  (`tests/optim/test_timm.py`).
+- Default layers of PEFT's adapters: the tables in `peft.utils.constants` (`tests/models/test_registration.py`).
 """
 
 import functools
 import importlib.util
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +27,7 @@ import wrapt
 
 from hf_sphere import models
 from hf_sphere.models.sphere_encoder import ENCODERS
-from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
+from hf_sphere.optim.optimizers import listeners, optimizer_class, optimizer_names
 
 __all__ = ["register"]
 
@@ -45,6 +56,15 @@ def register() -> None:
         if module not in _installed:
             _installed.add(module)
             wrapt.register_post_import_hook(hook, module)
+    if _update_optimizers not in listeners:
+        listeners.append(_update_optimizers)
+
+
+def _update_optimizers() -> None:
+    """Register an optimizer that was added after the libraries had been imported."""
+    for name in ("transformers.training_args", "transformers.trainer_optimizer", "timm.optim._optim_factory"):
+        if name in sys.modules:
+            _HOOKS[name](sys.modules[name])
 
 
 def _register_configurations(auto: ModuleType) -> None:
@@ -130,7 +150,10 @@ def _register_optimizers_with_timm(factory: ModuleType) -> None:
     """
     registry = factory.default_registry
     kinds = {name.replace("_", ""): optimizer_class(name) for name in optimizer_names()}
-    classes = {name: kind for name, kind in kinds.items() if name not in registry._optimizers}  # timm has a muon
+    names = registry.list_optimizers()  # timm has a muon; a class of a script may have been defined again
+    known = {name: registry.get_optimizer_info(name).opt_class for name in names if name in kinds}
+    own = {name for name, kind in known.items() if getattr(kind, "name", "") and kind is not kinds[name]}
+    classes = {name: kind for name, kind in kinds.items() if name not in known or name in own}
     if not classes:
         return
     for name, kind in classes.items():

@@ -7,10 +7,14 @@ from hf_sphere.hyperplanes import distance_from_initialization, projection_stati
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
+def build():
+    return timm.create_model("vgg11_cifar", hidden=0, num_classes=10, in_chans=3)
+
+
 @pytest.fixture
 def model():
     torch.manual_seed(0)
-    return timm.create_model("vgg11_cifar", hidden=0, num_classes=10, in_chans=3).eval()
+    return build().eval()
 
 
 def test_statistics_on_the_device_match_the_cpu(model):
@@ -36,16 +40,16 @@ def test_reinitialized_layers_on_the_device_give_the_accuracies_of_the_cpu(model
     images = torch.randn(200, 3, 32, 32, device="cuda")
     with torch.inference_mode():
         labels = torch.cat([model(batch).argmax(-1) for batch in images.split(64)])
-    snapshot = timm.create_model("vgg11_cifar", hidden=0, num_classes=10, in_chans=3).state_dict()
+    snapshot, options = build().state_dict(), {"layers": "conv", "num_random": 1, "fresh": build}
 
     @torch.inference_mode()
     def accuracy(net):
         pairs = zip(images.split(64), labels.split(64), strict=True)
         return float(sum((net(x).argmax(-1) == y).sum() for x, y in pairs) / len(labels))
 
-    found = reinitialization_robustness(model, [snapshot], accuracy, layers="conv", num_random=1)
+    found = reinitialization_robustness(model, [snapshot], accuracy, **options)
     model, images, labels = model.cpu(), images.cpu(), labels.cpu()
-    expected = reinitialization_robustness(model, [snapshot], accuracy, layers="conv", num_random=1)
+    expected = reinitialization_robustness(model, [snapshot], accuracy, **options)
     assert found.accuracy == 1.0
     for name, layer in found.layers.items():
         assert layer.snapshots["0"] == pytest.approx(expected.layers[name].snapshots["0"], abs=0.02)

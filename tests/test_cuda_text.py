@@ -2,7 +2,7 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoTokenizer, BertForMaskedLM, BertModel
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel
 
 from hf_sphere import SphereBertConfig, SphereBertForMaskedLM, fit_spherization
 from hf_sphere.analogies import LanguageModel, Question, score_questions
@@ -49,7 +49,7 @@ def test_spherized_encoder_step_under_autocast_is_finite(dtype, attention):
 
 def test_calibration_matches_the_cpu():
     config = SphereBertConfig(**SIZES)
-    model, reference = SphereBertForMaskedLM(config), BertModel(config)
+    model, reference = SphereBertForMaskedLM(config), BertModel(BertConfig(**SIZES))
     model.bert.load_state_dict(reference.state_dict(), strict=False)
     batches = [{"input_ids": torch.randint(5, 400, (10, 40))} for _ in range(5)]
     weights = []

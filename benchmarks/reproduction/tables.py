@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from hf_sphere.comparison.runs import show_p_value
 from hf_sphere.comparison.significance import Test
+from hf_sphere.utils.commands import command_of
 from hf_sphere.utils.configs import config_names, read_yaml
 from reproduction.comparisons import Comparison, compare, correct
 from reproduction.definitions import is_share, scale
@@ -346,7 +347,7 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
     missing = [group for group in groups if group not in source.planned and not source.runs(group)]
     stems = {config.partition("/")[0] for group in missing if (config := source.config(group))}
     for stem in sorted(stems):
-        command = f"accelerate launch recipes/{SCRIPTS[table.task]}.py --config {stem}/<run>"
+        command = f"{command_of(SCRIPTS[table.task])} --config {stem}/<run>"
         yield f"Runs that are not in the queue: `{command}`."
     if reasons := exceptions(rows, source):
         named = "; ".join(f"`{entry}`: {reason}" for entry, reason in reasons)

@@ -1,4 +1,4 @@
-"""Draw the pictures of the pages that no recipe or benchmark draws.
+"""Draw the pictures of the pages that no command or benchmark draws.
 
 python docs/_tools/pictures.py
 """

@@ -18,6 +18,7 @@ from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.commands import COMMANDS, running
+from hf_sphere.utils.imports import import_modules
 from hf_sphere.utils.texts import PrintableStream, shortage
 
 USER_ERRORS = (
@@ -35,8 +36,8 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | No
         argv: Command-line arguments without the program name; `sys.argv[1:]` if None.
         script: `__file__` of a script of one's own, which reads the configurations of all tasks.
     """
+    argv = import_modules(sys.argv[1:] if argv is None else argv)
     task = find_task(task_name)
-    argv = list(sys.argv[1:] if argv is None else argv)
     command = f"train {task_name.replace('_', '-')}"
     recipe = {words: name for name, words in COMMANDS.items()}.get(command) if script is None else None
     arguments = parse_arguments(task.arguments, argv, task.summary, recipe)
@@ -52,21 +53,21 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | No
 
 
 def run_job(name: str, argv: Sequence[str] | None = None) -> None:
-    """Import the module of a job and call its `main` like a program, see `run_main`."""
+    """Import the modules of `--import` and that of a job, and call its `main` like a program, see `run_main`."""
     job = JOBS[name]
     running.set(f"hf-sphere {name}")
     # Bars of downloads would mix with those of the job.
     environment = {} if name == "train" else {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **job.environment}
 
-    def main(words: Sequence[str] | None) -> None:
-        import_module(f"hf_sphere.commands.{name}").main(sys.argv[1:] if words is None else words)
+    def main(_: object) -> None:
+        words = import_modules(sys.argv[1:] if argv is None else argv)  # before the job parses the others
+        import_module(f"hf_sphere.commands.{name}").main(words)
 
-    run_main(main, argv, job.stopped, environment)
+    run_main(main, job.stopped, environment)
 
 
 def run_main(
     main: Callable[[Sequence[str] | None], None],
-    argv: Sequence[str] | None = None,
     stopped: str = JOBS["train"].stopped,
     environment: Mapping[str, str] | None = None,
 ) -> None:
@@ -75,8 +76,7 @@ def run_main(
     Control characters in what is printed or logged, for instance in names of files, do not reach the terminal.
 
     Args:
-        main: Function of the command-line arguments, of `sys.argv` if None.
-        argv: Its argument.
+        main: Function of the command-line arguments; called with None for those of `sys.argv`.
         stopped: What is said of its outputs if the user interrupts it.
         environment: Environment variables to set before torch is imported, unless they are set.
     """
@@ -95,7 +95,7 @@ def run_main(
         signal.signal(signal.SIGINT, interrupt)
     with redirect_stdout(PrintableStream(sys.stdout, False)), redirect_stderr(PrintableStream(sys.stderr, True)):
         try:
-            main(argv)
+            main(None)
         except BrokenPipeError:  # as in `hf-sphere configs | head`
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the interpreter flushes it at its end)
             sys.exit(1)

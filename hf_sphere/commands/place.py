@@ -7,6 +7,7 @@ Training runs load `prototypes.safetensors` from --output_dir with `prototypes_f
 --class_vectors the prototypes preserve the similarity order of the classes.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +32,11 @@ class PlacementArguments(Arguments):
 
     dim: int = argument(help="Dimension of the space.", ge=1)
     num_classes: int | None = argument(None, "Number of classes; by default that of the dataset.", ge=1)
-    method: str = argument("auto", "Placement method.", choices=METHODS)
+    method: str = argument(
+        "auto",
+        "Placement method.",
+        choices=lambda: getattr(sys.modules.get("hf_sphere.prototypes.methods"), "METHODS", METHODS),  # with one's own
+    )
     restarts: int | None = argument(None, "Number of random starts of a search.", ge=1)
     max_iterations: int | None = argument(None, "Iterations of a search; for `lbfgs`, per sharpness.", ge=1)
     seed: int = argument(0, "Seed of the placement.", **SEED)

@@ -8,6 +8,7 @@ import difflib
 from collections.abc import Sequence
 
 from hf_sphere.commands.command_line import run_job, train
+from hf_sphere.training.tasks import OWN_TASKS
 
 TASKS = {
     "classification": "image classifiers",
@@ -21,17 +22,17 @@ TASKS = {
 
 def main(argv: Sequence[str]) -> None:
     """Train on the task that the first argument names, with the others."""
-    words = list(argv)
+    words, tasks = list(argv), {**TASKS, **{name.replace("_", "-"): task.summary for name, task in OWN_TASKS.items()}}
     name = words.pop(0) if words else "--help"
     if name in ("-h", "--help"):
         print("Usage: hf-sphere train TASK [options]\n")
-        print("\n".join(f"  {task:<16}{summary}" for task, summary in TASKS.items()))
+        print("\n".join(f"  {task:<16}{summary}" for task, summary in tasks.items()))
         print("\nhf-sphere train TASK --help shows the options of a task.")
         return
     task = name.replace("_", "-")
-    if task not in TASKS:
-        (nearest,) = difflib.get_close_matches(task, TASKS, 1, 0.5) or [""]
-        hint = f"did you mean {nearest!r}?" if nearest else f"the tasks are {', '.join(TASKS)}."
+    if task not in tasks:
+        (nearest,) = difflib.get_close_matches(task, tasks, 1, 0.5) or [""]
+        hint = f"did you mean {nearest!r}?" if nearest else f"the tasks are {', '.join(tasks)}."
         raise ValueError(f"hf-sphere train: there is no task {name!r}; {hint}")
     train(task.replace("-", "_"), words)
 

@@ -1,3 +1,4 @@
+from .base import SphereOptimizer as SphereOptimizer
 from .build import build_optimizer as build_optimizer
 from .diagnostics import (
     EffectiveStep as EffectiveStep,

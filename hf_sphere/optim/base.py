@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
-from hf_sphere.optim.fast_step import Block, Number, portions
+from hf_sphere.optim.fast_step import Block, Number, is_zero, lengths, portions
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, radial_parameter_groups
 from hf_sphere.optim.layout import (
     LOW_PRECISION,
@@ -30,8 +30,19 @@ Group = dict[str, Any]
 class SphereOptimizer(NamedOptimizer):
     """Base of the optimizers: torch's step for ordinary parameters, an update rule on the sphere for radial ones.
 
-    A subclass inherits from this class and from the torch optimizer that it generalizes. It sets `momentum_key` and
-    `has_second_moment`, and implements `_rule` for radial parameters and `_step_of_torch` for ordinary ones.
+    An optimizer of your own overrides `rule`. It inherits from `AdamS`, with the options, the state and the ordinary
+    step of Adam, or from `SGDMRT`, with those of SGD. If it sets `name`, it is registered under it.
+
+    The optimizers of this library implement `_rule`, a faster form for several parameters at once. `AdamS` and `SGDMRT`
+    also inherit from the torch optimizer, set `momentum_key` and `has_second_moment`, and implement `_step_of_torch`.
+
+    Example:
+        >>> class SphereSGD(SGDMRT):
+        ...     def rule(self, x, g, m, v, t, group):
+        ...         m = group["momentum"] * m + g
+        ...         y = x - group["lr"] * m
+        ...         return y * x.norm(dim=1, keepdim=True) / y.norm(dim=1, keepdim=True), m, v
+        >>> optimizer = SphereSGD(radial_parameter_groups(network, images), lr=0.1)
     """
 
     momentum_key: ClassVar[str]
@@ -137,7 +148,7 @@ class SphereOptimizer(NamedOptimizer):
         batches = list(portions(blocks, group["foreach"]))
         largest = max([block.weight.numel() for portion in batches for block in portion])
         memory = blocks[0].weight.new_empty(largest)
-        rule = self._rule
+        rule = self._rule if type(self).rule is SphereOptimizer.rule else self._follow_rule
         if torch.compiler.is_compiling() and memory.device.type == "cpu":
             rule = torch.compiler.disable(rule)  # Inductor's C++ backend fails on norms of what it updates (torch 2.15)
         for portion in batches:
@@ -156,6 +167,35 @@ class SphereOptimizer(NamedOptimizer):
     def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[OpenParameter]) -> None:
         """Update ordinary parameters with torch's functional optimizer."""
         raise NotImplementedError
+
+    def rule(
+        self, x: Tensor, g: Tensor, m: Tensor, v: Tensor, t: Number, group: Group
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the new weights and moments of K groups of D scale-invariant weights; the arguments are only read.
+
+        Weights of norm 0, which have no direction, are not updated.
+
+        Args:
+            x: Weights (K, D), after decoupled weight decay. A row is a group, such as a filter before a BatchNorm.
+            g: Gradient (K, D), with L2 weight decay, to be minimized.
+            m: First moment (K, D), zero before the first step.
+            v: Second moment (K, 1), zero before the first step; of `SGDMRT`, always zero.
+            t: Number of the step, from 1.
+            group: Options of the parameter group, such as `lr`, `betas` and `momentum`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `rule`.")
+
+    def _follow_rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
+        for block in blocks:
+            x, m = block.weight * shrink, block.momentum
+            v = block.second_moment.unsqueeze(1) if self.has_second_moment else x.new_zeros(len(x), 1)
+            g = (-block.gradient if group["maximize"] else block.gradient).to(x.dtype) + decay * x
+            at_zero = is_zero(lengths([x])).unsqueeze(1)
+            for target, value in zip((block.weight, m, v), self.rule(x, g, m, v, block.step, group), strict=True):
+                if value.shape != target.shape:
+                    shapes = f"{tuple(target.shape)}; got {tuple(value.shape)}"
+                    raise ValueError(f"rule of {type(self).__name__} must return tensors like x, m and v: {shapes}.")
+                target.copy_(torch.where(at_zero, target, value))
 
     def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
         """Update radial weights of one device and dtype, with L2 weight decay or the factor of decoupled decay."""

@@ -14,6 +14,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from hf_sphere.optim.invariance import Loss, find_radial_weights, unwrap
 from hf_sphere.optim.layout import ChannelDims
+from hf_sphere.optim.optimizers import add_optimizer
 from hf_sphere.optim.roles import Role, collect_parameter_options, find_roles
 
 logger = logging.getLogger(__name__)
@@ -211,11 +212,13 @@ def form_groups_by_pattern(
 
 
 class NamedOptimizer(Optimizer):
-    """An optimizer that forms its parameter groups itself; its name is that of its file in `optimizers/`.
+    """An optimizer that forms its parameter groups itself; its name is that of its file in `optimizers/`, or `name`.
 
     A subclass inherits from this class and from the optimizer of torch or timm that it extends.
     """
 
+    name: ClassVar[str] = ""
+    """Name to register a class under that is defined outside of this library."""
     group_key: ClassVar[str]
     """Option of the groups whose tensors have the update rule of the optimizer."""
     own_defaults: ClassVar[dict[str, Any]] = {}
@@ -224,6 +227,11 @@ class NamedOptimizer(Optimizer):
     """Options of `form_groups` that `optim_args` of the Trainer can set, with their defaults."""
     unsupported: ClassVar[tuple[str, ...]] = ()
     """Options of the optimizer of torch or timm that this one does not have."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if vars(cls).get("name"):
+            add_optimizer(cls)
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

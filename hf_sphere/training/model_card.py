@@ -80,6 +80,7 @@ def publish(
         run.output_dir,
         model_id=hide_private(str(run.output_dir)),
         model_class=type(prepared.model).__name__,
+        modules=prepared.model.config.to_dict().get("requires_import", []),
         pipeline_tag=task.pipeline_tag,
         description=replace(description, title=hide_private(description.title)),
         license=hide_private(args.license),
@@ -119,10 +120,12 @@ def write_model_card(
     description: Description,
     record: TrainingRecord,
     license: str = "unknown",
+    modules: Sequence[str] = (),
 ) -> ModelCard:
     """Write the model card, `README.md`, to the folder of a model.
 
     `model_id` is the name to load the model by, and `pipeline_tag` the transformers pipeline for it, if there is one.
+    `modules` define its head and backbone, if this library does not.
     """
     dataset = description.dataset
     data = ModelCardData(
@@ -154,6 +157,7 @@ def write_model_card(
         title=on_one_line(description.title),
         summary=on_one_line(description.summary),
         model_class=model_class,
+        imports=[f"import {name}" for name in modules],
         pipeline_tag=pipeline_tag,
         metrics=[(name, show_metric(name, value)) for name, value in record.metrics.items() if "_excluded" not in name],
         definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in record.metrics],

@@ -20,6 +20,7 @@ import yaml
 
 from hf_sphere.utils.commands import command_of, running
 from hf_sphere.utils.configs import ABOUT, YamlLoader, load_config
+from hf_sphere.utils.imports import import_modules
 from hf_sphere.utils.renamed import OLD_OPTIONS, rename_options
 
 SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
@@ -120,11 +121,14 @@ def parse_arguments(
     Raises:
         SystemExit: On an unknown key or a value of the wrong type, with a message that includes it.
     """
+    argv = import_modules(sys.argv[1:] if argv is None else argv)  # first: it may define choices
     usage = "%(prog)s [--config NAME_OR_FILE] [--OPTION VALUE ...]"
     parser = _Parser(prog=running.get(), description=description, usage=usage, allow_abbrev=False)
     help_text = "name of a configuration, or YAML file; of several, later ones take precedence."
     parser.add_argument("--config", action="append", default=[], help=help_text)
     parser.add_argument("--print_config", action="store_true", help="print all arguments as YAML, and exit")
+    help_text = "module of heads, optimizers and other parts of your own, imported first; can be repeated."
+    parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=help_text)
     actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
     names, words, places = list(actions), _words(argv), dict[str, str]()
     if not OLD_OPTIONS.isdisjoint(word[2:].partition("=")[0] for word in words):
@@ -141,6 +145,8 @@ def parse_arguments(
     except ValueError as error:
         parser.error(str(error))
     if parsed.print_config:
+        if parsed.modules:
+            print(f"import: {json.dumps(parsed.modules)}")
         for name in names:  # JSON is YAML in which texts such as "1e-3" are quoted
             print(f"{name}: {json.dumps(getattr(parsed, name), default=str, ensure_ascii=False)}")
         parser.exit()
@@ -269,6 +275,8 @@ def _argv_of(word: str, actions: dict[str, argparse.Action], recipe: str | None,
     removed = stated - set(config.settings)  # by null, and those about the configuration
     for place, layer in config.layers.items():
         for key, value in layer.items():
+            if key == "import" and value is not None:
+                _check_imported(value, place)
             if key not in (*actions, *ABOUT, *removed):
                 raise ValueError(f"unknown key {key!r} in {place}.{other or _hint(key, [*actions])}")
             kind, action = type(value).__name__, actions.get(key)
@@ -277,6 +285,13 @@ def _argv_of(word: str, actions: dict[str, argparse.Action], recipe: str | None,
             places[key] = place
     # The output directory that the name of a configuration implies does not replace one that a configuration states.
     return to_argv({k: v for k, v in config.settings.items() if k in stated or (k in actions and k not in places)})
+
+
+def _check_imported(value: Any, place: str) -> None:
+    """Raise an error unless the modules that a configuration names are imported: it is data, and runs no code."""
+    names = value if isinstance(value, list) else [value]
+    if missing := [f"--import {name}" for name in names if str(name) not in sys.modules]:
+        raise ValueError(f"{place} requires modules that it does not import by itself; pass {' '.join(missing)}.")
 
 
 def _argv_with_new_names(words: Sequence[str], names: list[str]) -> list[str]:

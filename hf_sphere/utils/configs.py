@@ -16,7 +16,7 @@ from hf_sphere.utils.checks import check_regular, error_text
 TABLES = Path(__file__).parent.parent / "configs"
 """Folder of the tables; its README describes their format."""
 
-ABOUT = ("base", "recipe")
+ABOUT = ("base", "recipe", "import")
 """Keys of a configuration that are no arguments."""
 
 

@@ -280,7 +280,7 @@ def test_a_run_without_results_is_not_run_and_has_its_command(source):
     text = render(table("mnist-lenet5-plain"), source({}))
     assert cells(text)["mnist-lenet5-plain"]["accuracy %"] == "not run"
     config = "spherization/<run>"
-    assert f"`accelerate launch recipes/train_image_classification.py --config {config}`" in text
+    assert f"`hf-sphere train classification --config {config}`" in text
 
 
 def test_a_missing_run_of_the_queue_has_the_command_of_the_queue(tmp_path):

@@ -22,6 +22,7 @@ from training_runs import QUICK_RUNS, ROOT, TINY_BERT
 
 from hf_sphere.training import find_task
 from hf_sphere.utils.arguments import Arguments
+from hf_sphere.utils.commands import COMMANDS
 from hf_sphere.utils.configs import config_names, load_config
 
 _FOUND = "--table out/found.csv --contact_sheet out/sheet.png"
@@ -117,6 +118,8 @@ def declared_arguments(recipe: str) -> Iterator[tuple[type, dataclasses.Field, A
 
 def load(recipe: str) -> Any:
     """Import a recipe."""
+    if recipe not in TRAINING:
+        return import_module(f"hf_sphere.commands.{COMMANDS[recipe]}")
     if str(ROOT / "recipes") not in sys.path:
         sys.path.insert(0, str(ROOT / "recipes"))
     return import_module(recipe)

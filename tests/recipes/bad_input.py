@@ -57,7 +57,7 @@ from file_changes import ELSEWHERE, ESCAPE, SECRET
 from PIL import Image
 from training_runs import make_sentences
 
-from hf_sphere.training.command_line import run_recipe
+from hf_sphere.commands.command_line import run_main
 from hf_sphere.training.output_dir import LOCAL_PATHS_FILE
 
 SECONDS = 60
@@ -191,7 +191,7 @@ def run(call: Call) -> tuple[int, str]:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with recording(), searched_once() if call.recipe == "search_page" else contextlib.nullcontext():
-                run_recipe(lambda _: load(call.recipe).main(call.argv))
+                run_main(lambda _: load(call.recipe).main(call.argv))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except (Exception, TooLongError):

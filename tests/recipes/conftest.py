@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,8 @@ import datasets
 import pytest
 import torch
 from training_runs import forget, make_sentences
+
+from hf_sphere.utils.commands import COMMANDS
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +30,13 @@ def _fresh_accelerate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def load_recipe(load_file: Callable[[str], ModuleType]) -> Callable[[str], ModuleType]:
-    """Import a recipe by name."""
-    return lambda name: load_file(f"recipes/{name}.py")
+    """Import the module of a job by the name of its recipe; those of training are the recipes themselves."""
+
+    def load(name: str) -> ModuleType:
+        job, _, task = COMMANDS[name].partition(" ")
+        return load_file(f"recipes/{name}.py") if task else import_module(f"hf_sphere.commands.{job}")
+
+    return load
 
 
 @pytest.fixture(scope="session", autouse=True)

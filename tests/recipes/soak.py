@@ -54,7 +54,7 @@ from soak_folders import RESULTS, FolderTrials
 from training_runs import QUICK_RUNS, ROOT, make_sentences, same
 
 import hf_sphere.training.run  # noqa: F401
-from hf_sphere.training.command_line import run_recipe
+from hf_sphere.commands.command_line import run_main
 from hf_sphere.training.output_dir import LOCK_FILE, RUN_FILE, list_checkpoints
 
 SAVE_OFTEN = ["--save_steps", "3", "--snapshot_epochs", "1", "--load_best_model_at_end", "--ema_decay", "0.5"]
@@ -116,7 +116,7 @@ class Scenario:
         recipe = import_module(quick.recipe)
         if before is not None:
             before()
-        run_recipe(lambda _: recipe.main(argv))
+        run_main(lambda _: recipe.main(argv))
 
 
 class Soak:

@@ -15,7 +15,7 @@ from bad_input import attack, run
 from crafted_folders import INVALID
 from safetensors.torch import save_file
 
-from hf_sphere.training.command_line import run_recipe
+from hf_sphere.commands.command_line import run_main
 
 UNBOUNDED = {"image_mean", "value_range", "spherized_layers"}
 """Numeric arguments that may have any finite value."""
@@ -257,7 +257,7 @@ def test_error_without_a_text_is_named(capsys, error):
         raise error
 
     with pytest.raises(SystemExit):
-        run_recipe(fail)
+        run_main(fail)
     assert f"Error: {type(error).__name__}\n" in capsys.readouterr().err
 
 
@@ -269,7 +269,7 @@ def test_lack_of_memory_is_explained(capsys, error):
         raise error
 
     with pytest.raises(SystemExit):
-        run_recipe(fail)
+        run_main(fail)
     assert "Error: not enough memory: " in capsys.readouterr().err
 
 
@@ -278,7 +278,7 @@ def test_defect_of_the_library_has_a_traceback():
         raise RuntimeError("a defect")
 
     with pytest.raises(RuntimeError, match="a defect"):
-        run_recipe(fail)
+        run_main(fail)
 
 
 def test_settings_are_those_of_the_run(folder):

@@ -14,6 +14,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors import SafetensorError
 from tqdm import tqdm
 
+from hf_sphere.commands.command_line import run_main
 from hf_sphere.training import (
     CheckpointError,
     RunState,
@@ -22,7 +23,6 @@ from hf_sphere.training import (
     start_run,
 )
 from hf_sphere.training.checkpoints import save_checkpoint
-from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.output_dir import LOCK_FILE
 from hf_sphere.training.run import Run
 from hf_sphere.training.tasks.classification import ImageDataArguments
@@ -113,7 +113,9 @@ def test_run_of_another_recipe_is_not_resumed(make_args):
     run = start_run(make_args(), recipe="train_few_shot")
     run.prepare_output_dir()
     run.write_settings()
-    with pytest.raises(FileExistsError, match="a run of train_few_shot, which train_masked_lm does not resume"):
+    with pytest.raises(
+        FileExistsError, match="a run of hf-sphere train few-shot, which hf-sphere train masked-lm does not resume"
+    ):
         start_run(make_args(resume_from_checkpoint="latest"), recipe="train_masked_lm")
 
 
@@ -185,9 +187,9 @@ def test_resuming_without_a_checkpoint_creates_no_output_dir(make_args, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_tracker_that_is_not_installed_is_rejected(make_args, monkeypatch):
+def test_tracker_that_is_not_installed_is_rejected_before_accelerate_warns(make_args, monkeypatch):
     monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: [])
-    monkeypatch.setattr("accelerate.accelerator.filter_trackers", lambda *args, **kwargs: [])
+    monkeypatch.setattr("hf_sphere.training.run.start_accelerator", pytest.fail)
     with pytest.raises(ImportError, match=r"package of tracker tensorboard is not installed.*hf_sphere\[trackers\]"):
         start_run(make_args(report_to=["tensorboard"]))
 
@@ -259,7 +261,7 @@ MENDABLE = [
 def test_user_errors_print_one_line_and_exit_with_status_1(capsys, monkeypatch, error):
     monkeypatch.delenv("HF_SPHERE_TRACEBACK", raising=False)
     with pytest.raises(SystemExit) as stop:
-        run_recipe(failing(error))
+        run_main(failing(error))
     assert stop.value.code == 1
     text = " ".join(str(error).split())
     assert capsys.readouterr().err == f"\nError: {text}\n(Set HF_SPHERE_TRACEBACK=1 for the traceback.)\n"
@@ -307,7 +309,7 @@ SHORTAGES = {
 @pytest.mark.parametrize("sentence", SHORTAGES)
 def test_exhausted_memory_and_disks_are_named(capsys, sentence):
     with pytest.raises(SystemExit):
-        run_recipe(failing(SHORTAGES[sentence]))
+        run_main(failing(SHORTAGES[sentence]))
     assert f"Error: {sentence} " in capsys.readouterr().err
 
 
@@ -322,7 +324,7 @@ def test_control_characters_do_not_reach_the_terminal(capsys):
         raise ValueError(name)
 
     with pytest.raises(SystemExit):
-        run_recipe(main)
+        run_main(main)
     out, err = capsys.readouterr()
     assert out == "cat\\x1b[2Jdog\\r!\\u202e\\x9b\n"
     assert not any(character in err for character in "\x1b\u202e\x9b")
@@ -333,13 +335,13 @@ def test_control_characters_do_not_reach_the_terminal(capsys):
 
 def test_internal_errors_keep_their_traceback():
     with pytest.raises(KeyError):
-        run_recipe(failing(KeyError("a bug")))
+        run_main(failing(KeyError("a bug")))
 
 
 def test_traceback_can_be_requested(monkeypatch):
     monkeypatch.setenv("HF_SPHERE_TRACEBACK", "1")
     with pytest.raises(ValueError, match="a bad value"):
-        run_recipe(failing(ValueError("a bad value")))
+        run_main(failing(ValueError("a bad value")))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +354,7 @@ def test_traceback_can_be_requested(monkeypatch):
 )
 def test_interruption_exits_with_status_130_and_reports_the_position(capsys, error, stopped, words):
     with pytest.raises(SystemExit) as stop:
-        run_recipe(failing(error), *stopped)
+        run_main(failing(error), *stopped)
     assert stop.value.code == 130
     assert words in capsys.readouterr().err
 
@@ -366,7 +368,7 @@ def test_ctrl_c_that_a_library_turns_into_another_error_still_stops_a_recipe(cap
 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit) as stop:
-        run_recipe(main)
+        run_main(main)
     assert stop.value.code == 130
     assert "Stopped; files" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is before
@@ -374,7 +376,7 @@ def test_ctrl_c_that_a_library_turns_into_another_error_still_stops_a_recipe(cap
 
 def test_successful_recipe_returns():
     called = []
-    run_recipe(called.append)
+    run_main(called.append)
     assert called == [None]
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from hf_sphere.models import REQUIRES
+from hf_sphere.models.own_parts import OwnPartsMixin
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.layers import Spherization
 from hf_sphere.nn.prototypical import PrototypicalClassifier
@@ -25,7 +26,7 @@ _OTHER_NAMES |= dict.fromkeys(("margin", "scale", "temperature", "class_weights"
 
 
 @strict
-class SphereVisionConfig(PreTrainedConfig):
+class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
     """Configuration of `SphereVisionModel` and of the models with a head.
 
     A timm backbone computes pooled features of an image. They are mapped linearly to `embedding_dim` units if that is

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry.coordinates import is_batched
 from hf_sphere.nn.checks import IGNORED, check_labels, check_tensors, is_readable
+from hf_sphere.utils.imports import check_unique
 from hf_sphere.utils.options import check_names, check_types, keyword_options
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,8 @@ class Head(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if vars(cls).get("name"):  # not inherited: a subclass without a name must not replace its parent
+            before = HEADS.get(cls.name)
+            check_unique("head", cls.name, cls.__module__, before.__module__ if before else None)
             heads = sorted({**HEADS, cls.name: cls}.items())
             HEADS.clear()
             HEADS.update(heads)

@@ -1,7 +1,8 @@
 """The tasks that models are trained for, one file each: what a task loads, builds, measures, and writes on the card.
 
-To add a task, add a file to this folder that defines `TASK`; its name is that of the file. Nothing heavy is imported
-here and by the files, so that arguments are parsed before torch is imported.
+To add a task, add a file to this folder that defines `TASK`; its name is that of the file. In a program of your own, a
+`Task` with a `name` is registered when it is created. Nothing heavy is imported here and by the files, so that
+arguments are parsed before torch is imported.
 """
 
 import importlib
@@ -10,9 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hf_sphere.utils.imports import check_unique
+
 if TYPE_CHECKING:
     from hf_sphere.data.provenance import DataRecord
     from hf_sphere.training.evaluation import Measure
+
+
+OWN_TASKS: dict[str, "Task"] = {}
+"""Tasks by name that are defined outside of this folder."""
 
 
 @dataclass
@@ -32,6 +39,7 @@ class Task:
             repeats its runs.
         train_metrics: Metrics of training that can select the best epoch; `metric`, `headline` and `loss` if empty.
         eval_metrics: Those of evaluation and validation.
+        name: Name to register a task under that is defined outside of this folder.
     """
 
     summary: str
@@ -45,6 +53,14 @@ class Task:
     numerics: int = 1
     train_metrics: tuple[str, ...] = ()
     eval_metrics: tuple[str, ...] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.name:
+            self.name = self.name.replace("-", "_")
+            before = find_task(self.name).prepare.__module__ if self.name in task_names() else None
+            check_unique("task", self.name, self.prepare.__module__, before)
+            OWN_TASKS[self.name] = self
 
     def selectable_metrics(self, prefix: str) -> list[str]:
         """Return the metrics that can select the best epoch, without `prefix`: `train`, `eval` or `validation`."""
@@ -106,8 +122,9 @@ def task_names() -> list[str]:
         >>> task_names()
         ['classification', 'few_shot', 'joint', 'masked_lm', 'regression', 'retrieval']
     """
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    return [name for name in names if hasattr(importlib.import_module(f"{__name__}.{name}"), "TASK")]
+    names = [module.name for module in pkgutil.iter_modules(__path__)]
+    names = [name for name in names if hasattr(importlib.import_module(f"{__name__}.{name}"), "TASK")]
+    return sorted([*names, *OWN_TASKS])
 
 
 def find_task(name: str) -> Task:
@@ -123,6 +140,8 @@ def find_task(name: str) -> Task:
         >>> find_task("retrieval").metric
         'recall_at_1'
     """
+    if name in OWN_TASKS:
+        return OWN_TASKS[name]
     if any(module.name == name for module in pkgutil.iter_modules(__path__)):
         task = getattr(importlib.import_module(f"{__name__}.{name}"), "TASK", None)  # and no other task
         if task is not None:
