@@ -91,6 +91,7 @@ def compare_loss() -> list[dict[str, Any]]:
             points = samples.flatten(0, 1)
             one, none = torch.ones(1, len(points)).double(), torch.zeros(1, *points.shape).double()
             head._draw = lambda *_, drawn=(points, one, none[..., 0], none): drawn
+            z, labels = (values.repeat_interleave(samples.shape[1], 0) for values in (z, labels))
             worst = max(worst, abs(head(z, labels).loss.item() - case["loss"]))
     return [row("vMF softmax loss: largest error", worst, at_most=1e-6)]
 

@@ -3,8 +3,9 @@
     python docs/_tools/code_blocks.py [pages]
 
 The python blocks of a page run in one namespace and in a temporary folder, without network. A `text` block after a
-python block is its output, where `...` stands for any text. A `bash` block is not run: each command is passed to the
-argument parser of its script, which also reads the YAML files; make targets and extras of pip must exist.
+python block is its output, where `...` stands for any text. A python block whose first line is a comment with the name
+of a file, such as `# my_head.py`, is also a module for `--import`. A `bash` block is not run: each command is passed to
+the argument parser of its job or script, which also reads the YAML files; make targets and extras of pip must exist.
 
 The front matter of a page may have `requires`, modules without which the page is not checked; `files`, a mapping of
 names to files or folders of the repository that are copied to the temporary folder; and `replace`, a mapping of texts
@@ -23,7 +24,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from unittest import mock
 
 import yaml
 
+from hf_sphere.commands import JOBS
 from hf_sphere.utils.configs import config_names
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +89,7 @@ def check_page(page: Path) -> int:
         raise MissingModuleError(f"{page}: not checked, needs {', '.join(missing)}")
     printed = None
     names: dict[str, Any] = {"__name__": "__main__"}
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), _modules_of(folder):
         for name in MODULES:
             os.symlink(ROOT / name, name)
         for name, source in front.get("files", {}).items():
@@ -104,6 +106,8 @@ def check_page(page: Path) -> int:
                     compare(code, printed)
                 if block.language == "yaml":
                     yaml.safe_load(code)
+                if block.language == "python" and (module := re.match(r"# (\w+\.py)\n", code)):
+                    Path(module[1]).write_text(code)
                 if block.language in ("bash", "shell"):
                     check_commands(code)
                 printed = run_python(code, page, block.line, names) if block.language == "python" else None
@@ -111,6 +115,16 @@ def check_page(page: Path) -> int:
                 text = f"{page}, block {block.number} (line {block.line}): {type(error).__name__}: {error}"
                 raise BlockError(text) from error
     return len(blocks)
+
+
+@contextlib.contextmanager
+def _modules_of(folder: str) -> Iterator[None]:
+    """Let the modules in a folder be imported, until the end of a page."""
+    with mock.patch.object(sys, "path", [folder, *sys.path]):
+        yield
+    files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.items()}
+    for name in [name for name, file in files.items() if file.startswith(folder)]:
+        del sys.modules[name]
 
 
 def run_python(code: str, page: Path, line: int, names: dict[str, Any]) -> str:
@@ -141,8 +155,14 @@ def check_commands(code: str) -> None:
                 raise ValueError(f"the Makefile has no such target: {shlex.join(words)}")
         elif words[:2] == ["pip", "install"]:
             check_extras(words)
+        elif words[:1] == ["hf-sphere"]:
+            check_job(words[1:])
         elif words and words[0] in ("python", "accelerate", "torchrun"):
-            check_script(*script_of(words))
+            script, argv = script_of(words)
+            if script.startswith("hf_sphere.commands."):
+                check_job([script.rpartition(".")[2], *argv])
+            else:
+                check_script(script, argv)
         elif words and words[0] not in ("hf", "cd", "source"):
             raise ValueError(f"unknown kind of command: {shlex.join(words)}")
 
@@ -160,6 +180,7 @@ def check_extras(words: list[str]) -> None:
 def script_of(words: list[str]) -> tuple[str, list[str]]:
     """Return the script of a command and its arguments; those of the launcher are parsed."""
     if words[0] == "python":
+        words = [word for word in words if word != "-m"]
         return words[1], words[2:]
     if words[0] == "torchrun":
         from torch.distributed.run import parse_args
@@ -172,25 +193,44 @@ def script_of(words: list[str]) -> tuple[str, list[str]]:
     return launch.training_script, launch.training_script_args
 
 
+def check_job(words: list[str]) -> None:
+    """Call the `main` of a job of `hf-sphere` until it has parsed its arguments; without arguments, jobs print."""
+    if not words or words == ["--version"]:
+        return
+    job, *argv = words
+    if job not in JOBS:
+        raise ValueError(f"there is no job {job}")
+    module = importlib.import_module(f"hf_sphere.commands.{job}")
+    _call_until_parsed(f"hf-sphere {job}", argv, lambda argv: module.main(argv))
+
+
 def check_script(script: str, argv: list[str]) -> None:
     """Call the `main` of a script until it has parsed its arguments."""
     path = ROOT / script
-    argv = [fill_in(word) for word in argv]
     if not path.is_file():
         raise ValueError(f"there is no script {script}")
-    with _stop_after_parsing(), _folder_of_runs(argv), contextlib.redirect_stderr(io.StringIO()) as messages:
+
+    def main(argv: list[str]) -> None:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         module = importlib.util.module_from_spec(spec)
-        with mock.patch.object(sys, "path", [str(path.parent), *sys.path]), _without_gradio():
+        with mock.patch.object(sys, "path", [str(path.parent), *sys.path]):
             spec.loader.exec_module(module)
+        with mock.patch.object(sys, "argv", [script, *argv]):
+            module.main()
+
+    _call_until_parsed(script, argv, main)
+
+
+def _call_until_parsed(name: str, argv: list[str], main: Callable[[list[str]], None]) -> None:
+    argv = [fill_in(word) for word in argv]
+    with _stop_after_parsing(), _folder_of_runs(argv), contextlib.redirect_stderr(io.StringIO()) as messages:
         try:
-            with mock.patch.object(sys, "argv", [script, *argv]):
-                module.main()
+            main(argv)
         except _ParsedError:
             return
         except SystemExit as stop:
             raise ValueError(messages.getvalue().strip()) from stop
-    raise ValueError(f"{script} parsed no arguments")
+    raise ValueError(f"{name} parsed no arguments")
 
 
 @contextlib.contextmanager
@@ -212,18 +252,9 @@ def fill_in(word: str) -> str:
 
 
 @contextlib.contextmanager
-def _without_gradio() -> Iterator[None]:
-    """Replace gradio, whose import takes seconds and which parses no arguments, unless it is imported already."""
-    stand_in = sys.modules.setdefault("gradio", mock.MagicMock())
-    yield
-    if isinstance(stand_in, mock.MagicMock):
-        del sys.modules["gradio"]
-
-
-@contextlib.contextmanager
 def _stop_after_parsing() -> Iterator[None]:
     """Let both ways to parse arguments, that of the recipes and argparse's, raise `_ParsedError` when they succeed."""
-    from hf_sphere.training import command_line
+    from hf_sphere.commands import command_line
     from hf_sphere.utils import arguments
 
     known = argparse.ArgumentParser.parse_known_args
@@ -236,12 +267,16 @@ def _stop_after_parsing() -> Iterator[None]:
         return wrapper
 
     stop = stopping(arguments.parse_arguments)
+    modules = [command_line, *(importlib.import_module(f"hf_sphere.commands.{job}") for job in JOBS)]
     with (
+        contextlib.ExitStack() as stack,
         mock.patch.object(arguments, "parse_arguments", stop),
-        mock.patch.object(command_line, "parse_arguments", stop),
         mock.patch.object(argparse.ArgumentParser, "parse_args", stopping(argparse.ArgumentParser.parse_args)),
         mock.patch.object(argparse.ArgumentParser, "parse_known_args", stopping(known)),
     ):
+        for module in modules:
+            if hasattr(module, "parse_arguments"):
+                stack.enter_context(mock.patch.object(module, "parse_arguments", stop))
         yield
 
 

@@ -59,16 +59,15 @@ def run_job(name: str, argv: Sequence[str] | None = None) -> None:
     # Bars of downloads would mix with those of the job.
     environment = {} if name == "train" else {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **job.environment}
 
-    def main(words: Sequence[str] | None) -> None:
-        words = import_modules(sys.argv[1:] if words is None else words)  # before the job parses the others
+    def main(_: object) -> None:
+        words = import_modules(sys.argv[1:] if argv is None else argv)  # before the job parses the others
         import_module(f"hf_sphere.commands.{name}").main(words)
 
-    run_main(main, argv, job.stopped, environment)
+    run_main(main, job.stopped, environment)
 
 
 def run_main(
     main: Callable[[Sequence[str] | None], None],
-    argv: Sequence[str] | None = None,
     stopped: str = JOBS["train"].stopped,
     environment: Mapping[str, str] | None = None,
 ) -> None:
@@ -77,8 +76,7 @@ def run_main(
     Control characters in what is printed or logged, for instance in names of files, do not reach the terminal.
 
     Args:
-        main: Function of the command-line arguments, of `sys.argv` if None.
-        argv: Its argument.
+        main: Function of the command-line arguments; called with None for those of `sys.argv`.
         stopped: What is said of its outputs if the user interrupts it.
         environment: Environment variables to set before torch is imported, unless they are set.
     """
@@ -97,7 +95,7 @@ def run_main(
         signal.signal(signal.SIGINT, interrupt)
     with redirect_stdout(PrintableStream(sys.stdout, False)), redirect_stderr(PrintableStream(sys.stderr, True)):
         try:
-            main(argv)
+            main(None)
         except BrokenPipeError:  # as in `hf-sphere configs | head`
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the interpreter flushes it at its end)
             sys.exit(1)

@@ -20,6 +20,8 @@ RENAMED = {
     "hf_sphere.metrics.NeighborSearch": "hf_sphere.search.NeighborSearch",
     "hf_sphere.models.calibrate_spherization": "hf_sphere.models.fit_spherization",
     "hf_sphere.training.TrainingArguments": "hf_sphere.training.RecipeArguments",
+    "hf_sphere.training.command_line.run_recipe": "hf_sphere.commands.command_line.run_main",
+    "hf_sphere.training.command_line.train": "hf_sphere.commands.command_line.train",
     "hf_sphere.visualization.choose_view": "hf_sphere.visualization.sphere.choose_view",
     "hf_sphere.visualization.project_to_great_sphere": "hf_sphere.visualization.scene.project_to_great_sphere",
 }

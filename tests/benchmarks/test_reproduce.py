@@ -65,7 +65,7 @@ def contents(run: PlannedRun, tuned: dict | None = None, **metrics: float) -> di
         ),
         ({"configs": [3]}, "entry0.*invalid configs"),
         ({"configs": ["digits-lenet5-plain"]}, "entry0.*'digits-lenet5-plain' must be a name with its table"),
-        ({"configs": ["vmf/omniglot-retrieval-vmf"]}, "entry0.*vmf.yaml is for recipes/train_image_retrieval.py"),
+        ({"configs": ["vmf/omniglot-retrieval-vmf"]}, "entry0.*vmf.yaml is for hf-sphere train retrieval"),
         (
             {"overrides": {"learning_rat": 0.1}},
             "entry0.*unknown argument '--learning_rat'.* Did you mean learning_rate",

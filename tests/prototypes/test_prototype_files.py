@@ -80,7 +80,7 @@ def test_tiny_and_huge_prototypes_are_normalized_too(file, scale):
 
 def test_a_missing_file_or_a_folder_is_an_error_that_explains_how_to_create_one(tmp_path, file):
     for path in (file, tmp_path):
-        with pytest.raises(FileNotFoundError, match=r"no prototypes file .*recipes/place_prototypes.py writes one"):
+        with pytest.raises(FileNotFoundError, match=r"no prototypes file .*hf-sphere place writes one"):
             Placement.load(path)
 
 

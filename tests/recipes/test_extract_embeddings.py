@@ -314,7 +314,7 @@ def test_data_without_labels_gives_no_labels(extract, made_up, capsys):
     assert rows_of(folder).column_names == [name for name in COLUMNS if name != "label"]
     printed = capsys.readouterr().out
     assert "2 images, no labels" in printed
-    assert f"next step python recipes/visualize_embeddings.py --embeddings {folder}" in printed
+    assert f"next step hf-sphere visualize --embeddings {folder}" in printed
 
 
 def test_the_embeddings_of_all_splits_can_be_read(extract):
@@ -364,7 +364,7 @@ def test_a_summary_and_the_next_step_are_printed(extract, classifier, capsys):
         f"model     {classifier}: linear_embedding, spherized head, 10 classes, on cpu",
         "data      digits, split test: 355 images, 10 classes",
         f"wrote     {folder}: 355 rows of {', '.join(COLUMNS)}",
-        f"next step python recipes/evaluate_embeddings.py --embeddings {folder}",
+        f"next step hf-sphere evaluate --embeddings {folder}",
     ]
 
 

@@ -235,7 +235,7 @@ def test_predicted_classes_have_a_question_mark(run, build, copy, query, photos,
 
 
 def test_an_index_is_not_evaluated_as_embeddings(run, folder):
-    with pytest.raises(ValueError, match=r"is a search index; evaluate what recipes/extract_embeddings.py"):
+    with pytest.raises(ValueError, match=r"is a search index; evaluate what hf-sphere extract"):
         run("evaluate_embeddings", "--embeddings", folder)
 
 

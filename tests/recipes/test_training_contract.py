@@ -21,6 +21,7 @@ from hf_sphere.training import (
     find_task,
     task_names,
 )
+from hf_sphere.utils.commands import COMMANDS
 from hf_sphere.utils.files import write_manifest
 from hf_sphere.utils.snapshots import list_snapshots
 
@@ -110,7 +111,7 @@ def test_the_card_lists_the_precision_only_if_it_is_lowered(finished):
 
 
 def test_the_card_has_the_command_of_the_recipe(finished, quick):
-    assert f"accelerate launch recipes/{quick.recipe}.py" in (finished / "README.md").read_text()
+    assert f"hf-sphere {COMMANDS[quick.recipe]} " in (finished / "README.md").read_text()
 
 
 def test_the_card_has_changed_settings_and_no_defaults(finished, quick):

@@ -345,7 +345,7 @@ NONE = "there is no configuration or file"
         (
             "a",
             "base: {lr: 1, recipe: x}\ng: {runs: {a: {}}}",
-            f"group base of {FILE}. run a of {FILE} is for recipes/x.py.",
+            f"group base of {FILE}. run a of {FILE} is for x.",
         ),
     ],
 )
@@ -400,12 +400,12 @@ def test_a_base_is_relative_to_the_file_that_names_it(tables, config, tmp_path, 
 
 
 def test_a_recipe_refuses_the_configurations_of_others(tables, config, capsys):
-    (tables / "d.yaml").write_text("base: {recipe: train_b}\ng: {runs: {a: {}}}")
+    (tables / "d.yaml").write_text("base: {recipe: train_few_shot}\ng: {runs: {a: {}}}")
     with pytest.raises(SystemExit):
         parse_arguments((RecipeArguments,), ["--config", "a"], recipe="train_c")
-    assert f"error: run a of {FILE} is for recipes/train_b.py." in capsys.readouterr().err
+    assert f"error: run a of {FILE} is for hf-sphere train few-shot." in capsys.readouterr().err
     file = config("base: a\nrecipe: null")
-    for words, recipe in ((["a"], "train_b"), (["a"], None), ([file], "train_c")):
+    for words, recipe in ((["a"], "train_few_shot"), (["a"], None), ([file], "train_c")):
         parse_arguments((RecipeArguments,), ["--config", *words], recipe=recipe)
 
 

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphericalMap
+from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import eval_mode
 
 RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))
@@ -316,7 +317,7 @@ def _encode(
     name = reference.config.name_or_path
     if tokenizer is None and not name:
         raise ValueError("the reference was not loaded from a checkpoint with a tokenizer; pass a tokenizer.")
-    tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    tokenizer = tokenizer or load_pretrained(AutoTokenizer, name)
     longest = min(max_length, tokenizer.model_max_length)
     filled = (text for text in items if text.strip())
     while batch := list(itertools.islice(filled, batch_size)):
