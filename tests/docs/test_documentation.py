@@ -94,7 +94,12 @@ WITH_STUBS = sorted(path.parent.name for path in (code_blocks.ROOT / "hf_sphere"
 
 @pytest.mark.parametrize("package", WITH_STUBS)
 def test_public_names_stand_in_a_page_or_a_recipe(root, package):
-    files = [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("recipes/*.py"), *root.glob("examples/*.py")]
+    files = [
+        *root.glob("*.md"),
+        *root.glob("docs/**/*.md"),
+        *root.glob("hf_sphere/commands/*.py"),
+        *root.glob("examples/*.py"),
+    ]
     words = set(
         re.findall(r"\w+", " ".join(path.read_text() for path in files if path.stem not in ("CHANGELOG", "renamed")))
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from hf_sphere.training import find_task, task_names, tasks
 from hf_sphere.commands.command_line import train
+from hf_sphere.training import find_task, task_names, tasks
 
 TOY = '''
 """Even or odd."""

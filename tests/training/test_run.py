@@ -14,6 +14,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors import SafetensorError
 from tqdm import tqdm
 
+from hf_sphere.commands.command_line import run_main
 from hf_sphere.training import (
     CheckpointError,
     RunState,
@@ -22,7 +23,6 @@ from hf_sphere.training import (
     start_run,
 )
 from hf_sphere.training.checkpoints import save_checkpoint
-from hf_sphere.commands.command_line import run_main
 from hf_sphere.training.output_dir import LOCK_FILE
 from hf_sphere.training.run import Run
 from hf_sphere.training.tasks.classification import ImageDataArguments
@@ -113,7 +113,9 @@ def test_run_of_another_recipe_is_not_resumed(make_args):
     run = start_run(make_args(), recipe="train_few_shot")
     run.prepare_output_dir()
     run.write_settings()
-    with pytest.raises(FileExistsError, match="a run of hf-sphere train few-shot, which hf-sphere train masked-lm does not resume"):
+    with pytest.raises(
+        FileExistsError, match="a run of hf-sphere train few-shot, which hf-sphere train masked-lm does not resume"
+    ):
         start_run(make_args(resume_from_checkpoint="latest"), recipe="train_masked_lm")
 
 
