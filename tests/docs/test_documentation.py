@@ -37,7 +37,7 @@ def test_code_blocks_of_a_page_run_and_print_what_it_shows(name):
         ("```bash\nhf-sphere place --dim 3 --num_clases 3\n```\n", r"block 2 .*unknown argument '--num_clases'"),
         ("```bash\nhf-sphere plaice --dim 3\n```\n", r"block 2 .*there is no job plaice"),
         (
-            "```bash\naccelerate launch -m hf_sphere.commands.train few-shot --seeds 1\n```\n",
+            "```bash\naccelerate launch -m hf_sphere.commands.train few-shot --output_dir a --seeds 1\n```\n",
             r"block 2 .*unknown argument '--seeds'",
         ),
         ("```bash\npython recipes/missing.py\n```\n", r"block 2 .*there is no script recipes/missing\.py"),
@@ -93,13 +93,9 @@ WITH_STUBS = sorted(path.parent.name for path in (code_blocks.ROOT / "hf_sphere"
 
 
 @pytest.mark.parametrize("package", WITH_STUBS)
-def test_public_names_stand_in_a_page_or_a_recipe(root, package):
-    files = [
-        *root.glob("*.md"),
-        *root.glob("docs/**/*.md"),
-        *root.glob("hf_sphere/commands/*.py"),
-        *root.glob("examples/*.py"),
-    ]
+def test_public_names_stand_in_a_page_or_a_command(root, package):
+    patterns = ("*.md", "docs/**/*.md", "hf_sphere/commands/*.py", "examples/*.py")
+    files = [path for pattern in patterns for path in root.glob(pattern)]
     words = set(
         re.findall(r"\w+", " ".join(path.read_text() for path in files if path.stem not in ("CHANGELOG", "renamed")))
     )
