@@ -5,6 +5,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 from contextlib import suppress
 
 import pytest
@@ -95,7 +96,7 @@ class Interrupt:
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
 from hf_sphere.commands.main import main
-main(["place", "--num_classes", "3", "--dim", "2", "--output", "none/a"])
+main(["place", "--num_classes", "3", "--dim", "2", "--output_dir", "none/a"])
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, "Traceback" in ended.stderr) == (130, False)
@@ -105,9 +106,7 @@ def test_several_processes_are_started_as_a_module(run, tmp_path):
     words = ["--multi_gpu", "--num_processes", "2", "-m", "hf_sphere.commands.train", "classification", *DIGITS]
     ended = run("accelerate.commands.launch", *words)
     assert ended.returncode == 0, ended.stderr
-    assert (
-        "accelerate launch -m hf_sphere.commands.train classification" in Path(tmp_path / "out/README.md").read_text()
-    )
+    assert "accelerate launch -m hf_sphere.commands.train classification" in (tmp_path / "out/README.md").read_text()
 
 
 def test_a_log_has_one_line_per_epoch_and_no_bars(run):
@@ -120,6 +119,7 @@ def test_a_log_has_one_line_per_epoch_and_no_bars(run):
 
 def test_a_terminal_has_bars(run):
     parent, child = pty.openpty()
+    termios.tcsetwinsize(child, (24, 100))
     ended = run("hf_sphere.commands.main", "train", "classification", *DIGITS, stderr=child)
     os.close(child)
     with open(parent, "rb", buffering=0) as terminal, suppress(OSError):  # which ends with an error
