@@ -20,13 +20,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from reproduction.benchmark_tables import render_benchmarks
-from reproduction.cards import CARDS, read_limits, read_papers, render_cards
+from reproduction.cards import CARDS, find_weights, read_limits, read_papers, render_cards
 from reproduction.claims import PAPERS, Claim, compare_all, render_claims
 from reproduction.comparisons import RULES
 from reproduction.entries import ROOT, read_queue
 from reproduction.results import Results
 from reproduction.rules import check_rules
-from reproduction.summaries import Benchmarks, Measurement, render_gpu, render_measured
+from reproduction.summaries import Benchmarks, Measurement, render_front, render_gpu, render_measured
 from reproduction.tables import Source, Table, compare_rows, read_rows, render
 
 from hf_sphere.utils.files import write_text
@@ -102,10 +102,10 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     """Return the new texts of all files that this program writes."""
     folder = ROOT / "results"
     tables, claims = read_tables()
-    measured = render_measured(read_rows(folder / "measured.yaml", Measurement), source, benchmarks, tables)
-    files = {
-        ROOT / "README.md": insert((ROOT / "README.md").read_text("utf-8"), "measured", measured, ROOT / "README.md")
-    }
+    rows, readme = read_rows(folder / "measured.yaml", Measurement), ROOT / "README.md"
+    measured = render_measured(rows, source, benchmarks, tables)
+    front = render_front(rows, source, benchmarks, tables)
+    files = {readme: insert(readme.read_text("utf-8"), "front", front, readme)}
     texts = {table.table: render(table, source) for table in tables}
     for table in tables:
         text = texts[table.table]
@@ -121,14 +121,15 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     found = compare_all(claims, tables, source)
     found += [row for table in tables for row in compare_rows(table, source, post_hoc=True)]
     files[COMPARISONS] = json.dumps([comparison.record() for comparison in found], indent=1) + "\n"
-    return files | render_cards(source, read_papers(folder / "papers.yaml"), read_limits(folder / "limits.yaml"))
+    papers, limits = read_papers(folder / "papers.yaml"), read_limits(folder / "limits.yaml")
+    return files | render_cards(source, papers, limits, find_weights())
 
 
 def render_results(measured: str, claims: str, gpu: str) -> dict[Path, str]:
     """Return the overview, once for the repository and once for the documentation, and the pages that are generated.
 
     Args:
-        measured: Table of the front page.
+        measured: Table of the measurements.
         claims: Table of all claims.
         gpu: Table of the runs that need a GPU.
     """

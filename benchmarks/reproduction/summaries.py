@@ -1,4 +1,4 @@
-"""Two summaries: the measurements on the front page, from `results/measured.yaml`, and the runs that need a GPU."""
+"""Summaries: the measurements of `results/measured.yaml`, some on the front page, and the runs that need a GPU."""
 
 import json
 import statistics
@@ -17,7 +17,7 @@ BENCHMARKS = ROOT / "benchmarks" / "results"
 
 @dataclass(frozen=True)
 class Measurement:
-    """A row of the front page; the value of a group of runs, or of a benchmark.
+    """A row of the table of measurements; the value of a group of runs, or of a benchmark.
 
     Attributes:
         what: What was measured, in words.
@@ -29,6 +29,8 @@ class Measurement:
         row: A row of it, by its `what`.
         form: Format of the benchmark's value and bound.
         script: Script that writes the file, if its name is another.
+        front: Sentence of the front page, if it has one, with the placeholders `value`, `before` (the value of the
+            previous row), `verdict`, `seeds` and `file`.
     """
 
     what: str
@@ -40,6 +42,7 @@ class Measurement:
     row: str = ""
     form: str = "{:.2f}"
     script: str = ""
+    front: str = ""
 
 
 @dataclass
@@ -73,6 +76,30 @@ def render_measured(
     rows: Sequence[Measurement], source: Source, benchmarks: Benchmarks, tables: Sequence[Table] = ()
 ) -> str:
     """Return the table in Markdown, for pages in the root of the repository; `tables` has those that rows name."""
+    lines = _measured_lines(rows, source, benchmarks, tables)
+    note = (
+        "Deviations are over seeds. Times are relative to those of the other program on the same machine. The goals "
+        "are ours; those that were missed say so."
+    )
+    return join_lines(["measured", "value", "deviation, verdict or goal", "seeds", "machine", "file"], lines, [note])
+
+
+def render_front(
+    rows: Sequence[Measurement], source: Source, benchmarks: Benchmarks, tables: Sequence[Table] = ()
+) -> str:
+    """Return the list of the measurements of the front page; the arguments are those of `render_measured`."""
+    lines = _measured_lines(rows, source, benchmarks, tables)
+    named = ("what", "value", "verdict", "seeds", "machine", "file")
+    return "\n".join(
+        f"- {row.front.format_map({**dict(zip(named, line, strict=True)), 'before': before[1]})}"
+        for row, line, before in zip(rows, lines, [lines[-1], *lines[:-1]], strict=True)
+        if row.front
+    )
+
+
+def _measured_lines(
+    rows: Sequence[Measurement], source: Source, benchmarks: Benchmarks, tables: Sequence[Table]
+) -> list[list[str]]:
     verdicts = {
         (table.table, found.run): found
         for table in tables
@@ -91,11 +118,7 @@ def render_measured(
             if found.verdict == "no significant difference" and found.power is not None:
                 cells[1] += f": {found.show()}, power {found.power:.2f}"
         lines.append([row.what, *cells])
-    note = (
-        "Deviations are over seeds. Times are relative to those of the other program on the same machine. The goals "
-        "are ours; those that were missed say so."
-    )
-    return join_lines(["measured", "value", "deviation, verdict or goal", "seeds", "machine", "file"], lines, [note])
+    return lines
 
 
 def render_gpu(source: Source) -> str:

@@ -93,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from hf_sphere.analogies.evaluation import LEGEND, BenchmarkRun, short_names, write_results
     from hf_sphere.analogies.questions import check_questions, sample_questions
     from hf_sphere.analogies.scoring.base import Engine
+    from hf_sphere.utils.loading import load_pretrained
 
     def load(name: str, split: str) -> list[analogies.Question]:
         loaded = analogies.load_questions(args.dataset_name, name, split, revision=args.dataset_revision)
@@ -104,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     resume = output_dir.can_resume_results(output, asdict(args), ignored=FREE_TO_CHANGE, overwrite=overwrite)
     for name in args.model_name_or_path:
         # A wrong name fails before the first model runs.
-        transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        load_pretrained(transformers.AutoConfig, name)
     benchmarks = {name: (load(name, args.validation_split), load(name, args.test_split)) for name in args.benchmarks}
     with output_dir.locked(output):
         output_dir.prepare_output_dir(output, overwrite=overwrite, resume=resume)

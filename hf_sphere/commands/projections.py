@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     snapshots = read_snapshots(args, source)
     initial: Any = next((one for one in snapshots if one.epoch == 0), None)
     if args.initial_model is not None:
-        initial = find_weights(args.initial_model)
+        initial = find_weights(args.initial_model, option="initial_model")
     if snapshots and isinstance(source, Path) and source.is_dir() and not any(source.glob("*.safetensors*")):
         source = snapshots[-1]
         print(f"{name} has no final model yet; these are the results of its snapshot of epoch {source.epoch}.\n")

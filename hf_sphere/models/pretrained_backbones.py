@@ -56,7 +56,7 @@ class TransformersBackbone(nn.Module):
         elif Path(pretrained).is_file():
             encoder = _load_encoder(config, pretrained)
         else:
-            checks: Any = {"complete": True, "unused": "pooler"}
+            checks: Any = {"complete": True, "unused": "pooler", "option": "backbone"}
             encoder = load_model(AutoModel, pretrained, config=config, dtype=dtype, **checks)
         if encoder.main_input_name != "pixel_values":
             raise ValueError(
@@ -144,7 +144,7 @@ def transformers_settings(name: str) -> dict[str, Any]:
     Raises:
         ValueError: If the weights are quantized.
     """
-    config = load_pretrained(AutoConfig, name)
+    config = load_pretrained(AutoConfig, name, option="backbone")
     if getattr(config, "quantization_config", None):
         raise ValueError(f"{name} has quantized weights, which cannot be trained; use the model before quantization.")
     return _architecture(getattr(config, "vision_config", config).to_diff_dict())

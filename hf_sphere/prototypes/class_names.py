@@ -46,7 +46,7 @@ def embed_class_names(
     if not names or not all(names):
         raise ValueError(f"class names must not be empty; got {list(class_names)[:10]}.")
     if isinstance(model, str | os.PathLike):
-        tokenizer = tokenizer or load_pretrained(AutoTokenizer, model)
+        tokenizer = tokenizer or load_pretrained(AutoTokenizer, model, option="text_model")
         model = load_model(AutoModel, model)
     elif tokenizer is None:
         raise ValueError("a loaded model needs its tokenizer: embed_class_names(names, model, tokenizer=tokenizer).")

@@ -36,14 +36,29 @@ def check_settings(settings: Any, field: str = "") -> None:
         check_settings(value, field if field in _TIMM_OPTIONS or "_implementation" in field else str(key))
 
 
-def _not_found(name: str | os.PathLike, error: OSError) -> OSError:
-    """Return the error to raise: that of the Hub does not say that there is no such folder, and may omit the name."""
-    text = f"there is no folder or file {name}, and it cannot be loaded from the Hub: {error_text(error)}"
-    return error if Path(name).exists() else FileNotFoundError(text)
+def not_found(what: str, error: BaseException) -> FileNotFoundError:
+    """Return the error that something, described by `what`, cannot be downloaded: it says why, and what else to do."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    reason = error_text(error).rstrip(".")
+    if constants.HF_HUB_OFFLINE:
+        reason = "downloads are off (HF_HUB_OFFLINE), and the cache lacks its files"
+    elif any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
+        reason = "there is no such repository, or it is private"
+    elif any(isinstance(cause, LocalEntryNotFoundError | ConnectionError) for cause in causes):
+        reason = "the Hub cannot be reached, and the cache lacks its files"
+    page = "docs/weights.md: weights and data without the Hub"
+    return FileNotFoundError(f"{what} cannot be loaded from the Hub: {reason}. See {page}.")
 
 
-def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
+def load_pretrained(kind: Any, name: str | os.PathLike, *, option: str = "model_name_or_path", **options: Any) -> Any:
     """Call `from_pretrained` of a class of transformers; neither custom code nor other files are loaded.
+
+    `option` is the argument that named it, for messages.
 
     Raises:
         OSError: If there is no such model, or a file is missing.
@@ -71,7 +86,9 @@ def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
     except ImportError:
         raise
     except OSError as error:
-        raise _not_found(name, error) from error
+        if path.exists():
+            raise
+        raise not_found(f"there is no folder or file {name} ({option}), and it", error) from error
     except Exception as error:  # of json, safetensors, torch or the class itself
         raise ValueError(f"{name} cannot be loaded as {kind.__name__}: {error_text(error)}") from error
 
@@ -118,7 +135,9 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
     except ImportError:
         raise
     except OSError as error:
-        raise _not_found(source or name, error) from error
+        if Path(source or name).exists():
+            raise
+        raise not_found(f"there is no folder or file {name} (dataset_name), and it", error) from error
     except Exception as error:  # of pyarrow, of file systems, or of `datasets`, whose own message is generic
         raise ValueError(
             f"{source or name} cannot be read as a dataset: {error_text(error.__cause__ or error)}"

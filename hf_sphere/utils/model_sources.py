@@ -16,8 +16,7 @@ import torch
 from huggingface_hub import snapshot_download
 from torch import nn
 
-from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.loading import load_model, load_pretrained, not_found
 
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json"]
 
@@ -32,10 +31,12 @@ class Classifier:
     preprocessing: dict[str, Any]  # as options of `hf_sphere.data.ImageSourceOptions`
 
 
-def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> nn.Module | Path:
+def find_weights(
+    name: str, *, random_weights: bool = False, seed: int = 0, option: str = "model_name_or_path"
+) -> nn.Module | Path:
     """Find a file or folder of safetensors, or a model of timm; see the module docstring for names.
 
-    `random_weights` are the random initialization of a model of timm, with the `seed`.
+    `random_weights` are the random initialization of a model of timm, with the `seed`. `option` names the argument.
     """
     if (timm_name := _timm_name(name, random_weights)) is not None:
         return _build(timm_name, pretrained=not random_weights, seed=seed)
@@ -44,10 +45,7 @@ def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> n
     try:
         return Path(snapshot_download(name, allow_patterns=_WEIGHT_FILES, ignore_patterns=["*/*"]))
     except (OSError, ValueError) as error:  # no such repository, no network, no valid repository name
-        raise FileNotFoundError(
-            f"{name} is not a file or folder, and cannot be downloaded from the Hub ({error_text(error)}). Pass a "
-            "file or folder of safetensors, a repository on the Hub, or timm:<name>."
-        ) from error
+        raise not_found(f"{name} ({option}) is no file or folder, nor timm:<name>, and", error) from error
 
 
 def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -> Classifier:
@@ -94,7 +92,10 @@ def _build(name: str, *, pretrained: bool, seed: int | None = None) -> nn.Module
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
-        return timm.create_model(name, pretrained=pretrained)
+        try:
+            return timm.create_model(name, pretrained=pretrained)
+        except OSError as error:
+            raise not_found(f"the pretrained weights of timm:{name} (model_name_or_path)", error) from error
 
 
 def timm_options(config: Mapping[str, Any]) -> dict[str, Any]:

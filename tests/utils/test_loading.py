@@ -1,10 +1,18 @@
 """Loading of saved models."""
 
+import re
+from unittest import mock
+
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
-from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.models.backbones.base import create_backbone
+from hf_sphere.models.pretrained_backbones import transformers_settings
+from hf_sphere.prototypes import embed_class_names
+from hf_sphere.utils.loading import load_dataset, load_model, load_pretrained, not_found
+from hf_sphere.utils.model_sources import find_weights
 
 
 def test_the_state_of_a_training_run_is_no_model(tmp_path):
@@ -20,3 +28,43 @@ def test_a_model_saved_in_bfloat16_is_loaded_in_the_dtype_asked_for(options, exp
     BertModel(BertConfig(**sizes)).bfloat16().save_pretrained(tmp_path)
     model = load_model(AutoModel, tmp_path, **options)
     assert {parameter.dtype for parameter in model.parameters()} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("load", "named"),
+    [
+        (lambda: load_pretrained(AutoConfig, "nobody/model"), r"file nobody/model \(model_name_or_path\)"),
+        (lambda: load_dataset("nobody/data"), r"file nobody/data \(dataset_name\)"),
+        (lambda: transformers_settings("nobody/encoder"), r"file nobody/encoder \(backbone\)"),
+        (lambda: embed_class_names(["cat"], "nobody/texts"), r"file nobody/texts \(text_model\)"),
+        (
+            lambda: find_weights("nobody/weights", option="initial_model"),
+            r"nobody/weights \(initial_model\) is no file or folder, nor timm:<name>",
+        ),
+        (lambda: find_weights("timm:resnet18"), r"weights of timm:resnet18 \(model_name_or_path\)"),
+        (
+            lambda: create_backbone("resnet18", num_channels=3, image_size=32, pretrained=True),
+            r"weights of the backbone resnet18 \(pretrained_backbone; or pass a file, backbone_weights\)",
+        ),
+    ],
+)
+def test_a_missing_download_names_what_the_argument_the_reason_and_the_page(load, named, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=rf"{named}.*downloads are off \(HF_HUB_OFFLINE\).*docs/weights\.md"):
+        load()
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        (RepositoryNotFoundError("404", response=mock.MagicMock()), "there is no such repository, or it is private"),
+        (LocalEntryNotFoundError("no connection"), "the Hub cannot be reached, and the cache lacks its files"),
+        (ValueError("a certificate has expired."), r"a certificate has expired\. See"),
+    ],
+)
+def test_the_reason_of_a_missing_download_is_the_cause_of_the_error(cause, reason, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    error = OSError(str(cause))
+    error.__cause__ = cause
+    assert re.search(reason, str(not_found("the model", error)))

@@ -49,7 +49,9 @@ def test_only_weights_and_configuration_are_downloaded_from_the_hub(tmp_path, mo
 @pytest.mark.parametrize("name", ["nobody/nothing", "no such folder/at all/here"])
 def test_the_error_for_an_unknown_name_lists_the_valid_forms(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(FileNotFoundError, match=r"repository on the Hub, or timm:<name>"):
+    with pytest.raises(
+        FileNotFoundError, match=r"is no file or folder, nor timm:<name>, and cannot be loaded from the Hub"
+    ):
         find_weights(name)
 
 

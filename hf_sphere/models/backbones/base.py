@@ -12,7 +12,7 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.imports import check_unique
+from hf_sphere.utils.loading import not_found
 from hf_sphere.utils.texts import shortage
 
 ImageSize = int | tuple[int, int] | list[int]
@@ -185,8 +185,6 @@ def register_backbone(build: Callable[..., nn.Module]) -> Callable[..., nn.Modul
             raise ValueError(f"backbone {build.__name__!r} has no pretrained weights; set pretrained=False.")
         return build(**options)
 
-    before = BACKBONES.get(build.__name__)
-    check_unique("backbone", build.__name__, build.__module__, before and before.__module__)
     BACKBONES[build.__name__] = entry
     return register_model(entry)
 
@@ -223,6 +221,9 @@ def create_backbone(
         options.setdefault("img_size", image_size)
     try:
         net = timm.create_model(name, pretrained=pretrained is True, num_classes=0, in_chans=num_channels, **options)
+    except OSError as error:
+        what = f"the pretrained weights of the backbone {name} (pretrained_backbone; or pass a file, backbone_weights)"
+        raise not_found(what, error) from error
     except (TypeError, RuntimeError, AssertionError, LookupError, ArithmeticError, AttributeError) as error:
         if shortage(error):
             raise

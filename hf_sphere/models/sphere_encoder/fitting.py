@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphericalMap
+from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.progress import progress_bar
 
@@ -318,7 +319,7 @@ def _encode(
     name = reference.config.name_or_path
     if tokenizer is None and not name:
         raise ValueError("the reference was not loaded from a checkpoint with a tokenizer; pass a tokenizer.")
-    tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    tokenizer = tokenizer or load_pretrained(AutoTokenizer, name)
     longest = min(max_length, tokenizer.model_max_length)
     filled = (text for text in items if text.strip())
     while batch := list(itertools.islice(filled, batch_size)):

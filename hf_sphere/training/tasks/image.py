@@ -50,7 +50,9 @@ class EncoderArguments(Arguments):
         "their images where no other is set; needs the Hub, or a folder of transformers.",
     )
     backbone_weights: str | None = argument(
-        None, "Start from this file of weights of the backbone (safetensors or state dict), likewise with its images."
+        None,
+        "Start from this file of weights of the backbone, of timm or transformers, likewise with its images: "
+        "safetensors or a state dict of torch, also of a classifier; docs/weights.md names pip packages with weights.",
     )
     freeze_stages: int = argument(0, "Do not train the stem and this many first stages of the backbone.", ge=0)
     linear_probe_epochs: int = argument(0, "Train only the layers after the backbone in these first epochs.", ge=0)
@@ -331,7 +333,8 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig")
 def _copy_backbone_weights(saved: str, model: "SphereVisionPreTrainedModel") -> None:
     """Copy the tensors of a saved model's backbone that have the name and shape of one in a new model's backbone."""
     # The few-shot model can be loaded from any other model, without its head.
-    source = load_model(models.SphereVisionForFewShotClassification, saved).base_model.backbone.state_dict()
+    model_class, option = models.SphereVisionForFewShotClassification, "initial_weights"
+    source = load_model(model_class, saved, option=option).base_model.backbone.state_dict()
     state = model.base_model.backbone.state_dict()
     shared = {name: tensor for name, tensor in source.items() if name in state and state[name].shape == tensor.shape}
     if not shared:

@@ -146,7 +146,8 @@ def load_tokenizer(args: TextModelArguments) -> Any:
     """Load the tokenizer of the arguments, by default that of the model."""
     from transformers import AutoTokenizer
 
-    return load_pretrained(AutoTokenizer, args.tokenizer_name or args.model_name_or_path)
+    option = "tokenizer_name" if args.tokenizer_name else "model_name_or_path"
+    return load_pretrained(AutoTokenizer, getattr(args, option), option=option)
 
 
 def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
