@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -42,6 +43,12 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_content(content: str, **_: Any) -> str:
     """Replace the formulas of a page by MathML, which browsers show without a script."""
     return FORMULA.sub(lambda found: mathml(found[3], display=found[2] == "["), content)
+
+
+def on_post_build(config: Any) -> None:
+    """Let `llms.txt`, whose links are those of the repository, link to the pages of the site."""
+    path = Path(config["site_dir"], "llms.txt")
+    path.write_text(path.read_text("utf-8").replace(".md)", ".html)"), "utf-8")
 
 
 def mathml(formula: str, *, display: bool) -> str:
