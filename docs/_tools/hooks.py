@@ -14,6 +14,9 @@ from mkdocs.structure.files import File, Files
 import hf_sphere
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+WITHOUT_PAGE = {"registration", "commands", "analysis", "embeddings"}
+"""What is not imported by users, and packages whose names have moved."""
+
 API = """# API reference
 
 Every public name, by package. The pages are generated from the docstrings.
@@ -58,8 +61,8 @@ def mathml(formula: str, *, display: bool) -> str:
 
 def packages() -> list[str]:
     """Return the packages and modules of the library that have public names."""
-    names = [module.name for module in pkgutil.iter_modules(hf_sphere.__path__) if module.name != "registration"]
-    return sorted(name for name in names if public_names(name))
+    names = {module.name for module in pkgutil.iter_modules(hf_sphere.__path__)}
+    return sorted(name for name in names - WITHOUT_PAGE if public_names(name))
 
 
 def public_names(package: str) -> list[str]:
