@@ -3,12 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 OLDEST := build/oldest
 READY := $(VENV)/.ready
+DEMO := $(VENV)/.demo
+# Python compiles what it imports; compiling all that is installed would take as long as the rest of the installation.
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 
 .PHONY: demo test test-oldest test-transformers test-peers soak bad-input lint format bench docs notebooks package
 
-demo: $(READY)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
-	$(RUN) examples/demo.py
+demo: $(DEMO)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
+	OMP_NUM_THREADS=1 $(RUN) examples/demo.py
 
 test: $(READY)  ## run the test suite, without network, on all cores
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal
@@ -80,8 +83,13 @@ notebooks: $(READY)  ## run the notebooks, at most five minutes each
 package:  ## build the wheel and the sdist, install the wheel in a new environment, and use it outside the repository
 	bash .ci/package.sh $(PYTHON)
 
-$(READY): pyproject.toml
+$(DEMO): pyproject.toml
 	@echo "Setting up $(VENV): PyTorch and the Hugging Face libraries, some 6 GB, a few minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(PIP) -e ".[plots]"
+	@touch $(DEMO)
+
+$(READY): $(DEMO)
+	@echo "Installing what tests, documentation and notebooks need, a few minutes"
+	$(PIP) -e ".[dev]"
 	@touch $(READY)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from reproduction.benchmark_tables import render_benchmarks
-from reproduction.cards import CARDS, read_limits, read_papers, render_cards
+from reproduction.cards import CARDS, find_weights, read_limits, read_papers, render_cards
 from reproduction.claims import PAPERS, Claim, compare_all, render_claims
 from reproduction.comparisons import RULES
 from reproduction.entries import ROOT, read_queue
@@ -121,7 +121,8 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     found = compare_all(claims, tables, source)
     found += [row for table in tables for row in compare_rows(table, source, post_hoc=True)]
     files[COMPARISONS] = json.dumps([comparison.record() for comparison in found], indent=1) + "\n"
-    return files | render_cards(source, read_papers(folder / "papers.yaml"), read_limits(folder / "limits.yaml"))
+    papers, limits = read_papers(folder / "papers.yaml"), read_limits(folder / "limits.yaml")
+    return files | render_cards(source, papers, limits, find_weights())
 
 
 def render_results(measured: str, claims: str, gpu: str) -> dict[Path, str]:

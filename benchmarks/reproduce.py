@@ -4,7 +4,7 @@ python benchmarks/reproduce.py --status
 python benchmarks/reproduce.py --minutes 160 --data_dir ../shared/data
 python benchmarks/reproduce.py --only mnist-lenet5 --jobs 1
 
-Runs start in order of priority, one process per CPU core, or on the GPU one unless `--jobs` is set. Finished runs are skipped,
+Runs start in order of priority, `--jobs` at a time: one per CPU core, or one on the GPU. Finished runs are skipped,
 interrupted ones resume from their last checkpoint, and results of other settings are replaced. Several queues can share
 a results folder: each run is locked while it is in progress. `benchmarks/report.py` writes the tables.
 """
@@ -43,6 +43,8 @@ class Queue:
     def __init__(self, entries: list[Entry], results: Results, places: Places, jobs: int, device: str) -> None:
         self.entries, self.results, self.places, self.jobs = entries, results, places, jobs
         self.planned = [run for entry in entries if entry.device == device for run in plan(entry)]
+        self.keep_models: Path | None = None
+        """Folder of the trained models of seed 0; the others are removed."""
         self.failed: list[str] = []
         self._running: list[Job] = []
         self._stopping = False
@@ -108,6 +110,8 @@ class Queue:
                 print(f"{job.log_tail()}\n(see {job.folder / 'log.txt'})", file=sys.stderr, flush=True)
             elif state in ("finished", "diverged"):
                 self.results.write(job.collect())
+                if self.keep_models is not None and state == "finished" and job.run.seed == 0:
+                    job.keep_model(self.keep_models)
                 job.remove()  # after an error of `write` the next queue collects the results again
             job.unlock()
 
@@ -145,6 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         jobs = args.jobs or ((os.cpu_count() or 1) if device == "cpu" else 1)
         queue = Queue(entries, results, places, jobs, device)
         queue.planned = [run for run in queue.planned if not args.only or run.entry.entry in args.only]
+        queue.keep_models = args.keep_models
         queue.run(args.minutes)
     except (ValueError, OSError) as error:
         sys.exit(f"Error: {error}")
@@ -162,6 +167,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, help="runs at a time (default: one per CPU core, or one on the GPU)")
     parser.add_argument("--data_dir", type=Path, help="local datasets (default: ../shared/data if it exists)")
     parser.add_argument("--work_dir", type=Path, default=ROOT / "outputs" / "reproduce", help="checkpoints of the runs")
+    parser.add_argument("--keep_models", type=Path, metavar="FOLDER", help="keep the models of seed 0 in this folder")
     parser.add_argument("--results_dir", type=Path, default=RESULTS, help="results files")
     parser.add_argument("--queue", type=Path, default=QUEUE, help="entries")
     args = parser.parse_args(argv)

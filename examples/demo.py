@@ -51,7 +51,7 @@ def train(kind: str, output_dir: Path) -> None:
     """Train a configuration."""
     command = [
         *("train", "classification", "--config"),
-        *(f"spherization/digits-lenet5-{kind}", "--output_dir", str(output_dir)),
+        *(f"spherization/digits-lenet5-{kind}", "--num_train_epochs", "10", "--output_dir", str(output_dir)),
     ]
     print("    hf-sphere " + " ".join(command), flush=True)
     subprocess.run([sys.executable, "-m", "hf_sphere.commands.main", *command, "--overwrite_output_dir"], check=True)

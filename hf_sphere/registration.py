@@ -27,8 +27,7 @@ import wrapt
 
 from hf_sphere import models
 from hf_sphere.models.sphere_encoder import ENCODERS
-from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
-from hf_sphere.optim.own import listeners
+from hf_sphere.optim.optimizers import listeners, optimizer_class, optimizer_names
 
 __all__ = ["register"]
 

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from safetensors import safe_open
 
-from hf_sphere.training.model_card import TEMPLATE, on_one_line, wrap_command
+from hf_sphere.training.model_card import LIBRARY, TEMPLATE, on_one_line, wrap_command
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.commands import command_of
 from hf_sphere.utils.renamed import rename_options
 from reproduction.claims import show_seeds
 from reproduction.definitions import define, is_share
-from reproduction.entries import ROOT, SCRIPTS, WITHOUT_EFFECT, read_settings
+from reproduction.entries import ROOT, WITHOUT_EFFECT, read_settings
 from reproduction.published import show_published
 from reproduction.tables import CIFAR_NOTE, Source, mean_minutes, read_rows, show_from_published, show_mean
 
@@ -29,6 +30,9 @@ LEFT_OUT = {"steps", "epoch", "train_runtime", "best_epoch"}
 
 JPEG_COPY = " (JPEG copy, quality 75, 4:2:0)"
 """What the name of CIFAR-10 is followed by in the metadata of the cards."""
+
+STORED_SEED = 0
+"""Seed of the runs whose weights are beside the cards."""
 
 MODEL = ("backbone", "backbone_kwargs", "embedding_dim", "head", "head_kwargs", "spherization", "metric", "temperature")
 """Arguments that describe the model."""
@@ -72,35 +76,58 @@ def read_limits(path: Path) -> list[Limit]:
     return read_rows(path, Limit)
 
 
-def render_cards(source: Source, papers: Sequence[Paper], limits: Sequence[Limit] = ()) -> dict[Path, str]:
-    """Return the text of each card by its path."""
+def render_cards(
+    source: Source, papers: Sequence[Paper], limits: Sequence[Limit] = (), weights: Mapping[str, str] | None = None
+) -> dict[Path, str]:
+    """Return the text of each card by its path; `weights` are those beside the cards, see `find_weights`."""
+    stored = weights or {}
     return {
-        CARDS / Path(config).name / "README.md": render_card(group, source, papers, limits)
-        for config, group in find_groups(source).items()
+        CARDS / name / "README.md": render_card(name, group, source, papers, limits, stored.get(name))
+        for name, group in find_groups(source, stored).items()
     }
 
 
-def find_groups(source: Source) -> dict[str, str]:
-    """Return the runs behind the card of each configuration that has results.
+def find_weights() -> dict[str, str]:
+    """Return the dtype of the weights beside each card that has some."""
+    found = {}
+    for path in sorted(CARDS.glob("*/model.safetensors")):
+        with safe_open(path, "pt") as file:
+            dtypes = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+        found[path.parent.name] = "float16" if "F16" in dtypes else "float32"
+    return found
 
-    They are the runs of the configuration's own name, or others that only measure more.
+
+def find_groups(source: Source, stored: Iterable[str] = ()) -> dict[str, str]:
+    """Return the runs behind each card, by its name.
+
+    The card of a configuration has the runs of its own name, or others that only measure more. Other runs whose model
+    is stored have a card of their own.
     """
     found: dict[str, str] = {}
     for group, planned in source.planned.items():
         config, entry = planned[0].config, planned[0].entry
-        own = group == Path(config).name
+        own = group == Path(config).name or group in stored
         same = not entry.grid and not entry.tuned_by and set(entry.overrides) <= MEASURES
         if "+" not in config and (own or same) and source.values(group, _headline(entry.task)[0]):
-            found = {**found, config: group} if own or config not in found else found
+            name = group if own else Path(config).name
+            found = {**found, name: group} if own or name not in found else found
     return dict(sorted(found.items()))
 
 
-def render_card(group: str, source: Source, papers: Sequence[Paper], limits: Sequence[Limit] = ()) -> str:
-    """Return the card of a group of runs."""
+def render_card(
+    card_name: str,
+    group: str,
+    source: Source,
+    papers: Sequence[Paper],
+    limits: Sequence[Limit] = (),
+    dtype: str | None = None,
+) -> str:
+    """Return the card of a group of runs; `dtype` is that of the weights beside it."""
     planned = source.planned[group][0]
     runs = [run for run in source.runs(group).values() if run["metrics"]]
     config, task = planned.config, find_task(planned.entry.task)
     settings = read_settings(config) | rename_options(runs[0].get("overrides", {}))
+    own_name = f"{Path(config).parent}/{card_name}"  # of another configuration, the limits may be others
     names = [name for name in runs[0]["metrics"] if name not in LEFT_OUT and not name.startswith("best_")]
     values: dict[str, Mapping[int, float]] = {}
     for name in sorted(names, key=lambda name: "/" in name):  # those of the training first, each only once
@@ -111,16 +138,17 @@ def render_card(group: str, source: Source, papers: Sequence[Paper], limits: Seq
     published = source.published_of(group)
     data = runs[0]["data"]["name"]
     data_name = f"{data}{JPEG_COPY}" if _is_jpeg_copy(runs) else data
-    output = settings.get("output_dir", f"outputs/{config}")
-    command = command_of(SCRIPTS[planned.entry.task])
+    command = [*command_of(Path(planned.script).stem).split(), *planned.arguments(runs[0].get("overrides"))]
+    output = settings.get("output_dir", f"outputs/{config}") if dtype is None else f"hub_cards/{card_name}"
+    headline = [name for name in _headline(planned.entry.task) if values.get(name)]
     card = ModelCard.from_template(
         ModelCardData(
-            library_name="transformers",
+            library_name=LIBRARY,
             license="apache-2.0",
             pipeline_tag=task.pipeline_tag,
             tags=["hf_sphere", "hypersphere", *([settings["head"]] if "head" in settings else [])],
             datasets=[data] if "/" in data else None,
-            model_name=Path(config).name,
+            model_name=card_name,
             eval_results=[
                 EvalResult(
                     task_type=task.pipeline_tag or "other",
@@ -128,40 +156,65 @@ def render_card(group: str, source: Source, papers: Sequence[Paper], limits: Seq
                     dataset_name=data_name,
                     dataset_split=settings.get("eval_split", "test"),
                     metric_type=name.removeprefix("eval_"),
-                    metric_name=f"{name.removeprefix('eval_')}, mean over {_count(len(seeds), 'seed')}",
-                    metric_value=round(statistics.mean(values[name].values()), 6),
+                    metric_name=f"{name.removeprefix('eval_')}, {of}",
+                    metric_value=round(value, 6),
                 )
-                for name in _headline(planned.entry.task)
-                if values.get(name)
+                for name in headline
+                for of, value in [
+                    *([(f"these weights, seed {STORED_SEED}", values[name][STORED_SEED])] if dtype else []),
+                    (f"mean over {_count(len(seeds), 'seed')}", statistics.mean(values[name].values())),
+                ]
             ],
         ),
         template_path=str(TEMPLATE),
         model_id=output,
-        title=on_one_line(Path(config).name),
-        summary=(
-            f"{_describe(settings)}, trained on `{data}`. No weights are published: the command below trains the model "
-            f"and writes it to `{output}`, from where the code below loads it."
-        ),
+        title=on_one_line(card_name),
+        summary=f"{_describe(settings)}, trained on `{data}`. {_about_weights(output, dtype)}",
         model_class=task.model_name,
         pipeline_tag=task.pipeline_tag,
-        metrics=[(f"`{name}`", _show(name, list(found.values()))) for name, found in values.items()],
+        metrics=[
+            (
+                f"`{name}`",
+                _show(name, [*found.values()]) + (_of_weights(name, found) if dtype and name in headline else ""),
+            )
+            for name, found in values.items()
+        ],
         definitions=[(name, define(name, in_episodes=planned.entry.task == "few_shot")) for name in values],
         selection_note=_selection(settings, seeds),
         published=[show_published(published)] if published else [],
-        limits=[*_limits(group, source, published, data), *(one.text for one in limits if config in one.configs)],
+        limits=[
+            *_limits(group, source, published, data),
+            *(one.text for one in limits if own_name in one.configs),
+        ],
         model=[(name, f"`{on_one_line(settings[name])}`") for name in MODEL if name in settings],
         settings=[
             (name, on_one_line(value))
             for name, value in settings.items()
             if name not in (*MODEL, *WITHOUT_EFFECT, "dataset_name", *MEASURES)
         ],
-        command=wrap_command([*command.split(), *planned.arguments(runs[0].get("overrides"))]),
+        command=wrap_command(command),
         versions=_versions(runs),
         hardware=", ".join(sorted({run["device"] for run in runs})),
         duration=_duration(runs, planned.entry.device),
         citations=[paper.bibtex.strip() for paper in papers if _is_cited(paper, config, settings)],
     )
     return f"{card.content.rstrip()}\n"
+
+
+def _about_weights(output: str, dtype: str | None) -> str:
+    if dtype is None:
+        return (
+            f"No weights are published: the command below trains the model and writes it to `{output}`, from where the "
+            "code below loads it."
+        )
+    return (
+        f"The weights are those of the run with seed {STORED_SEED}, stored as {dtype}; transformers loads them as "
+        "float32. With the stored weights, the accuracy on the evaluation split is exactly that of the run."
+    )
+
+
+def _of_weights(name: str, values: Mapping[int, float]) -> str:
+    return f"; these weights: {_show(name, [values[STORED_SEED]])}"
 
 
 def _headline(task: str) -> list[str]:

@@ -117,6 +117,11 @@ class Job:
         shown = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
         return "\n".join([line for line in shown if line][-lines:])
 
+    def keep_model(self, folder: Path) -> None:
+        """Copy the trained model, without its checkpoints, to the folder of its group."""
+        ignored = shutil.ignore_patterns("checkpoint-*", "runs")
+        shutil.copytree(self.folder / "model", folder / self.run.group, ignore=ignored, dirs_exist_ok=True)
+
     def remove(self) -> None:
         """Remove the output folder."""
         shutil.rmtree(self.folder, ignore_errors=True)

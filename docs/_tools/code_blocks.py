@@ -3,8 +3,9 @@
     python docs/_tools/code_blocks.py [pages]
 
 The python blocks of a page run in one namespace and in a temporary folder, without network. A `text` block after a
-python block is its output, where `...` stands for any text. A `bash` block is not run: each command is passed to the
-argument parser of its job or script, which also reads the YAML files; make targets and extras of pip must exist.
+python block is its output, where `...` stands for any text. A python block whose first line is a comment with the name
+of a file, such as `# my_head.py`, is also a module for `--import`. A `bash` block is not run: each command is passed to
+the argument parser of its job or script, which also reads the YAML files; make targets and extras of pip must exist.
 
 The front matter of a page may have `requires`, modules without which the page is not checked; `files`, a mapping of
 names to files or folders of the repository that are copied to the temporary folder; and `replace`, a mapping of texts
@@ -88,7 +89,7 @@ def check_page(page: Path) -> int:
         raise MissingModuleError(f"{page}: not checked, needs {', '.join(missing)}")
     printed = None
     names: dict[str, Any] = {"__name__": "__main__"}
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), _modules_of(folder):
         for name in MODULES:
             os.symlink(ROOT / name, name)
         for name, source in front.get("files", {}).items():
@@ -105,6 +106,8 @@ def check_page(page: Path) -> int:
                     compare(code, printed)
                 if block.language == "yaml":
                     yaml.safe_load(code)
+                if block.language == "python" and (module := re.match(r"# (\w+\.py)\n", code)):
+                    Path(module[1]).write_text(code)
                 if block.language in ("bash", "shell"):
                     check_commands(code)
                 printed = run_python(code, page, block.line, names) if block.language == "python" else None
@@ -112,6 +115,16 @@ def check_page(page: Path) -> int:
                 text = f"{page}, block {block.number} (line {block.line}): {type(error).__name__}: {error}"
                 raise BlockError(text) from error
     return len(blocks)
+
+
+@contextlib.contextmanager
+def _modules_of(folder: str) -> Iterator[None]:
+    """Let the modules in a folder be imported, until the end of a page."""
+    with mock.patch.object(sys, "path", [folder, *sys.path]):
+        yield
+    files = {name: str(getattr(module, "__file__", "")) for name, module in sys.modules.items()}
+    for name in [name for name, file in files.items() if file.startswith(folder)]:
+        del sys.modules[name]
 
 
 def run_python(code: str, page: Path, line: int, names: dict[str, Any]) -> str:

@@ -36,6 +36,7 @@ JOBS = {
     "search": Job("find the most similar images of an index"),
     "page": Job("serve a page to search an index"),
     "export": Job("export a model to ONNX"),
+    "publish": Job("upload a trained model to the Hub", "nothing was uploaded"),
     "configs": Job("list the configurations of the papers, or print one"),
     "prepare": Job("convert datasets in their published layout to parquet", "nothing was written"),
     "place": Job("place class prototypes on the sphere"),

@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hf_sphere import models
 from hf_sphere.training.output_dir import check_output_file
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 
@@ -35,12 +34,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     import transformers
 
     from hf_sphere.export import export_onnx
-    from hf_sphere.utils.loading import load_model, load_pretrained
+    from hf_sphere.models.saved import load_saved
+    from hf_sphere.utils.loading import load_pretrained
 
-    config = load_pretrained(transformers.AutoConfig, args.model_name_or_path)
-    saved = (config.architectures or ["AutoModel"])[0]
-    kind = getattr(models, saved, None) or getattr(transformers, saved, transformers.AutoModel)
-    model = load_model(kind, args.model_name_or_path, complete=True)
+    model = load_saved(args.model_name_or_path)
     metadata = {"model": type(model).__name__}
     if model.main_input_name == "pixel_values":
         try:
@@ -57,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         else:
             print(f"Note: the preprocessing of {args.model_name_or_path} is unknown, so the file lacks it.")
     if hasattr(model, "head"):
-        metadata["class_names"] = json.dumps([config.id2label[index] for index in range(config.num_labels)])
+        metadata["class_names"] = json.dumps([model.config.id2label[index] for index in range(model.config.num_labels)])
         metadata |= {name: str(value) for name, value in model.head.metric().items()}
     export_onnx(model, args.output, metadata)
     print(f"wrote     {args.output}, with the metadata {', '.join(metadata)}")

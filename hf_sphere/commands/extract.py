@@ -4,7 +4,7 @@ hf-sphere extract --model_name_or_path outputs/mnist --dataset_name ylecun/mnist
     --split test --output_dir outputs/embeddings/mnist-test
 hf-sphere extract --model_name_or_path outputs/birds --dataset_name <folder> --train_classes 100 \
     --output_dir outputs/embeddings/birds-unseen
-accelerate launch hf-sphere extract --config <file>
+accelerate launch -m hf_sphere.commands.main extract --config <file>
 
 `datasets.load_dataset(<output_dir>)` loads it; the columns are described in `hf_sphere.search.store`. There are
 fewer columns for data without labels and models without a head. `hf-sphere evaluate` evaluates the

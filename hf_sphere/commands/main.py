@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         (nearest,) = difflib.get_close_matches(name, JOBS, 1, 0.5) or [""]
         hint = f"did you mean {nearest!r}?" if nearest else "run hf-sphere to see the jobs."
+        hint = "options follow the job." if name.startswith("-") else hint
         sys.exit(f"hf-sphere: there is no job {name!r}; {hint}")
 
 

@@ -26,19 +26,17 @@ METHODS = ("auto", "catalogue", "closed_form", "lbfgs", "sgd", "sgd_as_published
 """Names of the placement methods, since importing them takes seconds."""
 
 
-def method_names() -> tuple[str, ...]:
-    """Return the names of the placement methods, with those of a module that `--import` has imported."""
-    loaded = sys.modules.get("hf_sphere.prototypes.methods")
-    return METHODS if loaded is None else tuple(loaded.METHODS)
-
-
 @dataclass
 class PlacementArguments(Arguments):
     """Placement of the prototypes."""
 
     dim: int = argument(help="Dimension of the space.", ge=1)
     num_classes: int | None = argument(None, "Number of classes; by default that of the dataset.", ge=1)
-    method: str = argument("auto", "Placement method.", choices=method_names)
+    method: str = argument(
+        "auto",
+        "Placement method.",
+        choices=lambda: getattr(sys.modules.get("hf_sphere.prototypes.methods"), "METHODS", METHODS),  # with one's own
+    )
     restarts: int | None = argument(None, "Number of random starts of a search.", ge=1)
     max_iterations: int | None = argument(None, "Iterations of a search; for `lbfgs`, per sharpness.", ge=1)
     seed: int = argument(0, "Seed of the placement.", **SEED)

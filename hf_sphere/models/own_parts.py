@@ -1,36 +1,51 @@
-"""Heads and backbones of a model that are defined outside of this library, transformers and timm."""
+"""The note of a saved model on the modules that define its head and backbone, if no library does."""
 
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from hf_sphere.nn.heads import HEADS
-from hf_sphere.utils.imports import REQUIRES_IMPORT, defining_modules, explain_requirement
+from hf_sphere.utils.imports import is_module_name
+
+_NO_IMPORT = ("hf_sphere", "transformers", "timm", "__main__", "builtins")
 
 
-def own_parts(config: Any) -> dict[str, list[str]]:
-    """Return a field for a configuration with the modules that define its head and backbone; {} if there are none."""
-    timm: Any = sys.modules.get("timm")  # imported, if a model with a backbone has been built
-    head, backbone = getattr(config, "head", None), getattr(config, "backbone", None)
-    parts = [type(config), *([HEADS[head]] if head in HEADS else [])]
-    if timm is not None and isinstance(backbone, str) and timm.is_model(name := backbone.partition(".")[0]):
-        parts.append(timm.model_entrypoint(name))
-    modules = defining_modules(parts) or getattr(config, REQUIRES_IMPORT, [])
-    return {REQUIRES_IMPORT: modules} if modules else {}
+class OwnPartsMixin:
+    """Mixin of configurations whose saved form names these modules in `requires_import`.
 
-
-def check_own_parts(settings: Mapping[str, Any]) -> None:
-    """Raise a ValueError if the head or backbone of a saved configuration is to be defined by a module of its author.
-
-    The error names the module; it is not imported, since its name comes from the file.
+    The modules of a file, which others may have written, are never imported: the error for an unknown part names them.
     """
-    if not (advice := explain_requirement(settings)):
-        return
-    head, backbone = settings.get("head"), settings.get("backbone")
-    if head is not None and head not in HEADS:
-        raise ValueError(f"unknown head {head!r}. {advice}")
-    if isinstance(backbone, str) and not settings.get("backbone_config"):
-        import timm
 
-        if not timm.is_model(backbone.partition(".")[0]):
-            raise ValueError(f"unknown backbone {backbone!r}. {advice}")
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, with the modules if there are any."""
+        config: Any = self
+        timm: Any = sys.modules.get("timm")  # imported with the first backbone
+        parts: list[Any] = [HEADS[config.head]] if config.head in HEADS else []
+        if timm and timm.is_model(name := getattr(config, "backbone", "").partition(".")[0]):
+            parts.append(timm.model_entrypoint(name))
+        modules = [part.__module__ for part in parts if part.__module__.partition(".")[0] not in _NO_IMPORT]
+        fields: dict[str, Any] = super().to_dict()  # type: ignore[misc]
+        fields.pop("requires_import", None)  # of the file that the configuration was read from
+        return fields | ({"requires_import": list(dict.fromkeys(modules))} if modules else {})
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return the configuration with the values of a file.
+
+        Raises:
+            ValueError: If a head or backbone is unknown and the file names the modules that define it.
+        """
+        settings = {**config_dict, **kwargs}
+        names, head, backbone = (settings.get(key) for key in ("requires_import", "head", "backbone"))
+        names = [name for name in names if is_module_name(name)][:2] if isinstance(names, list) else []
+        unknown = "" if head is None or head in HEADS else f"head {head!r}"
+        if names and not unknown and isinstance(backbone, str) and not settings.get("backbone_config"):
+            import timm
+
+            unknown = "" if timm.is_model(backbone.partition(".")[0]) else f"backbone {backbone!r}"
+        if names and unknown:
+            code, options = "; ".join(f"import {name}" for name in names), " --import ".join(["", *names])
+            raise ValueError(
+                f"unknown {unknown}: the model's author defines it in a module. If you have and trust that, call "
+                f"`{code}` before loading in Python, or pass{options} to hf-sphere."
+            )
+        return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]

@@ -31,22 +31,18 @@ class SphereOptimizer(NamedOptimizer):
     """Base of the optimizers: torch's step for ordinary parameters, an update rule on the sphere for radial ones.
 
     An optimizer of your own overrides `rule`. It inherits from `AdamS`, with the options, the state and the ordinary
-    step of Adam, or from `SGDMRT`, with those of SGD. If it sets `name`, `build_optimizer`, the recipes, timm and
-    `TrainingArguments(optim=...)` accept this name.
+    step of Adam, or from `SGDMRT`, with those of SGD. If it sets `name`, it is registered under it.
 
-    The optimizers of this library implement `_rule`, a faster form of the rule for several parameters at once. A
-    subclass of another optimizer of torch also sets `momentum_key` and `has_second_moment`, and implements
-    `_step_of_torch`.
+    The optimizers of this library implement `_rule`, a faster form for several parameters at once. `AdamS` and `SGDMRT`
+    also inherit from the torch optimizer, set `momentum_key` and `has_second_moment`, and implement `_step_of_torch`.
 
     Example:
         >>> class SphereSGD(SGDMRT):
-        ...     name = "sphere_sgd"
-        ...
         ...     def rule(self, x, g, m, v, t, group):
         ...         m = group["momentum"] * m + g
         ...         y = x - group["lr"] * m
         ...         return y * x.norm(dim=1, keepdim=True) / y.norm(dim=1, keepdim=True), m, v
-        >>> optimizer = build_optimizer(network, "sphere_sgd", images, lr=0.1)
+        >>> optimizer = SphereSGD(radial_parameter_groups(network, images), lr=0.1)
     """
 
     momentum_key: ClassVar[str]
@@ -195,8 +191,7 @@ class SphereOptimizer(NamedOptimizer):
             v = block.second_moment.unsqueeze(1) if self.has_second_moment else x.new_zeros(len(x), 1)
             g = (-block.gradient if group["maximize"] else block.gradient).to(x.dtype) + decay * x
             at_zero = is_zero(lengths([x])).unsqueeze(1)
-            targets = (block.weight, m, v)
-            for target, value in zip(targets, self.rule(x, g, m, v, block.step, group), strict=True):
+            for target, value in zip((block.weight, m, v), self.rule(x, g, m, v, block.step, group), strict=True):
                 if value.shape != target.shape:
                     shapes = f"{tuple(target.shape)}; got {tuple(value.shape)}"
                     raise ValueError(f"rule of {type(self).__name__} must return tensors like x, m and v: {shapes}.")

@@ -14,7 +14,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from hf_sphere.optim.invariance import Loss, find_radial_weights, unwrap
 from hf_sphere.optim.layout import ChannelDims
-from hf_sphere.optim.own import add_optimizer
+from hf_sphere.optim.optimizers import add_optimizer
 from hf_sphere.optim.roles import Role, collect_parameter_options, find_roles
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_sphere.search.encoder import ImageEncoder, ImageSource
 from hf_sphere.search.index_files import About, check_replaceable, read_index, read_version, write_index
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, table_states
-from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
+from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
@@ -85,9 +85,12 @@ class ImageIndex(IndexedImages):
 
         Raises:
             TypeError: If an image is an array; search embeddings with `hf_sphere.search.NeighborSearch`.
-            ValueError: If there are no images, or one cannot be read.
+            ValueError: If there are no images, or one cannot be read, or the kind does not support the distance.
+            ImportError: If the kind needs FAISS and it is not installed.
         """
         index = cls(model if isinstance(model, ImageEncoder) else ImageEncoder(model), {}, torch.empty(0, 0), [], kind)
+        if kind is not None:
+            check_kind(kind, index.encoder.metric.get("distance", "cosine"))
         index.add(images, **options)
         return index
 
@@ -278,7 +281,7 @@ class ImageIndex(IndexedImages):
         index = cls(encoder, images, embeddings, about.sources, about.kind, about.next_id, search, about.tables)
         index._loaded = folder.resolve(), version
         if importlib.util.find_spec("faiss") is None:
-            index.kind = None  # with a message, exact
+            index.kind = None  # exact; with a message for many images
         if texts := index.changes():
             hint = "Add the images of each source again, which embeds what has changed; remove those that are gone"
             logger.warning("The index %s is not up to date: %s. %s.", folder, "; ".join(texts), hint)

@@ -47,9 +47,22 @@ def choose_kind(count: int, distance: Distance) -> SearchKind:
     if distance == "hyperbolic":
         return "torch"
     if importlib.util.find_spec("faiss") is None:
-        logger.warning("FAISS is not installed, so the search is exact, with torch: pip install 'hf_sphere[faiss]'.")
+        if count > LARGEST_EXACT:
+            logger.warning(
+                "FAISS is not installed, so the search is exact, with torch: pip install 'hf_sphere[faiss]'."
+            )
         return "torch"
     return "flat" if count <= LARGEST_EXACT else "ivf"
+
+
+def check_kind(kind: str, distance: Distance) -> None:
+    """Raise an error if a kind of search is unknown, does not support the distance, or is not installed."""
+    if kind not in get_args(SearchKind):
+        raise ValueError(f"unknown kind of search {kind!r}; choose one of {', '.join(get_args(SearchKind))}.")
+    if kind != "torch" and distance == "hyperbolic":
+        raise ValueError(f"FAISS does not support the hyperbolic distance; use kind='torch' instead of {kind!r}.")
+    if kind != "torch" and importlib.util.find_spec("faiss") is None:
+        raise ImportError(f"kind {kind!r} needs FAISS: pip install 'hf_sphere[faiss]', or use kind='torch'.")
 
 
 class NeighborSearch:
@@ -102,12 +115,7 @@ class NeighborSearch:
         # FAISS compares in float32, which may not distinguish the nearest references.
         self.kind = kind or ("torch" if is_double and count <= LARGEST_EXACT else choose_kind(count, distance))
         self.recall = 1.0 if file is None else torch.nan
-        if self.kind not in get_args(SearchKind):
-            raise ValueError(f"unknown kind of search {kind!r}; choose one of {', '.join(get_args(SearchKind))}.")
-        if self.kind != "torch" and distance == "hyperbolic":
-            raise ValueError(f"FAISS does not support the hyperbolic distance; use kind='torch' instead of {kind!r}.")
-        if self.kind != "torch" and importlib.util.find_spec("faiss") is None:
-            raise ImportError(f"kind {kind!r} needs FAISS: pip install 'hf_sphere[faiss]', or use kind='torch'.")
+        check_kind(self.kind, distance)
         self._order, self._starts = _group_equal(self.references)
         self._first = self._order[self._starts[:-1]]  # of equal references, only this one is compared
         vectors = self._prepare(self.references, as_query=False)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hf_sphere.optim.optimizers import optimizer_names
-from hf_sphere.optim.own import TORCH_NAMES
 from hf_sphere.utils.arguments import SEED, Arguments, argument
 
 OPTIMIZER_HELP = "Optimizer; all except adam, adamw and sgd find scale-invariant weights or hidden matrices."
@@ -21,7 +20,7 @@ OPTIMIZER_HELP = "Optimizer; all except adam, adamw and sgd find scale-invariant
 
 def optimizer_choices() -> Iterable[str]:
     """Return the valid values of `--optim`."""
-    return (*TORCH_NAMES, *optimizer_names())
+    return ("adam", "adamw", "sgd", *optimizer_names())
 
 
 @dataclass

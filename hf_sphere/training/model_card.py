@@ -2,25 +2,28 @@
 
 import platform
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+import yaml
+from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
+from huggingface_hub.constants import EVAL_RESULTS_FOLDER
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from hf_sphere.data.sources import BUNDLED
-from hf_sphere.training.output_dir import BEST_FOLDER, LOCAL_PATHS_FILE, LOCK_FILE
 from hf_sphere.training.tasks import Description, Prepared, Task
-from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.files import SNAPSHOT_FOLDER, UNFINISHED, atomic_file
+from hf_sphere.training.upload import CARD_FILE, split_files, upload
+from hf_sphere.utils.files import atomic_file, write_text
 from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.texts import show_metric
+
+LIBRARY = "hf_sphere"
+"""Name of the library on the Hub. With `transformers`, the Hub would show code without `import hf_sphere`."""
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 """Jinja template of all cards."""
@@ -29,12 +32,6 @@ _DEFINITIONS = {
     "eval_loss": "mean training loss on the evaluation split, including a margin of the head, without calibration",
     "eval_nll": "mean negative log-likelihood of the classes, without a margin of the head, with calibration",
 }
-
-_NOT_UPLOADED = [
-    *("checkpoint-*", ".checkpoint-*", f"{BEST_FOLDER}/*", f"{SNAPSHOT_FOLDER}/*", "logs/*"),
-    *(LOCK_FILE, LOCAL_PATHS_FILE, f"*{UNFINISHED}"),
-]
-"""Files in the output directory beside model, processor, results and card."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +62,6 @@ def publish(
 ) -> None:
     """Write the model card of a `Run`, and upload its directory if requested; `metric` has selected the best epoch."""
     args, description = run.args, prepared.description
-    hub = HfApi() if args.push_to_hub else None
-    name = hide_private(str(run.output_dir))
-    if hub is not None:
-        with _explain_failed_upload(run):
-            name = hub.create_repo(args.hub_model_id or run.output_dir.name, exist_ok=True).repo_id
     options = [field for kind in task.arguments for field in fields(kind)]
     defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in options}
     defaults |= {"bf16": False, "fp16": False}  # the settings have the precision that was used
@@ -86,21 +78,21 @@ def publish(
     )
     write_model_card(
         run.output_dir,
-        model_id=name,
+        model_id=hide_private(str(run.output_dir)),
         model_class=type(prepared.model).__name__,
+        modules=prepared.model.config.to_dict().get("requires_import", []),
         pipeline_tag=task.pipeline_tag,
         description=replace(description, title=hide_private(description.title)),
         license=hide_private(args.license),
         record=record,
     )
-    if hub is not None:
-        with _explain_failed_upload(run):
-            hub.upload_folder(
-                repo_id=name,
-                folder_path=run.output_dir,
-                ignore_patterns=_NOT_UPLOADED,
-                commit_message="Upload trained model",
-            )
+    if args.push_to_hub:
+        name = args.hub_model_id or run.output_dir.name
+        try:
+            name = upload(run.output_dir, split_files(run.output_dir)[0], name)
+        except ConnectionError as error:
+            again = f"hf-sphere publish {run.output_dir} --repo_id {name}"
+            raise ConnectionError(f"{error} The model is saved; to try again: {again}") from error
         run.accelerator.print(f"uploaded to {name}")
 
 
@@ -119,17 +111,6 @@ def _selection_note(metric: str, prepared: Prepared, args: Any, results: Mapping
     return f"The model is that of the last epoch, {results['epoch']:g}; the evaluation split {used}."
 
 
-@contextmanager
-def _explain_failed_upload(run: Any) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # huggingface_hub also raises the errors of its HTTP library
-        raise ConnectionError(
-            f"the upload failed: {error_text(error).rstrip('.')}. The model is saved in "
-            f"{run.output_dir}; to upload it, repeat the command with --resume_from_checkpoint latest."
-        ) from error
-
-
 def write_model_card(
     folder: Path,
     *,
@@ -139,14 +120,16 @@ def write_model_card(
     description: Description,
     record: TrainingRecord,
     license: str = "unknown",
+    modules: Sequence[str] = (),
 ) -> ModelCard:
     """Write the model card, `README.md`, to the folder of a model.
 
     `model_id` is the name to load the model by, and `pipeline_tag` the transformers pipeline for it, if there is one.
+    `modules` define its head and backbone, if this library does not.
     """
     dataset = description.dataset
     data = ModelCardData(
-        library_name="transformers",
+        library_name=LIBRARY,
         license=license,
         pipeline_tag=pipeline_tag,
         tags=["hf_sphere", "hypersphere", *description.tags],
@@ -174,6 +157,7 @@ def write_model_card(
         title=on_one_line(description.title),
         summary=on_one_line(description.summary),
         model_class=model_class,
+        imports=[f"import {name}" for name in modules],
         pipeline_tag=pipeline_tag,
         metrics=[(name, show_metric(name, value)) for name, value in record.metrics.items() if "_excluded" not in name],
         definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in record.metrics],
@@ -185,9 +169,23 @@ def write_model_card(
         hardware=hardware,
         duration=f"{record.seconds:.0f} s" if record.seconds < 600 else f"{record.seconds / 60:.0f} min",
     )
-    with atomic_file(folder / "README.md") as unfinished:
+    with atomic_file(folder / CARD_FILE) as unfinished:
         card.save(unfinished)
+    write_eval_results(folder, (data.eval_results or []) if data.datasets else [])
     return card
+
+
+def write_eval_results(folder: Path, results: Sequence[EvalResult]) -> None:
+    """Write results on a dataset of the Hub to a file that the Hub reads; without any, remove the file."""
+    entries = [
+        EvalResultEntry(r.dataset_type, r.metric_type, r.metric_value, notes=f"{r.dataset_split} split")
+        for r in results
+    ]
+    path = folder / EVAL_RESULTS_FOLDER / "results.yaml"
+    if entries:
+        write_text(path, yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _is_on_hub(dataset: str) -> bool:

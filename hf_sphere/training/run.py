@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 import transformers
-from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType, ProjectConfiguration, set_seed
+from accelerate import Accelerator, tracking
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, LoggerType, ProjectConfiguration, set_seed
 from huggingface_hub.utils import validate_repo_id
 from torch import nn
 from transformers.trainer_utils import enable_full_determinism
@@ -166,6 +166,7 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
         CheckpointError: If there is no checkpoint to resume from.
     """
     check_optimizer_arguments(args)
+    _check_trackers(args.report_to or [])
     # Weights that decay towards zero become denormal, and CPUs are much slower with these. Set before torch starts its
     # threads, which inherit it.
     torch.set_flush_denormal(True)
@@ -188,8 +189,6 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     if args.full_determinism:
         enable_full_determinism(args.seed)
     set_seed(args.seed)
-    if args.report_to:
-        _check_trackers(accelerator, args.report_to)
     if args.push_to_hub or args.hub_model_id is not None:
         validate_repo_id(args.hub_model_id or Path(args.output_dir).name)
     shard_classes = any(getattr(each, "shard_classes", False) for each in others)
@@ -206,10 +205,10 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     return Run(args, accelerator, *others, recipe=recipe)
 
 
-def _check_trackers(accelerator: Accelerator, requested: Sequence[str]) -> None:
-    """Raise an error for trackers that are not installed, which Accelerate would skip silently."""
-    installed = {str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with}
-    missing = [name for name in requested if name not in installed and name != "all"]
+def _check_trackers(requested: Sequence[str]) -> None:
+    """Raise an error for trackers that are not installed, which Accelerate would skip."""
+    absent = set(LoggerType.list()) - set(map(str, tracking.get_available_trackers())) - {"all"}
+    missing = [name for name in requested if name in absent]
     if missing:
         raise ImportError(
             f"the package of tracker {', '.join(missing)} is not installed: pip install {' '.join(missing)} "

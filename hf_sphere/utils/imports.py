@@ -1,25 +1,17 @@
-"""Modules of the user's own: `--import` of the command line, and the note of a saved model on those that it needs."""
+"""Modules with parts of the user's own, which `--import` and the variable `HF_SPHERE_IMPORT` name."""
 
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hf_sphere.utils.checks import error_text
 
-VARIABLE = "HF_SPHERE_IMPORT"
-"""Environment variable with the names of modules, separated by commas."""
-
-REQUIRES_IMPORT = "requires_import"
-"""Key of a saved configuration: names of the modules that define its head and backbone."""
-
 
 def import_modules(argv: Sequence[str]) -> list[str]:
-    """Import the modules of `--import` and of the environment variable.
-
-    The current folder is added to `sys.path`, which a console script does not have there.
+    """Import the modules that a command line and the environment name, as if Python were started in this folder.
 
     Returns:
         The other words of the command line, and `--import=NAME` of each module.
@@ -27,8 +19,8 @@ def import_modules(argv: Sequence[str]) -> list[str]:
     Raises:
         ValueError: If a module cannot be imported, with its own error, or a name is not one of a module.
     """
-    words, left = list[str](), list(argv)
-    names = [name for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    words, left, text = list[str](), list(argv), os.environ.get("HF_SPHERE_IMPORT", "")
+    names = text.split(",") if text else []
     while left:
         option, equals, value = (word := left.pop(0)).partition("=")
         if option == "--import":
@@ -36,7 +28,7 @@ def import_modules(argv: Sequence[str]) -> list[str]:
         else:
             words.append(word)
     names = list(dict.fromkeys(name.strip() for name in names))
-    if names and not {"", os.getcwd()} & {*sys.path}:
+    if names and not {"", os.getcwd()} & {*sys.path}:  # a console script has its own folder there instead
         sys.path.insert(0, os.getcwd())
     for name in names:
         _import(name)
@@ -45,58 +37,33 @@ def import_modules(argv: Sequence[str]) -> list[str]:
 
 def _import(name: str) -> None:
     if name.endswith(".py") or not is_module_name(name):
-        parts = os.path.relpath(name or ".").removesuffix(".py").replace(os.sep, ".")
-        hint = f"; did you mean {parts}?" if name.endswith(".py") and is_module_name(parts) else "."
+        module = os.path.relpath(name or ".").removesuffix(".py").replace(os.sep, ".")
+        hint = f"; did you mean {module}?" if name.endswith(".py") and is_module_name(module) else "."
         raise ValueError(f"--import requires the name of a module, such as my_package.my_module; got {name!r}{hint}")
     try:
         importlib.import_module(name)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            where = f"neither the folder {os.getcwd()} nor the Python environment has it"
             raise ValueError(
-                f"--import {name}: there is no module {error.name} in {os.getcwd()} or the Python environment. Start "
-                "the command in the folder that contains it, or install it."
+                f"--import {name}: there is no module {error.name}; {where}. Start in its folder, or install it."
             ) from error
-        # The deepest line of a module's own code, not that of a function it has called.
+        # The deepest line of a module itself, not that of a function which it calls.
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name == "<module>"]
         file, line = (frames[-1].filename, frames[-1].lineno) if frames else (name, None)
-        text = "it calls sys.exit" if isinstance(error, SystemExit) else error_text(error)
+        text = "it calls sys.exit" if isinstance(error, SystemExit) else error_text(error).rstrip(".")
         if isinstance(error, SyntaxError) and error.filename:
             file, line, text = error.filename, error.lineno, error.msg
-        raise ValueError(
-            f"--import {name}: {file}, line {line}: {type(error).__name__}: {text.rstrip('.')}. Correct the module, or "
-            "leave out --import."
-        ) from error
+        advice = "Correct the module, or leave out --import."
+        raise ValueError(f"--import {name}: {file}, line {line}: {type(error).__name__}: {text}. {advice}") from error
 
 
 def is_module_name(name: Any) -> bool:
-    """Whether a value, which may come from a file of others, is the dotted name of a module, of at most 200 letters."""
-    return isinstance(name, str) and len(name) <= 200 and all(part.isidentifier() for part in name.split("."))
-
-
-def defining_modules(objects: Iterable[Any]) -> list[str]:
-    """Return the modules that define objects, without those of this library, transformers, timm and scripts."""
-    modules = [value.__module__ for value in objects]
-    known = ("hf_sphere", "transformers", "timm", "__main__", "builtins")
-    return [name for name in dict.fromkeys(modules) if name.partition(".")[0] not in known]
-
-
-def explain_requirement(settings: Mapping[str, Any]) -> str:
-    """Return the sentence on the modules that a configuration names, or "" if it names none; nothing is imported."""
-    names = settings.get(REQUIRES_IMPORT)
-    names = [name for name in names if is_module_name(name)][:2] if isinstance(names, list) else []
-    if not names:
-        return ""
-    code, options = "; ".join(f"import {name}" for name in names), " ".join(f"--import {name}" for name in names)
-    return (
-        f"It requires a module of its author, which is never imported by itself: if you trust it, call `{code}` before "
-        f"loading, or pass `{options}` to hf-sphere."
-    )
+    """Whether a value, which may come from a file of others, is the name of a module, of at most 100 characters."""
+    return isinstance(name, str) and len(name) <= 100 and all(part.isidentifier() for part in name.split("."))
 
 
 def check_unique(kind: str, name: str, module: str, before: str | None) -> None:
-    """Raise a ValueError if a name that a module registers is that of a part of the module `before`, or of a package.
-
-    A part of a script can be replaced.
-    """
+    """Raise a ValueError if a module registers a name that another module has registered, unless that is a script."""
     if before not in (None, module, "__main__"):
-        raise ValueError(f"the name {name!r} of a {kind} of {module} is taken by {before}; choose another one.")
+        raise ValueError(f"{module} cannot define the {kind} {name!r}: {before} has this name; choose another.")

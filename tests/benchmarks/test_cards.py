@@ -1,19 +1,35 @@
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from huggingface_hub import ModelCard
-from reproduction.cards import CARDS, JPEG_COPY, Limit, Paper, find_groups, read_limits, render_cards
-from reproduction.entries import ROOT, Entry
+import torch
+import yaml
+from datasets import load_dataset
+from huggingface_hub import ModelCard, parse_eval_result_entries
+from reproduction.cards import CARDS, JPEG_COPY, Limit, Paper, find_groups, find_weights, read_limits, render_cards
+from reproduction.entries import ROOT, Entry, plan, read_queue
 from reproduction.results import Results
 from reproduction.tables import CIFAR_NOTE, Source
+from store_weights import evaluate
+from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
+
+from hf_sphere import SphereVisionForImageClassification
+from hf_sphere.models.saved import load_saved
+from hf_sphere.utils.privacy import hide_private
 
 PLAIN = "spherization/mnist-lenet5-plain"
 ENTRY = Entry("mnist", 1, "classification", [PLAIN], 1.0, seeds=3)
 PAPERS = [Paper("@article{one}", tables=["spherization"]), Paper("@article{two}", heads=["vmf"])]
 LIMITS = ROOT / "results" / "limits.yaml"
 WRITTEN = sorted(CARDS.glob("*/README.md"))
+WEIGHTS = find_weights()
+
+
+FOLDERS = [CARDS / name for name in WEIGHTS]
+FILES = {"README.md", "config.json", "preprocessor_config.json", "model.safetensors", ".eval_results/results.yaml"}
 
 
 @pytest.fixture
@@ -31,10 +47,12 @@ def card(finished):
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.parent.name)
 def test_a_written_card_is_valid(path):
     card = ModelCard.load(path)
-    (result,) = [result for result in card.data.eval_results if result.metric_type == "accuracy"]
-    assert 0 <= result.metric_value <= 1
-    assert (card.data.library_name, card.data.model_name) == ("transformers", path.parent.name)
-    assert (result.dataset_split, result.dataset_type) == ("test", card.data.datasets[0])
+    results = [result for result in card.data.eval_results if result.metric_type == "accuracy"]
+    assert len(results) == 1 + (path.parent.name in WEIGHTS)
+    assert (card.data.library_name, card.data.model_name) == ("hf_sphere", path.parent.name)
+    for result in results:
+        assert 0 <= result.metric_value <= 1
+        assert (result.dataset_split, result.dataset_type) == ("test", card.data.datasets[0])
     assert "pip install" in card.text
     for code in re.findall(r"```python\n(.*?)```", card.text, re.DOTALL):
         compile(code, str(path), "exec")
@@ -62,6 +80,23 @@ def test_a_card_has_the_mean_over_seeds_in_its_metadata(card):
 )
 def test_a_card_has_results_limits_settings_and_citation(card, text):
     assert text in card({0: 0.99, 1: 0.98, 2: 0.985}).text
+
+
+def test_a_card_with_weights_gives_the_number_of_their_run_and_their_dtype(finished):
+    values = {"mnist-lenet5-plain": {0: 0.99, 1: 0.98, 2: 0.985}}
+    (text,) = render_cards(finished([ENTRY], values), PAPERS, weights={"mnist-lenet5-plain": "float16"}).values()
+    assert "| `eval_accuracy` | 98.50 ± 0.50 %; these weights: 99.00 % |" in text
+    assert "run with seed 0, stored as float16" in text
+    assert 'model_id = "hub_cards/mnist-lenet5-plain"' in text
+    assert "No weights" not in text
+    results = {result.metric_name: result.metric_value for result in ModelCard(text).data.eval_results}
+    assert results == {"accuracy, these weights, seed 0": 0.99, "accuracy, mean over 3 seeds": 0.985}
+
+
+def test_other_runs_have_a_card_of_their_own_if_their_model_is_stored(finished):
+    tuned = Entry(**{**vars(ENTRY), "label": "short", "overrides": {"num_train_epochs": 2}})
+    source = finished([tuned, Entry(**{**vars(ENTRY), "entry": "own"})], {"mnist-lenet5-plain-short": {0: 0.9}})
+    assert find_groups(source, ["mnist-lenet5-plain-short"]) == {"mnist-lenet5-plain-short": "mnist-lenet5-plain-short"}
 
 
 def test_a_card_cites_only_its_papers(card):
@@ -112,9 +147,9 @@ def test_runs_with_other_training_have_no_card(finished):
 def test_runs_that_only_measure_more_are_used_if_there_are_no_others(finished):
     more = Entry(**{**vars(ENTRY), "entry": "more", "label": "flips", "overrides": {"test_time_flips": True}})
     values = {"mnist-lenet5-plain-flips": {0: 0.9}}
-    assert find_groups(finished([more, ENTRY], values)) == {PLAIN: "mnist-lenet5-plain-flips"}
+    assert find_groups(finished([more, ENTRY], values)) == {Path(PLAIN).name: "mnist-lenet5-plain-flips"}
     values["mnist-lenet5-plain"] = {0: 0.9}
-    assert find_groups(finished([more, ENTRY], values)) == {PLAIN: "mnist-lenet5-plain"}
+    assert find_groups(finished([more, ENTRY], values)) == {Path(PLAIN).name: "mnist-lenet5-plain"}
 
 
 @pytest.mark.parametrize("damage", ["stale", "cut", "not finite", "not a share", "no torch", "no commit", "other seed"])
@@ -139,3 +174,70 @@ def test_damaged_and_stale_files_have_no_card(finished, tmp_path, damage):
     assert len(named) == 1
     assert path.stem in named[0]
     assert {"no commit": "of another type: commit.", "no torch": "no version of torch"}.get(damage, "") in named[0]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_folder_with_weights_has_the_files_of_a_hub_repository(folder):
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == FILES
+    assert (folder / "model.safetensors").stat().st_size <= 4_000_000
+    texts = [(folder / name).read_text() for name in FILES - {"model.safetensors"}]
+    assert [text for text in texts if hide_private(text) != text or "/work" in text] == []
+
+
+def test_all_weights_fit_into_the_repository():
+    assert sum((folder / "model.safetensors").stat().st_size for folder in FOLDERS) <= 12_000_000
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_stored_model_is_loaded_by_every_way_as_float32(folder):
+    classes = [load_saved(folder), AutoModel.from_pretrained(folder)]
+    if (task := ModelCard.load(folder / "README.md").data.pipeline_tag) is not None:
+        classes += [AutoModelForImageClassification.from_pretrained(folder), pipeline(task, model=str(folder)).model]
+    assert {model.dtype for model in classes} == {torch.float32}
+    assert {parameter.isfinite().all().item() for model in classes for parameter in model.parameters()} == {True}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_code_of_a_card_with_weights_runs(folder, root):
+    blocks = re.findall(r"```python\n(.*?)```", ModelCard.load(folder / "README.md").text, re.DOTALL)
+    for block in blocks:
+        ended = subprocess.run([sys.executable, "-c", block], cwd=root, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_number_of_the_hub_is_that_of_the_run_on_the_card(folder):
+    (entry,) = parse_eval_result_entries(yaml.safe_load((folder / ".eval_results" / "results.yaml").read_text()))
+    card = ModelCard.load(folder / "README.md")
+    values = {result.metric_name: result.metric_value for result in card.data.eval_results}
+    assert round(entry.value, 6) == values["accuracy, these weights, seed 0"]
+    assert entry.dataset_id == card.data.datasets[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_stored_weights_have_exactly_the_accuracy_of_their_run(folder, real_data):
+    result = Results.read(ROOT / "results" / "runs").runs[f"{folder.name}-seed0"]
+    data = real_data(result["data"]["name"])
+    (run,) = [
+        run
+        for entry in read_queue(ROOT / "benchmarks" / "queue.yaml")
+        for run in plan(entry)
+        if run.name == result["name"]
+    ]
+    assert evaluate(folder, run, result, data) == result["metrics"]["eval_accuracy"]
+
+
+@pytest.mark.slow
+def test_transformers_alone_measures_the_accuracy_of_the_card(real_data):
+    folder = CARDS / "mnist-lenet5-spherized"
+    data = load_dataset(str(real_data("ylecun/mnist")), split="test")
+    model = SphereVisionForImageClassification.from_pretrained(folder).eval()
+    processor = AutoImageProcessor.from_pretrained(folder)
+    with torch.inference_mode():
+        correct = [
+            (model(**processor(batch["image"], return_tensors="pt")).logits.argmax(-1) == torch.tensor(batch["label"]))
+            for batch in data.iter(500)
+        ]
+    expected = Results.read(ROOT / "results" / "runs").runs["mnist-lenet5-spherized-seed0"]["metrics"]["eval_accuracy"]
+    assert torch.cat(correct).double().mean().item() == pytest.approx(expected, abs=1e-12)

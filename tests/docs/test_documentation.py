@@ -1,5 +1,6 @@
 """The code blocks of the documentation run, its links lead somewhere, and failures name page and block."""
 
+import contextlib
 import importlib
 import re
 from unittest import mock
@@ -10,6 +11,9 @@ import pytest
 
 from hf_sphere.models.sphere_encoder import ENCODERS
 from hf_sphere.nn import HEADS
+from hf_sphere.optim.optimizers import OWN_OPTIMIZERS
+from hf_sphere.prototypes import METHODS
+from hf_sphere.training.tasks import OWN_TASKS
 from hf_sphere.utils import renamed
 
 PAGES = {str(page.relative_to(code_blocks.ROOT)): page for page in code_blocks.pages()}
@@ -19,7 +23,9 @@ PAGES = {str(page.relative_to(code_blocks.ROOT)): page for page in code_blocks.p
 @pytest.mark.filterwarnings("ignore")  # of the libraries that the pages use together
 def test_code_blocks_of_a_page_run_and_print_what_it_shows(name):
     try:
-        with mock.patch.dict(HEADS):  # a page may register heads
+        with contextlib.ExitStack() as stack:
+            for parts in (HEADS, METHODS, OWN_OPTIMIZERS, OWN_TASKS):  # which a page may extend
+                stack.enter_context(mock.patch.dict(parts))
             code_blocks.check_page(PAGES[name])
     except code_blocks.MissingModuleError as missing:
         pytest.skip(str(missing))

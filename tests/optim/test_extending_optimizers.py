@@ -1,4 +1,4 @@
-"""A new optimizer is one file in `hf_sphere/optim/optimizers`."""
+"""A new optimizer is one file in `hf_sphere/optim/optimizers`, or a class with a name in another module."""
 
 import json
 import os
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_sphere.optim import AdamS, build_optimizer, optimizers
-from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
+from hf_sphere.optim import SGDMRT, AdamS, SphereOptimizer, build_optimizer, optimizers
+from hf_sphere.optim.optimizers import OWN_OPTIMIZERS, optimizer_class, optimizer_names
+from hf_sphere.optim.optimizers.adam_s import adam_s
 
 TOY = '''
 from hf_sphere.optim.optimizers.adam_s import AdamS
@@ -100,3 +101,91 @@ def test_names_are_listed_without_importing_torch():
     code += "print(len(names()), 'torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.split() == ["7", "False"]
+
+
+# Classes of other modules
+
+OWN = """
+import json, sys
+from timm.optim import create_optimizer_v2
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+def define(factor):
+    from hf_sphere.optim import SGDMRT
+
+    class Mine(SGDMRT):
+        name = "my_sgd"
+
+        def rule(self, x, g, m, v, t, group):
+            return factor * x, m, v
+
+    return Mine
+
+define(1)  # after the libraries have been imported
+again = define(2)  # as in a notebook
+from hf_sphere.optim import build_optimizer
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+args = TrainingArguments(output_dir=sys.argv[1], optim="my_sgd", optim_args="momentum=0.5", report_to=[])
+trainer = Trainer(model, args).create_optimizer()
+kinds = [type(build_optimizer(model, "my_sgd")), type(create_optimizer_v2(model, "mysgd")), type(trainer)]
+print(json.dumps([[kind is again for kind in kinds], trainer.param_groups[0]["momentum"]]))
+"""
+
+
+@pytest.mark.parametrize("first", ["import hf_sphere\n", ""], ids=["hf_sphere", "the others"])
+def test_a_named_class_is_available_everywhere_whatever_is_imported_first(first, tmp_path):
+    command = [sys.executable, "-c", first + OWN, str(tmp_path)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert json.loads(printed) == [[True, True, True], 0.5]
+
+
+@pytest.mark.parametrize("name", ["adam", "adam_s"])
+def test_a_name_of_torch_or_the_library_is_taken(name):
+    with pytest.raises(ValueError, match=f"cannot define the optimizer '{name}': hf_sphere has this name"):
+        type("Mine", (AdamS,), {"name": name})
+    assert name not in OWN_OPTIMIZERS
+
+
+class ByRule(AdamS):
+    """Adam-S by its rule in plain torch."""
+
+    def rule(self, x, g, m, v, t, group):
+        return adam_s(x, g, m, v, t, group["lr"], betas=group["betas"], eps=group["eps"])
+
+
+def train(kind: type[SphereOptimizer], **options: object) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 3, 3, 3, generator=generator).requires_grad_()
+    optimizer = kind([{"params": [x], "channel_dims": [0]}], lr=0.1, **options)
+    for _ in range(4):
+        x.grad = torch.randn(x.shape, generator=generator)
+        optimizer.step()
+    return x.detach()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "decoupled_weight_decay": True}, {"maximize": True}],
+    ids=lambda options: ", ".join(options) or "defaults",
+)
+def test_an_overridden_rule_replaces_the_step_of_the_base(options):
+    torch.testing.assert_close(train(ByRule, **options), train(AdamS, **options), rtol=1e-5, atol=1e-6)
+
+
+def test_a_weight_of_norm_0_is_not_updated():
+    x = torch.zeros(2, 3).requires_grad_()
+    x.grad = torch.ones(2, 3)
+    optimizer = ByRule([{"params": [x], "channel_dims": [0]}])
+    optimizer.step()
+    assert not x.any()
+
+
+def test_a_rule_that_returns_other_shapes_is_refused():
+    class Wrong(SGDMRT):
+        def rule(self, x, g, m, v, t, group):
+            return x, m.norm(dim=1), v
+
+    with pytest.raises(ValueError, match=r"rule of Wrong must return tensors like x, m and v: \(6, 27\); got \(6,\)"):
+        train(Wrong)

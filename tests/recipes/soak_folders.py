@@ -39,9 +39,9 @@ from disturbances import (
 )
 from PIL import Image
 
+from hf_sphere.commands.command_line import run_main
 from hf_sphere.search import ImageIndex
 from hf_sphere.search.store import read_embeddings
-from hf_sphere.commands.command_line import run_main
 
 State = tuple[str, ...]
 """What a result was made of: folders of images, or the seed of a sample. Empty if there is none."""
@@ -294,7 +294,7 @@ class FolderTrials:
     def _damage(self, result: Result, state: State, command: Command, draw: random.Random) -> State:
         path = draw.choice(result.files())
         damage(path, draw)
-        reader = Process(partial(run_recipe, lambda _: report(result)))
+        reader = Process(partial(run_main, lambda _: report(result)))
         reader.wait()
         if not refused(reader) and (reader.code or reader.printed.split("state ")[-1] != json.dumps(state)):
             raise UnexpectedEndError(f"{path} is damaged: exit code {reader.code}\n{reader.printed}")
@@ -311,7 +311,7 @@ class FolderTrials:
         self, result: Result, state: State, command: Command, other: Command | None, draw: random.Random
     ) -> State:
         """Run a command and another or a reader at the same time; often one is stopped while the other one runs."""
-        mains: list[Callable[[], object]] = [command, other or partial(run_recipe, lambda _: report(result))]
+        mains: list[Callable[[], object]] = [command, other or partial(run_main, lambda _: report(result))]
         first, second = draw.sample((0, 1), 2)
         processes: dict[int, Process] = {}
         if draw.random() < 0.3:

@@ -138,14 +138,27 @@ def test_a_constant_image_has_neighbors(index):
     assert found.distances.isfinite().all()
 
 
-def test_without_faiss_the_search_is_exact(encoder, photos, tmp_path, monkeypatch, caplog):
+def test_without_faiss_the_search_is_exact(encoder, photos, tmp_path, monkeypatch):
     ImageIndex.build(encoder, photos, kind="ivf", **QUIET).save(tmp_path / "index")
     expected = ImageIndex.load(tmp_path / "index", encoder).search(photos, 3, **QUIET)
     monkeypatch.setattr(neighbor_search.importlib.util, "find_spec", lambda name: None)
     loaded = ImageIndex.load(tmp_path / "index", encoder)
     torch.testing.assert_close(loaded.search(photos, 3, **QUIET).distances, expected.distances)
     assert loaded.neighbor_search.kind == "torch"
-    assert "FAISS is not installed, so the search is exact" in caplog.text
+
+
+def test_a_kind_that_needs_faiss_is_refused_before_images_are_embedded(encoder, photos, monkeypatch):
+    monkeypatch.setattr(neighbor_search.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(ImageIndex, "add", pytest.fail)
+    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[faiss\]'"):
+        ImageIndex.build(encoder, photos, kind="hnsw", **QUIET)
+
+
+def test_a_kind_that_does_not_support_the_distance_is_refused_before_images_are_embedded(encoder, photos, monkeypatch):
+    monkeypatch.setattr(ImageIndex, "add", pytest.fail)
+    monkeypatch.setattr(encoder, "metric", {"distance": "hyperbolic", "curvature": 1.0})
+    with pytest.raises(ValueError, match="FAISS does not support the hyperbolic distance"):
+        ImageIndex.build(encoder, photos, kind="flat", **QUIET)
 
 
 def test_bad_images_are_named_or_skipped(encoder, photos, caplog):

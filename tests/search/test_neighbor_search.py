@@ -118,6 +118,8 @@ def test_the_kind_is_chosen_by_the_number_of_references(monkeypatch, caplog):
     assert choose_kind(10**6, "hyperbolic") == "torch"
     monkeypatch.setattr(neighbor_search.importlib.util, "find_spec", lambda name: None)
     with caplog.at_level(logging.WARNING):
+        assert choose_kind(10, "cosine") == "torch"
+        assert not caplog.text  # exact in any case
         assert choose_kind(10**6, "cosine") == "torch"
     assert "FAISS is not installed, so the search is exact" in caplog.text
     with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[faiss\]'"):

@@ -1,15 +1,16 @@
-"""A task in a separate module is trained like a built-in one."""
+"""A task in a separate module is trained like a built-in one; tests/recipes/test_import.py has one with a name."""
 
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
 
-from hf_sphere.training import find_task, task_names, tasks
 from hf_sphere.commands.command_line import train
+from hf_sphere.training import find_task, task_names, tasks
 
 TOY = '''
 """Even or odd."""
@@ -58,3 +59,10 @@ def test_task_in_one_file_is_trained_evaluated_and_described(toy, monkeypatch, r
     assert 0 <= results["eval_even_fraction"] <= 1
     reported = ModelCard.load(toy / "run" / "README.md").data.eval_results
     assert {result.metric_type for result in reported} == {"accuracy", "even_fraction"}
+
+
+def test_the_name_of_a_built_in_task_is_taken():
+    with pytest.raises(
+        ValueError, match=r"cannot define the task 'few_shot': hf_sphere\.training\.tasks.few_shot has this name"
+    ):
+        replace(find_task("classification"), name="few-shot", prepare=test_the_name_of_a_built_in_task_is_taken)

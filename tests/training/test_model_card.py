@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from huggingface_hub import ModelCard
-from PIL import Image
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
 
 import hf_sphere
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
@@ -62,8 +62,21 @@ def test_model_index_names_task_and_dataset(write):
 
 def test_library_task_and_tags_are_in_the_metadata(write):
     data = write().data
-    assert (data.library_name, data.pipeline_tag) == ("transformers", "image-classification")
+    assert (data.library_name, data.pipeline_tag) == ("hf_sphere", "image-classification")
     assert data.tags == ["hf_sphere", "hypersphere", "spherized"]
+
+
+def test_results_are_written_in_the_format_of_the_hub(write, tmp_path):
+    write()
+    (entry,) = parse_eval_result_entries(yaml.safe_load((tmp_path / ".eval_results" / "results.yaml").read_text()))
+    assert (entry.dataset_id, entry.task_id, entry.value) == ("someone/a-dataset", "accuracy", 0.987654)
+
+
+@pytest.mark.parametrize("dataset", ["digits", "a/folder/of/images"])
+def test_results_on_data_that_are_not_on_the_hub_are_not_written_for_it(write, tmp_path, dataset):
+    write()
+    write(dataset=dataset)
+    assert not (tmp_path / ".eval_results" / "results.yaml").exists()
 
 
 def test_hub_dataset_is_linked(write):
@@ -167,14 +180,11 @@ def test_retrieval_card_shows_a_search(write, tmp_path, monkeypatch, capsys):
         num_channels=1, size={"height": 8, "width": 8}, image_mean=[0.5], image_std=[0.5]
     )
     processor.save_pretrained(tmp_path / "model")
-    for number, name in enumerate(("query", "image-1", "image-2", "image-3")):
-        Image.effect_noise((8, 8), 20 + number).save(tmp_path / f"{name}.png")
-    (tmp_path / "image-2.png").write_bytes((tmp_path / "query.png").read_bytes())
     monkeypatch.chdir(tmp_path)
     card = write(pipeline_tag="image-feature-extraction", model_id="model")
     assert card.data.pipeline_tag == "image-feature-extraction"
     exec(card.text.split("```python\n")[1].split("```")[0], {})
-    assert capsys.readouterr().out.startswith("['image-2.png', ")
+    assert capsys.readouterr().out.startswith("[1, ")  # the query itself
 
 
 def test_pipeline_is_shown(write):

@@ -14,6 +14,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from safetensors import SafetensorError
 from tqdm import tqdm
 
+from hf_sphere.commands.command_line import run_main
 from hf_sphere.training import (
     CheckpointError,
     RunState,
@@ -22,7 +23,6 @@ from hf_sphere.training import (
     start_run,
 )
 from hf_sphere.training.checkpoints import save_checkpoint
-from hf_sphere.commands.command_line import run_main
 from hf_sphere.training.output_dir import LOCK_FILE
 from hf_sphere.training.run import Run
 from hf_sphere.training.tasks.classification import ImageDataArguments
@@ -113,7 +113,9 @@ def test_run_of_another_recipe_is_not_resumed(make_args):
     run = start_run(make_args(), recipe="train_few_shot")
     run.prepare_output_dir()
     run.write_settings()
-    with pytest.raises(FileExistsError, match="a run of hf-sphere train few-shot, which hf-sphere train masked-lm does not resume"):
+    with pytest.raises(
+        FileExistsError, match="a run of hf-sphere train few-shot, which hf-sphere train masked-lm does not resume"
+    ):
         start_run(make_args(resume_from_checkpoint="latest"), recipe="train_masked_lm")
 
 
@@ -185,9 +187,9 @@ def test_resuming_without_a_checkpoint_creates_no_output_dir(make_args, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_tracker_that_is_not_installed_is_rejected(make_args, monkeypatch):
+def test_tracker_that_is_not_installed_is_rejected_before_accelerate_warns(make_args, monkeypatch):
     monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: [])
-    monkeypatch.setattr("accelerate.accelerator.filter_trackers", lambda *args, **kwargs: [])
+    monkeypatch.setattr("hf_sphere.training.run.start_accelerator", pytest.fail)
     with pytest.raises(ImportError, match=r"package of tracker tensorboard is not installed.*hf_sphere\[trackers\]"):
         start_run(make_args(report_to=["tensorboard"]))
 

@@ -12,7 +12,6 @@ from timm.models import register_model
 from torch import Tensor, nn
 
 from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.imports import check_unique
 from hf_sphere.utils.loading import not_found
 from hf_sphere.utils.texts import shortage
 
@@ -186,8 +185,6 @@ def register_backbone(build: Callable[..., nn.Module]) -> Callable[..., nn.Modul
             raise ValueError(f"backbone {build.__name__!r} has no pretrained weights; set pretrained=False.")
         return build(**options)
 
-    before = BACKBONES.get(build.__name__)
-    check_unique("backbone", build.__name__, build.__module__, before and before.__module__)
     BACKBONES[build.__name__] = entry
     return register_model(entry)
 

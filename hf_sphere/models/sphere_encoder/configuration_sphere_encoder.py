@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hf_sphere.models import REQUIRES
-from hf_sphere.models.own_parts import check_own_parts, own_parts
 
 
 @dataclass(init=False, repr=False, eq=False)  # the configuration classes have their own
@@ -72,14 +71,8 @@ class SphereEncoderConfigMixin:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields, and notes on what to install and import."""
-        return super().to_dict() | {"requires": REQUIRES} | own_parts(self)  # type: ignore[misc]
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Return the configuration with the values of a file."""
-        check_own_parts({**config_dict, **kwargs})
-        return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]
+        """Return the fields, and a note on the package to install."""
+        return super().to_dict() | {"requires": REQUIRES}  # type: ignore[misc]
 
     @classmethod
     def get_config_dict(

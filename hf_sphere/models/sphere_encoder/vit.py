@@ -11,6 +11,7 @@ from transformers.models.vit import modeling_vit as plain
 from transformers.utils.generic import can_return_tuple
 
 from hf_sphere.models.accumulation import weighted_by_targets
+from hf_sphere.models.own_parts import OwnPartsMixin
 from hf_sphere.models.sphere_encoder.configuration_sphere_encoder import SphereEncoderConfigMixin
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphereEncoderMixin, SphericalMap
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import (
@@ -21,7 +22,7 @@ from hf_sphere.models.sphere_vision.modeling_sphere_vision import (
 
 
 @strict
-class SphereViTConfig(SphereEncoderConfigMixin, ViTConfig):
+class SphereViTConfig(SphereEncoderConfigMixin, OwnPartsMixin, ViTConfig):
     """`ViTConfig` with the fields of `SphereEncoderConfigMixin` and the head of the image classifier.
 
     Args:

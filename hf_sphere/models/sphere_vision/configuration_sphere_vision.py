@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from hf_sphere.models import REQUIRES
-from hf_sphere.models.own_parts import check_own_parts, own_parts
+from hf_sphere.models.own_parts import OwnPartsMixin
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.layers import Spherization
 from hf_sphere.nn.prototypical import PrototypicalClassifier
@@ -26,7 +26,7 @@ _OTHER_NAMES |= dict.fromkeys(("margin", "scale", "temperature", "class_weights"
 
 
 @strict
-class SphereVisionConfig(PreTrainedConfig):
+class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
     """Configuration of `SphereVisionModel` and of the models with a head.
 
     A timm backbone computes pooled features of an image. They are mapped linearly to `embedding_dim` units if that is
@@ -110,12 +110,11 @@ class SphereVisionConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Return the configuration with the values of a file, which must not make the model load other files."""
         check_settings(config_dict)
-        check_own_parts({**config_dict, **kwargs})
         return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields, and notes on what to install and import."""
-        fields = super().to_dict() | {"requires": REQUIRES} | own_parts(self)
+        """Return the fields, and a note on the package to install."""
+        fields = super().to_dict() | {"requires": REQUIRES}
         fields.pop("_local_backbone", None)
         return fields
 

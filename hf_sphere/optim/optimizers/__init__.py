@@ -8,12 +8,27 @@ own, a subclass that sets `name` is registered under it when it is defined.
 
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable
+from typing import Any
 
-from hf_sphere.optim.own import OWN_OPTIMIZERS
+from hf_sphere.utils.imports import check_unique
 
-if TYPE_CHECKING:
-    from hf_sphere.optim.groups import NamedOptimizer
+OWN_OPTIMIZERS: dict[str, type[Any]] = {}
+"""Classes by name that are defined outside of this folder."""
+
+listeners: list[Callable[[], None]] = []
+"""Functions to call when one has been added."""
+
+
+def add_optimizer(kind: type[Any]) -> None:
+    """Register a class under its `name`, also with the libraries that have been imported."""
+    is_ours = kind.name in ("adam", "adamw", "sgd") or kind.name in {*optimizer_names()} - {*OWN_OPTIMIZERS}
+    before = OWN_OPTIMIZERS.get(kind.name)
+    used = "hf_sphere" if is_ours else before.__module__ if before else None
+    check_unique("optimizer", kind.name, kind.__module__, used)
+    OWN_OPTIMIZERS[kind.name] = kind
+    for listener in listeners:
+        listener()
 
 
 def optimizer_names() -> list[str]:
@@ -21,16 +36,14 @@ def optimizer_names() -> list[str]:
     return sorted([*OWN_OPTIMIZERS, *(module.name for module in pkgutil.iter_modules(__path__))])
 
 
-def optimizer_class(name: str) -> "type[NamedOptimizer]":
-    """Import the class of an optimizer: the first subclass of `NamedOptimizer` that its file defines."""
+def optimizer_class(name: str) -> type[Any]:
+    """Import the class of an optimizer: the first one that forms parameter groups in its file."""
     if name not in optimizer_names():
         raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join(optimizer_names())}.")
     if name in OWN_OPTIMIZERS:
-        return cast("type[NamedOptimizer]", OWN_OPTIMIZERS[name])
-    from hf_sphere.optim.groups import NamedOptimizer
-
+        return OWN_OPTIMIZERS[name]
     module = importlib.import_module(f"{__name__}.{name}")
     for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, NamedOptimizer) and value.__module__ == module.__name__:
+        if hasattr(value, "form_groups") and value.__module__ == module.__name__:
             return value
     raise ValueError(f"{module.__file__} defines no subclass of NamedOptimizer.")

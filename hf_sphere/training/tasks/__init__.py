@@ -58,10 +58,8 @@ class Task:
     def __post_init__(self) -> None:
         if self.name:
             self.name = self.name.replace("-", "_")
-            before: Any = OWN_TASKS.get(self.name)
-            is_ours = any(module.name == self.name for module in pkgutil.iter_modules(__path__))
-            used = __name__ if is_ours else before and before.prepare.__module__
-            check_unique("task", self.name, self.prepare.__module__, used)
+            before = find_task(self.name).prepare.__module__ if self.name in task_names() else None
+            check_unique("task", self.name, self.prepare.__module__, before)
             OWN_TASKS[self.name] = self
 
     def selectable_metrics(self, prefix: str) -> list[str]:

@@ -1,0 +1,53 @@
+"""Upload a trained model with its card to the Hub.
+
+hf-sphere publish outputs/birds --repo_id me/birds
+hf-sphere publish hub_cards/mnist-vmf --repo_id mnist-vmf --private
+
+Weights, settings, results and card are uploaded; checkpoints, logs, hidden and other files are not. Access tokens and
+local paths are removed from the texts. Log in with `hf auth login` before, or set `HF_TOKEN`.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub.utils import validate_repo_id
+
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+
+
+@dataclass
+class PublishArguments(Arguments):
+    """Model and repository."""
+
+    folder: str = argument(help="Output folder of a training run; can also be passed without --folder.")
+    repo_id: str = argument(help="Name of the repository, owner/name; without an owner it is yours.")
+    private: bool = argument(False, "Create a private repository; one that exists keeps its visibility.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate_repo_id(self.repo_id)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line, check the folder and upload it."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and not words[0].startswith("-"):
+        words.insert(0, "--folder")
+    (args,) = parse_arguments((PublishArguments,), words, "Upload a trained model with its card to the Hub.")
+    from hf_sphere.models.saved import load_saved
+    from hf_sphere.training.upload import CARD_FILE, split_files, upload
+
+    folder = Path(args.folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder; name the output folder of a training run.")
+    model = load_saved(folder)
+    needed = [CARD_FILE, *(["preprocessor_config.json"] if model.main_input_name == "pixel_values" else [])]
+    if missing := [name for name in needed if not (folder / name).is_file()]:
+        raise ValueError(f"{folder} is incomplete: it has no {missing[0]}; let the training that writes it finish.")
+    files, others = split_files(folder)
+    for file in files:
+        print(f"upload    {file.relative_to(folder)}, {file.stat().st_size:,} bytes")
+    print(f"not       {', '.join(others)}\n" if others else "", end="")
+    print(f"uploaded to {upload(folder, files, args.repo_id, private=args.private or None)}")

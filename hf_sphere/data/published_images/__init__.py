@@ -1,0 +1,1 @@
+"""Conversion of image datasets in their published layouts to parquet files."""

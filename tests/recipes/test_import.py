@@ -1,0 +1,283 @@
+"""Parts of the user's own, from a module that `--import` names: the modules and commands of docs/extending.md."""
+
+import importlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import code_blocks
+import pytest
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.commands import export, extract, place, predict
+from hf_sphere.commands.train import main as train
+from hf_sphere.models.sphere_encoder.vit import SphereViTConfig
+from hf_sphere.nn import HEADS
+from hf_sphere.utils.imports import import_modules
+
+BLOCKS = code_blocks.read_page(code_blocks.ROOT / "docs" / "extending.md")[1]
+MODULES = {found[1]: b.code for b in BLOCKS if b.language == "python" and (found := re.match(r"# (\w+\.py)\n", b.code))}
+COMMANDS = [
+    shlex.split(line)[1:]
+    for block in BLOCKS
+    if block.language == "bash"
+    for line in block.code.replace("\\\n", " ").splitlines()
+]
+
+
+def run(folder: Path, *words: str, launcher: tuple[str, ...] = (), **environment: str) -> subprocess.CompletedProcess:
+    """Run the command like its console script, which does not have the current folder on `sys.path`."""
+    start = launcher or (sys.executable, "-P", "-c", "from hf_sphere.commands.main import main; main()")
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", **environment}
+    return subprocess.run([*start, *words], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the modules of the page and the outputs of its commands."""
+    folder = tmp_path_factory.mktemp("own")
+    for name, code in MODULES.items():
+        (folder / name).write_text(code)
+    for words in COMMANDS:
+        ended = run(folder, *words)
+        assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """An empty current folder; what is imported from it is forgotten."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    with mock.patch.dict(sys.modules), mock.patch.dict(HEADS):
+        yield tmp_path
+
+
+@pytest.fixture
+def model(folder) -> Path:
+    return folder / "outputs" / "own-head"
+
+
+def test_every_command_of_the_page_uses_a_module(folder):
+    assert [words[words.index("--import") + 1] for words in COMMANDS] == ["my_head", "my_head", "my_task", "my_method"]
+
+
+def test_a_head_and_an_optimizer_are_trained_by_name(model):
+    settings = json.loads((model / "run.json").read_text())
+    assert (settings["head"], settings["optim"]) == ("scaled_cosine", "sphere_sgd")
+    assert json.loads((model / "all_results.json").read_text())["eval_accuracy"] > 0.8
+
+
+def test_a_task_is_trained_by_name(folder):
+    assert "eval_even_fraction" in json.loads((folder / "outputs" / "parity" / "all_results.json").read_text())
+
+
+def test_a_placement_method_is_used_by_name(folder):
+    results = json.loads((folder / "outputs" / "prototypes" / "5-3" / "all_results.json").read_text())
+    assert "draw" in results["method"]
+
+
+def test_a_saved_model_names_the_module_of_its_head(model):
+    assert json.loads((model / "config.json").read_text())["requires_import"] == ["my_head"]
+
+
+def test_models_of_the_library_name_no_module():
+    assert "requires_import" not in SphereVisionConfig(head="vmf").to_dict()
+
+
+def test_the_snippets_of_the_card_begin_with_the_import(model):
+    blocks = code_blocks.read_page(model / "README.md")[1]
+    assert {b.code.splitlines()[0] for b in blocks if b.language == "python"} == {"import my_head"}
+
+
+def test_the_command_on_the_card_has_the_modules(model):
+    assert "--import=my_head" in (model / "README.md").read_text()
+
+
+def test_the_model_is_loaded_in_python_after_the_import(model, folder, here, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    importlib.import_module("my_head")
+    assert type(SphereVisionForImageClassification.from_pretrained(model).head).__name__ == "ScaledCosineHead"
+
+
+NAMES_BOTH_WAYS = r"head 'scaled_cosine'.*`import my_head` before loading in Python, or pass --import my_head to"
+
+
+def test_the_error_in_python_names_the_module_and_does_not_import_it(model, folder, here, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(ValueError, match=NAMES_BOTH_WAYS):
+        SphereVisionForImageClassification.from_pretrained(model)
+    assert "my_head" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (export, ["--output", "onnx"]),
+        (extract, ["--dataset_name", "digits", "--output_dir", "embeddings"]),
+        (predict, ["--images", "digits", "--output", "predictions.csv"]),
+    ],
+    ids=["export", "extract", "predict"],
+)
+def test_the_error_of_a_command_names_the_module(job, words, model, here):
+    with pytest.raises(ValueError, match=NAMES_BOTH_WAYS):
+        job.main(["--model_name_or_path", str(model), *words])
+
+
+def test_a_run_resumes_with_the_modules(folder):
+    words = ["3" if word == "2" else word for word in COMMANDS[0]]
+    resumed = run(folder, *words, "--resume_from_checkpoint", "latest")
+    assert "epoch 3/3" in resumed.stdout, resumed.stderr
+    assert "epoch 2/3" not in resumed.stdout
+
+
+def test_each_of_several_processes_imports_the_modules(folder):
+    launcher = (sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2")
+    launcher += ("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+    words = [*COMMANDS[0][1:-1], "outputs/two", "--max_train_samples", "200"]
+    ended = run(folder, "-m", "hf_sphere.commands.train", *words, launcher=launcher, HF_SPHERE_IMPORT="my_head")
+    assert (folder / "outputs" / "two" / "model.safetensors").exists(), ended.stderr
+
+
+# The option
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--import", "empty_one", "--dim", "3"],
+        ["--dim", "3", "--import=empty_one"],
+        ["--import", "empty_one", "--dim", "3", "--import", "empty_one"],
+    ],
+)
+def test_the_option_can_stand_anywhere(words, here):
+    (here / "empty_one.py").touch()
+    assert import_modules(words) == ["--dim", "3", "--import=empty_one"]
+    assert "empty_one" in sys.modules
+
+
+def test_the_environment_variable_has_several_names(here, monkeypatch):
+    for name in ("empty_one", "empty_two"):
+        (here / f"{name}.py").touch()
+    monkeypatch.setenv("HF_SPHERE_IMPORT", "empty_one, empty_two")
+    assert import_modules([]) == ["--import=empty_one", "--import=empty_two"]
+
+
+def test_the_path_is_unchanged_without_modules(here):
+    import_modules(["--dim", "3"])
+    assert str(here) not in sys.path
+
+
+def test_a_package_can_have_relative_imports(here):
+    (here / "own").mkdir()
+    for name, code in {"__init__": "", "base": "x = 1", "parts": "from .base import x"}.items():
+        (here / "own" / f"{name}.py").write_text(code)
+    import_modules(["--import", "own.parts"])
+    assert sys.modules["own.parts"].x == 1
+
+
+TAKEN = "from hf_sphere.nn import Head\n\nclass Mine(Head):\n    name = 'vmf'\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("x = 1\ndef f(:\n", r"parts\.py, line 2: SyntaxError: invalid syntax\. Correct the module"),
+        ("def f():\n    return 1 / 0\n\nf()\n", r"parts\.py, line 4: ZeroDivisionError: division by zero\. Correct"),
+        ("import sys\nsys.exit(3)\n", r"parts\.py, line 2: SystemExit: it calls sys\.exit\. Correct"),
+        (
+            "import not_installed\n",
+            r"parts\.py, line 1: ModuleNotFoundError: No module named 'not_installed'\. Correct",
+        ),
+        ("raise RuntimeError('a\\nb')\n", r"parts\.py, line 1: RuntimeError: a b\. Correct"),
+        (
+            TAKEN,
+            r"parts\.py, line 3: ValueError: parts cannot define the head 'vmf': hf_sphere\.nn\.heads\.vmf",
+        ),
+    ],
+    ids=["syntax", "exception", "exit", "another module", "lines", "head of the library"],
+)
+def test_a_module_that_fails_shows_its_own_error(code, message, here):
+    (here / "parts.py").write_text(code)
+    with pytest.raises(ValueError, match=message):
+        import_modules(["--import", "parts"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", "there is no module nothing; neither the folder .* nor the Python environment has it"),
+        ("parts.nothing", r"there is no module parts\.nothing; "),
+        ("parts.py", r"name of a module, such as my_package\.my_module; got 'parts\.py'; did you mean parts\?"),
+        ("./own/parts.py", r"did you mean own\.parts\?"),
+        ("", "got ''"),
+        ("--dim", "got '--dim'"),
+    ],
+)
+def test_a_name_that_is_no_module_is_explained(name, message, here):
+    (here / "parts.py").touch()
+    with pytest.raises(ValueError, match=message):
+        import_modules(["--import", name])
+
+
+def test_the_error_on_the_console_has_at_most_three_lines(tmp_path):
+    (tmp_path / "parts.py").write_text("1 / 0\n")
+    ended = run(tmp_path, "place", "--dim", "3", "--import", "parts")
+    assert (ended.returncode, len(ended.stderr.strip().splitlines()) <= 3) == (1, True)
+    assert ended.stderr.startswith(f"\nError: --import parts: {tmp_path}/parts.py, line 1: ZeroDivisionError: ")
+
+
+# Configurations, and saved models of others
+
+
+def test_a_configuration_imports_nothing_by_itself(here):
+    (here / "parts.py").touch()
+    (here / "run.yaml").write_text("import: parts\n")
+    with pytest.raises(SystemExit):
+        train(["classification", "--config", "run.yaml", "--print_config"])
+    assert "parts" not in sys.modules
+
+
+def test_the_error_of_a_configuration_names_the_option(here, capsys):
+    (here / "run.yaml").write_text("import: [parts, other]\n")
+    with pytest.raises(SystemExit):
+        train(["classification", "--config", "run.yaml", "--print_config"])
+    assert "run.yaml requires modules that it does not import by itself; pass --import parts --import other." in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_configuration_is_read_after_the_import(here, capsys):
+    (here / "parts.py").touch()
+    (here / "run.yaml").write_text("import: parts\n")
+    with pytest.raises(SystemExit):
+        train(["classification", "--import", "parts", "--config", "run.yaml", "--output_dir", "x", "--print_config"])
+    assert 'import: ["parts"]' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [SphereVisionConfig, SphereViTConfig])
+def test_only_valid_names_of_a_file_are_shown(kind):
+    names = ["os; import evil", "\x1b[31m", "a" * 101, 5, "their.module"]
+    with pytest.raises(ValueError, match=r"call `import their\.module` before"):
+        kind.from_dict({"head": "theirs", "requires_import": names})
+
+
+def test_the_module_of_a_backbone_is_named():
+    with pytest.raises(ValueError, match=r"unknown backbone 'theirs'.*`import their_module`"):
+        SphereVisionConfig.from_dict({"backbone": "theirs", "requires_import": ["their_module"]})
+
+
+def test_names_of_a_file_are_not_saved_again():
+    config = SphereVisionConfig.from_dict({"head": "vmf", "requires_import": ["their_module"]})
+    assert "requires_import" not in config.to_dict()
+
+
+def test_the_methods_of_the_command_are_those_of_the_library():
+    from hf_sphere.prototypes import METHODS
+
+    assert {*place.METHODS} <= {*METHODS}
