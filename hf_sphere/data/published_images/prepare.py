@@ -19,7 +19,7 @@ from hf_sphere.utils.texts import damage
 def prepare_images(args: Any) -> None:
     """Convert a dataset and print a summary. Image files are stored unchanged, and writing is atomic.
 
-    `args` are the `PrepareArguments` of `recipes/prepare_images.py`.
+    `args` are the `PrepareArguments` of `hf-sphere prepare`.
     """
     source, output = Path(args.source), Path(args.output)
     if not source.is_dir():
