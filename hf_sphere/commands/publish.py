@@ -49,5 +49,5 @@ def main(argv: Sequence[str] | None = None) -> None:
     files, others = split_files(folder)
     for file in files:
         print(f"upload    {file.relative_to(folder)}, {file.stat().st_size:,} bytes")
-    print(f"not       {', '.join(others)}\n" if others else "", end="")
+    print(f"left out  {', '.join(others)}\n" if others else "", end="")
     print(f"uploaded to {upload(folder, files, args.repo_id, private=args.private or None)}")

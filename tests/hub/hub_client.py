@@ -120,6 +120,8 @@ def main(task: str, file: str, run: str = "") -> None:
         return
     import train_image_classification
 
+    from hf_sphere.commands import publish
+
     words = ["--dataset_name", "digits", "--backbone", "linear_embedding", "--backbone_kwargs", "{width: 8}"]
     words += ["--max_train_samples", "64", "--num_train_epochs", "1", "--output_dir", run]
     words += ["--push_to_hub", "--hub_model_id", "digits-model", "--disable_tqdm", "--cache_dir", f"{run}-cache"]
@@ -127,9 +129,10 @@ def main(task: str, file: str, run: str = "") -> None:
         train_image_classification.main(words)
     except ConnectionError as error:
         print(error)
-    train_image_classification.main([*words, "--resume_from_checkpoint", "latest"])
+    publish.main([run, "--repo_id", "digits-model"])
+    publish.main([str(ROOT / "hub_cards" / "mnist-lenet5-plain"), "--repo_id", "tester/lenet5", "--private"])
     names = json.loads(Path(file).read_text())
-    loaded = {name: load(f"tester/{name}") for name in [*names, "digits-model"]}
+    loaded = {name: load(f"tester/{name}") for name in [*names, "digits-model", "lenet5"]}
     card = ModelCard.load("tester/digits-model")
     info = HfApi().model_info("tester/digits-model")
     results = {"loaded": loaded, "card": card.content, "files": [file.rfilename for file in info.siblings]}

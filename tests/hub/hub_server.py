@@ -21,6 +21,7 @@ class Hub(ThreadingHTTPServer):
         token: The token that writing requires.
         repos: Files of each repository, by path.
         objects: Large files by SHA-256.
+        created: What was asked for when each repository was created.
         requests: Method and path of each request.
         interruptions: Parts of paths. The connection of the next request whose path has the first one is closed.
     """
@@ -33,6 +34,7 @@ class Hub(ThreadingHTTPServer):
         self.token = token
         self.repos: dict[str, dict[str, bytes]] = {}
         self.objects: dict[str, bytes] = {}
+        self.created: dict[str, dict[str, Any]] = {}
         self.requests: list[tuple[str, str]] = []
         self.interruptions: list[str] = []
 
@@ -95,6 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
             case ["api", "repos", "create"]:
                 asked = json.loads(body)
                 repo = f"{asked.get('organization') or USER}/{asked['name']}"
+                self.server.created[repo] = asked
                 status = 409 if repo in self.server.repos else 200
                 self.server.repos.setdefault(repo, {".gitattributes": b"*.safetensors filter=lfs\n"})
                 self._send({"url": f"{self.server.url}/{repo}"}, status)

@@ -91,10 +91,27 @@ def test_a_trained_model_is_uploaded_with_card_and_results(trained, hub):
     assert "tester/digits-model" in trained["card"]
 
 
-def test_a_run_whose_upload_was_interrupted_uploads_when_it_is_resumed(trained, folder):
+def test_a_run_whose_upload_was_interrupted_is_published_later(trained, folder):
     printed = (folder / "train.txt").read_text()
     assert "the upload failed: Server disconnected" in printed
+    assert f"to try again: hf-sphere publish {folder / 'run'} --repo_id digits-model" in printed
     assert "uploaded to tester/digits-model" in printed
+
+
+def test_publish_lists_what_it_uploads_and_what_not(trained, folder):
+    listed = (folder / "train.txt").read_text().splitlines()
+    assert [line for line in listed if line.startswith("upload    model.safetensors, ")]
+    (left,) = {line for line in listed if line.startswith("left out  ")}
+    assert {".local_paths.json", "checkpoint-1"} <= set(left.removeprefix("left out  ").split(", "))
+
+
+def test_a_card_folder_is_published_with_its_own_name_in_the_code(trained, hub):
+    files = hub.repos["tester/lenet5"]
+    assert {"README.md", "config.json", "model.safetensors", "preprocessor_config.json"} <= set(files)
+    assert ".eval_results/results.yaml" in files
+    assert b'model_id = "tester/lenet5"' in files["README.md"]
+    assert b"hub_cards" not in files["README.md"]
+    assert hub.created["tester/lenet5"]["visibility"] == "private"
 
 
 def test_the_token_is_in_no_file_and_no_output(trained, folder, hub):
