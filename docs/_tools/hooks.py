@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
@@ -13,6 +14,9 @@ from mkdocs.structure.files import File, Files
 import hf_sphere
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
+WITHOUT_PAGE = {"registration", "commands", "analysis", "embeddings"}
+"""What is not imported by users, and packages whose names have moved."""
+
 API = """# API reference
 
 Every public name, by package. The pages are generated from the docstrings.
@@ -44,6 +48,12 @@ def on_page_content(content: str, **_: Any) -> str:
     return FORMULA.sub(lambda found: mathml(found[3], display=found[2] == "["), content)
 
 
+def on_post_build(config: Any) -> None:
+    """Let `llms.txt`, whose links are those of the repository, link to the pages of the site."""
+    path = Path(config["site_dir"], "llms.txt")
+    path.write_text(path.read_text("utf-8").replace(".md)", ".html)"), "utf-8")
+
+
 def mathml(formula: str, *, display: bool) -> str:
     """Convert a formula to MathML."""
     return convert(html.unescape(formula).strip(), display="block" if display else "inline")
@@ -51,8 +61,8 @@ def mathml(formula: str, *, display: bool) -> str:
 
 def packages() -> list[str]:
     """Return the packages and modules of the library that have public names."""
-    names = [module.name for module in pkgutil.iter_modules(hf_sphere.__path__) if module.name != "registration"]
-    return sorted(name for name in names if public_names(name))
+    names = {module.name for module in pkgutil.iter_modules(hf_sphere.__path__)}
+    return sorted(name for name in names - WITHOUT_PAGE if public_names(name))
 
 
 def public_names(package: str) -> list[str]:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.likelihoods import ScoreCache
@@ -32,6 +31,7 @@ from hf_sphere.analogies.search import (
     selection_noise,
 )
 from hf_sphere.utils.files import atomic_file, read_json, write_json
+from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.texts import write_csv
 
 HEADER = (
@@ -121,7 +121,7 @@ def score_questions(
     """
     built = build_scoring(scoring, **options)
     _check(built, questions, cache)
-    with tqdm(total=len(questions), unit="question", disable=not progress) as bar:
+    with progress_bar(total=len(questions), unit="question", disable=not progress) as bar:
         costs = built.costs(questions, Engine(language_model, batch_size, cache, bar.update))
     return Scores(costs, choice_counts(questions))
 
@@ -155,7 +155,7 @@ def measure_questions(
     """
     built = build_scoring(scoring, **({} if template is None else {"template": template}))
     _check(built, questions, cache)
-    with tqdm(total=len(questions), unit="question", disable=not progress) as bar:
+    with progress_bar(total=len(questions), unit="question", disable=not progress) as bar:
         return built.measure(questions, Engine(language_model, batch_size, cache, bar.update))
 
 
@@ -295,7 +295,7 @@ class BenchmarkRun:
         templates = self.templates[scoring]
         untuned = untuned_configuration(scoring, templates[0])
         total = len(templates) * len(validation) + 2 * len(test)
-        with tqdm(total=total, desc=f"{benchmark} {scoring}", leave=False, disable=self.disable_tqdm) as bar:
+        with progress_bar(total=total, desc=f"{benchmark} {scoring}", leave=False, disable=self.disable_tqdm) as bar:
             engine = replace(self.engine, progress=bar.update)
             search = search_templates(engine, validation, scoring, templates, self.grid)
             selected = select_configuration(search).configuration

@@ -28,6 +28,9 @@ USER_ERRORS = (
 """Errors with a message for the user; others are defects of the library."""
 
 
+_BARS = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
+
+
 def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | None = None) -> None:
     """Parse the arguments of a task and train.
 
@@ -40,12 +43,16 @@ def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | No
     task = find_task(task_name)
     command = f"train {task_name.replace('_', '-')}"
     recipe = {words: name for name, words in COMMANDS.items()}.get(command) if script is None else None
+    if recipe is not None:
+        running.set(f"hf-sphere {command}")
     arguments = parse_arguments(task.arguments, argv, task.summary, recipe)
 
     from hf_sphere.training.run import Command, run_training
 
     if script is None:
-        words = ["hf-sphere", *command.split()]
+        # That of several processes is started by accelerate.
+        module = ["accelerate", "launch", "-m", f"hf_sphere.commands.{command.split()[0]}", *command.split()[1:]]
+        words = ["hf-sphere", *command.split()] if os.environ.get("WORLD_SIZE", "1") == "1" else module
     else:
         path = Path(script).resolve()
         words = ["accelerate", "launch", f"{path.parent.name}/{path.name}"]
@@ -82,7 +89,10 @@ def run_main(
     """
     # Huge pages for large tensors, where Linux offers them; torch reads this at its first allocation. Training of
     # convolutions on CPUs spends up to a quarter of its time on page faults without them.
-    for name, value in ({"THP_MEM_ALLOC_ENABLE": "1", "NO_COLOR": "1", **(environment or {})}).items():
+    variables = {"THP_MEM_ALLOC_ENABLE": "1", "NO_COLOR": "1", **(environment or {})}
+    if not sys.stderr.isatty():  # a file would fill with redrawn bars, ours and those of libraries
+        variables |= dict.fromkeys(_BARS, "1")
+    for name, value in variables.items():
         os.environ.setdefault(name, value)
     interrupts: list[int] = []
 
@@ -95,7 +105,10 @@ def run_main(
         signal.signal(signal.SIGINT, interrupt)
     with redirect_stdout(PrintableStream(sys.stdout, False)), redirect_stderr(PrintableStream(sys.stderr, True)):
         try:
-            main(None)
+            try:
+                main(None)
+            finally:
+                sys.stdout.flush()
         except BrokenPipeError:  # as in `hf-sphere configs | head`
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the interpreter flushes it at its end)
             sys.exit(1)

@@ -158,3 +158,9 @@ def check_output_dir(output: Path, *, overwrite: bool) -> None:
             f"{output} contains embeddings. Choose another --output_dir, or replace them, with their evaluation and "
             "pictures, with --overwrite_output_dir."
         )
+
+
+if __name__ == "__main__":
+    from hf_sphere.commands.command_line import run_job
+
+    run_job("extract")

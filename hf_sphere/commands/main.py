@@ -5,15 +5,18 @@ import sys
 from collections.abc import Sequence
 
 from hf_sphere.commands import JOBS
-from hf_sphere.commands.command_line import run_job
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the job that the first argument names, with the others."""
     words = list(sys.argv[1:] if argv is None else argv)
     name = words.pop(0) if words else "--help"
+    try:
+        from hf_sphere.commands.command_line import run_job, run_main
+    except KeyboardInterrupt:
+        sys.exit(130)
     if name in ("-h", "--help", "help"):
-        print(_overview())
+        run_main(lambda _: print(_overview()))
     elif name == "--version":
         from hf_sphere import __version__
 

@@ -62,9 +62,8 @@ class ProjectionArguments(Arguments):
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure a model and its snapshots, print the results, and write files and plots."""
     (args,) = parse_arguments((ProjectionArguments,), argv, __doc__ or "")
-    from tqdm.auto import tqdm
-
     from hf_sphere.utils.model_sources import file_name, find_weights
+    from hf_sphere.utils.progress import progress_bar
 
     name = args.model_name_or_path
     output_dir = Path(args.output_dir or f"outputs/projections/{file_name(name)}")
@@ -80,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     statistics, distances = measure(args, source, initial)
     metadata, accuracies = read_run(Path(name))
     entries = []
-    for one in tqdm(snapshots, unit="snapshot", disable=args.disable_tqdm or not snapshots):
+    for one in progress_bar(snapshots, unit="snapshot", disable=args.disable_tqdm or not snapshots):
         measured = dict(zip(("projections", "distances"), measure(args, one, initial), strict=True))
         results = {key: result.to_dict() for key, result in measured.items() if result is not None}
         entries.append({"epoch": one.epoch, **accuracies.get(one.epoch, {}), **results})

@@ -170,7 +170,7 @@ def adopt_settings(
     if run is not None:
         settings = output_dir.read_settings(run) or {}
         if "train_classes" in settings or "value_column_name" in settings:
-            raise ValueError(f"{run} is not a run of train_image_classification.py; other tasks have no accuracy.")
+            raise ValueError(f"{run} is not a run of hf-sphere train classification; other tasks have no accuracy.")
     elif "dataset_name" not in passed:
         raise ValueError("the model is not in the folder of a training run; set its dataset with --dataset_name.")
     for one in fields(data_args):

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 from hf_sphere.commands.command_line import run_job, train
 from hf_sphere.training.tasks import OWN_TASKS
+from hf_sphere.utils.arguments import given_configs
+from hf_sphere.utils.commands import COMMANDS
+from hf_sphere.utils.configs import load_config
 
 TASKS = {
     "classification": "image classifiers",
@@ -29,6 +32,11 @@ def main(argv: Sequence[str]) -> None:
         print("\n".join(f"  {task:<16}{summary}" for task, summary in tasks.items()))
         print("\nhf-sphere train TASK --help shows the options of a task.")
         return
+    if name.startswith("--"):  # the configuration states its task
+        words, recipes = list(argv), [load_config(config).recipe for config in given_configs(argv)]
+        _, _, name = COMMANDS.get(next(filter(None, recipes), ""), "").partition("train ")
+        if not name:
+            raise ValueError(f"hf-sphere train: name the task first; the tasks are {', '.join(TASKS)}.")
     task = name.replace("_", "-")
     if task not in tasks:
         (nearest,) = difflib.get_close_matches(task, tasks, 1, 0.5) or [""]

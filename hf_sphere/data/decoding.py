@@ -21,11 +21,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import InterpolationMode
-from tqdm.auto import tqdm
 
 from hf_sphere.data.image_files import encoded_images, examine_files, file_names, log_transparent, open_image
 from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.pixels import WHITE, convert_image, read_orientation, resize_image
+from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.texts import damage
 
 logger = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ def _pass_over(
         generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
     )
     count = 0
-    with tqdm(total=len(images), desc=what, unit="image", disable=not progress, leave=False) as bar:
+    with progress_bar(total=len(images), desc=what, unit="image", disable=not progress, leave=False) as bar:
         for mask, batch, error in loader:
             if error is not None and not skip_corrupt:
                 raise error

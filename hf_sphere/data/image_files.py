@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 from datasets import Dataset, Image, Value
 from datasets.utils.file_utils import xopen
 from PIL import Image as PILImage, ImageFile
-from tqdm.auto import tqdm
 
 from hf_sphere.utils.checks import check_regular
+from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.texts import damage
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def examine_files(
     chunks = [rows[at : at + 100] for at in range(0, len(rows), 100)]
     with (
         ThreadPool(min(16, max(len(chunks), 1))) as pool,
-        tqdm(total=len(rows), desc="Checking files", unit="image", disable=not progress, leave=False) as bar,
+        progress_bar(total=len(rows), desc="Checking files", unit="image", disable=not progress, leave=False) as bar,
     ):
         for chunk, results in zip(chunks, pool.imap(examine, chunks), strict=True):
             errors |= {row: result for row, result in zip(chunk, results, strict=True) if isinstance(result, str)}

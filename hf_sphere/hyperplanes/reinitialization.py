@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from hf_sphere.hyperplanes.layers import LayerSelection, filters, find_layers
@@ -23,6 +22,7 @@ from hf_sphere.hyperplanes.model_state import (
 )
 from hf_sphere.hyperplanes.results import LayerRobustness, ReinitializationRobustness
 from hf_sphere.hyperplanes.weight_files import StoredTensor, open_file, stored_tensors
+from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
 from hf_sphere.utils.snapshots import Snapshot, find_snapshots
 
@@ -195,7 +195,7 @@ def reinitialization_robustness(
         return {name: tensor.read().detach().to(state[name], copy=True) for name, tensor in stored.items()}
 
     if remaining or "baseline" not in accuracies:
-        with tqdm(total=1 + len(remaining), desc="baseline", disable=not progress) as bar:
+        with progress_bar(total=1 + len(remaining), desc="baseline", disable=not progress) as bar:
             with observed_batch_norms(model, modules if norms else {}) as following:
                 accuracies["baseline"] = measure({})
             if norms and not following:

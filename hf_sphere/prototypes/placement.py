@@ -15,7 +15,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from threadpoolctl import threadpool_limits
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes import separation, separation_bound
@@ -30,6 +29,7 @@ from hf_sphere.prototypes.ordering import (
 )
 from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.options import check_names
+from hf_sphere.utils.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +220,9 @@ def _best_candidate(search: Iterator[Candidate], task: Task, progress: bool | No
     """Return the best candidate of a method, and whether the search was interrupted; stop early at the bound."""
     goal = separation_bound(task.num_classes, task.dim) + 1e-10 if task.ranking is None else -float("inf")
     best, lowest = None, float("inf")
-    bar = tqdm(search, disable=progress is False, delay=0 if progress else 2, desc="placing", leave=bool(progress))
+    bar = progress_bar(
+        search, disable=progress is False, delay=0 if progress else 2, desc="placing", leave=bool(progress)
+    )
     try:
         for candidate in bar:
             value = task.score(candidate.points)

@@ -15,7 +15,6 @@ from datasets import Dataset, DatasetDict, Image, IterableDataset, IterableDatas
 from PIL import Image as PILImage
 from torch import Tensor
 from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
 from transformers import AutoImageProcessor, AutoTokenizer
 
 from hf_sphere.data import folders, image_files, sources
@@ -24,6 +23,7 @@ from hf_sphere.search.extract import class_names, embed, embedding_metric, load_
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import WHITE, convert_image
+from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.texts import damage
 
 logger = logging.getLogger(__name__)
@@ -247,7 +247,7 @@ class ImageEncoder:
             collate_fn=operator.itemgetter(0),
             generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
         )
-        with tqdm(total=len(rows), unit="image", disable=not progress, leave=False) as bar:
+        with progress_bar(total=len(rows), unit="image", disable=not progress, leave=False) as bar:
             for indices, pixels, errors in loader:
                 if errors and not skip_unreadable:
                     raise ValueError(f"{errors[0]} {hint}")

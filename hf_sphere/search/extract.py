@@ -12,7 +12,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
 from transformers.modeling_outputs import ModelOutput
 
@@ -22,6 +21,7 @@ from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassificat
 from hf_sphere.search.store import Columns, embeddings_writer
 from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.model_sources import processor_options
+from hf_sphere.utils.progress import progress_bar
 
 MODELS = {
     "SphereVisionForImageClassification": SphereVisionForImageClassification,
@@ -182,7 +182,9 @@ def extract_embeddings(
     columns: Columns = {}
     with (
         writer as write,
-        tqdm(total=images.num_images, desc="Embedding", unit="image", disable=not (progress and is_main)) as bar,
+        progress_bar(
+            total=images.num_images, desc="Embedding", unit="image", disable=not (progress and is_main)
+        ) as bar,
     ):
         for columns in embed_split(model, images.batches, accelerator, labeled=bool(images.class_names)):
             columns = {**columns, "row_id": images.ids[columns["index"]]}

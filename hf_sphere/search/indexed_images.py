@@ -14,13 +14,13 @@ from datasets import config
 from datasets.utils.file_utils import xopen
 from huggingface_hub.constants import HF_HUB_CACHE
 from PIL.Image import Image as PILImage
-from tqdm.auto import tqdm
 
 from hf_sphere.data.folders import TABLES, list_files
 from hf_sphere.data.image_files import open_image
 from hf_sphere.search.encoder import ImageEncoder, ImageSource
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.pixels import convert_image
+from hf_sphere.utils.progress import progress_bar
 
 
 class ImageState(NamedTuple):
@@ -61,7 +61,7 @@ def identify(source: ImageSource, rows: Sequence[int], *, progress: bool = True)
     """
     with ThreadPool(min(16, len(rows) // 100 + 1)) as pool:
         states = pool.imap(partial(_identify, source), rows, chunksize=100)
-        bar = tqdm(states, "Reading files", len(rows), unit="image", disable=not progress, leave=False)
+        bar = progress_bar(states, "Reading files", len(rows), unit="image", disable=not progress, leave=False)
         return dict(zip(rows, bar, strict=True))
 
 

@@ -3,6 +3,7 @@
 import logging
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +29,7 @@ from hf_sphere.training.class_shards import ClassShardCheckpoint
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.evaluation import Batch, Batches, count_examples, count_targets, global_places, loss_is_sum
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average, total_norm
+from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
 from hf_sphere.utils.texts import show_metric, show_metrics
 
@@ -128,7 +130,7 @@ class TrainingLoop:
             TrainingInterruptedError: On Ctrl-C or SIGTERM, after a checkpoint has been written.
             CheckpointError: If a checkpoint cannot be written.
         """
-        bar = tqdm(
+        bar = progress_bar(
             total=self.total_steps,
             initial=self.state.step,
             unit="step",
@@ -243,6 +245,7 @@ class TrainingLoop:
         if self.accelerator.is_main_process:
             epochs = f"{epoch:.0f}" if float(epoch).is_integer() else f"{epoch:.2f}"
             bar.write(f"epoch {epochs}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
+            sys.stdout.flush()  # for those who follow a log file
         if self.metric not in entry:
             raise ValueError(f"metric_for_best_model is {self.metric!r}; this run measures: {', '.join(entry)}.")
         value = entry[self.metric]

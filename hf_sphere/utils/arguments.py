@@ -134,7 +134,7 @@ def parse_arguments(
     if not OLD_OPTIONS.isdisjoint(word[2:].partition("=")[0] for word in words):
         words = _argv_with_new_names(words, names)
     try:
-        config_words = [word for config in _config_names(words) for word in _argv_of(config, actions, recipe, places)]
+        config_words = [word for config in given_configs(words) for word in _argv_of(config, actions, recipe, places)]
         on_command_line = {word[2:].partition("=")[0] for word in words}
         parser.places = {key: place for key, place in places.items() if key not in on_command_line}
         parsed, unknown = parser.parse_known_args(config_words + words)
@@ -157,7 +157,7 @@ def given_arguments(argv: Sequence[str] | None = None) -> set[str]:
     """Return the names of the arguments that the command line and its configurations set, whatever their values."""
     words = _words(argv)
     names = {word[2:].split("=")[0] for word in words if word.startswith("--")}
-    for config in _config_names(words):
+    for config in given_configs(words):
         names |= set(load_config(config).settings)
     return {name.removeprefix("no_") for name in names}
 
@@ -259,7 +259,8 @@ def _words(argv: Sequence[str] | None) -> list[str]:
     return [re.sub(r"^--[\w-]+", lambda found: f"--{found[0][2:].replace('-', '_')}", word) for word in words]
 
 
-def _config_names(words: Sequence[str]) -> list[str]:
+def given_configs(words: Sequence[str]) -> list[str]:
+    """Return the names or files of `--config` on a command line."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", action="append", default=[])
     return parser.parse_known_args(words)[0].config

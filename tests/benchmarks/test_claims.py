@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from reproduction.claims import Claim, compare_all, render_claims, show_seeds
 from reproduction.entries import Entry
-from reproduction.summaries import Benchmarks, Measurement, render_gpu, render_measured
+from reproduction.summaries import Benchmarks, Measurement, render_front, render_gpu, render_measured
 from reproduction.tables import Table, render
 
 PLAIN, SPHERIZED = "mnist-lenet5-plain", "mnist-lenet5-spherized"
@@ -178,6 +178,12 @@ def test_a_measured_run_has_the_verdict_of_its_table(spherized, shown, finished,
     tables = [Table("t", "README.md", [f"{SPHERIZED} - {PLAIN}"], {"accuracy %": "eval_accuracy"})]
     row = Measurement("x", run=SPHERIZED, table="t", than="plain")
     assert shown in render_measured([row], finished([ENTRY], values), benchmarks, tables)
+
+
+def test_a_number_of_the_front_page_stands_beside_that_of_the_row_before(finished, benchmarks):
+    rows = [Measurement("x", run=PLAIN), Measurement("y", run=SPHERIZED, front="{value} of {seeds}, not {before}")]
+    source = finished([ENTRY], {PLAIN: {0: 0.98}, SPHERIZED: {0: 0.985, 1: 0.985}})
+    assert render_front(rows, source, benchmarks) == "- 98.50 % of 2, not 98.00 %"
 
 
 def test_a_measured_benchmark_says_that_its_goal_was_missed(finished, benchmarks):

@@ -225,7 +225,7 @@ def test_a_run_of_another_task_is_refused(measure, load_recipe, run_quickly, tmp
     words = ["--dataset_name", "digits", "--max_train_samples", "60", "--train_classes", "5", "--backbone", "lenet9"]
     words += ["--head", "softmax", "--num_train_epochs", "1", "--max_eval_samples", "60", "--disable_tqdm"]
     run_quickly(load_recipe("train_image_retrieval"), words)(tmp_path / "retrieval")
-    with pytest.raises(ValueError, match=r"not a run of train_image_classification"):
+    with pytest.raises(ValueError, match=r"not a run of hf-sphere train classification"):
         measure(tmp_path / "retrieval", tmp_path / "out")
 
 

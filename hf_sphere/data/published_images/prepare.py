@@ -7,19 +7,19 @@ from typing import Any
 
 from datasets import Features
 from PIL import Image as PILImage
-from tqdm.auto import tqdm
 
 from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.data.published_images.layouts import PUBLISHED, READERS, Reader, Row, Splits
 from hf_sphere.utils.checks import check_regular
 from hf_sphere.utils.files import atomic_folder
+from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.texts import damage
 
 
 def prepare_images(args: Any) -> None:
     """Convert a dataset and print a summary. Image files are stored unchanged, and writing is atomic.
 
-    `args` are the `PrepareArguments` of `recipes/prepare_images.py`.
+    `args` are the `PrepareArguments` of `hf-sphere prepare`.
     """
     source, output = Path(args.source), Path(args.output)
     if not source.is_dir():
@@ -84,7 +84,7 @@ def _write_split(folder: Path, split: str, rows: list[Row], features: Features, 
     expected, kept, odd = PUBLISHED[args.kind].size, [], 0
     with (
         ParquetSplit(folder, split, features) as parquet,
-        tqdm(rows, split, unit="image", disable=args.disable_tqdm) as bar,
+        progress_bar(rows, split, unit="image", disable=args.disable_tqdm) as bar,
     ):
         for row in bar:
             check_regular(row.path)

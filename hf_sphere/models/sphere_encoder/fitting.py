@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphericalMap
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import eval_mode
+from hf_sphere.utils.progress import progress_bar
 
 RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))
 """Candidate ridges, relative to the mean square of each coordinate."""
@@ -112,7 +112,9 @@ def fit_spherization(
         )
     fits = []
     subsets = _split(batches)
-    bar = tqdm(total=len(spherized) * sum(map(len, subsets)), unit="batch", desc="Fitting", disable=not progress)
+    bar = progress_bar(
+        total=len(spherized) * sum(map(len, subsets)), unit="batch", desc="Fitting", disable=not progress
+    )
     with bar, eval_mode(model, reference):
         for index in spherized:
             layer, plain = layers[index], plain_layers[index]

@@ -1,0 +1,129 @@
+"""The command `hf-sphere` as a user meets it, in separate processes."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+
+import pytest
+
+from hf_sphere.commands import JOBS
+from hf_sphere.commands.main import main
+from hf_sphere.commands.train import TASKS
+
+DIGITS = ["--dataset_name", "digits", "--max_train_samples", "60", "--backbone", "linear_embedding"]
+DIGITS += ["--backbone_kwargs", "{width: 8}", "--num_train_epochs", "2", "--cache_dir", "cache", "--output_dir", "out"]
+BARS = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
+
+
+@pytest.fixture
+def run(root, tmp_path):
+    """Run `python -m` with a module of the commands outside of the repository; return status, stdout and stderr."""
+    own = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore"}
+    environment = {key: value for key, value in os.environ.items() if key not in BARS} | own
+
+    def start(*words: str, **options: object) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", *words]
+        options = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE} | options
+        return subprocess.run(command, cwd=tmp_path, env=environment, text=True, timeout=300, **options)
+
+    return start
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    return f"{stop.value.code}\n{capsys.readouterr().err}"
+
+
+def test_without_arguments_one_screen_lists_the_jobs(capsys):
+    main([])
+    printed = capsys.readouterr().out
+    assert all(f"\n  {job} " in printed for job in JOBS)
+    assert len(printed.splitlines()) <= 24
+    assert max(map(len, printed.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serch"], "there is no job 'serch'; did you mean 'search'?"),
+        (["zzz"], "there is no job 'zzz'; run hf-sphere to see the jobs."),
+        (["train", "clasification"], "there is no task 'clasification'; did you mean 'classification'?"),
+        (["train", "zzz"], "there is no task 'zzz'; the tasks are classification, "),
+        (["train", "--seed", "1"], "name the task first; the tasks are classification, "),
+        (["train", "retrieval", "--config", "mnist-vmf"], "is for hf-sphere train classification."),
+        (["index", "--config", "mnist-vmf", "--images", "x"], "is for hf-sphere train classification."),
+    ],
+)
+def test_a_wrong_word_is_refused_with_a_hint(capsys, words, message):
+    assert message in refused(capsys, *words)
+
+
+def test_a_configuration_states_the_task_that_is_left_out(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--config", "vmf/mnist-vmf", "--print_config"])
+    assert (stop.value.code, 'head: "vmf"' in capsys.readouterr().out) == (0, True)
+
+
+@pytest.mark.parametrize("words", [*([job] for job in JOBS if job != "train"), *(["train", task] for task in TASKS)])
+def test_the_help_has_the_command_and_imports_no_torch(run, words):
+    code = "import sys, hf_sphere.commands.main as m\ntry: m.main()\nfinally: assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", code, *words, "--help"]
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert printed.startswith(f"usage: hf-sphere {' '.join(words)} [")
+
+
+@pytest.mark.parametrize("words", [[], ["configs"], ["train"], ["train", "classification", "--help"]])
+def test_a_closed_pipe_leaves_no_traceback(run, words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = run("hf_sphere.commands.main", *words, stdout=writer)
+    os.close(writer)
+    assert ended.stderr == ""
+
+
+@pytest.mark.parametrize("module", ["huggingface_hub.errors", "hf_sphere.commands.place", "torch"])
+def test_ctrl_c_during_imports_leaves_no_traceback(root, module):
+    code = f"""
+import sys
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from hf_sphere.commands.main import main
+main(["place", "--num_classes", "3", "--dim", "2", "--output_dir", "none/a"])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (130, False)
+
+
+def test_several_processes_are_started_as_a_module(run, tmp_path):
+    words = ["--multi_gpu", "--num_processes", "2", "-m", "hf_sphere.commands.train", "classification", *DIGITS]
+    ended = run("accelerate.commands.launch", *words)
+    assert ended.returncode == 0, ended.stderr
+    assert "accelerate launch -m hf_sphere.commands.train classification" in (tmp_path / "out/README.md").read_text()
+
+
+def test_a_log_has_one_line_per_epoch_and_no_bars(run):
+    words = ["hf_sphere.commands.main", "train", "classification", *DIGITS]
+    ended = run(*words, stderr=subprocess.STDOUT)
+    assert ended.returncode == 0, ended.stdout
+    assert "\r" not in ended.stdout
+    assert re.findall(r"^epoch (\d)/2 ", ended.stdout, re.M) == ["1", "2"]
+
+
+def test_a_terminal_has_bars(run):
+    parent, child = pty.openpty()
+    termios.tcsetwinsize(child, (24, 100))
+    ended = run("hf_sphere.commands.main", "train", "classification", *DIGITS, stderr=child)
+    os.close(child)
+    with open(parent, "rb", buffering=0) as terminal, suppress(OSError):  # which ends with an error
+        printed = b""
+        while part := terminal.read(4096):
+            printed += part
+    assert (ended.returncode, b"step/s" in printed) == (0, True)
