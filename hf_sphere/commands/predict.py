@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     labeled = [row for row in rows if row.get("label") in encoder.class_names]
     if labeled:
         right = sum(row["label"] == row["prediction"] for row in labeled)
-        print(f"accuracy  {right / len(labeled):.2%} of the {len(labeled):,} images with a label that the model knows")
+        print(f"accuracy  {100 * right / len(labeled):.2f} % of the {len(labeled):,} images with a label that the model knows")
 
 
 def predict(
