@@ -42,12 +42,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = Path(args.folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; name the output folder of a training run.")
-    model = load_saved(folder)
-    needed = [CARD_FILE, *(["preprocessor_config.json"] if model.main_input_name == "pixel_values" else [])]
-    if missing := [name for name in needed if not (folder / name).is_file()]:
-        raise ValueError(f"{folder} is incomplete: it has no {missing[0]}; let the training that writes it finish.")
+    _check_files(folder, "config.json", CARD_FILE)
+    is_of_images = load_saved(folder).main_input_name == "pixel_values"
+    _check_files(folder, "preprocessor_config.json" if is_of_images else "tokenizer_config.json")
     files, others = split_files(folder)
     for file in files:
         print(f"upload    {file.relative_to(folder)}, {file.stat().st_size:,} bytes")
     print(f"left out  {', '.join(others)}\n" if others else "", end="")
     print(f"uploaded to {upload(folder, files, args.repo_id, private=args.private or None)}")
+
+
+def _check_files(folder: Path, *names: str) -> None:
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise ValueError(
+            f"{folder} is incomplete: it has no {missing[0]}; name the output folder of a finished training."
+        )

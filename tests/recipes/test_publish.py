@@ -61,7 +61,7 @@ def test_private_text_is_not_uploaded(folder, commits):
         ("README.md", "is incomplete: it has no README.md"),
         ("preprocessor_config.json", "is incomplete: it has no preprocessor_config.json"),
         ("model.safetensors", "no file named model.safetensors"),
-        ("config.json", "config.json"),
+        ("config.json", "is incomplete: it has no config.json"),
     ],
 )
 def test_an_incomplete_folder_is_refused_before_the_hub_is_asked(folder, commits, name, said):
