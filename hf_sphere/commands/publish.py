@@ -1,7 +1,7 @@
 """Upload a trained model with its card to the Hub.
 
 hf-sphere publish outputs/birds --repo_id me/birds
-hf-sphere publish hub_cards/mnist-vmf --repo_id mnist-vmf --private
+hf-sphere publish hub_cards/mnist-lenet5-spherized --repo_id lenet5 --private
 
 Weights, settings, results and card are uploaded; checkpoints, logs, hidden and other files are not. Access tokens and
 local paths are removed from the texts. Log in with `hf auth login` before, or set `HF_TOKEN`.
@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from hf_sphere.training.upload import CARD_FILE, split_files, upload
 
     folder = Path(args.folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder; name the output folder of a training run.")
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} is not a folder with a model; name the output folder of a training run.")
     model = load_saved(folder)
     needed = [CARD_FILE, *(["preprocessor_config.json"] if model.main_input_name == "pixel_values" else [])]
     if missing := [name for name in needed if not (folder / name).is_file()]:
