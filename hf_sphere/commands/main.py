@@ -26,11 +26,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         run_job(name, words)
     else:
         # Tasks without the word train, and the names of the scripts, are jobs to many.
-        jobs = {
-            **{command.split()[-1]: command for command in COMMANDS.values()},
-            **COMMANDS,
-            **{job: job for job in JOBS},
-        }
+        tasks = {command.split()[-1]: command for command in COMMANDS.values()}
+        jobs = {**tasks, **COMMANDS, **dict(zip(JOBS, JOBS, strict=True))}
         nearest = difflib.get_close_matches(name, jobs, 1, 0.5)
         hint = f"did you mean {jobs[nearest[0]]!r}?" if nearest else "run hf-sphere to see the jobs."
         hint = "options follow the job." if name.startswith("-") else hint
