@@ -35,7 +35,7 @@ JOBS = {
     "visualize": Job("draw embeddings as figures and an interactive page"),
     "index": Job("embed images for search", environment=_DECODING),
     "search": Job("find the most similar images of an index"),
-    "page": Job("serve a page to search an index"),
+    "page": Job("serve a page to search an index", "the page is closed"),
     "export": Job("export a model to ONNX"),
     "publish": Job("upload a trained model to the Hub", "nothing was uploaded"),
     "configs": Job("list the configurations of the papers, or print one"),

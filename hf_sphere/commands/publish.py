@@ -1,7 +1,7 @@
 """Upload a trained model with its card to the Hub.
 
 hf-sphere publish outputs/birds --repo_id me/birds
-hf-sphere publish hub_cards/mnist-lenet5-spherized --repo_id lenet5 --private
+hf-sphere publish hub_cards/mnist-vmf --repo_id mnist-vmf --private
 
 Weights, settings, results and card are uploaded; checkpoints, logs, hidden and other files are not. Access tokens and
 local paths are removed from the texts. Log in with `hf auth login` before, or set `HF_TOKEN`.
@@ -40,14 +40,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     from hf_sphere.training.upload import CARD_FILE, split_files, upload
 
     folder = Path(args.folder)
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder} is not a folder with a model; name the output folder of a training run.")
-    model = load_saved(folder)
-    needed = [CARD_FILE, *(["preprocessor_config.json"] if model.main_input_name == "pixel_values" else [])]
-    if missing := [name for name in needed if not (folder / name).is_file()]:
-        raise ValueError(f"{folder} is incomplete: it has no {missing[0]}; let the training that writes it finish.")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder; name the output folder of a training run.")
+    _check_files(folder, "config.json", CARD_FILE)
+    is_of_images = load_saved(folder).main_input_name == "pixel_values"
+    _check_files(folder, "preprocessor_config.json" if is_of_images else "tokenizer_config.json")
     files, others = split_files(folder)
     for file in files:
         print(f"upload    {file.relative_to(folder)}, {file.stat().st_size:,} bytes")
     print(f"left out  {', '.join(others)}\n" if others else "", end="")
     print(f"uploaded to {upload(folder, files, args.repo_id, private=args.private or None)}")
+
+
+def _check_files(folder: Path, *names: str) -> None:
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise ValueError(
+            f"{folder} is incomplete: it has no {missing[0]}; name the output folder of a finished training."
+        )

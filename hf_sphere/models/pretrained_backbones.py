@@ -65,6 +65,9 @@ class TransformersBackbone(nn.Module):
         pooler = getattr(encoder, "pooler", None)
         if pooler is not None and any(isinstance(layer, nn.Linear) for layer in pooler.modules()):
             encoder.pooler = None
+        for name, parameter in encoder.named_parameters():
+            if name.endswith("mask_token"):  # only masked pretraining uses it; DDP requires that training uses all
+                parameter.requires_grad_(False)
         self.encoder = encoder
         of_timm: Any = getattr(encoder, "timm_model", None)  # its wrapper's configuration lacks the size of images
         width = getattr(of_timm, "head_hidden_size", None) or getattr(of_timm, "num_features", None)

@@ -97,10 +97,6 @@ def test_a_module_of_a_job_that_is_started_names_the_command(run, job):
     assert f"use hf-sphere {job}, or python -m hf_sphere.commands.main {job}." in ended.stderr
 
 
-def test_the_package_starts_as_the_command(run):
-    assert run("hf_sphere", "configs", "vmf/mnist-vmf").stdout.startswith("# hf-sphere train classification ")
-
-
 @pytest.mark.parametrize("words", [*([job] for job in JOBS if job != "train"), *(["train", task] for task in TASKS)])
 def test_the_help_has_the_command_and_imports_no_torch(run, words):
     code = "import sys, hf_sphere.commands.main as m\ntry: m.main()\nfinally: assert 'torch' not in sys.modules"

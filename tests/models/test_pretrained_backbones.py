@@ -274,6 +274,13 @@ class TestTransformers:
         assert found["image_size"] == [28, 28]
         assert (found["image_mean"], found["image_std"], found["num_channels"]) == ([0.1] * 3, [0.2] * 3, 3)
 
+    def test_all_parameters_that_are_trained_get_a_gradient(self, encoder):
+        _, folder = encoder
+        config = SphereVisionConfig(backbone=folder, image_size=28, head="cosine", num_labels=3)
+        own = SphereVisionForImageClassification(config, pretrained=folder)
+        own(torch.randn(2, 3, 28, 28), torch.tensor([0, 2])).loss.backward()
+        assert [name for name, p in own.named_parameters() if p.requires_grad and p.grad is None] == []
+
 
 class TestWeightFiles:
     @pytest.fixture

@@ -61,7 +61,7 @@ def test_private_text_is_not_uploaded(folder, commits):
         ("README.md", "is incomplete: it has no README.md"),
         ("preprocessor_config.json", "is incomplete: it has no preprocessor_config.json"),
         ("model.safetensors", "no file named model.safetensors"),
-        ("config.json", "is not a folder with a model; name the output folder of a training run"),
+        ("config.json", "is incomplete: it has no config.json"),
     ],
 )
 def test_an_incomplete_folder_is_refused_before_the_hub_is_asked(folder, commits, name, said):
@@ -72,9 +72,7 @@ def test_an_incomplete_folder_is_refused_before_the_hub_is_asked(folder, commits
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match="none is not a folder with a model; name the output folder of a training run"
-    ):
+    with pytest.raises(FileNotFoundError, match="none is not a folder; name the output folder of a training run"):
         publish.main([str(tmp_path / "none"), "--repo_id", "model"])
 
 

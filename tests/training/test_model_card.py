@@ -173,11 +173,11 @@ def test_few_shot_card_shows_how_to_pass_the_support(write):
 
 def test_retrieval_card_shows_a_search(write, tmp_path, monkeypatch, capsys):
     config = SphereVisionConfig(
-        backbone="linear_embedding", backbone_kwargs={"width": 8}, num_channels=1, image_size=8, head="cosine"
+        backbone="linear_embedding", backbone_kwargs={"width": 8}, num_channels=3, image_size=8, head="cosine"
     )
     SphereVisionForImageClassification(config).save_pretrained(tmp_path / "model")
     processor = SphereVisionImageProcessor(
-        num_channels=1, size={"height": 8, "width": 8}, image_mean=[0.5], image_std=[0.5]
+        num_channels=3, size={"height": 8, "width": 8}, image_mean=[0.5] * 3, image_std=[0.5] * 3
     )
     processor.save_pretrained(tmp_path / "model")
     monkeypatch.chdir(tmp_path)

@@ -260,6 +260,7 @@ def freeze(args: EncoderArguments, model: Any, epoch: int) -> None:
 
     backbone = model.base_model.backbone
     frozen = stage_parameters(backbone, args.freeze_stages)
+    frozen |= {name for name, _ in backbone.named_parameters() if name.endswith("mask_token")}  # see the backbone
     for name, parameter in backbone.named_parameters():
         parameter.requires_grad_(epoch >= args.linear_probe_epochs and name not in frozen)
 
