@@ -209,9 +209,9 @@ def _about_weights(output: str, dtype: str | None) -> str:
         )
     return (
         f"The weights are those of the run with seed {STORED_SEED}, stored as {dtype}; transformers loads them as "
-        "float32. With the stored weights, the accuracy on the evaluation split is exactly that of the run; to measure it "
-        f"in a clone, add `--num_train_epochs 0 --model_name_or_path {output} --output_dir outputs/again` to the command "
-        "below."
+        "float32. With the stored weights, the accuracy on the evaluation split is exactly that of the run. To measure "
+        f"it in a clone, add `--num_train_epochs 0 --model_name_or_path {output} --output_dir outputs/again` to the "
+        "command below."
     )
 
 

@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"wrote     {output}: {len(rows):,} of {len(source):,} images")
     labeled = [row for row in rows if row.get("label") in encoder.class_names]
     if labeled:
-        right = sum(row["label"] == row["prediction"] for row in labeled)
-        print(f"accuracy  {right / len(labeled):.2%} of the {len(labeled):,} images with a label that the model knows")
+        percent = 100 * sum(row["label"] == row["prediction"] for row in labeled) / len(labeled)
+        print(f"accuracy  {percent:.2f} % of the {len(labeled):,} images with a label that the model knows")
 
 
 def predict(

@@ -1,7 +1,7 @@
 """Upload a trained model with its card to the Hub.
 
 hf-sphere publish outputs/birds --repo_id me/birds
-hf-sphere publish hub_cards/mnist-vmf --repo_id mnist-vmf --private
+hf-sphere publish hub_cards/mnist-lenet5-plain --repo_id mnist-lenet5-plain --private
 
 Weights, settings, results and card are uploaded; checkpoints, logs, hidden and other files are not. Access tokens and
 local paths are removed from the texts. Log in with `hf auth login` before, or set `HF_TOKEN`.
@@ -54,6 +54,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _check_files(folder: Path, *names: str) -> None:
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise ValueError(
-            f"{folder} is incomplete: it has no {missing[0]}; name the output folder of a finished training."
-        )
+        raise ValueError(f"{folder} is incomplete: it has no {missing[0]}; name that of a finished training.")

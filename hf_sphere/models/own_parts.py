@@ -45,7 +45,7 @@ class OwnPartsMixin:
         if names and unknown:
             code, options = "; ".join(f"import {name}" for name in names), " --import ".join(["", *names])
             raise ValueError(
-                f"unknown {unknown}: the model's author defines it in a module. If you have and trust that, call "
+                f"unknown {unknown}: the model's author defines it in a module. If you have it and trust it, run "
                 f"`{code}` before loading in Python, or pass{options} to hf-sphere."
             )
         return super().from_dict(config_dict, **kwargs)  # type: ignore[misc]

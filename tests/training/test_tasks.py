@@ -73,3 +73,11 @@ def test_an_activation_that_the_saved_model_lacks_is_refused(given, saved, diffe
     expected = pytest.raises(ValueError, match="final_activation is False but m has True") if differs else nullcontext()
     with expected:
         check_same_architecture(args, config)
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_an_initialization_is_refused_for_a_saved_model_only_if_it_is_trained(evaluates):
+    config = hf_sphere.SphereVisionConfig(backbone="lenet5", head="softmax")
+    args = ModelArguments(model_name_or_path="m", initialization="xavier")
+    with nullcontext() if evaluates else pytest.raises(ValueError, match="initialization does not apply"):
+        check_same_architecture(args, config, evaluates=evaluates)

@@ -44,7 +44,7 @@ def test_a_model_saved_in_bfloat16_is_loaded_in_the_dtype_asked_for(options, exp
         (lambda: find_weights("timm:resnet18"), r"weights of timm:resnet18 \(model_name_or_path\)"),
         (
             lambda: create_backbone("resnet18", num_channels=3, image_size=32, pretrained=True),
-            r"weights of the backbone resnet18 \(pretrained_backbone; or pass a file, backbone_weights\)",
+            r"weights of the backbone resnet18 \(or pass a file, --backbone_weights\)",
         ),
     ],
 )

@@ -222,7 +222,7 @@ def create_backbone(
     try:
         net = timm.create_model(name, pretrained=pretrained is True, num_classes=0, in_chans=num_channels, **options)
     except OSError as error:
-        what = f"the pretrained weights of the backbone {name} (pretrained_backbone; or pass a file, backbone_weights)"
+        what = f"the pretrained weights of the backbone {name} (or pass a file, --backbone_weights)"
         raise not_found(what, error) from error
     except (TypeError, RuntimeError, AssertionError, LookupError, ArithmeticError, AttributeError) as error:
         if shortage(error):

@@ -196,7 +196,7 @@ def build_model(
                 f"{saved} is a {architecture}, but this task trains a {model_class.__name__}; use the task of that "
                 "model."
             )
-        check_same_architecture(args, config)
+        check_same_architecture(args, config, evaluates=setup.args.num_train_epochs == 0)
         if args.freeze_batch_norm is not None:
             config.freeze_batch_norm = args.freeze_batch_norm
         for name, value in settings(config).items():
@@ -314,8 +314,11 @@ def describe(
     )
 
 
-def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig") -> None:
-    """Raise an error if the arguments set another architecture than that of the saved model."""
+def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig", *, evaluates: bool = False) -> None:
+    """Raise an error if the arguments set another architecture than that of the saved model.
+
+    `initialization`, which configurations state, has no effect on an evaluation.
+    """
     default: Mapping[str, Any] = vars(type(args)())
     names = {field.name for field in fields(args)}
     for name in ("backbone", "backbone_kwargs", "embedding_dim", "final_activation", "head", "head_kwargs"):
@@ -325,7 +328,7 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig")
         saved_value = default[name] if saved_value is None else saved_value
         if value not in (default[name], saved_value):
             raise ValueError(f"{name} is {value} but {args.model_name_or_path} has {saved_value}; leave {name} out.")
-    weights = ("pretrained_backbone", "backbone_weights", "initial_weights", "initialization")
+    weights = ["pretrained_backbone", "backbone_weights", "initial_weights", *([] if evaluates else ["initialization"])]
     for name, what in (*((name, "weights") for name in weights), ("prototypes_file", "prototypes")):
         if name in names and getattr(args, name):
             raise ValueError(f"{name} does not apply to a saved model, which has {what} already; leave {name} out.")
