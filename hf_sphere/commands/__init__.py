@@ -4,6 +4,7 @@ Modules of jobs import nothing heavy before their `main` has parsed the argument
 argument return at once.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -47,3 +48,8 @@ JOBS = {
         "finished accuracies are saved; the same command, without --overwrite_output_dir, resumes",
     ),
 }
+
+# Python is about to run a module of this package as a program, which only `main` and `train` are.
+_started = [word.rpartition(".")[2] for word in sys.orig_argv if word.startswith(f"{__name__}.")]
+if sys.argv[:1] == ["-m"] and (_job := "".join(_started[:1])) in JOBS and _job != "train":
+    sys.exit(f"{__name__}.{_job} cannot be started; use hf-sphere {_job}, or python -m {__name__}.main {_job}.")

@@ -5,6 +5,7 @@ hf-sphere configs vmf
 hf-sphere configs vmf/mnist-vmf
 """
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,5 +41,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         print("\n".join(name for name in names if name.startswith(f"{args.name}/")))
     else:
         config = load_config(args.name)
-        print(f"# {command_of(config.recipe)} --config {args.name}")
-        print(yaml.safe_dump(config.settings, sort_keys=False), end="")
+        about = {} if config.recipe is None else {"recipe": config.recipe}  # a copy in a file states its job, too
+        print(f"# {command_of(config.recipe) if about else 'hf-sphere JOB'} --config {shlex.quote(args.name)}")
+        print(yaml.safe_dump({**about, **config.settings}, sort_keys=False), end="")

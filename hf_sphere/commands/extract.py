@@ -11,6 +11,7 @@ fewer columns for data without labels and models without a head. `hf-sphere eval
 embeddings.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     step = "evaluate" if images.class_names else "visualize"
     accelerator.print(
         f"wrote     {output}: {images.num_images:,} rows of {', '.join(columns)}\n"
-        f"next step hf-sphere {step} --embeddings {output}"
+        f"next step hf-sphere {step} --embeddings {shlex.quote(str(output))}"
     )
     accelerator.end_training()
 

@@ -8,6 +8,8 @@ The index is a folder: embeddings (safetensors), names, classes and predictions 
 search for many images (FAISS), and a manifest. `hf-sphere search` and `hf-sphere page` search in it.
 """
 
+import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,11 +92,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 added = index.add(source, **options)
             done = f"added     {added:,} of {len(source):,} images of {args.images}"
         index.save(folder)
-        search = index.neighbor_search
+        search, image = index.neighbor_search, index.path(0) if len(index) else ""
+        query = image.removeprefix(f"{Path.cwd()}/") if os.path.isfile(image) else "IMAGE"  # no file in a dataset
         recall = f", recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else ", exact"
         print(
             f"{done}\n"
             f"wrote     {folder}: {len(index):,} images, {search.references.shape[1]}-dimensional embeddings\n"
             f"search    {search.kind}{recall}, {search.distance} distance\n"
-            f"next step hf-sphere search --index {folder} --query <image>"
+            f"next step hf-sphere search --index {shlex.quote(folder)} --query {shlex.quote(query)}"
         )

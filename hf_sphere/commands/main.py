@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from hf_sphere.commands import JOBS
+from hf_sphere.utils.commands import COMMANDS
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -24,8 +25,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     elif name in JOBS:
         run_job(name, words)
     else:
-        (nearest,) = difflib.get_close_matches(name, JOBS, 1, 0.5) or [""]
-        hint = f"did you mean {nearest!r}?" if nearest else "run hf-sphere to see the jobs."
+        # Tasks without the word train, and the names of the scripts, are jobs to many.
+        tasks = {command.split()[-1]: command for command in COMMANDS.values()}
+        jobs = {**tasks, **COMMANDS, **dict(zip(JOBS, JOBS, strict=True))}
+        nearest = difflib.get_close_matches(name, jobs, 1, 0.5)
+        hint = f"did you mean {jobs[nearest[0]]!r}?" if nearest else "run hf-sphere to see the jobs."
         hint = "options follow the job." if name.startswith("-") else hint
         sys.exit(f"hf-sphere: there is no job {name!r}; {hint}")
 

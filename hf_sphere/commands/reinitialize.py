@@ -97,7 +97,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     output_dir.check_results_dir(output, overwrite=args.overwrite_output_dir, resume=True)
     accelerator = start_accelerator()
     if accelerator.num_processes > 1:
-        raise ValueError(f"this recipe needs a single process; got {accelerator.num_processes}. Start it with python.")
+        raise ValueError(
+            f"a single process is needed; got {accelerator.num_processes}. Start it with hf-sphere reinitialize."
+        )
     run = find_run(name)
     classifier = load_classifier(name)
     data_seed = adopt_settings(args, data_args, run, classifier, given_arguments(argv))

@@ -91,7 +91,7 @@ def publish(
         try:
             name = upload(run.output_dir, split_files(run.output_dir)[0], name)
         except ConnectionError as error:
-            again = f"hf-sphere publish {run.output_dir} --repo_id {name}"
+            again = f"hf-sphere publish {shlex.quote(str(run.output_dir))} --repo_id {name}"
             raise ConnectionError(f"{error} The model is saved; to try again: {again}") from error
         run.accelerator.print(f"uploaded to {name}")
 

@@ -261,7 +261,7 @@ def _words(argv: Sequence[str] | None) -> list[str]:
 
 def given_configs(words: Sequence[str]) -> list[str]:
     """Return the names or files of `--config` on a command line."""
-    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser = _Parser(prog=running.get(), add_help=False, allow_abbrev=False)
     parser.add_argument("--config", action="append", default=[])
     return parser.parse_known_args(words)[0].config
 
@@ -269,9 +269,9 @@ def given_configs(words: Sequence[str]) -> list[str]:
 def _argv_of(word: str, actions: dict[str, argparse.Action], recipe: str | None, places: dict[str, str]) -> list[str]:
     """Convert a configuration to command-line arguments, which are validated like others, and add their places."""
     config = load_config(word, lambda place, layer: _with_new_names(layer, [*actions], f"{place}: "))
-    other = "" if config.recipe in (None, recipe) else f" {[*config.layers][-1]} is for {command_of(config.recipe)}."
+    other = "" if config.recipe in (None, recipe) else f"{[*config.layers][-1]} is for {command_of(config.recipe)}"
     if other and recipe:
-        raise ValueError(other)
+        raise ValueError(f"{other}.")
     stated = {key for layer in config.layers.values() for key, value in layer.items() if value is not None}
     removed = stated - set(config.settings)  # by null, and those about the configuration
     for place, layer in config.layers.items():
@@ -279,7 +279,8 @@ def _argv_of(word: str, actions: dict[str, argparse.Action], recipe: str | None,
             if key == "import" and value is not None:
                 _check_imported(value, place)
             if key not in (*actions, *ABOUT, *removed):
-                raise ValueError(f"unknown key {key!r} in {place}.{other or _hint(key, [*actions])}")
+                problem = f"unknown key {key!r} in {place}"
+                raise ValueError(f"{other}: {problem}." if other else f"{problem}.{_hint(key, [*actions])}")
             kind, action = type(value).__name__, actions.get(key)
             if action and not {"dict": action.type is Options, "list": action.nargs == "+"}.get(kind, True):
                 raise ValueError(f"{key} in {place} must not be a {kind}; got {value!r}.")

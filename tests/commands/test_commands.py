@@ -51,12 +51,19 @@ def test_without_arguments_one_screen_lists_the_jobs(capsys):
     ("words", "message"),
     [
         (["serch"], "there is no job 'serch'; did you mean 'search'?"),
+        (["retreival"], "did you mean 'train retrieval'?"),
+        (["train_few_shot"], "did you mean 'train few-shot'?"),
+        (["build_index"], "did you mean 'index'?"),
         (["zzz"], "there is no job 'zzz'; run hf-sphere to see the jobs."),
         (["train", "clasification"], "there is no task 'clasification'; did you mean 'classification'?"),
         (["train", "zzz"], "there is no task 'zzz'; the tasks are classification, "),
         (["train", "--seed", "1"], "name the task first; the tasks are classification, "),
         (["train", "retrieval", "--config", "mnist-vmf"], "is for hf-sphere train classification."),
-        (["index", "--config", "mnist-vmf", "--images", "x"], "is for hf-sphere train classification."),
+        (
+            ["index", "--config", "mnist-vmf"],
+            "error: run mnist-vmf of hf_sphere/configs/vmf.yaml is for hf-sphere train ",
+        ),
+        (["train", "retrieval", "--config"], "hf-sphere train retrieval: error: argument --config: expected one"),
     ],
 )
 def test_a_wrong_word_is_refused_with_a_hint(capsys, words, message):
@@ -67,6 +74,27 @@ def test_a_configuration_states_the_task_that_is_left_out(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["train", "--config", "vmf/mnist-vmf", "--print_config"])
     assert (stop.value.code, 'head: "vmf"' in capsys.readouterr().out) == (0, True)
+
+
+def test_a_printed_configuration_in_a_file_states_its_job(capsys, tmp_path):
+    main(["configs", "digits-vmf"])
+    (tmp_path / "copy.yaml").write_text(capsys.readouterr().out)
+    assert "copy.yaml is for hf-sphere train classification." in refused(
+        capsys, "train", "few-shot", "--config", str(tmp_path / "copy.yaml")
+    )
+
+
+def test_a_printed_configuration_without_a_job_names_none(capsys, tmp_path):
+    (tmp_path / "own file.yaml").write_text("seed: 1")
+    main(["configs", str(tmp_path / "own file.yaml")])
+    assert capsys.readouterr().out == f"# hf-sphere JOB --config '{tmp_path}/own file.yaml'\nseed: 1\n"
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if job != "train"])
+def test_a_module_of_a_job_that_is_started_names_the_command(run, job):
+    ended = run(f"hf_sphere.commands.{job}", "--help")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert f"use hf-sphere {job}, or python -m hf_sphere.commands.main {job}." in ended.stderr
 
 
 @pytest.mark.parametrize("words", [*([job] for job in JOBS if job != "train"), *(["train", task] for task in TASKS)])

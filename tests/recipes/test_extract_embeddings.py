@@ -309,6 +309,11 @@ def test_a_model_without_a_head_gives_only_embeddings(extract, save):
     assert json.loads((folder / "embeddings.json").read_text())["head"] is None
 
 
+def test_the_next_step_of_a_folder_with_a_space_can_be_pasted(extract, capsys):
+    folder = extract("--max_samples", "9", name="my embeddings")
+    assert f"--embeddings '{folder}'" in capsys.readouterr().out
+
+
 def test_data_without_labels_gives_no_labels(extract, made_up, capsys):
     folder = extract("--dataset_name", made_up(gray(10), gray(200)))
     assert rows_of(folder).column_names == [name for name in COLUMNS if name != "label"]

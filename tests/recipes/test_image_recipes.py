@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -243,6 +244,19 @@ def test_images_are_added_to_an_index(build, copy, capsys):
     build("--images", "digits", "--add_to", copy)
     assert "added     355 of 355 images" in capsys.readouterr().out
     assert len(ImageIndex.load(copy)) == 364
+
+
+def test_the_next_step_of_an_index_can_be_pasted(build, run, photos, tmp_path, capsys):
+    source = shutil.copytree(photos, tmp_path / "my photos")
+    build("--images", source, "--output_dir", tmp_path / "my index")
+    _, _, *words = shlex.split(capsys.readouterr().out.rpartition("next step ")[2])
+    run("search_images", *words)
+    assert capsys.readouterr().out.startswith("query,rank,id,file")
+
+
+def test_the_next_step_of_an_index_of_a_dataset_has_no_redirection(build, tmp_path, capsys):
+    build("--images", "digits", "--output_dir", tmp_path / "index")
+    assert capsys.readouterr().out.endswith("--query IMAGE\n")
 
 
 def test_images_are_removed_from_an_index_and_the_others_keep_their_ids(build, search, copy, query, photos, capsys):

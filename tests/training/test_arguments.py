@@ -345,7 +345,7 @@ NONE = "there is no configuration or file"
         (
             "a",
             "base: {lr: 1, recipe: x}\ng: {runs: {a: {}}}",
-            f"group base of {FILE}. run a of {FILE} is for x.",
+            f"error: run a of {FILE} is for x: unknown key 'lr' in group base of {FILE}.",
         ),
     ],
 )
