@@ -33,6 +33,17 @@ def _keep_denormals() -> Iterator[None]:
     torch.set_flush_denormal(False)
 
 
+@pytest.fixture(autouse=True)
+def _keep_bars() -> Iterator[None]:
+    """Undo the switches that a command sets in its process if stderr is no terminal."""
+    names = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        os.environ |= {} if value is None else {name: value}
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """Root of the repository."""

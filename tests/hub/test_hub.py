@@ -110,7 +110,7 @@ def test_a_card_folder_is_published_with_its_own_name_in_the_code(trained, hub):
     assert {"README.md", "config.json", "model.safetensors", "preprocessor_config.json"} <= set(files)
     assert ".eval_results/results.yaml" in files
     assert b'model_id = "tester/lenet5"' in files["README.md"]
-    assert b"hub_cards" not in files["README.md"]
+    assert b'"hub_cards' not in files["README.md"]
     assert hub.created["tester/lenet5"]["visibility"] == "private"
 
 

@@ -263,7 +263,7 @@ def test_a_configuration_is_read_after_the_import(here, capsys):
 @pytest.mark.parametrize("kind", [SphereVisionConfig, SphereViTConfig])
 def test_only_valid_names_of_a_file_are_shown(kind):
     names = ["os; import evil", "\x1b[31m", "a" * 101, 5, "their.module"]
-    with pytest.raises(ValueError, match=r"call `import their\.module` before"):
+    with pytest.raises(ValueError, match=r"run `import their\.module` before"):
         kind.from_dict({"head": "theirs", "requires_import": names})
 
 

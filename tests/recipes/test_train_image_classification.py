@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from huggingface_hub import ModelCard
-from huggingface_hub.utils import filter_repo_objects
+from huggingface_hub import CommitOperationAdd, ModelCard
 from PIL import Image
 from training_runs import same, weights
 from transformers import AutoImageProcessor, AutoModelForImageClassification
@@ -258,18 +257,17 @@ class FakeHub:
 
     uploads: list[tuple[str, set[str]]] = []
 
-    def create_repo(self, name: str, exist_ok: bool):
+    def create_repo(self, name: str, private: bool | None, exist_ok: bool):
         return SimpleNamespace(repo_id=f"someone/{name}")
 
-    def upload_folder(self, *, repo_id: str, folder_path: Path, ignore_patterns: list[str], commit_message: str):
-        names = [str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*") if path.is_file()]
-        self.uploads.append((repo_id, set(filter_repo_objects(names, ignore_patterns=ignore_patterns))))
+    def create_commit(self, repo_id: str, operations: list[CommitOperationAdd], commit_message: str):
+        self.uploads.append((repo_id, {operation.path_in_repo for operation in operations}))
 
 
 @pytest.fixture
 def uploads(monkeypatch) -> list[tuple[str, set[str]]]:
     """Uploads to a fake Hub: repository and file names."""
-    monkeypatch.setattr("hf_sphere.training.model_card.HfApi", FakeHub)
+    monkeypatch.setattr("hf_sphere.training.upload.HfApi", FakeHub)
     monkeypatch.setattr(FakeHub, "uploads", [])
     return FakeHub.uploads
 

@@ -163,7 +163,7 @@ def test_a_model_of_another_task_is_refused(train, finished, load_recipe, run_ma
     recipe = load_recipe("train_image_classification")
     words = ["--dataset_name", "digits", "--model_name_or_path", str(finished), *cache, "--disable_tqdm"]
     with pytest.raises(
-        ValueError, match="SphereVisionForJointPrediction, but this recipe trains a SphereVisionForImageC"
+        ValueError, match="SphereVisionForJointPrediction, but this task trains a SphereVisionForImageC"
     ):
         run_main(recipe, [*words, "--output_dir", str(tmp_path / "run")])
 

@@ -321,7 +321,7 @@ def test_model_of_another_task_is_rejected(task, other, saved):
     if task == other:
         assert type(build(task, model_name_or_path=folder)).__name__ == MODELS[task]
         return
-    said = f"saved is a {MODELS[other]}, but this recipe trains a {MODELS[task]}"
+    said = f"saved is a {MODELS[other]}, but this task trains a {MODELS[task]}"
     with pytest.raises(ValueError, match=said):
         build(task, model_name_or_path=folder)
 

@@ -111,7 +111,9 @@ def test_checkpoints_without_settings_can_be_resumed(tmp_path):
 
 def test_the_run_of_another_recipe_is_not_resumed(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"recipe": "train_few_shot"}))
-    with pytest.raises(FileExistsError, match=r"a run of train_few_shot, which train_masked_lm does not resume\."):
+    with pytest.raises(
+        FileExistsError, match=r"a run of hf-sphere train few-shot, which hf-sphere train masked-lm does not resume\."
+    ):
         check_output_dir(tmp_path, overwrite=False, resume=True, recipe="train_masked_lm")
 
 
