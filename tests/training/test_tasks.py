@@ -81,3 +81,14 @@ def test_an_initialization_is_refused_for_a_saved_model_only_if_it_is_trained(ev
     args = ModelArguments(model_name_or_path="m", initialization="xavier")
     with nullcontext() if evaluates else pytest.raises(ValueError, match="initialization does not apply"):
         check_same_architecture(args, config, evaluates=evaluates)
+
+
+@pytest.mark.parametrize(
+    ("given", "differs"), [({"scale": 8.0}, False), ({"scale": 8.0, "label_smoothing": 0.1}, True), ({}, False)]
+)
+def test_options_of_the_head_that_other_arguments_set_are_not_compared(given, differs):
+    saved = {"scale": 8.0, "label_smoothing": 0.2, "reduction": "sum"}
+    config = hf_sphere.SphereVisionConfig(backbone="lenet5", head="cosine", head_kwargs=saved)
+    args = ModelArguments(model_name_or_path="m", head_kwargs=given)
+    with pytest.raises(ValueError, match="leave head_kwargs out") if differs else nullcontext():
+        check_same_architecture(args, config)

@@ -10,7 +10,15 @@ from hf_sphere import data, models
 from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task
-from hf_sphere.training.tasks.image import EncoderArguments, HeadDescription, Setup, build_model, load_images, provide
+from hf_sphere.training.tasks.image import (
+    OF_THE_RUN,
+    EncoderArguments,
+    HeadDescription,
+    Setup,
+    build_model,
+    load_images,
+    provide,
+)
 from hf_sphere.utils.arguments import Arguments, Options, argument
 from hf_sphere.utils.texts import show_metrics
 
@@ -145,9 +153,7 @@ def head_settings(
     if saved is not None:
         loss = _loss_options(saved.head, setup)
         if saved.head_kwargs or loss:
-            # Settings of the run, so those of the saved model are not kept.
-            of_the_run = ("label_smoothing", "class_weights", "shard_classes")
-            kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in of_the_run}
+            kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in OF_THE_RUN}
             settings["head_kwargs"] = kept | loss
         if setup.args.num_train_epochs:  # training changes the logits
             settings["calibration"] = None

@@ -314,6 +314,10 @@ def describe(
     )
 
 
+OF_THE_RUN = ("label_smoothing", "class_weights", "shard_classes")
+"""Options of a head that other arguments of a run set, so that those of a saved model are not kept."""
+
+
 def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig", *, evaluates: bool = False) -> None:
     """Raise an error if the arguments set another architecture than that of the saved model.
 
@@ -326,6 +330,9 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig",
             continue
         value, saved_value = getattr(args, name), getattr(saved, name)
         saved_value = default[name] if saved_value is None else saved_value
+        if name == "head_kwargs":
+            of_the_run = {*OF_THE_RUN, "reduction"} - {*value}
+            saved_value = {key: option for key, option in saved_value.items() if key not in of_the_run}
         if value not in (default[name], saved_value):
             raise ValueError(f"{name} is {value} but {args.model_name_or_path} has {saved_value}; leave {name} out.")
     weights = ["pretrained_backbone", "backbone_weights", "initial_weights", *([] if evaluates else ["initialization"])]
