@@ -40,7 +40,7 @@ class Command:
 
     words: Sequence[str]  # what starts the run
     argv: Sequence[str]  # command-line arguments after them
-    recipe: str | None  # name of the script that `run.json` records
+    recipe: str  # name of the script, or of the task, that `run.json` records
 
 
 @dataclass(frozen=True)
