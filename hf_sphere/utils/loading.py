@@ -45,12 +45,14 @@ def not_found(what: str, error: BaseException) -> FileNotFoundError:
     while cause := causes[-1].__cause__ or causes[-1].__context__:
         causes.append(cause)
     reason = error_text(error).rstrip(".")
-    if constants.HF_HUB_OFFLINE:
-        reason = "downloads are off (HF_HUB_OFFLINE), and the cache lacks its files"
-    elif any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
+    if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
         reason = "there is no such repository, or it is private"
-    elif any(isinstance(cause, LocalEntryNotFoundError | ConnectionError) for cause in causes):
-        reason = "the Hub cannot be reached, and the cache lacks its files"
+    elif any(isinstance(cause, LocalEntryNotFoundError | ConnectionError) for cause in causes) or (
+        constants.HF_HUB_OFFLINE and type(error) is OSError and error.errno is None  # transformers may drop the cause
+    ):
+        is_off = constants.HF_HUB_OFFLINE
+        reason = "downloads are off (HF_HUB_OFFLINE)" if is_off else "the Hub cannot be reached"
+        reason += ", and the cache lacks its files"
     page = "docs/weights.md: weights and data without the Hub"
     return FileNotFoundError(f"{what} cannot be loaded from the Hub: {reason}. See {page}.")
 

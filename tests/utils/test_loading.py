@@ -68,3 +68,8 @@ def test_the_reason_of_a_missing_download_is_the_cause_of_the_error(cause, reaso
     error = OSError(str(cause))
     error.__cause__ = cause
     assert re.search(reason, str(not_found("the model", error)))
+
+
+def test_an_error_of_the_system_is_not_called_a_missing_download(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert "Permission denied" in str(not_found("the model m", PermissionError(13, "Permission denied", "cache/m")))
