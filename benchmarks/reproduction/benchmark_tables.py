@@ -194,6 +194,38 @@ def _prototypes(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["classes, dimension", "largest cosine", "lower bound", "search of the paper"], lines, [])
 
 
+def _kernels(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for what, row in rows.items():
+        if f"{what}, prediction" in rows:
+            others = [rows[f"{what}, {kind}"]["value"] for kind in ("prediction", "compiled")]
+            lines.append([f"`{what}`", *(str(value) for value in (row["value"], *others))])
+        elif what.startswith("torch: "):
+            lines.append([what, str(row["value"]), "", ""])
+    return join_lines(["head", "training", "prediction", "training, compiled"], lines, [])
+
+
+def _kernels_of_losses(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for loss in dict.fromkeys(what.partition(",")[0] for what in rows if "pytorch-metric-learning" in what):
+        cells = []
+        for whose in ("ours", "pytorch-metric-learning"):
+            waits = rows[f"{loss}, {whose}: times the host waits"]["value"]
+            cells.append(f"{rows[f'{loss}, {whose}']['value']}, {waits}")
+        lines.append([f"`{loss}`", *cells])
+    return join_lines(["loss", "kernels, times the host waits", "the same in pytorch-metric-learning"], lines, [])
+
+
+KERNELS = [
+    *((f"{what}, d = {dim}", f"{what}, d = {dim}", "{:.0f}", 1)
+      for what in ["VonMisesFisher: sample, density, entropy, gradient"] for dim in (2, 3, 16, 32, 128)),
+    *((what, what, "{:.0f}", 1) for what in ("VonMisesFisher.fit of 50 points", "frechet_mean of 50 points")),
+    *((f"{what}, foreach operations", f"ResNet-50: {name}", "{:.0f}", 1)
+      for what, name in (("AdamW of torch", "foreach AdamW of torch"), ("Adam-S", "AdamS"), ("Adam-SRT", "AdamSRT"),
+                         ("SGD-MRT", "SGDMRT"))),
+]  # fmt: skip
+
+
 TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "scaling": ("sharding", partial(_list, SCALING, True)),
     "clustering": ("clustering", partial(_list, CLUSTERING, False)),
@@ -203,6 +235,9 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "lr-transfer": ("lr_transfer", _lr_transfer),
     "minilm-embeddings": ("minilm", _minilm_embeddings),
     "minilm-language": ("minilm", _minilm_language),
+    "kernels": ("kernels", _kernels),
+    "kernels-losses": ("kernels", _kernels_of_losses),
+    "kernels-functions": ("kernels", partial(_list, KERNELS, True)),
     "head-costs": ("head_costs", _head_costs),
     "fine-tuning": ("fine_tuning", _fine_tuning),
     "prototypes-search": ("prototypes", _prototypes),
