@@ -187,9 +187,6 @@ class PretendTensor(torch.Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:  # identifies tensors that share memory
         return self.raw.untyped_storage()
 
-    def data_ptr(self) -> int:
-        return self.raw.data_ptr()
-
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return _run(func, args, kwargs or {})
@@ -229,7 +226,11 @@ def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         return args[0] if base == "copy_" else out
     is_mutable = func._schema.is_mutable
     changed = [tensor for tensor in ours if is_mutable and _layout(tensor) != _layout(tensor.raw)]
-    wrapped = tree_map(_wrap, out)
+    is_view_of_inference = (
+        ours[0].is_inference() if ours and not _is_kernel(func) else torch.is_inference_mode_enabled()
+    )
+    with torch.inference_mode(is_view_of_inference):
+        wrapped = tree_map(_wrap, out)
     if not changed:
         return return_and_correct_aliasing(func, args, kwargs, wrapped)
     for tensor in changed:  # resized, transposed in place and the like
