@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.decoding import EncodedImages, stack_images
 from hf_sphere.data.sampling import Episodes, EpisodeSampler, log_repetition, shuffled
-from hf_sphere.utils.modules import to_device
+from hf_sphere.utils.devices import to_device
 from hf_sphere.utils.seeds import mix_seed
 
 

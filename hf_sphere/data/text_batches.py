@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_sphere.data.sampling import log_repetition, shuffled
 from hf_sphere.geometry.sampling import keyed_integers, keyed_uniforms
-from hf_sphere.utils.modules import to_device
+from hf_sphere.utils.devices import to_device
 from hf_sphere.utils.seeds import mix_seed
 
 IGNORED = -100

@@ -12,10 +12,11 @@ from torch.distributions import Distribution, constraints, register_kl
 from hf_sphere.distributions.hyperspherical_uniform import HypersphericalUniform, check_same_sphere, unit_vector
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.bessel import log_uniform_density
-from hf_sphere.geometry.checks import check_codes, check_dense, check_devices, check_floating, normalize_weights
+from hf_sphere.geometry.checks import check_codes, check_dense, check_floating, normalize_weights
 from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.geometry.manifold import mean_direction, project_to_sphere
 from hf_sphere.geometry.sampling import points_around, sample_cosine
+from hf_sphere.utils.devices import check_devices
 
 _QUADRATURE = [array.tolist() for array in np.polynomial.legendre.leggauss(12)]
 """Nodes and weights of Gauss and Legendre's rule; torch.compile cannot call the function."""

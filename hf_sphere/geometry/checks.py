@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_sphere.utils.devices import check_float64
+
 
 def check_integer(name: str, value: Any, minimum: int) -> int:
     """Return an integer of at least `minimum` as `int` (numpy integers included), or raise a ValueError."""
@@ -28,16 +30,6 @@ def check_floating(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a tensor of a floating-point dtype; got {got}. Convert it with {how}.")
     if not torch.compiler.is_compiling():  # where layouts cannot be read in a backward pass
         check_dense(name, value)
-
-
-def check_devices(**values: Any) -> None:
-    """Raise a ValueError unless the tensors among the named values are on one device, except numbers on the CPU."""
-    if torch.compiler.is_compiling():
-        return
-    devices = {name: v.device for name, v in values.items() if isinstance(v, Tensor) and (v.ndim or not v.is_cpu)}
-    if len(set(devices.values()) - {torch.device("meta")}) > 1:  # meta: weights that a hook will load
-        where = ", ".join(f"{name} on {device}" for name, device in devices.items())
-        raise ValueError(f"all tensors must be on one device; got {where}. Move them with .to(device).")
 
 
 def normalize_weights(weights: Any, points: Tensor) -> Tensor:
@@ -115,6 +107,8 @@ def to_floating(name: str, values: Any) -> Tensor:
     """Return numbers as a tensor of a floating-point dtype, float64 for integers; see `to_tensor`."""
     values = to_tensor(name, values)
     exact = values.is_floating_point()
+    if not exact:
+        check_float64(f"{name} of dtype {values.dtype}", values.device, "Convert them with .float() or .cpu().")
     return values if exact else torch.from_numpy(_to_float64(name, values.cpu().numpy())).to(values.device)
 
 

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_devices, check_floating, check_integer, normalize_weights
+from hf_sphere.geometry.checks import check_floating, check_integer, normalize_weights
+from hf_sphere.utils.devices import check_devices
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 

@@ -5,8 +5,9 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from hf_sphere.geometry.checks import check_devices, check_floating, to_tensor
+from hf_sphere.geometry.checks import check_floating, to_tensor
 from hf_sphere.geometry.coordinates import is_readable
+from hf_sphere.utils.devices import check_devices
 
 IGNORED = -100
 """Label of examples that the loss ignores, as in torch and transformers."""

@@ -11,12 +11,12 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast, gather_object
 from torch import Tensor, nn
 
-from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.metrics import accuracy_by_certainty, retrieval_scores, score_queries
 from hf_sphere.nn import Head, PoleRegression
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.nn.processes import count_processes
+from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.modules import eval_mode
 
 if TYPE_CHECKING:  # text tasks do not import the dependencies of image tasks

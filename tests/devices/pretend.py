@@ -22,7 +22,7 @@ for values and data-dependent shapes, and for blocking copies in either directio
 does not wait). The number agrees with the launches on a GPU to about 5 %.
 
 Limits: one stream, no memory limit, no generators of its own; autocast lowers products only; random numbers are those
-of the CPU.
+of the CPU; `torch.load` with it as `map_location` moves only tensors that were saved from it.
 """
 
 import contextlib
@@ -363,6 +363,10 @@ def _autocast(operation: Any) -> Any:
 
 backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Device())
 _foreach_supported_types.append(PretendTensor)
+torch.serialization.register_package(
+    5, lambda storage: None, lambda storage, location: storage if location.startswith(NAME) else None
+)
+torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects, as on a GPU
 _library = torch.library.Library("_", "IMPL")
 _library.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), "PrivateUse1")
 _library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

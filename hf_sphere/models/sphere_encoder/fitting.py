@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphericalMap
+from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.progress import progress_bar
