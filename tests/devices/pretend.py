@@ -22,7 +22,7 @@ for values and data-dependent shapes, and for blocking copies in either directio
 does not wait). The number agrees with the launches on a GPU to about 5 %.
 
 Limits: one stream, no memory limit, no generators of its own; autocast lowers products only; random numbers are those
-of the CPU.
+of the CPU; `torch.load` with it as `map_location` moves only tensors that were saved from it.
 """
 
 import contextlib
@@ -187,9 +187,6 @@ class PretendTensor(torch.Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:  # identifies tensors that share memory
         return self.raw.untyped_storage()
 
-    def data_ptr(self) -> int:
-        return self.raw.data_ptr()
-
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return _run(func, args, kwargs or {})
@@ -229,7 +226,11 @@ def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         return args[0] if base == "copy_" else out
     is_mutable = func._schema.is_mutable
     changed = [tensor for tensor in ours if is_mutable and _layout(tensor) != _layout(tensor.raw)]
-    wrapped = tree_map(_wrap, out)
+    is_view_of_inference = (
+        ours[0].is_inference() if ours and not _is_kernel(func) else torch.is_inference_mode_enabled()
+    )
+    with torch.inference_mode(is_view_of_inference):
+        wrapped = tree_map(_wrap, out)
     if not changed:
         return return_and_correct_aliasing(func, args, kwargs, wrapped)
     for tensor in changed:  # resized, transposed in place and the like
@@ -362,6 +363,10 @@ def _autocast(operation: Any) -> Any:
 
 backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Device())
 _foreach_supported_types.append(PretendTensor)
+torch.serialization.register_package(
+    5, lambda storage: None, lambda storage, location: storage if location.startswith(NAME) else None
+)
+torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects, as on a GPU
 _library = torch.library.Library("_", "IMPL")
 _library.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), "PrivateUse1")
 _library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
