@@ -31,7 +31,7 @@ PROPOSALS_WITHOUT_ROUNDS = 32
 least 0.658, so all proposals of a sample are rejected with a probability of 1e-15."""
 
 LARGEST_CACHED_NOISE = 2**20
-"""Maximum number of values in a cached fixed noise; 8 MiB."""
+"""Maximum number of values in a cached fixed noise, and in that of several seeds at once; 8 MiB."""
 
 NODES = {torch.float32: 14, torch.float64: 48}
 """Number of Gauss-Legendre nodes for the derivative with respect to the concentration."""
@@ -57,7 +57,7 @@ def keyed_normals(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     uniforms = keyed_uniforms(keys[..., None], torch.arange(2 * pairs, device=keys.device), dtype)
     # Box and Muller's method, by the sines of the angle and of its complement; 1 - u is never zero.
     radius, turns = (1 - uniforms[..., :pairs]).log_().mul_(-2).sqrt_(), uniforms[..., pairs:]
-    phases = _phases(0.5 * math.pi, dtype, keys.device)[:, None]
+    phases = _phases(1, dtype, keys.device)[:, None]
     normals = torch.add(phases, turns[..., None, :], alpha=2 * math.pi).sin_().mul_(radius[..., None, :])
     return normals.flatten(-2)[..., :count]
 
@@ -137,20 +137,35 @@ class Noise(NamedTuple):
     normals: Tensor
 
 
-def fixed_noise(shape: tuple[int, ...], dim: int, seed: int, dtype: torch.dtype, device: torch.device) -> Noise:
-    """Return noise for samples of `shape` that depends only on the seed; in an exported model it is a constant."""
+def fixed_noise(shape: tuple[int, ...], dim: int, seed: int | range, dtype: torch.dtype, device: torch.device) -> Noise:
+    """Return noise for samples of `shape` that depends only on the seed; in an exported model it is a constant.
+
+    For a range of seeds, samples have one more axis in front, and those of each seed are the same in any range.
+    """
     return Noise(*(torch.as_tensor(array, dtype=dtype, device=device) for array in _fixed_numbers(shape, dim, seed)))
 
 
+def seeds_at_once(shape: tuple[int, ...], dim: int) -> int:
+    """Return how many seeds a range for `fixed_noise` should have, so that its size is limited; at least 1."""
+    return max(LARGEST_CACHED_NOISE // _count_fixed_numbers(shape, dim), 1)
+
+
+def _count_fixed_numbers(shape: tuple[int, ...], dim: int) -> int:
+    return math.prod(shape) * (3 * PROPOSALS_WITHOUT_ROUNDS + dim)
+
+
 @torch.compiler.assume_constant_result
-def _fixed_numbers(shape: tuple[int, ...], dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    size = math.prod(shape) * (3 * PROPOSALS_WITHOUT_ROUNDS + dim)
+def _fixed_numbers(shape: tuple[int, ...], dim: int, seed: int | range) -> tuple[np.ndarray, np.ndarray]:
+    size = _count_fixed_numbers(shape, dim) * (1 if isinstance(seed, int) else len(seed))
     draw = _draw_fixed_numbers if size <= LARGEST_CACHED_NOISE else _draw_fixed_numbers.__wrapped__
     return draw(shape, dim, seed)
 
 
 @functools.lru_cache(maxsize=64)
-def _draw_fixed_numbers(shape: tuple[int, ...], dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw_fixed_numbers(shape: tuple[int, ...], dim: int, seed: int | range) -> tuple[np.ndarray, np.ndarray]:
+    if isinstance(seed, range):
+        uniforms, normals = zip(*(_draw_fixed_numbers.__wrapped__(shape, dim, each) for each in seed), strict=True)
+        return np.stack(uniforms, axis=2), np.stack(normals)
     generator = np.random.default_rng(seed)
     return generator.random((3, PROPOSALS_WITHOUT_ROUNDS, *shape)), generator.standard_normal((*shape, dim))
 
@@ -181,12 +196,12 @@ def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, 
     # Two coordinates of a uniform point in polar form. Their squared radius is 1 - rest; in two dimensions it is 1.
     square_complement = first.pow(2 / (dim - 2)) if dim > 2 else torch.zeros_like(first)
     radius = (1 - square_complement).sqrt_()
-    phases = _phases(-0.5 * math.pi, first.dtype, first.device).view(2, *(1,) * first.ndim)
+    phases = _phases(-1, first.dtype, first.device).view(2, *(1,) * first.ndim)
     squares = torch.add(phases, second, alpha=math.pi).sin_().square()  # of the cosine and sine of half the angle
     far, near = torch.addcmul(square_complement / (1 + radius), radius, squares, value=2)  # 1 + x and 1 - x
     concentration = concentration[(None,) * (first.ndim - 1 - concentration.ndim)]
-    kappa, root, unit = _scaled_root(concentration, dim)
-    c, c_complement = kappa / root, ((dim - 1) * unit) / (kappa + root)  # 1 - c
+    kappa, root = _bounded_root(concentration, dim)
+    c, c_complement = kappa / root, (dim - 1) / (kappa + root)  # 1 - c
     z = torch.addcmul(c_complement, c, far)
     sides = torch.stack([c_complement * near, (1 + c) * far]) / z
     # `z - 1` is exact where the terms almost cancel.
@@ -194,22 +209,18 @@ def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, 
     return sides, excess <= 0
 
 
-def _scaled_root(concentration: Tensor, dim: int) -> tuple[Tensor, Tensor, float]:
-    """Return kappa, `sqrt(kappa^2 + h^2) + h` with `h = (d - 1) / 2`, and the unit, of which both are multiples.
-
-    In this unit the squares of large concentrations do not overflow, and that of h does not underflow.
-    """
-    info = torch.finfo(concentration.dtype)
-    unit = 8 * info.tiny**0.5
-    half = 0.5 * (dim - 1) * unit
-    kappa = (concentration * unit).clamp(max=0.25 * info.max**0.5)
-    return kappa, kappa.square().add_(half**2).sqrt_().add_(half), unit
+def _bounded_root(concentration: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Return kappa, limited to finite numbers, and `sqrt(kappa^2 + h^2) + h` with `h = (d - 1) / 2`."""
+    largest, half = torch.finfo(concentration.dtype).max, 0.5 * (dim - 1)
+    kappa = concentration.clamp(max=0.25 * largest)
+    root = kappa.square().add_(half**2).clamp_max_(largest).sqrt_()
+    return kappa, torch.maximum(root, kappa).add_(half)  # h is negligible where the square overflows
 
 
 @cache_constants
-def _phases(first: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An angle and 0."""
-    return torch.tensor(np.array([first, 0.0]), dtype=dtype, device=device)
+def _phases(quarters: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number of quarters of a turn, as an angle, and 0."""
+    return torch.tensor(np.array([0.5 * math.pi * quarters, 0.0]), dtype=dtype, device=device)
 
 
 def _first_accepted(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -287,8 +298,7 @@ def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, cosine: Tensor, si
     angle = torch.atan2(sine, cosine)
     above = mean_resultant_length_complement(concentration, dim) - gap  # cos(theta) - A
     # Beyond about 7 standard deviations of the angle (float64: 10) the integrand is below the rounding error.
-    _, root, unit = _scaled_root(concentration, dim)
-    reach = root.rsqrt_().mul_((10.0 if angle.dtype == torch.float64 else 7.0) * unit**0.5)
+    reach = _bounded_root(concentration, dim)[1].rsqrt_().mul_(10.0 if angle.dtype == torch.float64 else 7.0)
     # Positive toward the mean direction, negative toward its antipode.
     span = torch.minimum(reach, torch.where(above < 0, math.pi - angle, angle)).copysign_(above)
     nodes, weights = _gauss_legendre(angle.dtype, angle.device)
