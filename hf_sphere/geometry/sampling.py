@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.bessel import bounded, mean_resultant_length_complement
+from hf_sphere.geometry.bessel import mean_resultant_length_complement
 from hf_sphere.geometry.decorators import cache_constants, differentiable_once
 from hf_sphere.utils.seeds import GAMMA, splitmix
 
@@ -31,7 +31,7 @@ PROPOSALS_WITHOUT_ROUNDS = 32
 least 0.658, so all proposals of a sample are rejected with a probability of 1e-15."""
 
 LARGEST_CACHED_NOISE = 2**20
-"""Maximum number of values in a cached fixed noise; 8 MiB."""
+"""Maximum number of values in a cached fixed noise, and in that of several seeds at once; 8 MiB."""
 
 NODES = {torch.float32: 14, torch.float64: 48}
 """Number of Gauss-Legendre nodes for the derivative with respect to the concentration."""
@@ -55,10 +55,11 @@ def keyed_normals(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """Return the first `count` standard normal numbers of the streams of keys: (...) -> (..., count)."""
     pairs = (count + 1) // 2
     uniforms = keyed_uniforms(keys[..., None], torch.arange(2 * pairs, device=keys.device), dtype)
-    # Box and Muller's method; 1 - u is never zero.
-    radius = (1 - uniforms[..., :pairs]).log_().mul_(-2).sqrt_()
-    angle = uniforms[..., pairs:].mul_(2 * math.pi)
-    return torch.cat([angle.cos().mul_(radius), angle.sin().mul_(radius)], dim=-1)[..., :count]
+    # Box and Muller's method, by the sines of the angle and of its complement; 1 - u is never zero.
+    radius, turns = (1 - uniforms[..., :pairs]).log_().mul_(-2).sqrt_(), uniforms[..., pairs:]
+    phases = _phases(1, dtype, keys.device)[:, None]
+    normals = torch.add(phases, turns[..., None, :], alpha=2 * math.pi).sin_().mul_(radius[..., None, :])
+    return normals.flatten(-2)[..., :count]
 
 
 def points_around(loc: Tensor, cosine: Tensor, sine: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -101,30 +102,27 @@ def sample_cosine(
         Wood, "Simulation of the von Mises Fisher distribution", Communications in Statistics 1994; Figurnov, Mohamed
         and Mnih, "Implicit reparameterization gradients", NeurIPS 2018.
     """
-    flat = concentration.detach().reshape(-1)
-    flat_keys = None if keys is None else keys.reshape(-1)
-    on_cpu = flat.device.type == "cpu" and not torch.compiler.is_compiling()
+    values = concentration.detach()
+    on_cpu = values.device.type == "cpu" and not torch.compiler.is_compiling()
     count = PROPOSALS_PER_ROUND if on_cpu else PROPOSALS_WITHOUT_ROUNDS
 
-    def one_round(index: int, left: Tensor | slice) -> tuple[Tensor, Tensor, Tensor]:
-        some = flat[left]
-        if flat_keys is None:
-            shape = (3, count, len(some))
-            uniforms = torch.rand(shape, generator=generator, dtype=flat.dtype, device=flat.device)
+    def one_round(index: int, left: Any) -> tuple[Tensor, Tensor]:
+        some = values[left]
+        if keys is None:
+            shape = (3, count, *some.shape)
+            uniforms = torch.rand(shape, generator=generator, dtype=some.dtype, device=some.device)
         else:
             # The order of the proposals does not depend on the size of a round.
-            indices = torch.arange(3 * count, device=flat.device).view(count, 3).T + 3 * count * index
-            uniforms = keyed_uniforms(flat_keys[left], indices[..., None], flat.dtype)
+            indices = torch.arange(3 * count * index, 3 * count * (index + 1), device=keys.device)
+            uniforms = keyed_uniforms(keys[left], indices.view(count, 3, *(1,) * some.ndim).transpose(0, 1), some.dtype)
         return _first_accepted(some, dim, uniforms)
 
     rounds = 0
-    gap, rise, accepted = one_round(rounds, slice(None))
-    while on_cpu and not (accepted | gap.isnan()).all():  # NaN concentrations accept no proposal
+    sides, accepted = one_round(rounds, ...)
+    while on_cpu and (left := ~(accepted | sides[0].isnan())).any():  # NaN concentrations accept no proposal
         rounds += 1
-        left = (~accepted & ~gap.isnan()).nonzero()[:, 0]
-        gap[left], rise[left], accepted[left] = one_round(rounds, left)
-    gap, rise = gap.reshape(concentration.shape), rise.reshape(concentration.shape)
-    return _Reparameterized.apply(concentration, gap, (gap * rise).sqrt(), dim)
+        sides[:, left], accepted[left] = one_round(rounds, left)
+    return _Reparameterized.apply(concentration, sides, dim)
 
 
 class Noise(NamedTuple):
@@ -139,20 +137,35 @@ class Noise(NamedTuple):
     normals: Tensor
 
 
-def fixed_noise(shape: tuple[int, ...], dim: int, seed: int, dtype: torch.dtype, device: torch.device) -> Noise:
-    """Return noise for samples of `shape` that depends only on the seed; in an exported model it is a constant."""
+def fixed_noise(shape: tuple[int, ...], dim: int, seed: int | range, dtype: torch.dtype, device: torch.device) -> Noise:
+    """Return noise for samples of `shape` that depends only on the seed; in an exported model it is a constant.
+
+    For a range of seeds, samples have one more axis in front, and those of each seed are the same in any range.
+    """
     return Noise(*(torch.as_tensor(array, dtype=dtype, device=device) for array in _fixed_numbers(shape, dim, seed)))
 
 
+def seeds_at_once(shape: tuple[int, ...], dim: int) -> int:
+    """Return how many seeds a range for `fixed_noise` should have, so that its size is limited; at least 1."""
+    return max(LARGEST_CACHED_NOISE // _count_fixed_numbers(shape, dim), 1)
+
+
+def _count_fixed_numbers(shape: tuple[int, ...], dim: int) -> int:
+    return math.prod(shape) * (3 * PROPOSALS_WITHOUT_ROUNDS + dim)
+
+
 @torch.compiler.assume_constant_result
-def _fixed_numbers(shape: tuple[int, ...], dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    size = math.prod(shape) * (3 * PROPOSALS_WITHOUT_ROUNDS + dim)
+def _fixed_numbers(shape: tuple[int, ...], dim: int, seed: int | range) -> tuple[np.ndarray, np.ndarray]:
+    size = _count_fixed_numbers(shape, dim) * (1 if isinstance(seed, int) else len(seed))
     draw = _draw_fixed_numbers if size <= LARGEST_CACHED_NOISE else _draw_fixed_numbers.__wrapped__
     return draw(shape, dim, seed)
 
 
 @functools.lru_cache(maxsize=64)
-def _draw_fixed_numbers(shape: tuple[int, ...], dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw_fixed_numbers(shape: tuple[int, ...], dim: int, seed: int | range) -> tuple[np.ndarray, np.ndarray]:
+    if isinstance(seed, range):
+        uniforms, normals = zip(*(_draw_fixed_numbers.__wrapped__(shape, dim, each) for each in seed), strict=True)
+        return np.stack(uniforms, axis=2), np.stack(normals)
     generator = np.random.default_rng(seed)
     return generator.random((3, PROPOSALS_WITHOUT_ROUNDS, *shape)), generator.standard_normal((*shape, dim))
 
@@ -165,42 +178,56 @@ def points_from_noise(loc: Tensor, concentration: Tensor, noise: Noise) -> Tenso
 
 def cosine_from_noise(concentration: Tensor, dim: int, noise: Noise) -> tuple[Tensor, Tensor]:
     """Transform noise into cosines and sines, like `sample_cosine`; leading axes broadcast."""
-    gap, rise, _ = _first_accepted(concentration.detach(), dim, noise.uniforms)
-    return _Reparameterized.apply(concentration.expand(gap.shape), gap, (gap * rise).sqrt(), dim)
+    sides, _ = _first_accepted(concentration.detach(), dim, noise.uniforms)
+    return _Reparameterized.apply(concentration.expand(sides.shape[1:]), sides, dim)
 
 
-def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Transform uniform numbers (3, ...) into Wood's proposals for concentrations that broadcast with (...).
+def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Transform uniform numbers (3, n, ...) into n of Wood's proposals for concentrations that broadcast with (...).
 
     A proposal is a coordinate x of a uniform point on the sphere, shifted toward the mean by the Moebius transformation
     `w = (x + c) / (1 + c x)` with `c = 2 kappa / (sqrt(4 kappa^2 + (d-1)^2) + d - 1)`. In this form nothing cancels:
-    the log acceptance probability is `(d - 1) (y / (1 + y) - log(1 + y))` with `y = c x`.
+    the log acceptance probability is `(d - 1) (1 - 1 / z - log z)` with `z = 1 + c x`.
 
     Returns:
-        `1 - w`, `1 + w` and whether the proposal is accepted.
+        `1 - w` and `1 + w`, (2, n, ...), and whether the proposals are accepted, (n, ...).
     """
     first, second, third = uniforms
     # Two coordinates of a uniform point in polar form. Their squared radius is 1 - rest; in two dimensions it is 1.
-    square_complement = (first.log() * (2 / (dim - 2))).exp() if dim > 2 else torch.zeros_like(first)
-    radius = (1 - square_complement).sqrt()
-    half = math.pi * second
-    lower = square_complement / (1 + radius) + 2 * radius * half.sin().square()  # 1 - x
-    upper = square_complement / (1 + radius) + 2 * radius * half.cos().square()  # 1 + x
-    finite, shrinkage = bounded(concentration)
-    root = (4 * finite.square() + (dim - 1) ** 2).sqrt() + (dim - 1)
-    c = 2 * finite / root
-    c_complement = 2 * (dim - 1) / (2 * finite + root) * shrinkage  # 1 - c
-    denominator = c_complement + c * upper  # 1 + c x
-    y = c * (0.5 * (upper - lower))
-    accepted = third.log() <= (dim - 1) * (y / denominator - y.log1p())
-    return c_complement * lower / denominator, (1 + c) * upper / denominator, accepted
+    square_complement = first.pow(2 / (dim - 2)) if dim > 2 else torch.zeros_like(first)
+    radius = (1 - square_complement).sqrt_()
+    phases = _phases(-1, first.dtype, first.device).view(2, *(1,) * first.ndim)
+    squares = torch.add(phases, second, alpha=math.pi).sin_().square()  # of the cosine and sine of half the angle
+    far, near = torch.addcmul(square_complement / (1 + radius), radius, squares, value=2)  # 1 + x and 1 - x
+    concentration = concentration[(None,) * (first.ndim - 1 - concentration.ndim)]
+    kappa, root = _bounded_root(concentration, dim)
+    c, c_complement = kappa / root, (dim - 1) / (kappa + root)  # 1 - c
+    z = torch.addcmul(c_complement, c, far)
+    sides = torch.stack([c_complement * near, (1 + c) * far]) / z
+    # `z - 1` is exact where the terms almost cancel.
+    excess = torch.add(third.log(), z.log(), alpha=dim - 1).sub_(((z - 1) / z).mul_(dim - 1))
+    return sides, excess <= 0
 
 
-def _first_accepted(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first accepted of n proposals (3, n, ...) for concentrations (...), and whether any is accepted."""
-    gap, rise, accepted = propose(concentration, dim, uniforms)
-    first = accepted.to(torch.uint8).argmax(dim=0, keepdim=True)
-    return gap.gather(0, first)[0], rise.gather(0, first)[0], accepted.any(dim=0)
+def _bounded_root(concentration: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Return kappa, limited to finite numbers, and `sqrt(kappa^2 + h^2) + h` with `h = (d - 1) / 2`."""
+    largest, half = torch.finfo(concentration.dtype).max, 0.5 * (dim - 1)
+    kappa = concentration.clamp(max=0.25 * largest)
+    root = kappa.square().add_(half**2).clamp_max_(largest).sqrt_()
+    return kappa, torch.maximum(root, kappa).add_(half)  # h is negligible where the square overflows
+
+
+@cache_constants
+def _phases(quarters: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number of quarters of a turn, as an angle, and 0."""
+    return torch.tensor(np.array([0.5 * math.pi * quarters, 0.0]), dtype=dtype, device=device)
+
+
+def _first_accepted(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `1 - w` and `1 + w` of the first accepted of n proposals, (2, ...), and whether any is accepted."""
+    sides, accepted = propose(concentration, dim, uniforms)
+    is_any, first = accepted.to(torch.uint8).max(dim=0, keepdim=True)
+    return sides.gather(1, first.expand(2, *first.shape))[:, 0], is_any[0].bool()
 
 
 class _Point(torch.autograd.Function):
@@ -243,54 +270,55 @@ class _Reparameterized(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(concentration: Tensor, gap: Tensor, sine: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        return 1 - gap, sine.clone()
+    def forward(concentration: Tensor, sides: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        gap, rise = sides
+        return 1 - gap, (gap * rise).sqrt_()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.dim = inputs
-        ctx.save_for_backward(*tensors)
+        concentration, sides, ctx.dim = inputs
+        ctx.save_for_backward(concentration, sides, *output)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad_cosine: Tensor, grad_sine: Tensor) -> tuple[Tensor | None, ...]:
-        concentration, gap, sine = ctx.saved_tensors
-        rate = _angle_rate(concentration, ctx.dim, gap, sine)
-        return (grad_cosine * sine - grad_sine * (1 - gap)) * rate, None, None, None
+        concentration, sides, cosine, sine = ctx.saved_tensors
+        rate = _angle_rate(concentration, ctx.dim, sides[0], cosine, sine)
+        return torch.addcmul(grad_cosine * sine, grad_sine, cosine, value=-1) * rate, None, None
 
 
-def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, sine: Tensor) -> Tensor:
+def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Implicit-reparameterization derivative of the angle with respect to the concentration, negated.
 
     `-dtheta/dkappa = integral of |cos(phi) - A| g(phi) / g(theta)` over the angles phi on one side of theta, where
     `g(theta) = exp(kappa cos(theta)) sin(theta)^(d-2)` is the density of the angle up to a constant. Both sides give
     the same result, since the integral over all angles vanishes. The side away from the mean resultant is used, where
-    the integrand has a constant sign and nothing cancels. `gap` is 1 - cos(theta) and `sine` is sin(theta).
+    the integrand has a constant sign and nothing cancels. `gap` is 1 - cos(theta).
     """
-    angle = torch.atan2(sine, 1 - gap)
+    angle = torch.atan2(sine, cosine)
     above = mean_resultant_length_complement(concentration, dim) - gap  # cos(theta) - A
-    direction = torch.where(above > 0, -1.0, 1.0).to(angle.dtype)  # toward the mean direction, or its antipode
     # Beyond about 7 standard deviations of the angle (float64: 10) the integrand is below the rounding error.
-    finite, shrinkage = bounded(concentration)
-    curvature = (finite.square() + (0.5 * (dim - 1)) ** 2).sqrt() + 0.5 * (dim - 1)
-    reach = (10.0 if angle.dtype == torch.float64 else 7.0) * (shrinkage / curvature).sqrt()
-    span = torch.minimum(reach, torch.where(direction < 0, angle, math.pi - angle))
-    nodes, weights = (rule.reshape(-1, *(1,) * angle.ndim) for rule in _gauss_legendre(angle.dtype, angle.device))
+    reach = _bounded_root(concentration, dim)[1].rsqrt_().mul_(10.0 if angle.dtype == torch.float64 else 7.0)
+    # Positive toward the mean direction, negative toward its antipode.
+    span = torch.minimum(reach, torch.where(above < 0, math.pi - angle, angle)).copysign_(above)
+    nodes, weights = _gauss_legendre(angle.dtype, angle.device)
+    full, half = (span * nodes.view(2, -1, *(1,) * span.ndim)).sin_()  # of theta - phi, and of half of it
     # Differences of cosines and of sines are written as products, so that the exponent stays accurate.
-    half = 0.5 * (direction * span) * nodes
-    between = angle + half
-    chord = 2.0 * torch.sin(half)
-    change = -chord * torch.sin(between)
+    square = half.square()
+    change = torch.addcmul(sine * full, cosine, square, value=-2)  # cos(phi) - cos(theta)
     exponent = concentration * change
     if dim > 2:
-        growth = chord * torch.cos(between) / sine.clamp_min(torch.finfo(sine.dtype).tiny)
-        exponent = exponent + (dim - 2) * growth.clamp_min(torch.finfo(sine.dtype).eps - 1).log1p()
-    return span * (weights * (above + change).abs() * exponent.exp()).sum(0)
+        cotangent = cosine / sine.clamp_min(torch.finfo(sine.dtype).tiny)
+        growth = torch.addcmul(-2 * square, cotangent, full, value=-1)  # sin(phi) / sin(theta) - 1
+        exponent.add_(growth.clamp_min_(torch.finfo(sine.dtype).eps - 1).log1p_(), alpha=dim - 2)
+    integrand = exponent.exp_().mul_(above + change)
+    return (integrand.movedim(0, -1) @ weights).mul_(span)
 
 
 @cache_constants
 def _gauss_legendre(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of the Gauss-Legendre rule on the interval from 0 to 1."""
+    """Nodes of the Gauss-Legendre rule on the intervals from 0 to 1 and to 1/2, and weights for the former."""
     nodes, weights = np.polynomial.legendre.leggauss(NODES[dtype])
+    nodes = 0.5 * nodes + 0.5
     options: dict[str, Any] = {"dtype": dtype, "device": device}
-    return torch.tensor(0.5 * nodes + 0.5, **options), torch.tensor(0.5 * weights, **options)
+    return torch.tensor(np.stack([nodes, 0.5 * nodes]), **options), torch.tensor(0.5 * weights, **options)

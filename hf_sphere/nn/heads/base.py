@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_sphere.geometry.coordinates import is_batched
+from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.nn.checks import IGNORED, check_labels, check_tensors, is_readable
 from hf_sphere.utils.imports import check_unique
 from hf_sphere.utils.options import check_names, check_types, keyword_options
@@ -192,9 +193,12 @@ class Head(nn.Module):
     @classmethod
     def upcast_embeddings(cls, embeddings: Tensor) -> Tensor:
         """Upcast embeddings (B, d), and shorten those whose squared norm could overflow."""
-        embeddings = cls.upcast(embeddings)
-        limit = torch.finfo(embeddings.dtype).max ** 0.4  # 1e15 in float32
-        return embeddings * (limit / embeddings.detach().abs().amax(dim=-1, keepdim=True)).clamp_max(1.0)
+        wide = cls.upcast(embeddings)
+        if embeddings.dtype == torch.float16:
+            return wide
+        limit = torch.finfo(wide.dtype).max ** 0.4  # 1e15 in float32
+        largest = torch.linalg.vector_norm(wide.detach(), torch.inf, -1, keepdim=True)
+        return wide / (largest * (1 / limit)).clamp_min(1.0)
 
     @classmethod
     def normalize(cls, embeddings: Tensor) -> Tensor:
@@ -203,9 +207,7 @@ class Head(nn.Module):
         The gradient is inversely proportional to the norm, and 0 for zero vectors, which have no direction. In float16,
         where it would overflow, it is limited to that at the norm `SMALL_NORM`.
         """
-        points = cls.upcast_embeddings(embeddings)
-        norms = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
-        points = points / norms.masked_fill(norms < 1e-12, torch.inf)  # F.normalize would multiply gradients by 1e12
+        points, norms = divide_by_norms(cls.upcast_embeddings(embeddings), short=torch.inf)
         if embeddings.dtype != torch.float16:
             return points
         damping = (norms.detach() / SMALL_NORM).clamp_max(1.0)
@@ -262,14 +264,17 @@ class Head(nn.Module):
 
         A head whose loss is not one of single examples overrides it.
         """
-        used = labels != IGNORED if labels.ndim == 1 else labels.new_ones(len(labels), dtype=torch.bool)
-        labels = labels.masked_fill(~used, 0) if labels.ndim == 1 else labels
+        if labels.ndim > 1:
+            losses = self._losses(embeddings, logits, labels)
+            return losses.sum() if self.reduction == "sum" else losses.sum() / max(len(losses), 1)
         # Masked instead of selected: the number of selected examples is not known without a device synchronization.
+        ignored = labels == IGNORED
+        labels = labels.masked_fill(ignored, 0)
         losses = self._losses(embeddings, logits, labels)
         if self.class_weights is not None:
             losses = losses * losses.new_tensor(self.class_weights)[labels]
-        total = torch.where(used, losses, 0.0).sum()
-        return total if self.reduction == "sum" else total / used.sum().clamp_min(1)
+        total = losses.masked_fill(ignored, 0.0).sum()
+        return total if self.reduction == "sum" else total / (len(labels) - ignored.sum()).clamp_min(1)
 
     def _watch(self, logits: Tensor, loss: Tensor | None) -> None:
         """Have a message logged if the first gradient is of the logits alone: the head is trained by another loss."""

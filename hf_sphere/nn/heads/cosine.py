@@ -4,9 +4,9 @@ import math
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.nn.heads.mixins import ClassVectorHead, TemperatureHead
 
 
@@ -56,7 +56,7 @@ class CosineHead(ClassVectorHead, TemperatureHead):
 
     def target_directions(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Return the unit vectors (B, d) of the classes `labels` (B,) for transformed embeddings (B, d)."""
-        return F.normalize(self.weight[labels].to(embeddings.dtype), dim=-1)
+        return divide_by_norms(self.weight[labels].to(embeddings.dtype), short=1e-12)[0]
 
     def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
         """Compute the logits (B,) for the unit vectors (B, d) of the own classes, with the margin if there is one."""
@@ -68,7 +68,7 @@ class CosineHead(ClassVectorHead, TemperatureHead):
 
     def class_directions(self, embeddings: Tensor) -> Tensor:
         """Return the normalized class vectors (K, d) in the dtype of the embeddings."""
-        return F.normalize(self.weight.to(embeddings.dtype), dim=-1)
+        return divide_by_norms(self.weight.to(embeddings.dtype), short=1e-12)[0]
 
     def parameter_options(self) -> dict[str, dict[str, Any]]:
         """No weight decay for class vectors: their norm has no effect."""

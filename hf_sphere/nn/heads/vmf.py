@@ -1,7 +1,9 @@
 """Classification by von Mises-Fisher distributions of embeddings and classes."""
 
+import functools
 import logging
 import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -17,6 +19,7 @@ from hf_sphere.geometry.sampling import (
     keyed_normals,
     points_from_noise,
     sample_cosine,
+    seeds_at_once,
     tangent_directions,
 )
 from hf_sphere.nn.class_softmax import log_class_sum
@@ -227,7 +230,8 @@ class VMFHead(ClassVectorHead, TemperatureHead):
             if self.training or self.prediction == "mean":
                 of_embeddings, of_classes = means_from_natural_parameters(embeddings, weight)
                 return self.inverse_temperature() * of_embeddings @ of_classes.T
-            return self._log_mean_softmax(embeddings, weight)
+            of_samples = self._log_softmaxes(embeddings, weight)
+            return functools.reduce(torch.logaddexp, of_samples) - math.log(self.num_samples)
 
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute `mean_s log sum_k C(w_k) / C(w_k + beta s) - beta E[z].E[w_y]` of each example: (B,)."""
@@ -272,22 +276,26 @@ class VMFHead(ClassVectorHead, TemperatureHead):
             return torch.randint(2**62, embeddings.shape[:1], device=embeddings.device)
         return keys
 
-    def _log_mean_softmax(self, embeddings: Tensor, weight: Tensor) -> Tensor:
-        """Return the logarithm of the mean softmax of `beta * x.y` over S samples of embeddings and classes: (N, K)."""
+    def _log_softmaxes(self, embeddings: Tensor, weight: Tensor) -> Iterator[Tensor]:
+        """Yield the log-softmax of `beta * x.y` for each of S samples of embeddings and classes: (N, K)."""
         direction, concentration = _split(weight)
-        total = embeddings.new_full((), -math.inf)
         noise = self._fixed_noise((self.num_samples, 1), embeddings)
-        for seed, samples in enumerate(points_from_noise(*_split(embeddings), noise), 1):
-            # One sample of each class at a time: S of them at once would take the memory of S weight matrices.
-            uniforms, normals = self._fixed_noise((self.num_classes,), weight, seed=seed)
+        samples = self.inverse_temperature() * points_from_noise(*_split(embeddings), noise)
+        # As many samples of the classes at once as are small: all would take the memory of S weight matrices.
+        size = seeds_at_once((self.num_classes,), self.embedding_dim)
+        for start in range(0, self.num_samples, size):
+            seeds = range(start + 1, min(start + size, self.num_samples) + 1)
+            uniforms, normals = self._fixed_noise((self.num_classes,), weight, seeds)
             rows = slice(self.classes.start, self.classes.stop)
-            classes = points_from_noise(direction, concentration, Noise(uniforms[..., rows], normals[rows]))
-            logits = self.inverse_temperature() * samples @ classes.T
-            log_sum = logits.logsumexp(-1, keepdim=True)
-            total = torch.logaddexp(total, logits - (log_sum_over_processes(log_sum) if self.is_sharded else log_sum))
-        return total - math.log(self.num_samples)
+            classes = points_from_noise(direction, concentration, Noise(uniforms[..., rows], normals[:, rows]))
+            for points, vectors in zip(samples[start : start + size], classes, strict=True):
+                logits = points @ vectors.T
+                if self.is_sharded:
+                    yield logits - log_sum_over_processes(logits.logsumexp(-1, keepdim=True))
+                else:
+                    yield logits.log_softmax(-1)
 
-    def _fixed_noise(self, shape: tuple[int, ...], like: Tensor, seed: int = 0) -> Noise:
+    def _fixed_noise(self, shape: tuple[int, ...], like: Tensor, seed: int | range = 0) -> Noise:
         return fixed_noise(shape, self.embedding_dim, seed, like.dtype, like.device)
 
 
