@@ -4,6 +4,7 @@ import math
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_sphere.geometry.manifold import divide_by_norms
@@ -56,7 +57,7 @@ class CosineHead(ClassVectorHead, TemperatureHead):
 
     def target_directions(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Return the unit vectors (B, d) of the classes `labels` (B,) for transformed embeddings (B, d)."""
-        return divide_by_norms(self.weight[labels].to(embeddings.dtype), short=1e-12)[0]
+        return divide_by_norms(F.embedding(labels, self.weight).to(embeddings.dtype), short=1e-12)[0]
 
     def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
         """Compute the logits (B,) for the unit vectors (B, d) of the own classes, with the margin if there is one."""
@@ -108,10 +109,11 @@ class MarginHead(CosineHead):
         """Activate the margin once `margin_warmup_epochs` epochs have passed."""
         self.active_margin = self.margin if epoch >= self.margin_warmup_epochs else 0.0
 
-    def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the cross-entropy of each example, with the margin in the logit of the own class: (B,)."""
+    def loss_logits(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the logits (B, K) with the margin in that of the own class."""
+        labels = labels.clamp_min(0)
         target = self.target_logits(embeddings, self.target_directions(embeddings, labels))
-        return super().compute_loss(embeddings, logits.scatter(1, labels[:, None], target[:, None]), labels)
+        return logits.scatter(1, labels[:, None], target[:, None])
 
 
 def cosine_and_sine(embeddings: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,8 +121,48 @@ def cosine_and_sine(embeddings: Tensor, directions: Tensor) -> tuple[Tensor, Ten
 
     The sine is the norm of the orthogonal component, so that its gradient is correct and finite even at angle 0.
     """
-    cosine = (embeddings * directions).sum(-1)
-    return cosine, torch.linalg.vector_norm(embeddings - cosine[:, None] * directions, dim=-1)
+    compute = _cosine_and_sine if torch.compiler.is_compiling() else _CosineAndSine.apply
+    cosine, sine = compute(embeddings, directions)
+    return cosine.squeeze(1), sine.squeeze(1)
+
+
+def _cosine_and_sine(embeddings: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    cosine = (embeddings * directions).sum(-1, keepdim=True)
+    across = torch.addcmul(embeddings, cosine, directions, value=-1)
+    return cosine, torch.linalg.vector_norm(across, dim=-1, keepdim=True)
+
+
+class _CosineAndSine(torch.autograd.Function):
+    """The cosine `c = x.w` and the sine s, with `dc = w.dx + x.dw` and `ds = n.(dx - c dw)`, where `n = (x - c w) / s`.
+
+    Like `divide_by_norms`, for fewer kernels.
+    """
+
+    generate_vmap_rule = True
+    forward = staticmethod(_cosine_and_sine)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs, *output)
+        ctx.save_for_forward(*inputs, *output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_cosine: Tensor, grad_sine: Tensor) -> tuple[Tensor, Tensor]:
+        x, w, cosine, sine = ctx.saved_tensors
+        scaled = _CosineAndSine.normal(*ctx.saved_tensors) * grad_sine
+        return torch.addcmul(scaled, w, grad_cosine), torch.addcmul(x * grad_cosine, scaled, cosine, value=-1)
+
+    @staticmethod
+    def jvp(ctx: Any, grad_x: Tensor, grad_w: Tensor) -> tuple[Tensor, Tensor]:
+        x, w, cosine, sine = ctx.saved_tensors
+        along = torch.addcmul(w * grad_x, x, grad_w)
+        across = _CosineAndSine.normal(x, w, cosine, sine) * torch.addcmul(grad_x, cosine, grad_w, value=-1)
+        return along.sum(-1, keepdim=True), across.sum(-1, keepdim=True)
+
+    @staticmethod
+    def normal(x: Tensor, w: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Return n, 0 at the angles 0 and pi, where it is not determined."""
+        return torch.addcmul(x, cosine, w, value=-1) / torch.threshold(sine, 0.0, torch.inf)
 
 
 class ProxyAnchorHead(CosineHead):
