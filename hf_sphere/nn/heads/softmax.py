@@ -227,9 +227,10 @@ class HyperbolicHead(Head):
             squares = (embeddings * embeddings).sum(1, keepdim=True)
             factors = torch.rsub(squares, 0.5 / root, alpha=0.5 * root).reciprocal()  # 2 sqrt(c) / (1 - c |x|^2)
             scaled = embeddings * factors
-            products = scaled @ (directions * distances.tanh()).T + torch.rsub(factors, 1.0, alpha=1 / root)
+            offsets = directions * distances.tanh()
+            products = torch.addmm(torch.rsub(factors, 1.0, alpha=1 / root), scaled, offsets.T)
             across = (directions * normals).sum(1) * (2 * distances).sinh().squeeze(1)
-            return lengths.squeeze(1) * (2 / root) * torch.asinh(scaled @ normals.T + across * products)
+            return lengths.squeeze(1) * (2 / root) * torch.asinh(torch.addmm(across * products, scaled, normals.T))
 
     def metric(self) -> dict[str, Any]:
         """Return the hyperbolic distance and the curvature."""
@@ -240,6 +241,6 @@ class HyperbolicHead(Head):
         return F.normalize(self.weight.detach(), dim=-1)
 
     def _polar(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return unit vectors, and norms times sqrt(c) limited at the boundary: half the distances from the center."""
+        """Return unit vectors (..., d) and norms times sqrt(c), whose tanh is limited at the boundary: (..., 1)."""
         directions, norms = divide_by_norms(vectors, short=1e-12)
         return directions, F.hardtanh(norms * math.sqrt(self.curvature), 0.0, math.atanh(1 - BOUNDARY_MARGIN))
