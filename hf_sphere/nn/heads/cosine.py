@@ -148,7 +148,7 @@ class _CosineAndSine(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_cosine: Tensor, grad_sine: Tensor) -> tuple[Tensor, Tensor]:
-        x, w, cosine, sine = ctx.saved_tensors
+        x, w, cosine, _ = ctx.saved_tensors
         scaled = _CosineAndSine.normal(*ctx.saved_tensors) * grad_sine
         return torch.addcmul(scaled, w, grad_cosine), torch.addcmul(x * grad_cosine, scaled, cosine, value=-1)
 
