@@ -223,7 +223,7 @@ class Head(nn.Module):
     @classmethod
     def split(cls, embeddings: Tensor) -> tuple[Tensor, Tensor]:
         """Return the normalized embeddings (B, d), see `normalize`, and their norms (B, 1), infinity for 0."""
-        points, norms = divide_by_norms(cls.upcast_embeddings(embeddings), short=torch.inf)
+        points, norms = divide_by_norms(cls.upcast_embeddings(embeddings), torch.inf)
         norms = norms.detach()
         if embeddings.dtype == torch.float16:
             points = points.detach() + (norms / SMALL_NORM).clamp_max(1.0) * (points - points.detach())

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_sphere.geometry.decorators import with_gradient
 from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.nn.heads.mixins import ClassVectorHead, TemperatureHead
 
@@ -57,7 +58,7 @@ class CosineHead(ClassVectorHead, TemperatureHead):
 
     def target_directions(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Return the unit vectors (B, d) of the classes `labels` (B,) for transformed embeddings (B, d)."""
-        return divide_by_norms(F.embedding(labels, self.weight).to(embeddings.dtype), short=1e-12)[0]
+        return divide_by_norms(F.embedding(labels, self.weight).to(embeddings.dtype), 1e-12)[0]
 
     def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
         """Compute the logits (B,) for the unit vectors (B, d) of the own classes, with the margin if there is one."""
@@ -69,7 +70,7 @@ class CosineHead(ClassVectorHead, TemperatureHead):
 
     def class_directions(self, embeddings: Tensor) -> Tensor:
         """Return the normalized class vectors (K, d) in the dtype of the embeddings."""
-        return divide_by_norms(self.weight.to(embeddings.dtype), short=1e-12)[0]
+        return divide_by_norms(self.weight.to(embeddings.dtype), 1e-12)[0]
 
     def parameter_options(self) -> dict[str, dict[str, Any]]:
         """No weight decay for class vectors: their norm has no effect."""
@@ -116,53 +117,23 @@ class MarginHead(CosineHead):
         return logits.scatter(1, labels[:, None], target[:, None])
 
 
-def cosine_and_sine(embeddings: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine (B,) of the angles between unit vectors (B, d).
+def _gradient_of_angle(
+    x: Tensor, w: Tensor, cosine: Tensor, sine: Tensor, *gradients: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """With the cosine `c = <x, w>`: `dc = <w, dx> + <x, dw>` and `ds = <x - c w, dx - c dw> / s`, 0 for s = 0."""
+    grad_cosine, grad_sine = (torch.zeros_like(sine) if grad is None else grad for grad in gradients)
+    across = torch.addcmul(x, cosine, w, value=-1) * (grad_sine / torch.threshold(sine, 0.0, torch.inf))
+    return torch.addcmul(across, w, grad_cosine), torch.addcmul(x * grad_cosine, across, cosine, value=-1)
+
+
+@with_gradient(_gradient_of_angle)
+def cosine_and_sine(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine (B, 1) of the angles between unit vectors (B, d).
 
     The sine is the norm of the orthogonal component, so that its gradient is correct and finite even at angle 0.
     """
-    compute = _cosine_and_sine if torch.compiler.is_compiling() else _CosineAndSine.apply
-    cosine, sine = compute(embeddings, directions)
-    return cosine.squeeze(1), sine.squeeze(1)
-
-
-def _cosine_and_sine(embeddings: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    cosine = (embeddings * directions).sum(-1, keepdim=True)
-    across = torch.addcmul(embeddings, cosine, directions, value=-1)
-    return cosine, torch.linalg.vector_norm(across, dim=-1, keepdim=True)
-
-
-class _CosineAndSine(torch.autograd.Function):
-    """The cosine `c = x.w` and the sine s, with `dc = w.dx + x.dw` and `ds = n.(dx - c dw)`, where `n = (x - c w) / s`.
-
-    Like `divide_by_norms`, for fewer kernels.
-    """
-
-    generate_vmap_rule = True
-    forward = staticmethod(_cosine_and_sine)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs, *output)
-        ctx.save_for_forward(*inputs, *output)
-
-    @staticmethod
-    def backward(ctx: Any, grad_cosine: Tensor, grad_sine: Tensor) -> tuple[Tensor, Tensor]:
-        x, w, cosine, _ = ctx.saved_tensors
-        scaled = _CosineAndSine.normal(*ctx.saved_tensors) * grad_sine
-        return torch.addcmul(scaled, w, grad_cosine), torch.addcmul(x * grad_cosine, scaled, cosine, value=-1)
-
-    @staticmethod
-    def jvp(ctx: Any, grad_x: Tensor, grad_w: Tensor) -> tuple[Tensor, Tensor]:
-        x, w, cosine, sine = ctx.saved_tensors
-        along = torch.addcmul(w * grad_x, x, grad_w)
-        across = _CosineAndSine.normal(x, w, cosine, sine) * torch.addcmul(grad_x, cosine, grad_w, value=-1)
-        return along.sum(-1, keepdim=True), across.sum(-1, keepdim=True)
-
-    @staticmethod
-    def normal(x: Tensor, w: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Return n, 0 at the angles 0 and pi, where it is not determined."""
-        return torch.addcmul(x, cosine, w, value=-1) / torch.threshold(sine, 0.0, torch.inf)
+    cosine = (x * w).sum(-1, keepdim=True)
+    return cosine, torch.linalg.vector_norm(torch.addcmul(x, cosine, w, value=-1), dim=-1, keepdim=True)
 
 
 class ProxyAnchorHead(CosineHead):

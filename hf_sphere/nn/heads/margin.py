@@ -42,7 +42,7 @@ class ArcFaceHead(MarginHead):
     def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
         """Compute `scale * cos(theta + m)`: (B,)."""
         margin = self.active_margin
-        cosine, sine = cosine_and_sine(embeddings, directions)
+        cosine, sine = (value.squeeze(1) for value in cosine_and_sine(embeddings, directions))
         with_margin = torch.where(
             cosine > -math.cos(margin),
             torch.add(cosine * math.cos(margin), sine, alpha=-math.sin(margin)),
@@ -239,7 +239,8 @@ class AdaFaceHead(RunningStatistics, MarginHead):
         margin, norms = self.active_margin, self.compute_concentration(embeddings)
         quality = (norms - self.norm_mean) * (margin * self.norm_factor) / (self.norm_std + 1e-3)
         angle = quality.clamp(-margin, margin)  # m q
-        cosine, sine = cosine_and_sine(embeddings / norms.clamp_min(1e-12)[:, None], directions)
+        units = embeddings / norms.clamp_min(1e-12)[:, None]
+        cosine, sine = (value.squeeze(1) for value in cosine_and_sine(units, directions))
         along, limit = angle.cos(), angle.sign()
         rotated = torch.addcmul(cosine * along, sine, angle.sin())
         rotated = torch.where(limit * cosine > along, limit, rotated)

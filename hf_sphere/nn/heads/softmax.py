@@ -222,7 +222,7 @@ class HyperbolicHead(Head):
         """
         root = math.sqrt(self.curvature)
         with torch.autocast(embeddings.device.type, enabled=False):
-            normals, lengths = divide_by_norms(self.weight.to(embeddings.dtype), short=1e-12)
+            normals, lengths = divide_by_norms(self.weight.to(embeddings.dtype), 1e-12)
             directions, distances = self._polar(self.offsets.to(embeddings.dtype))
             squares = (embeddings * embeddings).sum(1, keepdim=True)
             factors = torch.rsub(squares, 0.5 / root, alpha=0.5 * root).reciprocal()  # 2 sqrt(c) / (1 - c |x|^2)
@@ -242,5 +242,5 @@ class HyperbolicHead(Head):
 
     def _polar(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Return unit vectors (..., d) and norms times sqrt(c), whose tanh is limited at the boundary: (..., 1)."""
-        directions, norms = divide_by_norms(vectors, short=1e-12)
+        directions, norms = divide_by_norms(vectors, 1e-12)
         return directions, F.hardtanh(norms * math.sqrt(self.curvature), 0.0, math.atanh(1 - BOUNDARY_MARGIN))
