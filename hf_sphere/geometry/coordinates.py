@@ -117,7 +117,7 @@ class _Spherize(torch.autograd.Function):
         ctx.low = _smallest_angle(x.shape[-1], delta)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         # The in-place version supports neither compilation nor double backward nor vmap, which are rarely used.
         x, scaling, radius, output = ctx.saved_tensors
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_batched(grad_output):
@@ -141,7 +141,7 @@ def _spherize_in_blocks(x: Tensor, scaling: Tensor, radius: Tensor, low: float) 
     size, dtype = x.shape[-1], scaling.dtype
     result = x.new_empty(*x.shape[:-1], size + 1)
     memory: dict[str, Tensor] = {}
-    slope, zero, start = -scaling, torch.zeros_like(scaling), radius.to(widest_dtype(x)).square()
+    slope = -scaling
     for values, points in _row_blocks(x, result):
         cosine = _reuse(memory, "cosine", values, size, dtype)
         torch.mul(values.to(dtype), slope, out=cosine)
@@ -149,13 +149,15 @@ def _spherize_in_blocks(x: Tensor, scaling: Tensor, radius: Tensor, low: float) 
         # Squares of radius * (product of earlier sines). In float64 1 - cos^2 is accurate enough unless an angle is
         # close to 0, which is possible with few axes; then the sine is computed directly.
         squares = _reuse(memory, "squares", values, size + 1, widest_dtype(x))
-        squares[:, 0] = start
-        of_sines = squares[:, 1:]
+        squares[:, 0] = radius
         if low > math.pi / 4:
+            squares[:, 0].square_()
             negative = _reuse(memory, "negative", values, size, dtype)
-            of_sines.copy_(torch.addcmul(zero, cosine, cosine, value=-1, out=negative)).add_(1.0)
+            torch.addcmul(torch.zeros_like(scaling), cosine, cosine, value=-1, out=negative)
+            squares[:, 1:].copy_(negative).add_(1.0)
         else:
-            of_sines.copy_(_sine(values.to(dtype) * scaling, low)).square_()
+            squares[:, 1:].copy_(_sine(values.to(dtype) * scaling, low))
+            squares.square_()
         squares.cumprod_(-1)
         product = points if points.dtype == dtype else _reuse(memory, "product", values, size + 1, dtype)
         product.copy_(squares).sqrt_()
@@ -202,16 +204,16 @@ def _gradient(
 
 def _gradient_in_blocks(
     grad_output: Tensor, x: Tensor, scaling: Tensor, radius: Tensor, output: Tensor, low: float, needs: tuple[bool, ...]
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Like `_gradient`, but computed block by block, reusing the same buffers.
 
     The gradients of scaling and radius are computed only if `needs[1]` and `needs[2]`.
     """
     size, dtype = x.shape[-1], scaling.dtype
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    grad_scaling, grad_radius = torch.zeros_like(scaling), torch.zeros_like(radius)
+    grad_scaling, grad_radius = (torch.zeros_like(scaling) if needed else None for needed in needs[1:3])
     memory: dict[str, Tensor] = {}
-    factor, slope, one = math.pi / 2 - low, -scaling, torch.ones_like(scaling)
+    factor, slope = math.pi / 2 - low, -scaling
     smallest = torch.full_like(scaling, torch.finfo(dtype).tiny)  # keeps the cosine, a divisor, positive
     for values, points, grad_points, grad_values in _row_blocks(x, output, grad_output, result):
         falling, cosine, tangent = (
@@ -221,7 +223,7 @@ def _gradient_in_blocks(
         torch.mul(values, slope, out=falling).sigmoid_()
         torch.add(smallest, falling, alpha=factor, out=cosine).sin_()
         if low > math.pi / 4:
-            torch.addcmul(one, cosine, cosine, value=-1, out=tangent).sqrt_()
+            torch.addcmul(torch.ones_like(scaling), cosine, cosine, value=-1, out=tangent).sqrt_()
         else:
             tangent.copy_(_sine(values * scaling, low))
         tangent.div_(cosine)
@@ -231,13 +233,13 @@ def _gradient_in_blocks(
         sums = _reuse(memory, "sums", values, size + 1, widest_dtype(x))
         sums[:, 0], sums[:, 1:] = weighted[:, -1], weighted[:, :-1]
         total = sums.sum(-1)
-        if needs[2]:
+        if grad_radius is not None:
             grad_radius += (total.sum() / radius).to(dtype)
         sums[:, 0] = -total
         grad_logits = cosine.copy_(sums.cumsum_(-1)[:, 1:]).div_(tangent)
         grad_logits.addcmul_(tangent, weighted[:, :-1]).mul_(-factor)
         torch.ops.aten.sigmoid_backward.grad_input(grad_logits, falling, grad_input=grad_logits)
-        if needs[1]:
+        if grad_scaling is not None:
             grad_scaling += torch.mul(grad_logits, values, out=tangent).sum()
         torch.mul(grad_logits, scaling, out=grad_values)
     return result, grad_scaling, grad_radius

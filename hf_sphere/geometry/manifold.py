@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_floating, check_integer, normalize_weights
+from hf_sphere.geometry.decorators import with_gradient
 from hf_sphere.utils.devices import check_devices
 
 F = TypeVar("F", bound=Callable[..., Tensor])
@@ -58,49 +59,25 @@ def project_to_sphere(x: Tensor) -> Tensor:
     return divide_by_norms(x / torch.threshold(largest, 0.0, 1.0), 1.0)[0]
 
 
+def _gradient_of_quotient(
+    x: Tensor, directions: Tensor, norms: Tensor, grad: Tensor | None, grad_norms: Tensor | None
+) -> tuple[Tensor]:
+    """With u = x / |x|: `du = (dx - <u, dx> u) / |x|` and `d|x| = <u, dx>`."""
+    grad = torch.zeros_like(directions) if grad is None else grad
+    along = (directions * grad).sum(-1, keepdim=True)
+    grad_x = torch.addcmul(grad, directions, along, value=-1) / norms
+    return (grad_x if grad_norms is None else torch.addcmul(grad_x, grad_norms, directions),)
+
+
+@with_gradient(_gradient_of_quotient)
 def divide_by_norms(x: Tensor, short: float) -> tuple[Tensor, Tensor]:
     """Return the quotients of vectors (..., d) and their norms, and the norms, (..., 1).
 
     Norms up to 1e-12 are replaced by `short`: by infinity, so that these vectors and their gradients become 0, or by
     1e-12, as in `F.normalize`.
     """
-    return _divide_by_norms(x, short) if torch.compiler.is_compiling() else _DivideByNorms.apply(x, short)
-
-
-def _divide_by_norms(x: Tensor, short: float) -> tuple[Tensor, Tensor]:
     norms = torch.threshold(torch.linalg.vector_norm(x, dim=-1, keepdim=True), 1e-12, short)
     return x / norms, norms
-
-
-class _DivideByNorms(torch.autograd.Function):
-    """The directions `u = x / |x|`, with the derivatives `(dx - <u, dx> u) / |x|`, and the norms, with `<u, dx>`.
-
-    Autograd would launch three times as many kernels. A compiler fuses those, and does not support a `jvp`.
-    """
-
-    generate_vmap_rule = True
-    forward = staticmethod(_divide_by_norms)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*output)
-        ctx.save_for_forward(*output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_norms: Tensor | None) -> tuple[Tensor, None]:
-        # Differentiable operations of the outputs, so that autograd derives the second derivative.
-        directions, norms = ctx.saved_tensors
-        grad = torch.zeros_like(directions) if grad is None else grad
-        along = (directions * grad).sum(-1, keepdim=True)
-        grad_x = torch.addcmul(grad, directions, along, value=-1) / norms
-        return grad_x if grad_norms is None else torch.addcmul(grad_x, grad_norms, directions), None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> tuple[Tensor, Tensor]:
-        directions, norms = ctx.saved_tensors
-        along = (directions * tangent).sum(-1, keepdim=True)
-        return torch.addcmul(tangent, directions, along, value=-1) / norms, along
 
 
 def mean_direction(mean: Tensor) -> Tensor:

@@ -147,12 +147,23 @@ class Head(nn.Module):
             labels: (B,), class indices for the cross-entropy; or (B, K), from 0 to 1, for the mean binary cross-entropy
                 over the classes.
         """
-        logits = self.upcast(logits)
         if labels.ndim == logits.ndim:
+            logits = self.upcast(logits)
             targets = labels.to(logits.dtype)
             targets = targets + self.label_smoothing * (0.5 - targets)
             return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=-1)
-        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction="none")
+        return self._cross_entropy(embeddings, logits, labels, "none")
+
+    def loss_logits(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the logits (B, K) whose cross-entropy is the loss; others than those at prediction with a margin.
+
+        Labels (B,) can be -100.
+        """
+        return logits
+
+    def _cross_entropy(self, embeddings: Tensor, logits: Tensor, labels: Tensor, reduction: str) -> Tensor:
+        logits = self.upcast(self.loss_logits(embeddings, logits, labels))
+        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction=reduction)
 
     def compute_concentration(self, embeddings: Tensor) -> Tensor | None:
         """Compute the certainty (B,) of transformed embeddings (B, d'), for heads that have one."""
@@ -207,16 +218,23 @@ class Head(nn.Module):
         The gradient is inversely proportional to the norm, and 0 for zero vectors, which have no direction. In float16,
         where it would overflow, it is limited to that at the norm `SMALL_NORM`.
         """
-        points, norms = divide_by_norms(cls.upcast_embeddings(embeddings), short=torch.inf)
-        if embeddings.dtype != torch.float16:
-            return points
-        damping = (norms.detach() / SMALL_NORM).clamp_max(1.0)
-        return points.detach() + damping * (points - points.detach())
+        return cls.split(embeddings)[0]
+
+    @classmethod
+    def split(cls, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the normalized embeddings (B, d), see `normalize`, and their norms (B, 1), infinity for 0."""
+        points, norms = divide_by_norms(cls.upcast_embeddings(embeddings), torch.inf)
+        norms = norms.detach()
+        if embeddings.dtype == torch.float16:
+            points = points.detach() + (norms / SMALL_NORM).clamp_max(1.0) * (points - points.detach())
+        return points, norms
 
     @classmethod
     def has_own_loss(cls) -> bool:
         """Whether the loss is not a cross-entropy of the logits but one for a single class per example."""
-        return cls.compute_loss is not Head.compute_loss or cls.reduce_loss is not Head.reduce_loss
+        return any(
+            getattr(cls, name) is not vars(Head)[name] for name in ("compute_loss", "loss_logits", "reduce_loss")
+        )
 
     @classmethod
     def require_cross_entropy(cls, purpose: str) -> None:
@@ -267,14 +285,18 @@ class Head(nn.Module):
         if labels.ndim > 1:
             losses = self._losses(embeddings, logits, labels)
             return losses.sum() if self.reduction == "sum" else losses.sum() / max(len(losses), 1)
-        # Masked instead of selected: the number of selected examples is not known without a device synchronization.
-        ignored = labels == IGNORED
-        labels = labels.masked_fill(ignored, 0)
-        losses = self._losses(embeddings, logits, labels)
-        if self.class_weights is not None:
-            losses = losses * losses.new_tensor(self.class_weights)[labels]
-        total = losses.masked_fill(ignored, 0.0).sum()
-        return total if self.reduction == "sum" else total / (len(labels) - ignored.sum()).clamp_min(1)
+        used = labels != IGNORED
+        if self.in_blocks or self.class_weights is not None or type(self).compute_loss is not Head.compute_loss:
+            # Masked instead of selected: the number of examples is not known without a device synchronization.
+            ignored = ~used
+            labels = labels.masked_fill(ignored, 0)
+            losses = self._losses(embeddings, logits, labels)
+            if self.class_weights is not None:
+                losses = losses * losses.new_tensor(self.class_weights)[labels]
+            total = losses.masked_fill(ignored, 0.0).sum()
+        else:
+            total = self._cross_entropy(embeddings, logits, labels, "sum")
+        return total if self.reduction == "sum" else total / used.sum().clamp_min(1)
 
     def _watch(self, logits: Tensor, loss: Tensor | None) -> None:
         """Have a message logged if the first gradient is of the logits alone: the head is trained by another loss."""

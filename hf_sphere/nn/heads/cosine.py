@@ -4,8 +4,10 @@ import math
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_sphere.geometry.decorators import with_gradient
 from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.nn.heads.mixins import ClassVectorHead, TemperatureHead
 
@@ -56,7 +58,7 @@ class CosineHead(ClassVectorHead, TemperatureHead):
 
     def target_directions(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Return the unit vectors (B, d) of the classes `labels` (B,) for transformed embeddings (B, d)."""
-        return divide_by_norms(self.weight[labels].to(embeddings.dtype), short=1e-12)[0]
+        return divide_by_norms(F.embedding(labels, self.weight).to(embeddings.dtype), 1e-12)[0]
 
     def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
         """Compute the logits (B,) for the unit vectors (B, d) of the own classes, with the margin if there is one."""
@@ -68,7 +70,7 @@ class CosineHead(ClassVectorHead, TemperatureHead):
 
     def class_directions(self, embeddings: Tensor) -> Tensor:
         """Return the normalized class vectors (K, d) in the dtype of the embeddings."""
-        return divide_by_norms(self.weight.to(embeddings.dtype), short=1e-12)[0]
+        return divide_by_norms(self.weight.to(embeddings.dtype), 1e-12)[0]
 
     def parameter_options(self) -> dict[str, dict[str, Any]]:
         """No weight decay for class vectors: their norm has no effect."""
@@ -108,19 +110,30 @@ class MarginHead(CosineHead):
         """Activate the margin once `margin_warmup_epochs` epochs have passed."""
         self.active_margin = self.margin if epoch >= self.margin_warmup_epochs else 0.0
 
-    def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the cross-entropy of each example, with the margin in the logit of the own class: (B,)."""
+    def loss_logits(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the logits (B, K) with the margin in that of the own class."""
+        labels = labels.clamp_min(0)
         target = self.target_logits(embeddings, self.target_directions(embeddings, labels))
-        return super().compute_loss(embeddings, logits.scatter(1, labels[:, None], target[:, None]), labels)
+        return logits.scatter(1, labels[:, None], target[:, None])
 
 
-def cosine_and_sine(embeddings: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine (B,) of the angles between unit vectors (B, d).
+def _gradient_of_angle(
+    x: Tensor, w: Tensor, cosine: Tensor, sine: Tensor, *gradients: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """With the cosine `c = <x, w>`: `dc = <w, dx> + <x, dw>` and `ds = <x - c w, dx - c dw> / s`, 0 for s = 0."""
+    grad_cosine, grad_sine = (torch.zeros_like(sine) if grad is None else grad for grad in gradients)
+    across = torch.addcmul(x, cosine, w, value=-1) * (grad_sine / torch.threshold(sine, 0.0, torch.inf))
+    return torch.addcmul(across, w, grad_cosine), torch.addcmul(x * grad_cosine, across, cosine, value=-1)
+
+
+@with_gradient(_gradient_of_angle)
+def cosine_and_sine(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine (B, 1) of the angles between unit vectors (B, d).
 
     The sine is the norm of the orthogonal component, so that its gradient is correct and finite even at angle 0.
     """
-    cosine = (embeddings * directions).sum(-1)
-    return cosine, torch.linalg.vector_norm(embeddings - cosine[:, None] * directions, dim=-1)
+    cosine = (x * w).sum(-1, keepdim=True)
+    return cosine, torch.linalg.vector_norm(torch.addcmul(x, cosine, w, value=-1), dim=-1, keepdim=True)
 
 
 class ProxyAnchorHead(CosineHead):

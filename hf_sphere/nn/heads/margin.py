@@ -42,10 +42,10 @@ class ArcFaceHead(MarginHead):
     def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
         """Compute `scale * cos(theta + m)`: (B,)."""
         margin = self.active_margin
-        cosine, sine = cosine_and_sine(embeddings, directions)
+        cosine, sine = (value.squeeze(1) for value in cosine_and_sine(embeddings, directions))
         with_margin = torch.where(
             cosine > -math.cos(margin),
-            cosine * math.cos(margin) - sine * math.sin(margin),
+            torch.add(cosine * math.cos(margin), sine, alpha=-math.sin(margin)),
             cosine - margin * math.sin(margin),
         )
         return self.inverse_temperature() * with_margin
@@ -77,6 +77,11 @@ class CosFaceHead(MarginHead):
     def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
         """Compute `scale * (cos(theta) - m)`: (B,)."""
         return super().target_logits(embeddings, directions) - self.inverse_temperature() * self.active_margin
+
+    def loss_logits(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the logits (B, K) with the margin in that of the own class."""
+        labels = labels.clamp_min(0)[:, None]
+        return logits.scatter_add(1, labels, (self.inverse_temperature() * -self.active_margin).expand(labels.shape))
 
 
 class SubCenterArcFaceHead(ArcFaceHead):
@@ -202,12 +207,12 @@ class AdaFaceHead(RunningStatistics, MarginHead):
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Return the embeddings (B, d) in float32 or better, with the gradient of their direction only."""
-        norms = torch.linalg.vector_norm(self.upcast_embeddings(embeddings.detach()), dim=-1, keepdim=True)
-        return self.normalize(embeddings) * norms
+        points, norms = self.split(embeddings)
+        return points * norms.nan_to_num(nan=math.nan, posinf=0.0)
 
     def unit_embeddings(self, embeddings: Tensor) -> Tensor:
-        """Return the normalized embeddings."""
-        return F.normalize(embeddings, dim=-1)
+        """Return the normalized embeddings; the norm has no gradient."""
+        return embeddings / self.compute_concentration(embeddings).clamp_min(1e-12)[:, None]
 
     def compute_concentration(self, embeddings: Tensor) -> Tensor:
         """Return |z|: (B, d) -> (B,)."""
@@ -216,27 +221,27 @@ class AdaFaceHead(RunningStatistics, MarginHead):
     def measure(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Return number, sum and sum of squares of the deviations of the norms from their running mean: (3,)."""
         deviations = self.compute_concentration(embeddings) - self.norm_mean
-        used = (labels != IGNORED) & deviations.isfinite()
-        deviations = torch.where(used, deviations, 0.0)
-        return torch.stack([used.sum().to(deviations.dtype), deviations.sum(), deviations.square().sum()])
+        deviations = deviations.masked_fill(labels == IGNORED, torch.nan)  # as those of overflowed embeddings
+        used = (deviations < torch.inf).to(deviations.dtype)
+        return torch.stack([used, deviations, deviations.square()]).nansum(1)
 
     def update_statistics(self, sums: Tensor) -> None:
         """Move the running averages towards mean and standard deviation of a step, if it has at least two examples."""
         count, total, squares = sums.unbind()
-        variance = (squares - total.square() / count) / (count - 1)
-        rate = torch.where((count > 1) & variance.isfinite(), 1 - self.norm_momentum, 0.0)
-        shift = torch.where(rate > 0, total / count, 0.0)
-        std = torch.where(rate > 0, variance.clamp_min(0.0).sqrt(), 0.0)
-        self.norm_mean.add_(rate * shift)
-        self.norm_std.add_(rate * (std - self.norm_std))
+        variance = torch.addcdiv(squares, total.square(), count, value=-1) / (count - 1)  # 0 / 0 for one example
+        std_step = variance.clamp_min(0.0).sqrt() - self.norm_std
+        mean_step = torch.addcdiv(0.0 * std_step, total, count)  # NaN if the other is
+        self.norm_mean.add_(mean_step.nan_to_num(0.0), alpha=1 - self.norm_momentum)
+        self.norm_std.add_(std_step.nan_to_num(0.0), alpha=1 - self.norm_momentum)
 
     def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
         """Compute `scale * (cos(theta - m q) - m (1 + q))`, with the angle limited to [0, pi]: (B,)."""
-        deviations = self.compute_concentration(embeddings) - self.norm_mean
-        quality = (self.norm_factor * deviations / (self.norm_std + 1e-3)).clamp(-1.0, 1.0)
-        angle = -self.active_margin * quality
-        cosine, sine = cosine_and_sine(self.unit_embeddings(embeddings), directions)
-        rotated = cosine * angle.cos() - sine * angle.sin()
-        rotated = torch.where((angle < 0) & (cosine > angle.cos()), 1.0, rotated)
-        rotated = torch.where((angle > 0) & (cosine < -angle.cos()), -1.0, rotated)
-        return self.inverse_temperature() * (rotated - self.active_margin * (1 + quality))
+        margin, norms = self.active_margin, self.compute_concentration(embeddings)
+        quality = (norms - self.norm_mean) * (margin * self.norm_factor) / (self.norm_std + 1e-3)
+        angle = quality.clamp(-margin, margin)  # m q
+        units = embeddings / norms.clamp_min(1e-12)[:, None]
+        cosine, sine = (value.squeeze(1) for value in cosine_and_sine(units, directions))
+        along, limit = angle.cos(), angle.sign()
+        rotated = torch.addcmul(cosine * along, sine, angle.sin())
+        rotated = torch.where(limit * cosine > along, limit, rotated)
+        return self.inverse_temperature() * (rotated - (angle + margin))

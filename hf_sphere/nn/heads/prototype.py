@@ -1,9 +1,11 @@
 """Classification by the cosine to fixed class prototypes that are placed before training."""
 
 import functools
+import math
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.nn.checks import IGNORED
@@ -15,6 +17,9 @@ INITIAL_CONCENTRATION = 10.0
 
 RATE = 0.05
 """Damping of the updates of the concentration in training."""
+
+SMOOTHING = 1e-3
+"""Label smoothing of these updates."""
 
 
 class PrototypeHead(RunningStatistics, Head):
@@ -99,21 +104,23 @@ class PrototypeHead(RunningStatistics, Head):
         """Return number, slope and curvature of the cross-entropies of `class_concentration * cosines`: (3,)."""
         cosines = self._cosines(embeddings)
         probabilities = (self.class_concentration.to(cosines.dtype) * cosines).softmax(dim=-1)
-        expected = (probabilities * cosines).sum(dim=-1)
-        variance = (probabilities * (cosines - expected[:, None]).square()).sum(dim=-1)
-        # Label smoothing of 0.001, since without any errors the maximum-likelihood value would be infinite.
-        target = cosines.gather(1, labels.clamp_min(0)[:, None])[:, 0].lerp(cosines.mean(dim=-1), 1e-3)
-        used = (labels != IGNORED).to(cosines.dtype)
-        return torch.stack([used.sum(), (used * (expected - target)).sum(), (used * variance).sum()])
+        # Label smoothing, since without any errors the maximum-likelihood value would be infinite.
+        target = F.nll_loss(cosines, labels, reduction="none")  # negative, 0 for the label -100
+        target = torch.sub(target, cosines.mean(dim=-1), alpha=SMOOTHING / (1 - SMOOTHING))
+        used = labels != IGNORED
+        deviations = torch.add(cosines, target[:, None], alpha=1 - SMOOTHING) * used[:, None]
+        centered = torch.ops.aten._softmax_backward_data(deviations, probabilities, 1, deviations.dtype)
+        slope, curvature = (torch.dot(factor.flatten(), deviations.flatten()) for factor in (probabilities, centered))
+        return torch.stack([used.sum(dtype=slope.dtype), slope, curvature])
 
     def update_statistics(self, sums: Tensor) -> None:
         """Take a damped multiplicative Newton step on the mean cross-entropy, given the sums of `measure`."""
         before = self.class_concentration.to(sums.dtype)
         count, slope, curvature = sums.unbind()
-        step = (-(slope / count) / (before * (curvature / count) + 1e-6)).clamp(-1.0, 1.0)
-        after = (before * (RATE * step).exp()).clamp(1e-2, 1e4)
+        step = slope / torch.addcmul(1e-6 * count, before, curvature)
         # The slope of an empty or overflowed batch is not finite; skip it.
-        self.class_concentration.copy_(torch.where(after.isfinite(), after, before))
+        factor = math.exp(-RATE) ** step.clamp(-1.0, 1.0).nan_to_num(0.0)
+        self.class_concentration.mul_(factor).clamp_(1e-2, 1e4)
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Normalize: (B, d) -> (B, d), in float32 or better."""
@@ -127,7 +134,7 @@ class PrototypeHead(RunningStatistics, Head):
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute (1 - cosine to the prototype of the label)^2 of each example: (B,)."""
         cosines = (embeddings * self.prototypes.to(embeddings.dtype)[labels]).sum(dim=-1)
-        return (1.0 - cosines).square()
+        return F.mse_loss(cosines, torch.ones_like(cosines), reduction="none")
 
     def _cosines(self, embeddings: Tensor) -> Tensor:
         """Return the cosines of unit vectors (B, d) to the prototypes: (B, K)."""

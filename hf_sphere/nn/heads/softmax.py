@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_sphere.geometry.angular import find_operator
+from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.heads.mixins import ClassVectorHead
 from hf_sphere.nn.layers import AngularLinear, SphericalLinear
@@ -210,24 +211,26 @@ class HyperbolicHead(Head):
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Map into the ball by the exponential map at its center: (B, d) -> (B, d), in float32 or better."""
-        return self._into_ball(self.upcast_embeddings(embeddings))
+        directions, angles = self._polar(self.upcast_embeddings(embeddings))
+        return directions * (angles.tanh() / math.sqrt(self.curvature))
 
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return the scaled signed distances to the hyperplanes, float32 or better.
 
-        Computed with matrix products only, without the Moebius sums -p (+) x of all pairs.
+        Computed with matrix products only, without the Moebius sums -p (+) x of all pairs: with c = 1, X = 2 x / (1 -
+        |x|^2) and p = tanh(s) u, the sine of the distance is `X.a + u.a sinh(2 s) (X.p - (1 + |x|^2) / (1 - |x|^2))`.
         """
-        c, root = self.curvature, math.sqrt(self.curvature)
+        root = math.sqrt(self.curvature)
         with torch.autocast(embeddings.device.type, enabled=False):
-            weight = self.weight.to(embeddings.dtype)
-            lengths = torch.linalg.vector_norm(weight, dim=1)
-            normals = F.normalize(weight, dim=1)
-            offsets = self._into_ball(self.offsets.to(embeddings.dtype))
-            at_embeddings = 1 - c * embeddings.square().sum(1, keepdim=True)
-            at_offsets = 1 - c * offsets.square().sum(1)
-            alpha = 2 - at_embeddings - 2 * c * (embeddings @ offsets.T)
-            height = at_offsets * (embeddings @ normals.T) - alpha * (offsets * normals).sum(1)
-            return 2 / root * lengths * torch.asinh(2 * root * height / (at_offsets * at_embeddings))
+            normals, lengths = divide_by_norms(self.weight.to(embeddings.dtype), 1e-12)
+            directions, distances = self._polar(self.offsets.to(embeddings.dtype))
+            squares = (embeddings * embeddings).sum(1, keepdim=True)
+            factors = torch.rsub(squares, 0.5 / root, alpha=0.5 * root).reciprocal()  # 2 sqrt(c) / (1 - c |x|^2)
+            scaled = embeddings * factors
+            offsets = directions * distances.tanh()
+            products = torch.addmm(torch.rsub(factors, 1.0, alpha=1 / root), scaled, offsets.T)
+            across = (directions * normals).sum(1) * (2 * distances).sinh().squeeze(1)
+            return lengths.squeeze(1) * (2 / root) * torch.asinh(torch.addmm(across * products, scaled, normals.T))
 
     def metric(self) -> dict[str, Any]:
         """Return the hyperbolic distance and the curvature."""
@@ -237,8 +240,7 @@ class HyperbolicHead(Head):
         """Return the normalized normals of the hyperplanes."""
         return F.normalize(self.weight.detach(), dim=-1)
 
-    def _into_ball(self, vectors: Tensor) -> Tensor:
-        root = math.sqrt(self.curvature)
-        # tanh(r v) / (r v) with a finite gradient at 0, limited at the boundary.
-        scaled = root * torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(1e-12)
-        return vectors * (scaled.tanh().clamp_max(1 - BOUNDARY_MARGIN) / scaled)
+    def _polar(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Return unit vectors (..., d) and norms times sqrt(c), whose tanh is limited at the boundary: (..., 1)."""
+        directions, norms = divide_by_norms(vectors, 1e-12)
+        return directions, F.hardtanh(norms * math.sqrt(self.curvature), 0.0, math.atanh(1 - BOUNDARY_MARGIN))
