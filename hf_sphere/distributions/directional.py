@@ -242,8 +242,8 @@ class VonMisesFisher(DirectionalDistribution):
     def _divergence_from_uniform(self) -> Tensor:
         # Without the cancellation of `kappa A - G`.
         concentration = _upcast_concentration(self.concentration)
-        complement = bessel.mean_resultant_length_complement(concentration, self.dim)
-        return bessel.log_vmf_peak(concentration, self.dim) - concentration * complement
+        peak, complement = bessel.log_vmf_peak_and_complement(concentration, self.dim)
+        return peak - concentration * complement
 
 
 def _upcast_concentration(concentration: Tensor) -> Tensor:

@@ -5,17 +5,18 @@ Everything follows from two functions of the concentration kappa in d dimensions
 - the log-partition function `G = log(Gamma(nu + 1) (2 / kappa)^nu I_nu(kappa)) = log C_d(0) - log C_d(kappa)`, and
 - its derivative, the mean resultant length `A_d = I_{nu+1}(kappa) / I_nu(kappa)`.
 
-At large orders both are evaluated by Debye's uniform expansion, whose leading term is in a form without cancellation.
-Small orders are reached by backward recurrence of the ratios `r_n = I_{n+1} / I_n = kappa / (2 (n + 1) + kappa
-r_{n+1})`, which damps errors of the ratios. Their complements and slopes at concentrations far above a small dimension
-are given by Hankel's expansion. No branch depends on the data, so the functions can be compiled. The Bessel functions
-themselves are never computed, so nothing overflows; concentrations whose squares would are reduced, see `bounded`.
+Both are elementary functions minus corrections, for which `hf_sphere.geometry.expansions` has polynomials q and h. With
+m = (d - 1) / 2, s = sqrt(m^2 + kappa^2) and e = m h / s^2,
 
-Reference:
-    NIST Digital Library of Mathematical Functions, 10.41.3 and 10.41.9 (uniform expansion), 10.29.1 (recurrence).
+- `G = s - m - m log((s + m) / 2m) - q (s - m) / s`, and
+- `A = kappa / (s + m) - e kappa / s`; then `A' = 1 - A^2 - (d - 1) A / kappa` becomes `A' = e (2 - e kappa^2 / s^2)`.
+
+Nothing cancels, also in 1 - A and kappa - G. No branch depends on the data, so the functions can be compiled. The
+Bessel functions themselves are never computed, so nothing overflows.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_floating, check_integer
 from hf_sphere.geometry.coordinates import is_readable
 from hf_sphere.geometry.decorators import differentiable_once
-from hf_sphere.geometry.expansions import far_complement, far_derivative, is_far, series_for
+from hf_sphere.geometry.expansions import evaluate
 
 
 def log_vmf_normalizer(concentration: Tensor, dim: int) -> Tensor:
@@ -50,7 +51,7 @@ def log_vmf_normalizer(concentration: Tensor, dim: int) -> Tensor:
         tensor([-2.5310e+00, -9.9990e+04])
     """
     wide = _check(concentration, dim)
-    return (log_uniform_density(dim) - _LogPartition.apply(wide, dim)).to(concentration.dtype)
+    return (log_uniform_density(dim) - _functions(wide, dim, "partition")[0]).to(concentration.dtype)
 
 
 def log_vmf_partition(concentration: Tensor, dim: int) -> Tensor:
@@ -59,7 +60,7 @@ def log_vmf_partition(concentration: Tensor, dim: int) -> Tensor:
     This is the logarithm of the mean of exp(kappa mu.x) over the sphere. Divergences are differences of it, in which
     the area of the sphere cancels. Twice differentiable. Arguments are those of `log_vmf_normalizer`.
     """
-    return _LogPartition.apply(_check(concentration, dim), dim).to(concentration.dtype)
+    return _functions(_check(concentration, dim), dim, "partition")[0].to(concentration.dtype)
 
 
 def log_vmf_peak(concentration: Tensor, dim: int) -> Tensor:
@@ -68,7 +69,13 @@ def log_vmf_peak(concentration: Tensor, dim: int) -> Tensor:
     It grows like `(d - 1) / 2 log kappa`, and is evaluated without the cancellation of that sum. Its derivative is the
     complement of the mean resultant length. Twice differentiable. Arguments are those of `log_vmf_normalizer`.
     """
-    return _LogPeak.apply(_check(concentration, dim), dim).to(concentration.dtype)
+    return _functions(_check(concentration, dim), dim, "peak")[0].to(concentration.dtype)
+
+
+def log_vmf_peak_and_complement(concentration: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """Return `log_vmf_peak` and `mean_resultant_length_complement`, evaluated together with their gradients."""
+    values = _functions(_check(concentration, dim), dim, "peak", "complement")
+    return tuple(value.to(concentration.dtype) for value in values)
 
 
 def mean_resultant_length(concentration: Tensor, dim: int) -> Tensor:
@@ -91,7 +98,7 @@ def mean_resultant_length(concentration: Tensor, dim: int) -> Tensor:
         >>> mean_resultant_length(torch.tensor(10.0), dim=3)
         tensor(0.9000)
     """
-    return _Length.apply(_check(concentration, dim), dim).to(concentration.dtype)
+    return _functions(_check(concentration, dim), dim, "length")[0].to(concentration.dtype)
 
 
 def mean_resultant_length_derivative(concentration: Tensor, dim: int) -> Tensor:
@@ -100,12 +107,12 @@ def mean_resultant_length_derivative(concentration: Tensor, dim: int) -> Tensor:
     Equal to `1 - A^2 - (d - 1) A / kappa`, evaluated without the cancellation of that formula at large concentrations.
     Arguments and errors are those of `mean_resultant_length`.
     """
-    return _derivative(_check(concentration, dim), dim).to(concentration.dtype)
+    return _functions(_check(concentration, dim), dim, "derivative")[0].to(concentration.dtype)
 
 
 def mean_resultant_length_complement(concentration: Tensor, dim: int) -> Tensor:
     """Complement `1 - A_d(kappa)`, also accurate where A is close to 1; see `mean_resultant_length`."""
-    return _Complement.apply(_check(concentration, dim), dim).to(concentration.dtype)
+    return _functions(_check(concentration, dim), dim, "complement")[0].to(concentration.dtype)
 
 
 def means_from_natural_parameters(*vectors: Tensor) -> tuple[Tensor, ...]:
@@ -171,8 +178,12 @@ def partition_and_ratio(square: Tensor, dim: int) -> PartitionAndRatio:
 
     Not differentiable by autograd; losses that evaluate millions of values implement their own gradients.
     """
-    rise, decrease, ratio = _partition_terms(square, dim)
-    return PartitionAndRatio(rise.sub_(decrease), ratio)
+    half = (dim - 1) / 2
+    root, inverse, rise, fraction = _from_square(square, dim)
+    quotient, error = evaluate(rise, fraction, dim, both=True)
+    log_partition = torch.addcmul(rise, quotient, fraction, value=-1)
+    log_partition.add_(_log1p(rise.mul_(0.5 / half)), alpha=-half)
+    return PartitionAndRatio(log_partition, inverse.addcdiv_(error.mul_(half), root.pow_(3), value=-1))
 
 
 def bounded(concentration: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,109 +202,107 @@ def _check(values: Tensor, dim: int) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _partition_terms(square: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Two terms whose difference is the log-partition function, and A / kappa; the first is s - m of the series."""
-    series = series_for(dim / 2 - 1, square.dtype)
-    inverse_root = (square + series.order**2).rsqrt_()
-    rise, decrease, ratio = series.partition_and_ratio(square, inverse_root)
-    for step in range(series.steps):
-        order = series.order - step
-        factor = square * ratio
-        decrease = decrease - (factor / (2 * order)).log1p_()
-        ratio = (factor + 2 * order).reciprocal_()
-    return rise, decrease, ratio
+def _from_square(square: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return s, 1 / (s + m), s - m and (s - m) / s as functions of kappa^2."""
+    half = (dim - 1) / 2
+    root = (square + half**2).sqrt_()
+    inverse = (root + half).reciprocal_()
+    rise = square * inverse
+    return root, inverse, rise, rise / root
 
 
-def _ratio(square: Tensor, dim: int) -> Tensor:
-    """A / kappa as a function of kappa^2."""
-    series = series_for(dim / 2 - 1, square.dtype)
-    ratio = series.ratio((square + series.order**2).sqrt())
-    for step in range(series.steps):
-        ratio = 1 / (2 * (series.order - step) + square * ratio)
-    return ratio
+def _log1p(x: Tensor) -> Tensor:
+    """log(1 + x), several times faster than torch's on a CPU in float32."""
+    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.compiler.is_compiling():
+        return x.log1p()
+    total = x + 1
+    return (x - (total - 1)).div_(total).add_(total.log())  # the first term is the rounding error of the sum
 
 
-def _derivative(concentration: Tensor, dim: int) -> Tensor:
-    """A', by differentiating the recurrence of the ratios, which are computed from their complements."""
-    series = series_for(dim / 2 - 1, concentration.dtype)
-    concentration, shrinkage = bounded(concentration)
-    square = concentration.square()
-    root = (square + series.order**2).sqrt()
-    complement, derivative = series.complement(concentration, root), series.derivative(root)
-    for step in range(series.steps):
-        order = series.order - step
-        ratio = 1 / (2 * order + concentration * (1 - complement))
-        complement = (2 * order - concentration * complement) * ratio
-        derivative = (2 * order - square * derivative) * ratio.square()
-    if series.steps:
-        far = is_far(concentration, dim)
-        derivative = torch.where(far, far_derivative(concentration, dim), derivative)
-    return derivative * shrinkage.square()
+SLOPES = {
+    "partition": ("length", 1),
+    "peak": ("complement", 1),
+    "length": ("derivative", 1),
+    "complement": ("derivative", -1),
+}
+"""Derivative of each function with respect to the concentration, and its sign."""
 
 
-class _ConcentrationFunction(torch.autograd.Function):
-    """An elementwise function with the dimension as parameter; its derivative is recomputed from the input."""
+def _functions(concentration: Tensor, dim: int, *names: str) -> tuple[Tensor, ...]:
+    """Evaluate functions together, differentiable any number of times."""
+    if names == ("derivative",):
+        return tuple(_evaluate(concentration, dim, names).values())
+    return _Functions.apply(concentration, dim, *names)[: len(names)]
+
+
+def _evaluate(concentration: Tensor, dim: int, names: Sequence[str]) -> dict[str, Tensor]:
+    """Evaluate functions by name: G is `partition`, kappa - G `peak`, A `length`, 1 - A `complement`, A' `derivative`."""
+    half = (dim - 1) / 2
+    concentration = concentration.clamp(max=torch.finfo(concentration.dtype).max)  # a length of 1 has an infinite one
+    root = torch.hypot(concentration, concentration.new_full((), half))
+    bound, cosine = concentration / (root + half), concentration / root
+    rise, fraction = concentration * bound, cosine * bound
+    with_log = "partition" in names or "peak" in names
+    *quotient, error = evaluate(rise, fraction, dim, with_log)
+    excess = half * error / root / root
+    values = {}
+    if with_log:
+        decrease = half * _log1p(rise / (2 * half)) + quotient[0] * fraction
+        values["partition"] = rise - decrease
+        values["peak"] = 2 * half * bound / (1 + bound) + decrease
+    if "length" in names:
+        values["length"] = (bound - cosine * excess).clamp(max=1.0)  # rounding may exceed 1
+    if "complement" in names:
+        values["complement"] = ((root + half) / (2 * half)).reciprocal() / (1 + bound) + cosine * excess
+    if "derivative" in names:
+        values["derivative"] = excess * (2 - cosine.square() * excess)
+    return {name: values[name] for name in names}
+
+
+class _Functions(torch.autograd.Function):
+    """Functions by name, followed by those of their derivatives that are not among them."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.dim = inputs[1]
-
-
-class _LogPartition(_ConcentrationFunction):
-    """log C_d(0) - log C_d(kappa)."""
+    def forward(concentration: Tensor, dim: int, *names: str) -> tuple[Tensor, ...]:
+        return tuple(_evaluate(concentration, dim, _with_slopes(names)).values())
 
     @staticmethod
-    def forward(concentration: Tensor, dim: int) -> Tensor:
-        finite, shrinkage = bounded(concentration)
-        log_partition = partition_and_ratio(finite.square(), dim).log_partition
-        return log_partition + (concentration - finite) + 0.5 * (dim - 1) * shrinkage.log()
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        concentration, ctx.dim, *ctx.names = inputs
+        ctx.mark_non_differentiable(*output[len(ctx.names) :])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(concentration, *output)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-        return grad_output * _Length.apply(*ctx.saved_tensors, ctx.dim), None
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        concentration, *saved = ctx.saved_tensors
+        values = dict(zip(_with_slopes(ctx.names), saved, strict=True))
+        grad = None
+        for name, gradient in zip(ctx.names, gradients, strict=False):
+            if gradient is not None:
+                slope, sign = SLOPES[name]
+                value = _functions(concentration, ctx.dim, slope)[0] if torch.is_grad_enabled() else values[slope]
+                term = sign * gradient * value
+                grad = term if grad is None else grad + term
+        return grad, None, *(None for _ in ctx.names)
 
 
-class _LogPeak(_ConcentrationFunction):
-    """kappa - (log C_d(0) - log C_d(kappa))."""
-
-    @staticmethod
-    def forward(concentration: Tensor, dim: int) -> Tensor:
-        finite, shrinkage = bounded(concentration)
-        rise, decrease, _ = _partition_terms(finite.square(), dim)
-        order = series_for(dim / 2 - 1, finite.dtype).order
-        gap = order * ((finite + rise) / (finite + rise + order))  # kappa - rise
-        return gap + decrease - 0.5 * (dim - 1) * shrinkage.log()
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-        return grad_output * _Complement.apply(*ctx.saved_tensors, ctx.dim), None
-
-
-class _Length(_ConcentrationFunction):
-    """A_d(kappa)."""
-
-    @staticmethod
-    def forward(concentration: Tensor, dim: int) -> Tensor:
-        concentration, _ = bounded(concentration)
-        return (concentration * _ratio(concentration.square(), dim)).clamp(max=1.0)  # rounding may exceed 1
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-        (concentration,) = ctx.saved_tensors
-        return grad_output * _derivative(concentration, ctx.dim), None
+def _with_slopes(names: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys([*names, *(SLOPES[name][0] for name in names)]))
 
 
 class _Means(torch.autograd.Function):
-    """The means of several batches, which share one evaluation of the series."""
+    """The means of several batches, which share one evaluation of the polynomials."""
 
     @staticmethod
     def forward(ctx: Any, *vectors: Tensor) -> tuple[Tensor, ...]:
-        squares = torch.cat([batch.square().sum(-1) for batch in vectors])
-        ratio = _ratio(squares, vectors[0].shape[-1])
-        ctx.save_for_backward(squares, ratio, *vectors)
+        squares, dim = torch.cat([batch.square().sum(-1) for batch in vectors]), vectors[0].shape[-1]
+        root, inverse, rise, fraction = _from_square(squares, dim)
+        excess = 0.5 * (dim - 1) * evaluate(rise, fraction, dim)[0] / root.square()
+        ratio = inverse.addcdiv_(excess, root, value=-1)
+        ctx.save_for_backward(squares, root, excess, ratio, *vectors)
         ctx.sizes = [batch.shape[0] for batch in vectors]  # `len` would fix the batch size of an exported program
         return tuple(r[:, None] * batch for r, batch in zip(ratio.split(ctx.sizes), vectors, strict=True))
 
@@ -302,56 +311,44 @@ class _Means(torch.autograd.Function):
     def backward(ctx: Any, *grad_means: Tensor) -> tuple[Tensor, ...]:
         # The covariance has the eigenvalue A' along the direction and r = A / kappa orthogonal to it, so that its
         # product with g is r g + (A' - r) <g, eta> eta / |eta|^2.
-        squares, ratio, *vectors = ctx.saved_tensors
-        excess = _derivative(squares.sqrt(), vectors[0].shape[-1]) - ratio
-        excess = excess / squares.clamp_min(torch.finfo(squares.dtype).tiny)
-        batches = zip(grad_means, vectors, ratio.split(ctx.sizes), excess.split(ctx.sizes), strict=True)
+        squares, root, excess, ratio, *vectors = ctx.saved_tensors
+        along = excess * (2 - excess * squares / root.square())
+        more = (along - ratio) / squares.clamp_min(torch.finfo(squares.dtype).tiny)
+        batches = zip(grad_means, vectors, ratio.split(ctx.sizes), more.split(ctx.sizes), strict=True)
         return tuple(
             torch.addcmul(grad * r[:, None], ((grad * batch).sum(-1) * more)[:, None], batch)
             for grad, batch, r, more in batches
         )
 
 
-class _Complement(_ConcentrationFunction):
-    """1 - A_d(kappa), by the recurrence of the complements of the ratios."""
+class _Concentration(torch.autograd.Function):
+    """The inverse of A_d."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(concentration: Tensor, dim: int) -> Tensor:
-        series = series_for(dim / 2 - 1, concentration.dtype)
-        concentration, shrinkage = bounded(concentration)
-        complement = series.complement(concentration, (concentration.square() + series.order**2).sqrt())
-        for step in range(series.steps):
-            order = series.order - step
-            complement = (2 * order - concentration * complement) / (2 * order + concentration * (1 - complement))
-        if series.steps:
-            complement = torch.where(is_far(concentration, dim), far_complement(concentration, dim), complement)
-        return complement * shrinkage
+    def forward(length: Tensor, dim: int) -> Tensor:
+        gap = 1 - length
+        concentration = length * (dim - length.square()) / (gap * (1 + length))
+        for _ in range(2):
+            # Halley's iteration for log kappa, where the initial value has an error of at most 6 %. Lengths close to 1
+            # are compared by their complements. A length of 1 has an infinite initial value, which is kept.
+            value = concentration.clamp(1e-30, torch.finfo(length.dtype).max ** 0.25)
+            found = _evaluate(value, dim, ("length", "complement", "derivative"))
+            above = torch.where(length < 0.5, found["length"] - length, gap - found["complement"])
+            slope = value * found["derivative"]
+            # Second derivative of A with respect to log kappa, divided by the first: from 1 to about -1.
+            curvature = 2 - dim - 2 * value * found["length"] + (dim - 1) * found["length"] / slope
+            step = above / slope
+            concentration = concentration * (-step / (1 - 0.5 * step * curvature.clamp(-2, 2))).exp()
+        return torch.where((length >= 0) & (length <= 1), concentration, torch.nan)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.dim = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         (concentration,) = ctx.saved_tensors
-        return -grad_output * _derivative(concentration, ctx.dim), None
-
-
-class _Concentration(_ConcentrationFunction):
-    """The inverse of A_d."""
-
-    @staticmethod
-    def forward(length: Tensor, dim: int) -> Tensor:
-        concentration = length * (dim - length.square()) / ((1 - length) * (1 + length))
-        for _ in range(5 if length.dtype == torch.float64 else 3):
-            # A Newton step in log kappa, which is well-behaved at both ends. Lengths close to 1 are compared by their
-            # complements. A length of 1 has an infinite initial value, which is kept.
-            value = concentration.clamp(1e-30, torch.finfo(length.dtype).max ** 0.25)
-            above = torch.where(
-                length < 0.5, _Length.apply(value, dim) - length, (1 - length) - _Complement.apply(value, dim)
-            )
-            step = concentration * (-above / (value * _derivative(value, dim))).exp()
-            concentration = torch.where(concentration.isinf(), concentration, step)
-        return torch.where((length >= 0) & (length <= 1), concentration, torch.nan)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-        # The concentration is recomputed, so that the second derivative includes its dependence on the length.
-        concentration = _Concentration.apply(*ctx.saved_tensors, ctx.dim)
-        return grad_output / _derivative(concentration, ctx.dim), None
+        return grad_output / _functions(concentration, ctx.dim, "derivative")[0], None

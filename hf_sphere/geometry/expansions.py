@@ -1,110 +1,133 @@
-"""Expansions of the modified Bessel functions, for large orders and for concentrations far above the dimension.
+"""Polynomials for the errors of elementary bounds of the Bessel functions, fitted once per dimension.
 
-For large orders and any argument this is Debye's uniform expansion. Hankel's expansion of the mean resultant length in
-powers of 1 / kappa, `A = 1 + sum_k b_k / kappa^k`, is for concentrations far above the dimension. In few dimensions the
-recurrence from Debye's expansion loses digits of `1 - A` and A' there, while no term of Hankel's expansion cancels.
+With m = (d - 1) / 2 and s = sqrt(m^2 + kappa^2), the functions `kappa / (s + m)` and `s - m - m log((s + m) / 2m)`
+agree with the mean resultant length and the log-partition function at 0 and, up to terms of order 1 / kappa^2 and a
+constant, at infinity. They are too large by `m kappa h / s^3` and `q (s - m) / s`, where h is a smooth function of the
+concentration, from (d - 1) / 4d at 0 to 1/2 at infinity, and q is the mean of h over m / s from its value to 1.
+
+The differences of both from their value at 0, divided by (s - m) / s, are interpolated by polynomials in
+`x = (c - s + m) / (c + s - m)` with c = d + 3, which maps all concentrations to the interval from -1 to 1. The
+truncation error is below that of rounding. The exact values, with more than 20 digits, come from Debye's uniform
+expansion at a large order and the backward recurrence of the ratios `r_n = I_{n+1} / I_n = kappa / (2 (n + 1) + kappa
+r_{n+1})`.
 
 Reference:
-    NIST Digital Library of Mathematical Functions, 10.41.3 and 10.41.9 (Debye), 10.40.1 (Hankel). The coefficients of
-    Hankel's quotient follow from `A' = 1 - A^2 - (d - 1) A / kappa`.
+    NIST Digital Library of Mathematical Functions, 10.41.3 and 10.41.9 (expansion), 10.29.1 (recurrence).
 """
 
+import decimal
 import functools
-import math
+from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.polynomial.polynomial import polyadd, polyder, polydiv, polyint, polymul, polysub
+from numpy.polynomial.chebyshev import cheb2poly
+from numpy.polynomial.polynomial import polyadd, polyder, polyint, polymul, polyval
 from torch import Tensor
 
 from hf_sphere.geometry.decorators import cache_constants
 
-Coefficients = list[Any]
-"""Coefficients in ascending order, as numbers or as 0-dim tensors."""
+TERMS, LEAST_ORDER = 16, 40
+"""Terms of Debye's expansion, and the smallest order at which it is used."""
 
-HANKEL_TERMS = 12
+NODES = 64
+"""Interpolation nodes, a power of 2; more than the coefficients that remain in any dimension."""
 
-
-class Series(NamedTuple):
-    """Debye's expansion of log I at a large order m, truncated to the precision of a dtype.
-
-    With s = sqrt(m^2 + kappa^2) and p = m / s the log-partition function is
-    `s - m - m log((m + s) / 2m) - log(s / m) / 2 + P(p) - P(1)`, where P is a polynomial. The other functions are its
-    derivatives.
-
-    Attributes:
-        order: The order m of the expansion.
-        steps: Number of recurrence steps from m down to the requested order.
-        quotient: Coefficients of (P(p) - P(1)) / (p - 1).
-        first: Coefficients of 1/2 + p P'(p).
-        second: Coefficients of p (p P')'(p).
-    """
-
-    order: float
-    steps: int
-    quotient: Coefficients
-    first: Coefficients
-    second: Coefficients
-
-    def partition_and_ratio(self, square: Tensor, inverse_root: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Terms of the log-partition function `rise - decrease`, and A / kappa, at order m from kappa^2 and 1 / s.
-
-        The rise is s - m. All are also accurate for tiny kappa. Uses few passes over memory, since losses spend most of
-        their time here.
-        """
-        p = inverse_root * self.order
-        inverse_sum = (square * inverse_root).add_(p, alpha=self.order).add_(self.order).reciprocal_()  # 1 / (s + m)
-        rise = square * inverse_sum
-        decrease = (rise * (0.5 / self.order)).log1p_().mul_(self.order)
-        decrease.add_((rise * (1 / self.order)).log1p_(), alpha=0.5)
-        decrease.add_(evaluate(self.quotient, p).mul_(rise).mul_(inverse_root))
-        ratio = evaluate(self.first, p).mul_(inverse_root).mul_(inverse_root)
-        return rise, decrease, inverse_sum.sub_(ratio)
-
-    def complement(self, concentration: Tensor, root: Tensor) -> Tensor:
-        """1 - A at order m, without cancellation."""
-        p = self.order / root
-        first = self.order * (1 + self.order / (root + concentration)) / (root + self.order)
-        return first + concentration * evaluate(self.first, p) / root.square()
-
-    def ratio(self, root: Tensor) -> Tensor:
-        """A / kappa at order m."""
-        return 1 / (root + self.order) - evaluate(self.first, self.order / root) / root.square()
-
-    def derivative(self, root: Tensor) -> Tensor:
-        """A' at order m, without cancellation."""
-        p = self.order / root
-        numerator = (1 - p.square()) * evaluate(self.second, p)
-        numerator = numerator + evaluate(self.first, p) * (1 - 2 * p.square())
-        return self.order / (root * (root + self.order)) + numerator / root.square()
+HALVED = 4
+"""Up to this dimension each half of the interval has its own polynomials, in 2 x - 1 and 2 x + 1."""
 
 
-def series_for(order: float, dtype: torch.dtype) -> Series:
-    """Return the expansion from which the recurrence reaches `order`, with the precision of the dtype."""
-    # Operations with 0-dim tensors are twice as fast as with Python numbers, but `torch.compile` requires numbers.
-    return (_float_series if torch.compiler.is_compiling() else _tensor_series)(order, dtype)
+def evaluate(rise: Tensor, fraction: Tensor, dim: int, both: bool = False) -> tuple[Tensor, ...]:
+    """Return (h,), or (q, h) if `both`, at s - m and (s - m) / s."""
+    x = (dim + 3 - rise) / (dim + 3 + rise)
+    upper = None
+    if dim <= HALVED:
+        upper = x >= 0
+        x = torch.add(2 * x + 1, upper, alpha=-2)
+    if torch.compiler.is_compiling():  # the compiler fuses all operations, but requires numbers
+        rows = _coefficients(dim, x.dtype)[0 if both else 1 :]
+        halves = [[_horner(half, x, fraction) for half in row] for row in rows]
+        return tuple(row[0] if upper is None else torch.where(upper, row[0], row[1]) for row in halves)
+    values = _horner(_tensors(dim, both, x.dtype, x.device, x.ndim), x, fraction)
+    return (values[0] if upper is None else torch.where(upper, values[0], values[1])).unbind()
+
+
+def _horner(coefficients: Any, x: Tensor, fraction: Tensor) -> Tensor:
+    """Evaluate `c_0 + fraction (c_1 + x (c_2 + ...))` for numbers, or for tensors that broadcast with x."""
+    value = coefficients[-1]
+    for c, factor in zip(coefficients[-2::-1], [x] * (len(coefficients) - 2) + [fraction], strict=True):
+        value = torch.addcmul(c, value, factor) if isinstance(c, Tensor) else c + value * factor
+    return value
 
 
 @cache_constants
-def _tensor_series(order: float, dtype: torch.dtype) -> Series:
-    order, steps, *polynomials = _float_series(order, dtype)
-    return Series(order, steps, *([torch.tensor(c, dtype=dtype, device="cpu") for c in p] for p in polynomials))
+def _tensors(dim: int, both: bool, dtype: torch.dtype, device: torch.device, ndim: int) -> tuple[Tensor, ...]:
+    """Coefficients in ascending order, each (halves, rows, 1, ..., 1)."""
+    table = torch.tensor(_coefficients(dim, dtype)[0 if both else 1 :], dtype=dtype, device="cpu")
+    return table.permute(2, 1, 0)[(..., *[None] * ndim)].contiguous().to(device).unbind()
 
 
 @cache_constants
-def _float_series(order: float, dtype: torch.dtype) -> Series:
-    terms, minimum = (10, 24) if dtype == torch.float64 else (5, 12)
-    steps = max(0, math.ceil(minimum - order))
-    order += steps
-    # At large orders the last terms are below the rounding error; the first five polynomials are below 0.02.
-    enough = (k for k in range(1, 4) if 0.02 / order ** (k + 1) < torch.finfo(dtype).eps)
-    logs = _log_debye(next(enough, terms))
-    total = functools.reduce(polyadd, [d / Fraction(order) ** k for k, d in enumerate(logs, 1)])  # P
-    first, second = (total * np.arange(len(total)) ** power for power in (1, 2))  # p P' and p (p P')'
-    quotient = polydiv(polysub(total, [total.sum()]), [Fraction(-1), Fraction(1)])[0]  # exact
-    return Series(order, steps, *(list(map(float, p)) for p in (quotient, polyadd(first, [Fraction(1, 2)]), second)))
+def _coefficients(dim: int, dtype: torch.dtype) -> list[list[list[float]]]:
+    """Coefficients of q and h in each half, in ascending order; the remainder is below the rounding error."""
+    table = _chebyshev_coefficients(dim)
+    scale = np.abs(table.astype(float))
+    needed = (scale > torch.finfo(dtype).eps / 20).any(axis=(0, 1)).nonzero()[0].max() + 1
+    smallest = (dim - 1) / (4 * dim)  # q and h at a concentration of 0
+    return [[[smallest, *map(float, cheb2poly(half[:needed]))] for half in row] for row in table]
+
+
+@functools.cache
+def _chebyshev_coefficients(dim: int) -> np.ndarray:
+    """Interpolate q and h by Chebyshev polynomials: (2, 1 or 2, NODES)."""
+    with decimal.localcontext(prec=50):
+        # Cosines of all multiples of pi / (2 NODES), by halving an angle and the recurrence of multiples.
+        cosine = Decimal(0)
+        for _ in range(NODES.bit_length() - 1):
+            cosine = ((1 + cosine) / 2).sqrt()
+        cosines = [Decimal(1), cosine]
+        while len(cosines) < 4 * NODES:
+            cosines.append(2 * cosine * cosines[-1] - cosines[-2])
+        angles = np.outer(np.arange(NODES), 2 * np.arange(NODES) + 1) % (4 * NODES)
+        basis = np.array(cosines, dtype=object)[angles]
+        nodes = basis[1]
+        halves = [(nodes + 1) / 2, (nodes - 1) / 2] if dim <= HALVED else [nodes]
+        rise = [(dim + 3) * (1 - x) / (1 + x) for x in halves]
+        values = np.array([_exact_values(dim, r) for r in rise]).swapaxes(0, 1)  # (2, halves, NODES)
+        coefficients = values @ basis.T * 2 / NODES
+        coefficients[..., 0] /= 2
+        return coefficients
+
+
+def _exact_values(dim: int, rise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Compute q and h at values (Decimal) of s - m."""
+    m = Decimal(dim - 1) / 2
+    s, square = rise + m, rise * (rise + 2 * m)
+    steps = max(0, LEAST_ORDER - dim // 2)
+    order = Decimal(dim) / 2 - 1 + steps
+    root = np.sqrt(square + order**2)
+    p = order / root
+    logs = [np.array([Decimal(c.numerator) / c.denominator for c in d]) for d in _log_debye(TERMS)]
+    total = functools.reduce(polyadd, [d / order**k for k, d in enumerate(logs, 1)])
+    # The log-partition function at the large order is s - m - log(growth) + correction, and A / kappa is the ratio.
+    ratio = 1 / (root + order) - (Decimal("0.5") + polyval(p, total * np.arange(len(total)))) / root**2
+    correction = root - order + polyval(p, total) - total.sum()
+    log_growth = order * _log((root + order) / (2 * order)) + _log(root / order) / 2
+    product = 1
+    for _ in range(steps):
+        factor = square * ratio
+        product = product * (1 + factor / (2 * order))
+        ratio = 1 / (2 * order + factor)
+        order -= 1
+    log_partition = correction - log_growth + _log(product + 0 * s)
+    bound = rise - m * _log((s + m) / (2 * m))
+    q, h = (bound - log_partition) * s / rise, (1 / (s + m) - ratio) * s**3 / m
+    return (q - m / (2 * dim)) * s / rise, (h - m / (2 * dim)) * s / rise
+
+
+_log = np.frompyfunc(Decimal.ln, 1, 1)
 
 
 @functools.cache
@@ -120,41 +143,3 @@ def _log_debye(terms: int) -> list[np.ndarray]:
         products = [polymul(logs[j], u[k - j]) * Fraction(-j, k) for j in range(1, k)]
         logs.append(functools.reduce(polyadd, products, u[k]))
     return logs[1:]
-
-
-def evaluate(coefficients: Coefficients, x: Tensor) -> Tensor:
-    """Evaluate a polynomial by Horner's scheme, in place after the first step."""
-    value = x * coefficients[-1]
-    for c in reversed(coefficients[1:-1]):
-        value.add_(c).mul_(x)
-    return value.add_(coefficients[0])
-
-
-def is_far(concentration: Tensor, dim: int) -> Tensor:
-    """Return where the expansion has the precision of the dtype; checked up to d = 48."""
-    return concentration > _far_start(dim, concentration.dtype)
-
-
-def far_complement(concentration: Tensor, dim: int) -> Tensor:
-    """1 - A, where `is_far`; elsewhere any finite number."""
-    inverse = concentration.clamp_min(_far_start(dim, concentration.dtype)).reciprocal()
-    return inverse * evaluate([-b for b in _hankel_coefficients(dim)], inverse)
-
-
-def far_derivative(concentration: Tensor, dim: int) -> Tensor:
-    """A', where `is_far`; elsewhere any finite number."""
-    inverse = concentration.clamp_min(_far_start(dim, concentration.dtype)).reciprocal()
-    return inverse * (inverse * evaluate([-k * b for k, b in enumerate(_hankel_coefficients(dim), 1)], inverse))
-
-
-def _far_start(dim: int, dtype: torch.dtype) -> float:
-    return (5 if dtype == torch.float64 else 1) * (11 + 1.2 * dim)
-
-
-@cache_constants
-def _hankel_coefficients(dim: int) -> list[float]:
-    """b_1, b_2, ..."""
-    b = [Fraction(1)]
-    for k in range(1, HANKEL_TERMS + 1):
-        b.append(-((dim - k) * b[-1] + sum(b[i] * b[k - i] for i in range(1, k))) / 2)
-    return [float(x) for x in b[1:]]
