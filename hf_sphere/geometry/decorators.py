@@ -69,4 +69,7 @@ class _NoSecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, ...]:
-        raise RuntimeError("this function can be differentiated once, but a second derivative was requested.")
+        raise RuntimeError(
+            "this function can be differentiated once, but a second derivative was requested. A loss in blocks of "
+            "classes has one with blockwise=False, except that of head 'vmf'."
+        )

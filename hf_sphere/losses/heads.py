@@ -65,7 +65,7 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
             self._is_initialized = True  # reading the head's state synchronizes the device: once per loss
             if self.head.needs_data_initialization:
                 self.head.initialize_from_data(Exchange(embeddings, shared=True).gather(embeddings.detach()))
-        loss = self.head(embeddings, labels).loss
+        loss = self.head(embeddings, labels, needs_logits=False).loss
         assert loss is not None
         return loss
 
