@@ -1,4 +1,4 @@
-"""Decorators of functions of tensors: cached constants, and gradients that are differentiable only once."""
+"""Decorators of functions of tensors: cached constants, opaque loops, and gradients that are differentiable once."""
 
 import functools
 from collections.abc import Callable
@@ -31,6 +31,26 @@ def cache_constants(build: Callable[..., T]) -> Callable[..., T]:
         return result
 
     return get
+
+
+def opaque(shapes: Callable[..., tuple[Tensor, ...]]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Decorate a function of annotated arguments, so that a compiler calls it instead of unrolling its loops.
+
+    Args:
+        shapes: Returns empty tensors like the results, for the same arguments. The results share no memory with these.
+    """
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        operator = torch.library.custom_op(f"hf_sphere::{function.__name__.strip('_')}", function, mutates_args=())
+        operator.register_fake(shapes)
+
+        @functools.wraps(function)
+        def run(*arguments: Any) -> T:
+            return operator(*arguments) if torch.compiler.is_compiling() else function(*arguments)
+
+        return run
+
+    return decorate
 
 
 def differentiable_once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
