@@ -8,13 +8,17 @@ DEMO := $(VENV)/.demo
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 
-.PHONY: demo test test-oldest test-transformers test-peers soak bad-input lint format bench docs notebooks package
+.PHONY: demo test test-devices test-oldest test-transformers test-peers soak bad-input lint format bench docs notebooks package
 
 demo: $(DEMO)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
 	OMP_NUM_THREADS=1 $(RUN) examples/demo.py
 
 test: $(READY)  ## run the test suite, without network, on all cores
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal
+	$(MAKE) test-devices
+
+test-devices: $(READY)  ## run the tests of accelerators, on a CUDA device or a test device that computes on the CPU
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal tests/devices
 
 test-oldest:  ## run the quick part of the tests with the oldest allowed versions of all dependencies, in build/oldest
 	$(PYTHON) -m venv $(OLDEST)

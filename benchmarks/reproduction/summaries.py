@@ -144,7 +144,7 @@ def render_gpu(source: Source) -> str:
     note = (
         "No GPU was available for the runs without a device. The queue uses a GPU if there is one. "
         "`python benchmarks/image_training.py` measures throughput there, and "
-        "`python -m pytest tests/test_cuda*.py` runs the tests."
+        "`make test-devices` runs the tests."
     )
     return join_lines(header, lines, [_throughput(), note])
 

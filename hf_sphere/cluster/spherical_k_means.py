@@ -18,6 +18,7 @@ from sklearn.utils.validation import _check_feature_names, _check_n_features, ch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_codes, to_floating
+from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings
 
@@ -71,8 +72,8 @@ class Rows:
         is_dense = isinstance(self.matrix, Tensor)
         self.device = self.matrix.device if is_dense else torch.device("cpu")
         self.dtype = self.matrix.dtype if is_dense else torch.from_numpy(self.matrix.data[:0]).dtype
-        if for_density and self.device.type != "mps":
-            self.dtype = torch.float64
+        if for_density:
+            self.dtype = widest_dtype(self.device)
         self.scales = torch.ones(self.matrix.shape[0], dtype=self.dtype, device=self.device)
         for index in self.parts(self.dim):
             block = self[index][0]

@@ -12,7 +12,7 @@ from torch.distributions import Distribution, constraints, register_kl
 from hf_sphere.distributions.hyperspherical_uniform import HypersphericalUniform, check_same_sphere, unit_vector
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.bessel import log_uniform_density
-from hf_sphere.geometry.checks import check_codes, check_dense, check_floating, normalize_weights
+from hf_sphere.geometry.checks import check_codes, check_dense, check_devices, check_floating, normalize_weights
 from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.geometry.manifold import mean_direction, project_to_sphere
 from hf_sphere.geometry.sampling import points_around, sample_cosine
@@ -36,6 +36,7 @@ class DirectionalDistribution(Distribution):
         if loc.ndim < 1 or loc.shape[-1] < 2:
             raise ValueError(f"loc must have the shape (..., d) with d of at least 2; got {tuple(loc.shape)}.")
         if isinstance(concentration, Tensor):
+            check_devices(loc=loc, concentration=concentration)
             loc = loc.to(torch.promote_types(loc.dtype, concentration.dtype))
         concentration = torch.as_tensor(concentration, dtype=loc.dtype, device=loc.device)
         check_dense("concentration", concentration)
@@ -59,6 +60,10 @@ class DirectionalDistribution(Distribution):
         super(DirectionalDistribution, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
+
+    def _validate_sample(self, value: Tensor) -> None:
+        check_devices(value=value, loc=self.loc)
+        super()._validate_sample(value)
 
     @property
     def dim(self) -> int:

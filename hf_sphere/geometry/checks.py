@@ -30,6 +30,16 @@ def check_floating(name: str, value: Any) -> None:
         check_dense(name, value)
 
 
+def check_devices(**values: Any) -> None:
+    """Raise a ValueError unless the tensors among the named values are on one device, except numbers on the CPU."""
+    if torch.compiler.is_compiling():
+        return
+    devices = {name: v.device for name, v in values.items() if isinstance(v, Tensor) and (v.ndim or not v.is_cpu)}
+    if len(set(devices.values()) - {torch.device("meta")}) > 1:  # meta: weights that a hook will load
+        where = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"all tensors must be on one device; got {where}. Move them with .to(device).")
+
+
 def normalize_weights(weights: Any, points: Tensor) -> Tensor:
     """Return valid weights (..., n) of points (..., n, d), equal if None, in their dtype and divided by their sums."""
     weights = points.new_ones(points.shape[-2]) if weights is None else weights

@@ -3,6 +3,7 @@
 Every function maps along the last axis and has a closed-form gradient of linear complexity.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hf_sphere.geometry.checks import check_floating
 
@@ -322,9 +324,24 @@ def _sum_of_later(terms: Tensor, accumulator: torch.dtype) -> Tensor:
     return terms[..., 1:].flip(-1).cumsum(-1, dtype=accumulator).flip(-1).to(terms.dtype)
 
 
-def widest_dtype(x: Tensor) -> torch.dtype:
-    """Return float64 where the device of a tensor supports it."""
-    return torch.float32 if x.device.type == "mps" else torch.float64  # Metal has no float64
+def widest_dtype(where: Tensor | torch.device) -> torch.dtype:
+    """Return float64 if a device, or the device of a tensor, supports it, else float32."""
+    device = where.device if isinstance(where, Tensor) else where
+    return torch.float64 if device.type in ("cpu", "cuda") or has_float64(device) else torch.float32
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def has_float64(device: torch.device) -> bool:
+    """Whether a device computes in float64; Metal does not, nor do some GPUs of Intel."""
+    try:
+        with _disable_current_modes():  # a fake tensor would not tell
+            torch.ones((), dtype=torch.float64, device=device).exp()
+    except (TypeError, RuntimeError) as error:
+        if "64" in str(error):
+            return False
+        raise
+    return True
 
 
 def is_batched(tensor: Tensor) -> bool:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils._pytree import tree_leaves
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ def cache_constants(build: Callable[..., T]) -> Callable[..., T]:
             return results[arguments]
         with torch.inference_mode(False):  # the tensors may be used in training later
             result = build(*arguments)
-        if all(type(leaf) is Tensor for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
+        if not any(map(is_fake, tree_leaves(result))):
             results[arguments] = result
         return result
 

@@ -11,6 +11,7 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast, gather_object
 from torch import Tensor, nn
 
+from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.metrics import accuracy_by_certainty, retrieval_scores, score_queries
 from hf_sphere.nn import Head, PoleRegression
 from hf_sphere.nn.heads.base import heads_of
@@ -114,7 +115,7 @@ def perplexity(means: Mapping[str, float]) -> dict[str, float]:
 
 def _mean(values: Tensor) -> Tensor:
     """Mean in float64 if the device supports it, so that 9,913 of 10,000 is exactly 0.9913."""
-    return values.float().mean() if values.device.type == "mps" else values.double().mean()
+    return values.to(widest_dtype(values)).mean()
 
 
 @torch.inference_mode()
@@ -136,7 +137,7 @@ def evaluate(
         >>> evaluate(model, data.test, Accelerator())["accuracy"]  # doctest: +SKIP
     """
     model.eval()
-    wide = torch.float32 if accelerator.device.type == "mps" else torch.float64
+    wide = widest_dtype(accelerator.device)
     sums: dict[str, Any] = {"count": 0}
     for batch, is_new in _in_step(batches, model):
         with accelerator.autocast():  # an averaged model was not prepared by Accelerate

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from tqdm.auto import tqdm
 
+from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards, exclude_class_shards
 from hf_sphere.optim import as_metrics, radial_channel_dims, radial_diagnostics
@@ -110,7 +111,7 @@ class TrainingLoop:
         self.state = RunState(num_processes=accelerator.num_processes)
         self._recent_losses: list[tuple[int, Tensor]] = []
         self._totals: dict[str, Tensor] = {}
-        self._wide = torch.float32 if accelerator.device.type == "mps" else torch.float64
+        self._wide = widest_dtype(accelerator.device)
         self._stop_signal = 0
         if args.resume_from_checkpoint:
             self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hf_sphere.utils.checks import error_text
 
@@ -24,6 +24,11 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copy values of a training step to a device without waiting for it, except mps, which may read freed memory."""
+    return values.to(device, non_blocking=device.type != "mps")
 
 
 def digest_weights(model: nn.Module, about: Any = None) -> str:

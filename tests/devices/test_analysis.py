@@ -4,8 +4,6 @@ import torch
 
 from hf_sphere.hyperplanes import distance_from_initialization, projection_statistics, reinitialization_robustness
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 def build():
     return timm.create_model("vgg11_cifar", hidden=0, num_classes=10, in_chans=3)
@@ -17,27 +15,27 @@ def model():
     return build().eval()
 
 
-def test_statistics_on_the_device_match_the_cpu(model):
+def test_statistics_on_the_device_match_the_cpu(model, device):
     on_cpu = projection_statistics(model, "all")
-    assert projection_statistics(model.cuda(), "all") == on_cpu
+    assert projection_statistics(model.to(device), "all") == on_cpu
 
 
-def test_half_precision_statistics_match_the_cpu(model):
+def test_half_precision_statistics_match_the_cpu(model, device):
     model = model.half()
     on_cpu = projection_statistics(model)
-    assert projection_statistics(model.cuda()) == on_cpu
+    assert projection_statistics(model.to(device)) == on_cpu
 
 
-def test_distance_supports_cpu_initial_weights_and_a_device_model(model):
+def test_distance_supports_cpu_initial_weights_and_a_device_model(model, device):
     initial = {name: value.clone() for name, value in model.state_dict().items()}
-    distances = distance_from_initialization(model.cuda(), initial)
+    distances = distance_from_initialization(model.to(device), initial)
     assert all(layer.l2 == 0 for layer in distances.layers.values())
 
 
-def test_reinitialized_layers_on_the_device_give_the_accuracies_of_the_cpu(model):
-    model = model.cuda()
+def test_reinitialized_layers_on_the_device_give_the_accuracies_of_the_cpu(model, device):
+    model = model.to(device)
     torch.manual_seed(1)
-    images = torch.randn(200, 3, 32, 32, device="cuda")
+    images = torch.randn(200, 3, 32, 32, device=device)
     with torch.inference_mode():
         labels = torch.cat([model(batch).argmax(-1) for batch in images.split(64)])
     snapshot, options = build().state_dict(), {"layers": "conv", "num_random": 1, "fresh": build}
