@@ -112,7 +112,7 @@ class SupConLoss(PairLoss):
         group, counts = _group(labels)
         positives = torch.where(used, counts[group] - 1, 0)
         total = (positives > 0).sum()
-        if self._warn_if_without_positives and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and self._warn_if_without_positives:
             # Reading it synchronizes another device: only for the first batch there.
             is_without = not total
             self._warn_if_without_positives = is_readable(labels) and not is_without

@@ -155,6 +155,17 @@ class TestAutomaticBlocks:
         assert loss.head(*example(torch.float32)).logits.shape == (5, 11)
         assert not self.blocks
 
+    def test_a_subclass_with_other_logits_uses_them(self):
+        class ShiftedHead(HEADS["cosine"]):
+            def compute_logits(self, embeddings: Tensor) -> Tensor:
+                return super().compute_logits(embeddings) + torch.arange(11)
+
+        head, (x, labels) = ShiftedHead(6, 11), example(torch.float32)
+        assert head(x, labels, needs_logits=False).loss == head(x, labels).loss
+
+    def test_a_head_without_the_option_uses_the_logits(self):
+        assert self.loss("proxy_anchor")(*example(torch.float32)).isfinite()
+
     def test_several_classes_per_example_use_the_logits(self):
         x, labels = torch.randn(7, 6), torch.rand(7, 11)
         assert self.loss("cosine")(x, labels) == self.loss("cosine", blockwise=False)(x, labels)
