@@ -3,6 +3,7 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
-from hf_sphere.optim.fast_step import Block, Number, is_zero, lengths, portions
+from hf_sphere.optim.fast_step import INDUCTOR, Block, Number, is_zero, norms, portions, update_all
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, radial_parameter_groups
 from hf_sphere.optim.layout import (
     LOW_PRECISION,
@@ -50,7 +51,7 @@ class SphereOptimizer(NamedOptimizer):
     has_second_moment: ClassVar[bool]
     """Whether the state has a second moment `exp_avg_sq`."""
     group_key = "channel_dims"
-    own_defaults = {"channel_dims": None, "channel_wise": False, "low_precision": "nearest"}
+    own_defaults = {"channel_dims": None, "channel_wise": False, "low_precision": "nearest", "compile": False}
     unsupported = ("nesterov", "amsgrad", "differentiable")
 
     def __init__(self, params: Any, **options: Any) -> None:
@@ -73,7 +74,8 @@ class SphereOptimizer(NamedOptimizer):
         for name, parameter in zip(names, group["params"], strict=True):
             self._check_parameter(name, parameter, group)
         group["channel_dims"] = resolve_channel_dims(names, group["params"], **channels)
-        group.pop("channel_wise", None)
+        for name in self.not_of_groups & group.keys():
+            del group[name]
         # Missing after copying or unpickling: torch keeps only defaults, state and groups.
         self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
 
@@ -103,21 +105,17 @@ class SphereOptimizer(NamedOptimizer):
             raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
 
     def _step(self) -> None:
-        seeds = itertools.count()
+        compiles = self.defaults["compile"] or torch.compiler.is_compiling()
+        pending: dict[Any, list[tuple[Block, Group]]] = defaultdict(list)
+        opened: list[tuple[Tensor, OpenParameter, str]] = []
         for group in self.param_groups:  # before any parameter changes
-            self._check_step(group)
+            self._init_group(group)
         for group in self.param_groups:
             batches: dict[Any, list[Tensor]] = defaultdict(list, ordinary=[])
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                if parameter.grad.is_sparse:
-                    raise RuntimeError(
-                        f"{type(self).__name__} does not support sparse gradients: use an embedding with sparse=False."
-                    )
-                is_radial = self._is_radial(parameter, group)
-                self._init_state(parameter, group)
-                if not is_radial:
+                if not self._is_radial(parameter, group):
                     batches["ordinary"].append(parameter)
                 elif local(parameter).numel():
                     batches[parameter.device, parameter.dtype].append(parameter)
@@ -126,36 +124,78 @@ class SphereOptimizer(NamedOptimizer):
             mode, key = group["low_precision"], self.momentum_key
             for kind, parameters in batches.items():
                 dims = None if kind == "ordinary" else group["channel_dims"]
-                opened = [OpenParameter(p, self.state[p], mode, key, dims) for p in parameters]
-                if parameters:
-                    (self._step_of_torch if dims is None else self._step_on_sphere)(group, parameters, opened)
-                for parameter, tensors in zip(parameters, opened, strict=True):
-                    # The seed depends on the step alone, so that replicas and resumed runs round identically.
-                    step = self.state[parameter]["step"]
-                    tensors.close(int(step) * 1_000_003 + next(seeds) if mode == "stochastic" else 0)
+                tensors = [OpenParameter(p, self.state[p], mode, key, dims) for p in parameters]
+                opened += [(p, own, mode) for p, own in zip(parameters, tensors, strict=True)]
+                if dims is None and parameters:
+                    self._step_of_torch(group, parameters, tensors)
+                elif parameters:
+                    blocks = [self._block(p, own) for p, own in zip(parameters, tensors, strict=True)]
+                    if compiles:
+                        pending[kind if self._has_fast_rule() else (kind, id(group))] += [(b, group) for b in blocks]
+                    else:
+                        self._step_on_sphere(group, blocks)
+        for items in pending.values():
+            self._step_compiled(items)
+        seeds = itertools.count()
+        for parameter, own, mode in opened:
+            # The seed depends on the step alone, so that replicas and resumed runs round identically.
+            own.close(int(self.state[parameter]["step"]) * 1_000_003 + next(seeds) if mode == "stochastic" else 0)
 
-    def _step_on_sphere(self, group: Group, parameters: list[Tensor], opened: list[OpenParameter]) -> None:
+    def _block(self, parameter: Tensor, tensors: OpenParameter) -> Block:
+        state = self.state[parameter]
+        state["step"] += 1
+        moment = local(state["exp_avg_sq"]).view(-1) if self.has_second_moment else tensors.weight.new_empty(0)
+        # A Python number, if reading it does not synchronize with the device.
+        on_host = state["step"].device.type == "cpu" and not torch.compiler.is_compiling()
+        step = state["step"].item() if on_host else state["step"]
+        return Block(tensors.weight, tensors.gradient, tensors.momentum, moment, step)
+
+    def _step_on_sphere(self, group: Group, blocks: list[Block]) -> None:
         decay, shrink = self._decay(group)
-        blocks = []
-        for parameter, tensors in zip(parameters, opened, strict=True):
-            state = self.state[parameter]
-            state["step"] += 1
-            moment = local(state["exp_avg_sq"]).view(-1) if self.has_second_moment else tensors.weight.new_empty(0)
-            # A Python number, if reading it does not synchronize with the device.
-            on_host = state["step"].device.type == "cpu" and not torch.compiler.is_compiling()
-            step = state["step"].item() if on_host else state["step"]
-            blocks.append(Block(tensors.weight, tensors.gradient, tensors.momentum, moment, step))
         batches = list(portions(blocks, group["foreach"]))
         largest = max([block.weight.numel() for portion in batches for block in portion])
         memory = blocks[0].weight.new_empty(largest)
-        rule = self._rule if type(self).rule is SphereOptimizer.rule else self._follow_rule
-        if torch.compiler.is_compiling() and memory.device.type == "cpu":
-            rule = torch.compiler.disable(rule)  # Inductor's C++ backend fails on norms of what it updates (torch 2.15)
         for portion in batches:
-            if not torch.compiler.is_compiling():  # a compiler allocates what it does not fuse
-                for block in portion:
-                    block.scratch = memory[: block.weight.numel()].view(block.weight.shape)
-            rule(portion, group, decay, shrink)
+            for block in portion:
+                block.scratch = memory[: block.weight.numel()].view(block.weight.shape)
+            if self._has_fast_rule():
+                self._rule(portion, group, decay, shrink)
+            else:
+                numbers = [self._numbers(block, group) for block in portion]
+                update_all(partial(self._follow_rule, group), [block.tensors() for block in portion], numbers)
+
+    def _step_compiled(self, items: list[tuple[Block, Group]]) -> None:
+        """Update blocks of one device and dtype by a compiled function."""
+        blocks = [block.tensors() for block, _ in items]
+        numbers = [self._numbers(block, group) for block, group in items]
+        update: Any = type(self)._update
+        if not self._has_fast_rule():
+            update = partial(self._follow_rule, {k: v for k, v in items[0][1].items() if k not in ("params", "lr")})
+        if torch.compiler.is_compiling():  # by the caller
+            update_all(update, blocks, numbers)
+            return
+        if "_compiled" not in self.__dict__:  # neither copied nor pickled
+            self._compiled = torch.compile(update_all, dynamic=False, options=INDUCTOR)
+        # Numbers are a tensor, so that a schedule or the number of the step does not compile again.
+        flat, x = [number for own in numbers for number in own], blocks[0][0]
+        if any(isinstance(number, Tensor) for number in flat):
+            table = torch.stack([n.to(x) if isinstance(n, Tensor) else x.new_full((), n) for n in flat])
+        else:
+            table = x.new_tensor(flat)
+        self._compiled(update, blocks, table.view(len(blocks), -1))
+
+    def _has_fast_rule(self) -> bool:
+        return type(self).rule is SphereOptimizer.rule
+
+    def _numbers(self, block: Block, group: Group) -> list[Number]:
+        """Return the sign of the gradient, L2 weight decay, the factor of decoupled decay, and those of the rule."""
+        lr = group["lr"]
+        if isinstance(lr, Tensor):
+            is_read = lr.device.type == "cpu" and not torch.compiler.is_compiling()
+            lr = lr.item() if is_read else lr.squeeze()
+        own = self._numbers_of_rule(group, block.step, lr, block.weight.shape[1])
+        common = (-1.0 if group["maximize"] else 1.0, *self._decay(group))
+        return [*common, *(own if self._has_fast_rule() else (block.step, lr))]
 
     def _decay(self, group: Group) -> tuple[float, Number]:
         """Return the L2 weight decay, and the factor of decoupled weight decay."""
@@ -185,17 +225,43 @@ class SphereOptimizer(NamedOptimizer):
         """
         raise NotImplementedError(f"{type(self).__name__} must define `rule`.")
 
-    def _follow_rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
-        for block in blocks:
-            x, m = block.weight * shrink, block.momentum
-            v = block.second_moment.unsqueeze(1) if self.has_second_moment else x.new_zeros(len(x), 1)
-            g = (-block.gradient if group["maximize"] else block.gradient).to(x.dtype) + decay * x
-            at_zero = is_zero(lengths([x])).unsqueeze(1)
-            for target, value in zip((block.weight, m, v), self.rule(x, g, m, v, block.step, group), strict=True):
-                if value.shape != target.shape:
-                    shapes = f"{tuple(target.shape)}; got {tuple(value.shape)}"
-                    raise ValueError(f"rule of {type(self).__name__} must return tensors like x, m and v: {shapes}.")
-                target.copy_(torch.where(at_zero, target, value))
+    def _follow_rule(
+        self, group: Group, x: Tensor, g: Tensor, m: Tensor, v: Tensor, sign: Number, decay: Number, shrink: Number,
+        t: Number, lr: Number,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        x = x * shrink
+        values = x, m, v if len(v) else x.new_zeros(len(x), 1)
+        new = self.rule(x, sign * g.to(x.dtype) + decay * x, *values[1:], t, {**group, "lr": lr})
+        for target, value in zip(values, new, strict=True):
+            if value.shape != target.shape:
+                shapes = f"{tuple(target.shape)}; got {tuple(value.shape)}"
+                raise ValueError(f"rule of {type(self).__name__} must return tensors like x, m and v: {shapes}.")
+        return tuple(torch.where(is_zero(norms(x)), *pair) for pair in zip(values, new, strict=True))
+
+    @classmethod
+    def _update(
+        cls, x: Tensor, g: Tensor, m: Tensor, v: Tensor, sign: Number, decay: Number, shrink: Number, *numbers: Number
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The fast rule of one block, without operations in place, for compilers."""
+        m, v, size = cls._accumulate(sign * g.to(x.dtype) + decay * x, m, v, *numbers)
+        length = norms(x)
+        size = torch.where(is_zero(length), 0.0, size)
+        return cls._moved(shrink * x - size * m, m, v, length, size, shrink)
+
+    @classmethod
+    def _accumulate(cls, g: Tensor, m: Tensor, v: Tensor, *numbers: Number) -> tuple[Tensor, Tensor, Number]:
+        """Return the new moments and the step size, from the numbers of `_numbers_of_rule`."""
+        raise NotImplementedError
+
+    @classmethod
+    def _moved(
+        cls, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return weights and moments after the step, with moments transported from weights of this length."""
+        return y, m, v
+
+    def _numbers_of_rule(self, group: Group, t: Number, lr: Number, dim: int) -> tuple[Number, ...]:
+        raise NotImplementedError
 
     def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
         """Update radial weights of one device and dtype, with L2 weight decay or the factor of decoupled decay."""
@@ -212,12 +278,20 @@ class SphereOptimizer(NamedOptimizer):
             )
         return group_size(parameter, dims) > 1
 
-    def _check_step(self, group: Group) -> None:
+    def _init_group(self, group: Group, *_: Any) -> Any:
+        """Check a group and create the state of its parameters; torch's compiler executes a method of this name."""
         if not group["capturable"] and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(f"a CUDA graph is being captured: build {type(self).__name__} with capturable=True.")
         for index, parameter in enumerate(group["params"]):
-            if isinstance(parameter, DTensor) and parameter.grad is not None and self._is_radial(parameter, group):
+            if parameter.grad is None:
+                continue
+            if parameter.grad.is_sparse:
+                raise RuntimeError(
+                    f"{type(self).__name__} does not support sparse gradients: use an embedding with sparse=False."
+                )
+            if self._is_radial(parameter, group) and isinstance(parameter, DTensor):
                 check_shards(self._names(group)[index], parameter, group["channel_dims"])
+            self._init_state(parameter, group)
 
     def _keeps_momentum(self, group: Group) -> bool:
         return True

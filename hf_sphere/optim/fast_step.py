@@ -7,18 +7,22 @@ in place, in few passes over memory. The file of each optimizer begins with its 
 compare with the fast step.
 
 Each optimizer is built from these functions: `accumulate_` adds the gradient to the momentum, `step_` moves the
-weights, and `transport_` transports the momentum to the new weights.
+weights, and `transport_` transports the momentum to the new weights. `update_all` is the form without operations in
+place, which a compiler fuses to one pass over memory.
 
 Reference:
     Roburin, de Mont-Marin, Bursuc, Marlet, Perez, Aubry, "A spherical perspective on learning with normalization
     layers" (Neurocomputing 2022), sections 4 and 5.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from hf_sphere.optim.layout import inner
 
 Number = float | Tensor
 
@@ -37,6 +41,10 @@ class Block:
     second_moment: Tensor  # (K,), changed by the step; empty for rules without one
     step: Number  # number of steps that the parameter has taken, including this one
     scratch: Tensor | None = None  # temporary memory for a matrix (K, D); None if functions allocate it
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the arguments of `update_all`."""
+        return self.weight, self.gradient, self.momentum, self.second_moment
 
     def rows(self, start: int, stop: int) -> "Block":
         """Return the groups from `start` to `stop`."""
@@ -146,3 +154,36 @@ def per_group(values: Sequence[Number], blocks: Sequence[Block]) -> Number:
         scalar = value if isinstance(value, Tensor) else block.weight.new_full((), value)
         expanded.append(scalar.to(block.weight.dtype).expand(block.weight.shape[0]))
     return torch.cat(expanded)
+
+
+INDUCTOR: dict[str, Any] = {"realize_opcount_threshold": 1000, "realize_reads_threshold": 1000, "realize_acc_reads_threshold": 1000}
+"""Options with which inductor computes the new weights again for each of their uses, instead of storing them."""
+
+
+def update_all(update: Callable[..., tuple[Tensor, ...]], blocks: Sequence[tuple[Tensor, ...]], numbers: Any) -> None:
+    """Update the weights, momenta and second moments of (weight, gradient, momentum, second moment) of each block.
+
+    Args:
+        update: Maps these four and the numbers of a block to new weights and moments.
+        blocks: Matrices (K, D), and vectors (K,) or empty ones.
+        numbers: Numbers of each block.
+    """
+    for (x, g, m, v), own in zip(blocks, numbers.unbind() if isinstance(numbers, Tensor) else numbers, strict=True):
+        y, new_m, new_v = update(x, g, m, v.unsqueeze(1), *own)
+        x.copy_(y)
+        m.copy_(new_m)
+        if len(v):
+            # A read of the gradient with a stride keeps inductor's C++ backend from vectorizing over groups. It then
+            # updates one group after the other, while its weights are in the cache.
+            v.copy_(torch.where(g[:, :1].isnan(), g[:, :1], new_v).squeeze(1))
+
+
+def norms(x: Tensor) -> Tensor:
+    """Return the norm of each row as a column, (K, 1); the smallest normal number instead of zero."""
+    return inner(x, x).sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+
+
+def transported(m: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Transport momenta to the weights after the step; see `transport_`. Return them and the norms of the weights."""
+    length = norms(y)
+    return m - inner(m, y) / length / length * y, length

@@ -225,6 +225,8 @@ class NamedOptimizer(Optimizer):
     """Options that the optimizer of torch or timm lacks, with their defaults."""
     group_options: ClassVar[dict[str, Any]] = {}
     """Options of `form_groups` that `optim_args` of the Trainer can set, with their defaults."""
+    not_of_groups: ClassVar[frozenset[str]] = frozenset({"channel_wise", "compile"})
+    """Options that groups, and so the state, do not have."""
     unsupported: ClassVar[tuple[str, ...]] = ()
     """Options of the optimizer of torch or timm that this one does not have."""
 
@@ -296,7 +298,7 @@ class NamedOptimizer(Optimizer):
         Raises:
             ValueError: If it is not a state of this optimizer, or does not fit the groups.
         """
-        wanted = set(self.defaults) - {"channel_wise"}
+        wanted = set(self.defaults) - self.not_of_groups
         lacking = {key for group in state_dict["param_groups"] for key in wanted - set(group)}
         if lacking:
             raise ValueError(f"not a state of {type(self).__name__}: its groups lack {', '.join(sorted(lacking))}.")

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_sphere.optim.fast_step import Block, Number, shrinks, transport_
+from hf_sphere.optim.fast_step import Block, Number, shrinks, transport_, transported
 from hf_sphere.optim.layout import inner
 from hf_sphere.optim.optimizers.adam_s import AdamS, Moments, adam_s
 
@@ -29,6 +29,11 @@ class AdamSRT(AdamS):
     Example:
         >>> optimizer = AdamSRT(radial_parameter_groups(network, images), lr=1e-3, betas=(0.9, 0.99))
     """
+
+    @classmethod
+    def _moved(cls, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Moments:
+        m, new_length = transported(m, y)
+        return y, m / shrink, v * (length / new_length).square()
 
     def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
         new_length = transport_(blocks)
