@@ -156,7 +156,11 @@ def per_group(values: Sequence[Number], blocks: Sequence[Block]) -> Number:
     return torch.cat(expanded)
 
 
-INDUCTOR: dict[str, Any] = {"realize_opcount_threshold": 1000, "realize_reads_threshold": 1000, "realize_acc_reads_threshold": 1000}
+INDUCTOR: dict[str, Any] = {
+    "realize_opcount_threshold": 1000,
+    "realize_reads_threshold": 1000,
+    "realize_acc_reads_threshold": 1000,
+}
 """Options with which inductor computes the new weights again for each of their uses, instead of storing them."""
 
 

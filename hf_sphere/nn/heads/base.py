@@ -82,6 +82,8 @@ class Head(nn.Module):
     """Distance between transformed embeddings, one of those of `hf_sphere.metrics.retrieval_scores`."""
     needs_data_initialization: ClassVar[bool] = False
     """Whether `initialize_from_data` must be called before training; may be a property that depends on the state."""
+    in_blocks: bool = False
+    """Whether the loss is computed in blocks of classes, even where there are logits."""
     reduction: str = "mean"
     """Whether the loss is the `mean` or the `sum` over a batch."""
 
@@ -289,7 +291,12 @@ class Head(nn.Module):
             losses = self._losses(embeddings, logits, labels)
             return losses.sum() if self.reduction == "sum" else losses.sum() / max(len(losses), 1)
         used = labels != IGNORED
-        if self.in_blocks or self.class_weights is not None or type(self).compute_loss is not Head.compute_loss:
+        if (
+            logits is None
+            or self.in_blocks
+            or self.class_weights is not None
+            or type(self).compute_loss is not Head.compute_loss
+        ):
             # Masked instead of selected: the number of examples is not known without a device synchronization.
             ignored = ~used
             labels = labels.masked_fill(ignored, 0)
