@@ -187,6 +187,19 @@ class PretendTensor(torch.Tensor):
     def untyped_storage(self) -> torch.UntypedStorage:  # identifies tensors that share memory
         return self.raw.untyped_storage()
 
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:  # torch would copy a storage of the device
+        if not self.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+        if id(self) not in memo:
+            copied = self.detach().clone()
+            is_parameter = isinstance(self, torch.nn.Parameter)
+            copied = torch.nn.Parameter(copied, self.requires_grad) if is_parameter else copied
+            memo[id(self)] = copied if is_parameter else copied.requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         return _run(func, args, kwargs or {})
