@@ -104,8 +104,8 @@ def _coefficients(dim: int, dtype: torch.dtype) -> tuple[list[float], list[list[
     scale = np.abs(_chebyshev_coefficients(dim).astype(float))
     needed = (scale > torch.finfo(dtype).eps / 20).any(axis=(0, 1)).nonzero()[0].max() + 1  # without rounding errors
     half = (dim - 1) / 2
-    table = _chebyshev_coefficients(dim) * np.array([[[1]], [[Decimal(half)]]])
     with decimal.localcontext(prec=DIGITS):
+        table = _chebyshev_coefficients(dim) * np.array([[[1]], [[Decimal(half)]]])
         rows = [[list(map(float, cheb2poly(h))) for h in row] for row in table[..., :needed]]
     return [half / (2 * dim), half**2 / (2 * dim)], rows
 
