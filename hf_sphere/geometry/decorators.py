@@ -34,6 +34,20 @@ def cache_constants(build: Callable[..., T]) -> Callable[..., T]:
     return get
 
 
+def cache_outside_graphs(build: Callable[..., T]) -> Callable[..., T]:
+    """Decorate a function that computes small constant tensors: like `cache_constants`, but compiled where it is used.
+
+    A compiled function can then call it several times, which `cache_constants` does not allow.
+    """
+    cached = cache_constants(build)
+
+    @functools.wraps(build)
+    def get(*arguments: Any) -> T:
+        return (build if torch.compiler.is_compiling() else cached)(*arguments)
+
+    return get
+
+
 def differentiable_once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
     """Decorate the `backward` of an autograd function so that a second derivative raises an error.
 

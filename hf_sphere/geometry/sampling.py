@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.bessel import mean_resultant_length_complement
-from hf_sphere.geometry.decorators import cache_constants, differentiable_once
+from hf_sphere.geometry.decorators import cache_constants, cache_outside_graphs, differentiable_once
 from hf_sphere.utils.seeds import GAMMA, splitmix
 
 BITS = {torch.float32: 24, torch.float64: 53}
@@ -217,10 +217,10 @@ def _bounded_root(concentration: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return kappa, torch.maximum(root, kappa).add_(half)  # h is negligible where the square overflows
 
 
-@cache_constants
+@cache_outside_graphs
 def _phases(quarters: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A number of quarters of a turn, as an angle, and 0."""
-    return torch.tensor(np.array([0.5 * math.pi * quarters, 0.0]), dtype=dtype, device=device)
+    return torch.arange(1, -1, -1, dtype=dtype, device=device) * (0.5 * math.pi * quarters)
 
 
 def _first_accepted(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.bessel import partition_and_ratio
-from hf_sphere.geometry.decorators import differentiable_once
+from hf_sphere.geometry.decorators import cache_outside_graphs, differentiable_once
 
 BLOCK = {"cpu": 2**20, "other": 2**24}
 """Logits per block: on the CPU a block fits in the cache of a core; on other devices the size limits the memory."""
@@ -179,10 +179,10 @@ def log_class_sum(
     tangents: Tensor,
     class_vectors: Tensor,
     inverse_temperature: Tensor,
-    labels: Tensor,
+    labels: Tensor | None,
     *,
     recompute: bool = False,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Any]:
     """Sum over the classes of the von Mises-Fisher softmax: `logsumexp_k [log C(|w_k|) - log C(|w_k + beta x|)]`.
 
     A term is the log-mean of exp(beta x.y) over samples y of class k. The samples x are given relative to the mean
@@ -197,13 +197,14 @@ def log_class_sum(
         tangents: v, unit vectors orthogonal to mu, (ceil(S/2), B, d), negated for the second half of the samples.
         class_vectors: w, mean direction times concentration of each class, (K, d).
         inverse_temperature: beta, a scalar.
-        labels: Own class of each example, (B,), int64; outside 0..K-1 if it is none of these classes.
+        labels: Own class of each example, (B,), int64; outside 0..K-1 if it is none of these classes. None if the
+            weights of the own classes are not needed.
         recompute: Whether the backward pass computes the blocks of classes again instead of saving them, which takes
             the memory of almost three matrices (S B, K).
 
     Returns:
-        The sums, (S, B), and the weights of the own classes, (B, d), zero where there is none. Once differentiable with
-        respect to all but the tangents.
+        The sums, (S, B), and the weights of the own classes, (B, d), zero where there is none, or None. Once
+        differentiable with respect to all but the tangents.
 
     Reference:
         Scott, Gallagher and Mozer, "von Mises-Fisher loss: an exploration of embedding geometries for supervised
@@ -216,94 +217,100 @@ class _LogClassSum(torch.autograd.Function):
     """The log-sum-exp of the terms `t_k = G(u_k) - G(|w_k|^2)`, with the log-partition function G.
 
     Here `u_k = |w_k + beta x|^2 = |w_k|^2 + beta^2 + 2 beta w_k.x`, and `w.x = c w.mu + s w.v` with the cosine c and
-    the sine s, negative in the second half of the samples.
+    the sine s, negative in the second half of the samples. The samples with a tangent v are computed as one small
+    matrix product: of their coefficients (beta c, beta s), (2, 2), with the products w.mu and w.v, (2, K).
 
     The derivative with respect to t_k is the softmax p_k, and `dG/du` is half of the ratio `r = A(kappa) / kappa` at
     `kappa^2 = u`. With `q_k = p_k r_k`, twice the derivative with respect to u_k, the gradients are
 
-    - of x: `beta sum_k q_k w_k`, thus of c: `beta sum_k q_k w_k.mu`, of s: `beta sum_k q_k w_k.v`, and of mu at a given
-      v: `beta c sum_k q_k w_k`;
-    - of w_k: `q_k (w_k + beta x) - p_k r(|w_k|) w_k`;
-    - of beta: `sum_k q_k (beta + w_k.x)`, where the sum over w_k.x follows from the gradients of c and s.
-
-    In the backward pass the gradients are without the factor beta until the end.
+    - of the coefficients: the sum over k of q_k times the products;
+    - of the products: the sum over the samples of q_k times the coefficients, from which follow those of mu and w_k;
+    - of w_k besides: `(q_k - p_k r(|w_k|)) w_k`;
+    - of beta besides: `beta sum_k q_k`.
     """
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        *tensors, labels, recompute = arguments
-        _, cosine, _, _, weights, _ = tensors
-        classes = partition_and_ratio(torch.linalg.vector_norm(weights, dim=1).square(), weights.shape[1])
-        inputs = *tensors, classes.log_partition
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor | None]:
+        direction, cosine, sine, tangents, weights, beta, labels, recompute = arguments
+        if len(cosine) % len(tangents):  # an odd number of samples: each gets a tangent
+            tangents = torch.cat([tangents, -tangents[: len(cosine) - len(tangents)]])
+        signs = _signs(len(cosine) // len(tangents), cosine.dtype, cosine.device)
+        samples = torch.stack([cosine, sine], dim=-1).unflatten(0, (-1, len(tangents))).permute(1, 2, 0, 3) * signs
+        inputs = direction, tangents, samples * beta, weights, beta
         saved: list[Tensor] = []
         sums = []
         for block in class_blocks(len(weights), cosine.numel(), cosine.device, SAMPLE_BLOCK):
-            peak, terms, *others = _sample_block(inputs, block)
-            sums.append(peak + terms.sum(-1).log())
-            saved += [] if recompute else [peak, terms, *others]
-        result = torch.stack(sums).logsumexp(0)
-        ctx.save_for_backward(*inputs, classes.ratio, labels, result, *saved)
+            block_sums, *others = _sample_block(inputs, block)
+            sums.append(block_sums)
+            saved += [] if recompute else [block_sums, *others]
+        result = sums[0] if len(sums) == 1 else torch.stack(sums).logsumexp(0)
+        ctx.save_for_backward(*inputs, samples, labels, result, *saved)
         ctx.set_materialize_grads(False)
-        return result, own_rows(weights, labels)
+        return result.permute(2, 0, 1).flatten(0, 1), None if labels is None else own_rows(weights, labels)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad_sums: Tensor | None, grad_own: Tensor | None) -> tuple[Tensor | None, ...]:
-        *inputs, own_ratio, labels, sums = ctx.saved_tensors[:10]
-        saved = ctx.saved_tensors[10:]
-        direction, cosine, sine, tangents, weights, beta, _ = inputs
-        grad_sums = torch.zeros_like(sums) if grad_sums is None else grad_sums
-        half = len(tangents)
-        signed = _signed(sine, half)
-        grad_direction, grad_weights = torch.zeros_like(direction), torch.empty_like(weights)
-        grad_cosine, grad_signed, total = torch.zeros_like(cosine), torch.zeros_like(cosine), torch.zeros_like(beta)
-        for index, block in enumerate(class_blocks(len(weights), cosine.numel(), cosine.device, SAMPLE_BLOCK)):
-            peak, terms, ratio, along, across = saved[5 * index : 5 * index + 5] or _sample_block(inputs, block)
-            grad_terms = terms * (grad_sums * (peak - sums).exp())[..., None]  # p, (S, B, n)
-            sum_own = grad_terms.sum((0, 1)) * own_ratio[block]
-            grad_square = grad_terms.mul_(ratio)  # q
-            sum_square = grad_square.sum((0, 1))
-            grad_cosine += (grad_square * along).sum(-1)
-            grad_signed[:half] += (grad_square[:half] * across).sum(-1)
-            grad_signed[half:] += (grad_square[half:] * across[: len(cosine) - half]).sum(-1)
-            grad_along = (grad_square * cosine[..., None]).sum(0)
-            grad_across = _fold(grad_square.mul_(signed[..., None]), half)
-            grad_direction.addmm_(grad_along, weights[block])
-            grad_products = grad_along.T @ direction + grad_across.flatten(0, 1).T @ tangents.flatten(0, 1)
-            grad_weights[block] = torch.addcmul(beta * grad_products, (sum_square - sum_own)[:, None], weights[block])
-            total += sum_square.sum()
+        *inputs, samples, labels, sums = ctx.saved_tensors[:8]
+        saved = ctx.saved_tensors[8:]
+        direction, tangents, coefficients, weights, beta = inputs
+        if grad_sums is None:
+            grad_sums = torch.zeros_like(sums)
+        else:
+            grad_sums = grad_sums.unflatten(0, (-1, len(tangents))).permute(1, 2, 0)
+        grad_weights = torch.empty_like(weights)
+        totals: list[Tensor] = []
+        blocks = list(class_blocks(len(weights), sums.numel(), sums.device, SAMPLE_BLOCK))
+        for index, block in enumerate(blocks):
+            block_sums, *values = saved[5 * index : 5 * index + 5] or _sample_block(inputs, block)
+            softmax, slopes, own_ratio, products = values
+            factors = grad_sums if len(blocks) == 1 else grad_sums * (block_sums - sums).exp()  # of p and q
+            sum_own, sum_square = (factors.flatten() @ values.flatten(0, 2) for values in (softmax, slopes))
+            grad_coefficients = (slopes @ products.mT).mul_(factors[..., None])
+            grad_along, grad_across = ((coefficients * factors[..., None]).mT @ slopes).unbind(2)
+            grad_along = grad_along.sum(0)
+            rows = weights[block]
+            outer = torch.addcmul(sum_square, sum_own, own_ratio, value=-1)[:, None] * rows
+            outer.addmm_(grad_along.T, direction).addmm_(grad_across.flatten(0, 1).T, tangents.flatten(0, 1))
+            grad_weights[block] = outer
+            parts = [grad_along @ rows, grad_coefficients, sum_square.sum()]
+            totals = [total.add_(part) for total, part in zip(totals, parts, strict=True)] if totals else parts
+        grad_direction, grad_coefficients, total = totals
         # A rotation of mu rotates v as well: dx = w dmu - s (v.dmu) mu. This preserves the distribution;
         # differentiating the construction of v from noise would only add noise of zero mean.
-        grad_direction -= (_fold(signed * grad_cosine, half)[..., None] * tangents).sum(0)
-        grad_beta = beta * total + (grad_cosine * cosine + grad_signed * signed).sum()
+        turns = (grad_coefficients[..., :1].mT @ coefficients[..., 1:])[..., 0].permute(1, 2, 0)  # (B, 1, T)
+        grad_direction = torch.baddbmm(grad_direction[:, None], turns, tangents.transpose(0, 1), alpha=-1)[:, 0]
+        grad_beta = torch.addcmul((grad_coefficients * samples).sum(), beta, total)
+        grad_samples = grad_coefficients.mul_(beta) * _signs(samples.shape[2], samples.dtype, samples.device)
+        grad_cosine, grad_sine = (grad.permute(2, 0, 1).flatten(0, 1) for grad in grad_samples.unbind(-1))
         if grad_own is not None:
             add_to_own_rows(grad_weights, labels, grad_own)
-        grad_sine = _signed(grad_signed, half) * beta
-        return grad_direction * beta, grad_cosine * beta, grad_sine, None, grad_weights, grad_beta, None, None
+        return grad_direction, grad_cosine, grad_sine, None, grad_weights, grad_beta, None, None
 
 
 def _sample_block(inputs: Sequence[Tensor], block: slice) -> tuple[Tensor, ...]:
-    """Return the largest term of each sum over a block of classes, the others relative to it, and their factors."""
-    direction, cosine, sine, tangents, weights, beta, log_partition = inputs
-    half, weights = len(tangents), weights[block]
-    scaled_cosine, scaled_sine = (2 * beta * values[..., None] for values in (cosine, _signed(sine, half)))
-    along, across = direction @ weights.T, tangents @ weights.T  # w.mu and w.v
-    squares = torch.addcmul(weights.square().sum(1) + beta.square(), scaled_cosine, along)  # u, (S, B, n)
-    squares[:half].addcmul_(scaled_sine[:half], across)
-    squares[half:].addcmul_(scaled_sine[half:], across[: len(cosine) - half])
-    # Rounding must not make squares negative.
-    terms, ratio = partition_and_ratio(squares.clamp_min_(0), weights.shape[1])
-    terms.sub_(log_partition[block])
-    peak = terms.amax(-1)
-    return peak, terms.sub_(peak[..., None]).exp_(), ratio, along, across
+    """Return the sums over a block of n classes, (T, B, S / T), and what their gradients are computed from.
+
+    That are p and q, (T, B, S / T, n), r(|w|), (n,), and the products, (T, B, 2, n), for T tangents.
+    """
+    direction, tangents, coefficients, weights, beta = inputs
+    rows = weights[block]
+    across = tangents @ rows.T
+    products = torch.stack([(direction @ rows.T).expand_as(across), across], dim=2)
+    own = torch.linalg.vector_norm(rows, dim=1).square()
+    base = torch.addcmul(own, beta, beta)
+    squares = torch.baddbmm(base, coefficients.flatten(0, 1), products.flatten(0, 1), alpha=2)  # u
+    # The own squares are evaluated together with the others. Rounding must not make these negative.
+    together = torch.cat([squares.flatten(0, 1), own[None]]).clamp_min_(0)
+    partition, ratio = partition_and_ratio(together, weights.shape[1])
+    terms = partition[:-1].sub_(partition[-1]).unflatten(0, coefficients.shape[:-1])
+    softmax = terms.softmax(-1)
+    slopes = ratio[:-1].view_as(terms).mul_(softmax)
+    return terms.amax(-1) - softmax.amax(-1).log(), softmax, slopes, ratio[-1], products
 
 
-def _signed(sine: Tensor, half: int) -> Tensor:
-    """Negate the sines of the second half of the samples."""
-    return torch.cat([sine[:half], -sine[half:]])
-
-
-def _fold(values: Tensor, half: int) -> Tensor:
-    """Sum, in place, over the samples with the same tangent: (S, ...) -> (ceil(S/2), ...)."""
-    values[: len(values) - half] += values[half:]
-    return values[:half]
+@cache_outside_graphs
+def _signs(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Signs of cosine and sine of one or two samples with a tangent, (1 or 2, 2)."""
+    index = torch.arange(2, dtype=dtype, device=device)
+    return 1 - 2 * index[:count, None] * index

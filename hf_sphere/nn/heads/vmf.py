@@ -228,7 +228,8 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         with torch.autocast(embeddings.device.type, enabled=False):
             weight = self.weight.to(embeddings.dtype)
             if self.training or self.prediction == "mean":
-                of_embeddings, of_classes = means_from_natural_parameters(embeddings, weight)
+                means = means_from_natural_parameters(torch.cat([embeddings, weight]))[0]
+                of_embeddings, of_classes = means.split([embeddings.shape[0], weight.shape[0]])
                 return self.inverse_temperature() * of_embeddings @ of_classes.T
             of_samples = self._log_softmaxes(embeddings, weight)
             return functools.reduce(torch.logaddexp, of_samples) - math.log(self.num_samples)
@@ -236,19 +237,28 @@ class VMFHead(ClassVectorHead, TemperatureHead):
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute `mean_s log sum_k C(w_k) / C(w_k + beta s) - beta E[z].E[w_y]` of each example: (B,)."""
         with torch.autocast(embeddings.device.type, enabled=False):
-            return self.loss_in_blocks(embeddings, labels)
+            of_means = self.training or self.prediction == "mean"
+            return self.loss_in_blocks(embeddings, labels, logits if of_means else None)
 
-    def loss_in_blocks(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of each example from those of its own class and the sum over all: (B,)."""
+    def loss_in_blocks(self, embeddings: Tensor, labels: Tensor, logits: Tensor | None = None) -> Tensor:
+        """Compute the loss of each example from that of its own class, in the logits of the means if given: (B,)."""
         exchange, beta = self.exchange(labels), self.inverse_temperature()
         (weight,), local = self.select_classes(exchange.gather(labels))
         keys = exchange.gather(self._take_keys(embeddings)) if self.training else None
         samples = self._draw(exchange.gather(embeddings), keys)
         total, target_weights = log_class_sum(
-            *samples, weight.to(embeddings.dtype), exchange.copied(beta), local, recompute=self.in_blocks
+            *samples,
+            weight.to(embeddings.dtype),
+            exchange.copied(beta),
+            local if logits is None else None,
+            recompute=self.in_blocks,
         )
-        of_embeddings, of_classes = means_from_natural_parameters(embeddings, exchange.sum(target_weights))
-        return exchange.log_sum(total.T).mean(dim=1) - beta * (of_embeddings * of_classes).sum(-1)
+        if logits is not None:
+            targets = logits.gather(1, labels[:, None])[:, 0]
+        else:
+            of_embeddings, of_classes = means_from_natural_parameters(embeddings, exchange.sum(target_weights))
+            targets = beta * (of_embeddings * of_classes).sum(-1)
+        return exchange.log_sum(total.T).mean(dim=1) - targets
 
     def parameter_options(self) -> dict[str, dict[str, Any]]:
         """No weight decay for class vectors: their norm is a concentration."""
