@@ -34,6 +34,20 @@ def cache_constants(build: Callable[..., T]) -> Callable[..., T]:
     return get
 
 
+def cache_outside_graphs(build: Callable[..., T]) -> Callable[..., T]:
+    """Decorate a function that computes small constant tensors: like `cache_constants`, but compiled where it is used.
+
+    A compiled function can then call it several times, which `cache_constants` does not allow.
+    """
+    cached = cache_constants(build)
+
+    @functools.wraps(build)
+    def get(*arguments: Any) -> T:
+        return (build if torch.compiler.is_compiling() else cached)(*arguments)
+
+    return get
+
+
 def with_gradient(gradient: Callable[..., tuple[Tensor, ...]]) -> Callable[[T], T]:
     """Decorate a function of tensors, then constants, that returns several tensors, with a formula of its gradient.
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.bessel import mean_resultant_length_complement
-from hf_sphere.geometry.decorators import cache_constants, differentiable_once
+from hf_sphere.geometry.decorators import cache_constants, cache_outside_graphs, differentiable_once
 from hf_sphere.utils.seeds import GAMMA, splitmix
 
 BITS = {torch.float32: 24, torch.float64: 53}
@@ -62,10 +62,15 @@ def keyed_normals(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     return normals.flatten(-2)[..., :count]
 
 
+def generator_argument(generator: torch.Generator | None) -> dict[str, Any]:
+    """Return the argument of a function that draws: none without a generator, since sizes could not be dynamic."""
+    return {} if generator is None else {"generator": generator}
+
+
 def points_around(loc: Tensor, cosine: Tensor, sine: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Draw points in uniform directions around mean directions (..., d), at given cosines and sines (...): (..., d)."""
     shape = (*cosine.shape, loc.shape[-1])
-    normals = torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
+    normals = torch.randn(shape, dtype=loc.dtype, device=loc.device, **generator_argument(generator))
     return _Point.apply(loc, cosine, sine, normals)[0]
 
 
@@ -110,7 +115,7 @@ def sample_cosine(
         some = values[left]
         if keys is None:
             shape = (3, count, *some.shape)
-            uniforms = torch.rand(shape, generator=generator, dtype=some.dtype, device=some.device)
+            uniforms = torch.rand(shape, dtype=some.dtype, device=some.device, **generator_argument(generator))
         else:
             # The order of the proposals does not depend on the size of a round.
             indices = torch.arange(3 * count * index, 3 * count * (index + 1), device=keys.device)
@@ -217,10 +222,10 @@ def _bounded_root(concentration: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return kappa, torch.maximum(root, kappa).add_(half)  # h is negligible where the square overflows
 
 
-@cache_constants
+@cache_outside_graphs
 def _phases(quarters: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A number of quarters of a turn, as an angle, and 0."""
-    return torch.tensor(np.array([0.5 * math.pi * quarters, 0.0]), dtype=dtype, device=device)
+    return torch.arange(1, -1, -1, dtype=dtype, device=device) * (0.5 * math.pi * quarters)
 
 
 def _first_accepted(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.bessel import partition_and_ratio
-from hf_sphere.geometry.decorators import cache_constants, differentiable_once, opaque
+from hf_sphere.geometry.decorators import cache_outside_graphs, differentiable_once, opaque
 
 BLOCK = {"cpu": 2**20, "other": 2**24}
 """Logits per block: on the CPU a block fits in the cache of a core; on other devices the size limits the memory."""
@@ -337,7 +336,8 @@ def _sample_block(inputs: Sequence[Tensor], block: slice) -> tuple[Tensor, ...]:
     return terms.amax(-1) - softmax.amax(-1).log(), softmax, slopes, ratio[-1], products
 
 
-@cache_constants
+@cache_outside_graphs
 def _signs(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Signs of cosine and sine of one or two samples with a tangent, (1 or 2, 2)."""
-    return torch.tensor(np.array([[1, 1], [1, -1]])[:count], dtype=dtype, device=device)
+    index = torch.arange(2, dtype=dtype, device=device)
+    return 1 - 2 * index[:count, None] * index

@@ -235,7 +235,8 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         with torch.autocast(embeddings.device.type, enabled=False):
             weight = self.weight.to(embeddings.dtype)
             if self.training or self.prediction == "mean":
-                of_embeddings, of_classes = means_from_natural_parameters(embeddings, weight)
+                means = means_from_natural_parameters(torch.cat([embeddings, weight]))[0]
+                of_embeddings, of_classes = means.split([embeddings.shape[0], weight.shape[0]])
                 return self.inverse_temperature() * of_embeddings @ of_classes.T
             of_samples = self._log_softmaxes(embeddings, weight)
             return functools.reduce(torch.logaddexp, of_samples) - math.log(self.num_samples)
