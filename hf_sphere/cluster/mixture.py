@@ -154,7 +154,7 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         means, concentrations, weights = (torch.as_tensor(values) for values in self._fitted())
         random = check_random_state(self.random_state)
         generator = torch.Generator(means.device).manual_seed(int(random.randint(2**31)))
-        probabilities = weights.double().cpu().numpy()
+        probabilities = weights.cpu().double().numpy()
         labels = torch.as_tensor(random.multinomial(n_samples, probabilities / probabilities.sum())).to(means.device)
         labels = torch.arange(len(means), device=means.device).repeat_interleave(labels)
         points = VonMisesFisher(means[labels], concentrations[labels], validate_args=False).rsample((), generator)

@@ -20,6 +20,7 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_codes, to_floating
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings
+from hf_sphere.utils.devices import widest_dtype
 
 POSITIVE_INTEGER = Interval(numbers.Integral, 1, None, closed="left")
 
@@ -71,8 +72,8 @@ class Rows:
         is_dense = isinstance(self.matrix, Tensor)
         self.device = self.matrix.device if is_dense else torch.device("cpu")
         self.dtype = self.matrix.dtype if is_dense else torch.from_numpy(self.matrix.data[:0]).dtype
-        if for_density and self.device.type != "mps":
-            self.dtype = torch.float64
+        if for_density:
+            self.dtype = widest_dtype(self.device)
         self.scales = torch.ones(self.matrix.shape[0], dtype=self.dtype, device=self.device)
         for index in self.parts(self.dim):
             block = self[index][0]
@@ -358,7 +359,7 @@ def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Ten
     gaps = torch.full((len(candidates),), 4.0, dtype=rows.dtype, device=rows.device)
     for index in range(count):
         if index > 0:
-            ends = gaps.double().cumsum(0).cpu().numpy()
+            ends = gaps.cpu().double().cumsum(0).numpy()
             trial_rows = np.searchsorted(ends, random.uniform(size=trials) * ends[-1]).clip(max=len(ends) - 1)
         tried = rows.directions(candidates[trial_rows])
         reduced = torch.minimum(gaps[:, None], (1 - products(block, tried) * scales[:, None]).clamp_min(0))
@@ -380,4 +381,4 @@ def _updated(centers: Tensor, sums: Tensor, rows: Rows) -> Tensor:
 
 
 def _inertia(rows: Rows, assignment: Assignment) -> float:
-    return float(2 * (1 - assignment.cosines[~rows.is_zero].double()).clamp_min(0).sum())
+    return float(2 * (1 - assignment.cosines[~rows.is_zero].cpu().double()).clamp_min(0).sum())

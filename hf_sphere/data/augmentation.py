@@ -10,6 +10,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import RandAugment, functional as tvF
 
 from hf_sphere.data.options import AugmentationOptions
+from hf_sphere.utils.devices import to_device
 
 _DRAWS = 10
 """Attempts at a random resized crop before the full image is used."""
@@ -62,7 +63,7 @@ class Augmentation(AugmentationOptions):
         if self.horizontal_flip:
             mirrored = torch.rand(len(images), generator=generator) < 0.5
         if mirrored is not None:
-            images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(-1), images)
+            images = torch.where(to_device(mirrored, images.device)[:, None, None, None], images.flip(-1), images)
         if self.rotation:
             degrees = (2 * torch.rand(len(images), generator=generator) - 1) * self.rotation
             images = _rotate(images, degrees.deg2rad())
@@ -84,7 +85,7 @@ def _random_crop(images: Tensor, padding: int, mode: str, generator: torch.Gener
     """Random crop of the original size from the padded image."""
     count, channels, height, width = images.shape
     padded = tvF.pad(images, [padding], padding_mode="constant" if mode == "zeros" else mode)
-    top, left = torch.randint(0, 2 * padding + 1, (2, count), generator=generator).to(images.device)
+    top, left = to_device(torch.randint(0, 2 * padding + 1, (2, count), generator=generator), images.device)
     rows = top[:, None] + torch.arange(height, device=images.device)
     columns = left[:, None] + torch.arange(width, device=images.device)
     padded = padded.gather(2, rows[:, None, :, None].expand(-1, channels, -1, padded.shape[-1]))
@@ -109,7 +110,7 @@ def _draw_boxes(
 def _crop_and_resize(images: Tensor, size: Tensor, center: Tensor) -> Tensor:
     """Resize a box of each image to the full image, bilinear; size and center (B, 2), x first, in image sides."""
     matrix = torch.cat([torch.diag_embed(size), (2 * center - 1)[:, :, None]], dim=2)
-    grid = F.affine_grid(matrix.to(images.device), list(images.shape), align_corners=False)
+    grid = F.affine_grid(to_device(matrix, images.device), list(images.shape), align_corners=False)
     # A box at the edge samples up to half a pixel beyond the last pixel center, hence the border padding.
     cropped = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
     return cropped.round_().to(images.dtype)
@@ -123,7 +124,7 @@ def _rotate(images: Tensor, radians: Tensor) -> Tensor:
     matrix = torch.stack(
         [cosine, sine * (height / width), zero, -sine * (width / height), cosine, zero], dim=1
     ).reshape(-1, 2, 3)
-    grid = F.affine_grid(matrix.to(images.device), list(images.shape), align_corners=False)
+    grid = F.affine_grid(to_device(matrix, images.device), list(images.shape), align_corners=False)
     turned = F.grid_sample(images.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False)
     return turned.to(images.dtype)
 
@@ -135,22 +136,22 @@ def _occlude(images: Tensor, side: int, color: Sequence[float], generator: torch
     left = torch.randint(0, width - side + 1, (count, 1), generator=generator)
     rows = ((step := torch.arange(height) - top) >= 0) & (step < side)
     columns = ((step := torch.arange(width) - left) >= 0) & (step < side)
-    covered = (rows[:, None, :, None] & columns[:, None, None, :]).to(images.device)
-    paint = torch.tensor(color).round().to(images).reshape(1, -1, 1, 1)
+    covered = to_device(rows[:, None, :, None] & columns[:, None, None, :], images.device)
+    paint = to_device(torch.tensor(color).round().to(images.dtype), images.device).reshape(1, -1, 1, 1)
     return torch.where(covered, paint, images)
 
 
 def _jitter_colors(images: Tensor, strengths: Sequence[float], generator: torch.Generator) -> Tensor:
     """Change brightness, contrast, saturation and hue of each image by random amounts, in random order."""
     amounts = (2 * torch.rand(4, len(images), generator=generator) - 1) * torch.tensor(strengths)[:, None]
-    amounts = amounts.to(images.device)[..., None, None, None]
-    order = torch.rand(len(images), 4, generator=generator).argsort(dim=1).to(images.device)
+    amounts = to_device(amounts, images.device)[..., None, None, None]
+    order = torch.rand(len(images), 4, generator=generator).argsort(dim=1)
     changed = images.float() / 255
     # Gray images have neither saturation nor hue.
     kinds = [kind for kind in range(4 if images.shape[1] == 3 else 2) if strengths[kind]]
     for step in range(4):
         for kind in kinds:
-            index = (order[:, step] == kind).nonzero()[:, 0]
+            index = to_device((order[:, step] == kind).nonzero()[:, 0], images.device)
             changed[index] = _COLOR_CHANGES[kind](changed[index], amounts[kind, index])
     return (255 * changed).round_().to(images.dtype)
 
@@ -177,7 +178,7 @@ def _change_hue(images: Tensor, amounts: Tensor) -> Tensor:
         value == images[:, :1], green - blue, torch.where(value == images[:, 1:2], blue - red + 2, red - green + 4)
     )
     # In units of a sixth of the circle, the channels fall off around red (0), green (2) and blue (4).
-    distance = (sector + 6 * amounts - torch.tensor([0.0, 2.0, 4.0], device=images.device)[:, None, None] + 3) % 6 - 3
+    distance = (sector + 6 * amounts - torch.arange(0.0, 6.0, 2.0, device=images.device)[:, None, None] + 3) % 6 - 3
     return value - chroma * (distance.abs() - 1).clamp(0, 1)
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.decoding import EncodedImages, stack_images
 from hf_sphere.data.sampling import Episodes, EpisodeSampler, log_repetition, shuffled
+from hf_sphere.utils.devices import to_device
 from hf_sphere.utils.seeds import mix_seed
 
 
@@ -150,7 +151,7 @@ class ImageBatches(IterableDataset):
             if self.augmentation is not None and augment:
                 mirrored = (self._flips[indices] + epoch) % 2 == 1 if self.augmentation.alternating_flip else None
                 images = self.augmentation(images, self._generator(epoch, step), mirrored)
-            used = indices.to(self.device)
+            used = to_device(indices, self.device)
             batch = {"pixel_values": self._normalize(images), "labels": self.labels[used]}
             if self.regression_labels is not None:
                 batch["regression_labels"] = self.regression_labels[used]
@@ -235,7 +236,7 @@ class ImagesInMemory(ImageBatches):
 
     def _fetch(self, batches: list[Tensor]) -> Iterator[Tensor]:
         for indices in batches:
-            yield self.images[indices.to(self.device)]
+            yield self.images[to_device(indices, self.device)]
 
 
 class ImagesFromDisk(ImageBatches):
@@ -268,4 +269,4 @@ class ImagesFromDisk(ImageBatches):
         for _, images, error in loader:
             if error is not None:
                 raise error
-            yield images.to(self.device, non_blocking=True)
+            yield to_device(images, self.device)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_sphere.data.sampling import log_repetition, shuffled
 from hf_sphere.geometry.sampling import keyed_integers, keyed_uniforms
+from hf_sphere.utils.devices import to_device
 from hf_sphere.utils.seeds import mix_seed
 
 IGNORED = -100
@@ -60,7 +61,7 @@ class Vocabulary:
 
     def is_special(self, tokens: Tensor) -> Tensor:
         """Return which tokens are special, in the shape of the tokens."""
-        return torch.isin(tokens, self.special.to(tokens.device))
+        return torch.isin(tokens, to_device(self.special, tokens.device))
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Masking:
         hidden = selected & (fates < 0.8)
         replaced = selected & (fates >= 0.9)
         seen = tokens.masked_fill(hidden, vocabulary.mask)
-        seen = torch.where(replaced, vocabulary.ordinary.to(tokens.device)[others], seen)
+        seen = torch.where(replaced, to_device(vocabulary.ordinary, tokens.device)[others], seen)
         return seen, tokens.masked_fill(~selected, IGNORED)
 
 
@@ -198,7 +199,7 @@ class TextBatches:
     def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[dict[str, Tensor]]:
         """Yield the batches of an epoch, starting with batch `start`, int64."""
         for batch_index, rows in enumerate(self._order(epoch).split(self.batch_size)[start:], start):
-            rows = rows.to(self.device)
+            rows = to_device(rows, self.device)
             if self._fixed is not None:
                 seen, labels = (values[rows] for values in self._fixed)
             else:
@@ -221,8 +222,8 @@ class TextBatches:
         return (batch["labels"] != IGNORED).sum()
 
     def _surround(self, tokens: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
-        first, last = (tokens.new_tensor(ids).expand(len(tokens), -1) for ids in (before, after))
-        return torch.cat([first, tokens, last], dim=1)
+        first, last = ([torch.full_like(tokens[:, :1], number) for number in ids] for ids in (before, after))
+        return torch.cat([*first, tokens, *last], dim=1)
 
     def _num_local(self) -> int:
         if self.shuffle:

@@ -16,6 +16,7 @@ from hf_sphere.geometry.checks import check_codes, check_dense, check_floating, 
 from hf_sphere.geometry.coordinates import widest_dtype
 from hf_sphere.geometry.manifold import mean_direction, project_to_sphere
 from hf_sphere.geometry.sampling import points_around, sample_cosine
+from hf_sphere.utils.devices import check_devices
 
 _QUADRATURE = [array.tolist() for array in np.polynomial.legendre.leggauss(12)]
 """Nodes and weights of Gauss and Legendre's rule; torch.compile cannot call the function."""
@@ -36,6 +37,7 @@ class DirectionalDistribution(Distribution):
         if loc.ndim < 1 or loc.shape[-1] < 2:
             raise ValueError(f"loc must have the shape (..., d) with d of at least 2; got {tuple(loc.shape)}.")
         if isinstance(concentration, Tensor):
+            check_devices(loc=loc, concentration=concentration)
             loc = loc.to(torch.promote_types(loc.dtype, concentration.dtype))
         concentration = torch.as_tensor(concentration, dtype=loc.dtype, device=loc.device)
         check_dense("concentration", concentration)
@@ -59,6 +61,10 @@ class DirectionalDistribution(Distribution):
         super(DirectionalDistribution, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
         return new
+
+    def _validate_sample(self, value: Tensor) -> None:
+        check_devices(value=value, loc=self.loc)
+        super()._validate_sample(value)
 
     @property
     def dim(self) -> int:

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_sphere.utils.devices import check_float64
+
 
 def check_integer(name: str, value: Any, minimum: int) -> int:
     """Return an integer of at least `minimum` as `int` (numpy integers included), or raise a ValueError."""
@@ -105,6 +107,8 @@ def to_floating(name: str, values: Any) -> Tensor:
     """Return numbers as a tensor of a floating-point dtype, float64 for integers; see `to_tensor`."""
     values = to_tensor(name, values)
     exact = values.is_floating_point()
+    if not exact:
+        check_float64(f"{name} of dtype {values.dtype}", values.device, "Convert them with .float() or .cpu().")
     return values if exact else torch.from_numpy(_to_float64(name, values.cpu().numpy())).to(values.device)
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_floating
+from hf_sphere.utils.devices import widest_dtype
 
 
 def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 1.0, delta: float = 1e-6) -> Tensor:
@@ -322,11 +323,6 @@ def _smallest_angle(size: int, delta: float) -> float:
 def _sum_of_later(terms: Tensor, accumulator: torch.dtype) -> Tensor:
     """Sum of all later terms for each position but the last: (..., n + 1) -> (..., n)."""
     return terms[..., 1:].flip(-1).cumsum(-1, dtype=accumulator).flip(-1).to(terms.dtype)
-
-
-def widest_dtype(x: Tensor) -> torch.dtype:
-    """Return float64 where the device of a tensor supports it."""
-    return torch.float32 if x.device.type == "mps" else torch.float64  # Metal has no float64
 
 
 def is_batched(tensor: Tensor) -> bool:

@@ -6,6 +6,7 @@ the dtype of the arguments. Between antipodal points the shortest path is not un
 """
 
 import functools
+import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import check_floating, check_integer, normalize_weights
 from hf_sphere.geometry.decorators import with_gradient
+from hf_sphere.utils.devices import check_devices
 
 F = TypeVar("F", bound=Callable[..., Tensor])
 
@@ -27,6 +29,7 @@ _ARCSINE = [math.comb(2 * k, k) / (4**k * (2 * k + 1)) for k in range(8)]
 
 def _upcast(function: F) -> F:
     """Check tensor arguments and pass them in a common dtype of at least float32; return the result in their dtype."""
+    names = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Tensor:
@@ -34,6 +37,7 @@ def _upcast(function: F) -> F:
         tensors = [value for value in values if value is values[0] or hasattr(value, "__len__")]
         for tensor in tensors:
             check_floating("the argument", tensor)
+        check_devices(**dict(zip(names, args, strict=False)), **kwargs)
         dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         wide = torch.promote_types(dtype, torch.float32)
         args = tuple(value.to(wide) if isinstance(value, Tensor) else value for value in args)

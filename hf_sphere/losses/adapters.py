@@ -42,7 +42,7 @@ class MetricLearningLoss(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of the pairs or triplets that the miner selects, or of all."""
-        check_tensors(embeddings=embeddings, labels=labels)
+        check_tensors(self, embeddings=embeddings, labels=labels)
         used = labels != IGNORED
         embeddings, labels = Head.upcast(embeddings)[used], labels[used]
         return self.loss(embeddings, labels, None if self.miner is None else self.miner(embeddings, labels))

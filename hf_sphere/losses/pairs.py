@@ -54,7 +54,7 @@ class PairLoss(nn.Module):
         """
         if indices_tuple is not None:
             raise ValueError(f"{type(self).__name__} uses all pairs of a batch; leave out the miner.")
-        check_tensors(embeddings=embeddings, labels=labels)
+        check_tensors(self, embeddings=embeddings, labels=labels)
         if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
             shapes = f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
             raise ValueError(f"embeddings and labels must have the shapes (B, d) and (B,); got {shapes}. {HOW_TO_PAIR}")

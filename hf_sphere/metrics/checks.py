@@ -9,10 +9,10 @@ from hf_sphere.geometry.manifold import project_to_sphere
 
 def check_scores(name: str, scores: Tensor) -> Tensor:
     """Return valid scores (N,), N >= 1, as float64 on the CPU."""
-    scores = to_floating(name, scores).detach()
+    scores = to_floating(name, to_tensor(name, scores).detach().cpu())
     if scores.ndim != 1 or len(scores) == 0:
         raise ValueError(f"{name} must have the shape (N,) with N >= 1; got {tuple(scores.shape)}.")
-    scores = scores.cpu().double()
+    scores = scores.double()
     if scores.isnan().any():
         raise ValueError(f"{name} must not be NaN; index {int(scores.isnan().nonzero()[0])} is. Remove or replace it.")
     return scores

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry import spherize
 from hf_sphere.geometry.angular import Operator, angular_response, find_operator
-from hf_sphere.geometry.checks import check_floating
 from hf_sphere.geometry.coordinates import widest_dtype
+from hf_sphere.nn.checks import check_input
 
 
 class AngularLinear(nn.Linear):
@@ -54,7 +54,7 @@ class AngularLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the operator along the last axis."""
-        check_floating("the input", x)
+        check_input(self, x)
         operator = find_operator(self.operator)
         with torch.autocast(x.device.type, enabled=False):
             inputs, weight = _upcast(x, self.weight, operator)
@@ -116,7 +116,7 @@ class AngularConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the operator to every patch."""
-        check_floating("the input", x)
+        check_input(self, x)
         operator = find_operator(self.operator)
         with torch.autocast(x.device.type, enabled=False):
             inputs, weight = _upcast(x, self.weight, operator)
@@ -241,7 +241,7 @@ class Spherization(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Spherize axis `dim`, from n values to n + 1 coordinates."""
-        check_floating("the input", x)
+        check_input(self, x)
         if x.shape[self.dim] != self.in_features:
             raise ValueError(
                 f"expected {self.in_features} features along axis {self.dim}; got an input of shape {tuple(x.shape)}."
@@ -304,7 +304,7 @@ class SphericalLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Spherize the last axis, then apply the linear map."""
-        check_floating("the input", x)
+        check_input(self, x)
         # transformers keeps this module in float32 if it loads a model in float16; see `names_kept_in_float32`.
         wide = x.to(torch.promote_types(x.dtype, self.spherization.scaling.dtype))
         result = self.linear(self.spherization(wide))

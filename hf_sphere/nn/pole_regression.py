@@ -83,7 +83,7 @@ class PoleRegression(nn.Module):
         Raises:
             ValueError: If a shape is wrong, or a target is outside the range and `out_of_range` is `error`.
         """
-        check_tensors(embeddings=embeddings, targets=targets)
+        check_tensors(self, embeddings=embeddings, targets=targets)
         if embeddings.shape[-1] != len(self.pole):  # a single coordinate would be broadcast
             raise ValueError(f"the pole has {len(self.pole)} coordinates, the embeddings {embeddings.shape[-1]}.")
         dtype = embeddings.dtype

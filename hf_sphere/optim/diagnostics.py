@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from hf_sphere.optim.invariance import find_radial_weights, unwrap
 from hf_sphere.optim.layout import ChannelDims, Layout, local
+from hf_sphere.utils.devices import widest_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -114,9 +115,8 @@ def radial_diagnostics(
             continue  # no local shard, or no step yet
         layout = Layout(local(parameter), tuple(dims))
         momentum, denominator = _scheme(optimizer, parameter, state, group, layout)
-        step = effective_step(
-            layout.matrix(local(parameter)).double(), momentum.double(), denominator.double(), float(group["lr"])
-        )
+        matrix, wide = layout.matrix(local(parameter)), widest_dtype(parameter)
+        step = effective_step(matrix.to(wide), momentum.to(wide), denominator.to(wide), float(group["lr"]))
         measured[name] = {
             "effective_learning_rate": step.learning_rate.mean().item(),
             "effective_direction_norm": step.direction.norm(dim=1).mean().item(),

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hf_sphere.optim.layout import ChannelDims, Layout, group_size
+from hf_sphere.utils.devices import widest_dtype
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -174,7 +175,7 @@ def _check(
     parameters = dict(trial.named_parameters())
     weights = {name: parameters[name] for name in deviations}
     gradients = _gradients(trial, weights, batch, loss)
-    sizes = {name: (weights[name].double().norm() * g.double().norm()).item() for name, g in gradients.items()}
+    sizes = {name: (_wide(weights[name]).norm() * _wide(g).norm()).item() for name, g in gradients.items()}
     least = 1e-6 * max(sizes.values(), default=0.0)
     rejected = {}
     for name, groups in list(deviations.items()):
@@ -216,13 +217,17 @@ def differentiable(output: Any) -> list[Tensor]:
 def _deviation(weight: Tensor, gradient: Tensor, dims: ChannelDims) -> float:
     """Return the largest |<w, g>| / (|w| |g|) over the groups with a gradient; infinite if it is not finite."""
     layout = Layout(weight, dims)
-    w, g = (layout.matrix(tensor).double() for tensor in (weight.detach(), gradient))
+    w, g = (_wide(layout.matrix(tensor)) for tensor in (weight.detach(), gradient))
     along, lengths = (w * g).sum(1).abs(), w.norm(dim=1) * g.norm(dim=1)
     # Groups with almost no gradient (dead units) contain rounding errors only.
     reached = lengths > 1e-6 * lengths.max()
     if not lengths.isfinite().all() or not reached.any():
         return math.inf
     return (along[reached] / lengths[reached]).max().item()
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.to(widest_dtype(values))
 
 
 _EPSILONS = ("eps", "epsilon", "variance_epsilon")

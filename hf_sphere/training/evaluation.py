@@ -16,6 +16,7 @@ from hf_sphere.nn import Head, PoleRegression
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.nn.processes import count_processes
+from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.modules import eval_mode
 
 if TYPE_CHECKING:  # text tasks do not import the dependencies of image tasks
@@ -114,7 +115,7 @@ def perplexity(means: Mapping[str, float]) -> dict[str, float]:
 
 def _mean(values: Tensor) -> Tensor:
     """Mean in float64 if the device supports it, so that 9,913 of 10,000 is exactly 0.9913."""
-    return values.float().mean() if values.device.type == "mps" else values.double().mean()
+    return values.to(widest_dtype(values)).mean()
 
 
 @torch.inference_mode()
@@ -136,7 +137,7 @@ def evaluate(
         >>> evaluate(model, data.test, Accelerator())["accuracy"]  # doctest: +SKIP
     """
     model.eval()
-    wide = torch.float32 if accelerator.device.type == "mps" else torch.float64
+    wide = widest_dtype(accelerator.device)
     sums: dict[str, Any] = {"count": 0}
     for batch, is_new in _in_step(batches, model):
         with accelerator.autocast():  # an averaged model was not prepared by Accelerate

@@ -29,6 +29,7 @@ from hf_sphere.training.class_shards import ClassShardCheckpoint
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.evaluation import Batch, Batches, count_examples, count_targets, global_places, loss_is_sum
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average, total_norm
+from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
 from hf_sphere.utils.texts import show_metric, show_metrics
@@ -110,7 +111,7 @@ class TrainingLoop:
         self.state = RunState(num_processes=accelerator.num_processes)
         self._recent_losses: list[tuple[int, Tensor]] = []
         self._totals: dict[str, Tensor] = {}
-        self._wide = torch.float32 if accelerator.device.type == "mps" else torch.float64
+        self._wide = widest_dtype(accelerator.device)
         self._stop_signal = 0
         if args.resume_from_checkpoint:
             self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))

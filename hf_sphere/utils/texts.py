@@ -2,6 +2,7 @@
 
 import csv
 import re
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -60,10 +61,14 @@ _DISK = re.compile(  # the last three are messages of torch
     r"no space left|quota exceeded|file too large|not enough disk|file write failed|iostream error|unexpected pos \d",
     re.IGNORECASE,
 )
+_LACK = re.compile(
+    r"operator '(aten::\w+)\S* is not currently|Could not run '(aten::\w+).* from the '(?!\w*CPU)"
+    r"|Cannot convert a .*to (float64)|aspect (fp64) is not"
+)
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return a sentence if memory or a disk is exhausted, also as the cause of another error; else None."""
+    """Return a sentence if memory, a disk or an operation of a device is lacking, also as a cause; else None."""
     cause: BaseException | None = error
     errors = list[BaseException]()  # those that a traceback lists
     while cause and cause not in errors:  # an error can be its own cause
@@ -76,6 +81,12 @@ def shortage(error: BaseException) -> str | None:
         return f"not enough memory: {text}. Smaller batches, images or networks, and fewer workers, need less."
     if any(_DISK.search(str(each)) for each in errors):
         return f"the disk or its quota is full: {text}. Free some space, or write to another disk."
+    if isinstance(named, (RuntimeError, TypeError)) and (lack := _LACK.search(str(named))):
+        frames = (frame for frame, _ in traceback.walk_tb(named.__traceback__))
+        places = [each.f_code.co_qualname for each in frames if each.f_globals["__name__"].startswith("hf_sphere.")]
+        needed = f"the device lacks {next(filter(None, lack.groups()))}, which {(places or ['torch'])[-1]} needs"
+        how = "Set PYTORCH_ENABLE_MPS_FALLBACK=1 to run missing operations of mps on the CPU, or"
+        return f"{needed}. {how} ACCELERATE_USE_CPU=true to run everything there."
     if isinstance(error, ImportError) and isinstance(named, RuntimeError):  # torchvision without its extension
         return f"not enough memory, or a broken installation: {text}. Give it more memory, or install it again."
     return None

@@ -22,7 +22,7 @@ for values and data-dependent shapes, and for blocking copies in either directio
 does not wait). The number agrees with the launches on a GPU to about 5 %.
 
 Limits: one stream, no memory limit, no generators of its own; autocast lowers products only; random numbers are those
-of the CPU.
+of the CPU; `torch.load` with it as `map_location` moves only tensors that were saved from it.
 """
 
 import contextlib
@@ -186,6 +186,19 @@ class PretendTensor(torch.Tensor):
 
     def untyped_storage(self) -> torch.UntypedStorage:  # identifies tensors that share memory
         return self.raw.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:  # torch would copy a storage of the device
+        if not self.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user support the deepcopy protocol")
+        if id(self) not in memo:
+            copied = self.detach().clone()
+            is_parameter = isinstance(self, torch.nn.Parameter)
+            copied = torch.nn.Parameter(copied, self.requires_grad) if is_parameter else copied
+            memo[id(self)] = copied if is_parameter else copied.requires_grad_(self.requires_grad)
+        return memo[id(self)]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -363,6 +376,10 @@ def _autocast(operation: Any) -> Any:
 
 backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Device())
 _foreach_supported_types.append(PretendTensor)
+torch.serialization.register_package(
+    5, lambda storage: None, lambda storage, location: storage if location.startswith(NAME) else None
+)
+torch.__future__.set_swap_module_params_on_conversion(True)  # parameters stay the same objects, as on a GPU
 _library = torch.library.Library("_", "IMPL")
 _library.fallback(lambda func, *args, **kwargs: _run(func, args, kwargs), "PrivateUse1")
 _library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_sphere.models.sphere_encoder.modeling_sphere_encoder import SphericalMap
+from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import eval_mode
 from hf_sphere.utils.progress import progress_bar
@@ -256,7 +257,7 @@ def _record(module: nn.Module) -> Iterator[list[tuple[tuple[Tensor, ...], Tensor
 
 
 def _to_float64(tensor: Tensor) -> Tensor:
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()  # Metal has no float64
+    return (tensor if widest_dtype(tensor) == torch.float64 else tensor.cpu()).double()
 
 
 def _check_reference(model: Any, reference: Any) -> Sequence[int]:

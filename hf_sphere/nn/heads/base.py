@@ -245,7 +245,7 @@ class Head(nn.Module):
 
     def check_inputs(self, embeddings: Tensor, labels: Tensor | None) -> None:
         """Raise an error unless the embeddings are a tensor (B, d) and the labels, if given, a tensor."""
-        check_tensors(embeddings=embeddings, labels=labels)
+        check_tensors(self, embeddings=embeddings, labels=labels)
         if embeddings.shape[1:] != (self.embedding_dim,):
             raise ValueError(f"embeddings must have shape (B, {self.embedding_dim}); got {tuple(embeddings.shape)}.")
 

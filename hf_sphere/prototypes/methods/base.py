@@ -11,6 +11,7 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes.ordering import TripletRanking, assign_to_classes, ranking_loss
+from hf_sphere.utils.devices import check_float64
 
 Objective = Callable[[Tensor], tuple[float, Tensor]]
 """Function from unit vectors (K, d) to a value and its Euclidean gradient (K, d)."""
@@ -32,6 +33,7 @@ class Task:
 
     def random_points(self) -> Tensor:
         """Draw points uniformly on the sphere: (K, d), float64."""
+        check_float64("the search of prototypes", torch.device(self.device), "Use device='cpu'.")
         points = torch.randn(self.num_classes, self.dim, dtype=torch.float64, generator=self.generator)
         points = F.normalize(points, dim=1)
         if self.ranking is not None and self.num_classes <= 200:

@@ -1,0 +1,49 @@
+"""Devices: their dtypes, copies to them, and arguments on several of them."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copy values of a training step to a device without waiting for it, except mps, which may read freed memory."""
+    return values.to(device, non_blocking=device.type != "mps")
+
+
+def widest_dtype(where: Tensor | torch.device) -> torch.dtype:
+    """Return float64 if a device, or the device of a tensor, supports it, else float32."""
+    device = where.device if isinstance(where, Tensor) else where
+    return torch.float64 if device.type in ("cpu", "cuda") or has_float64(device) else torch.float32
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def has_float64(device: torch.device) -> bool:
+    """Whether a device computes in float64; Metal does not, nor do some GPUs of Intel."""
+    try:
+        with _disable_current_modes():  # a fake tensor would not tell
+            torch.ones((), dtype=torch.float64, device=device).exp()
+    except (TypeError, RuntimeError) as error:
+        if "64" in str(error):
+            return False
+        raise
+    return True
+
+
+def check_float64(what: str, device: torch.device, advice: str) -> None:
+    """Raise a TypeError if a device lacks float64, which something needs."""
+    if widest_dtype(device) != torch.float64:
+        raise TypeError(f"{what} needs float64, which the device {device} lacks. {advice}")
+
+
+def check_devices(**values: Any) -> None:
+    """Raise a ValueError unless the tensors among the named values are on one device, except numbers on the CPU."""
+    if torch.compiler.is_compiling():
+        return
+    devices = {name: v.device for name, v in values.items() if isinstance(v, Tensor) and (v.ndim or not v.is_cpu)}
+    if len(set(devices.values()) - {torch.device("meta")}) > 1:  # meta: weights that a hook will load
+        where = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"all tensors must be on one device; got {where}. Move them with .to(device).")

@@ -1,0 +1,132 @@
+import re
+
+import pytest
+import torch
+
+from hf_sphere.distributions import PowerSpherical, VonMisesFisher
+from hf_sphere.geometry import exp_map, geodesic_distance, slerp
+from hf_sphere.losses import ArcFaceLoss, InfoNCELoss, SupConLoss
+from hf_sphere.metrics import alignment, retrieval_scores, score_queries
+from hf_sphere.nn import (
+    AngularLinear,
+    PoleRegression,
+    PrototypicalClassifier,
+    SphericalLinear,
+    Spherization,
+    build_head,
+)
+from hf_sphere.nn.heads import HEADS
+from hf_sphere.prototypes import place_prototypes
+from hf_sphere.search import NeighborSearch
+from hf_sphere.utils.devices import has_float64
+from hf_sphere.utils.texts import shortage
+
+X, LABELS = (
+    torch.nn.functional.normalize(torch.arange(1.0, 25.0).reshape(4, 6).cos(), dim=-1),
+    torch.tensor([0, 1, 0, 1]),
+)
+KAPPA = torch.ones(4)
+
+MIXED = {
+    **{f"head {name}": lambda d, name=name: build_head(name, 6, 3).to(d)(X) for name in HEADS},
+    "labels": lambda d: build_head("cosine", 6, 3).to(d)(X.to(d), LABELS),
+    "loss": lambda d: ArcFaceLoss(6, 3).to(d)(X, LABELS),
+    "InfoNCE": lambda d: InfoNCELoss()(X.to(d), LABELS),
+    "SupCon": lambda d: SupConLoss()(X, LABELS.to(d)),
+    "layer": lambda d: SphericalLinear(6, 3).to(d)(X),
+    "angular layer": lambda d: AngularLinear(6, 3).to(d)(X),
+    "pole": lambda d: PoleRegression(6, (0.0, 1.0)).to(d)(X),
+    "targets": lambda d: PoleRegression(6, (0.0, 1.0)).to(d)(X.to(d), KAPPA),
+    "prototypes": lambda d: PrototypicalClassifier()(X.to(d), X[:, None]),
+    "distance": lambda d: geodesic_distance(X, X.to(d)),
+    "map": lambda d: exp_map(X.to(d), X),
+    "slerp": lambda d: slerp(X.to(d), X.to(d), KAPPA),
+    "concentration": lambda d: VonMisesFisher(X.to(d), KAPPA),
+    "density": lambda d: VonMisesFisher(X.to(d), KAPPA.to(d)).log_prob(X),
+    "power spherical": lambda d: PowerSpherical(X.to(d), KAPPA.to(d)).log_prob(X),
+}
+"""Calls with tensors of two devices."""
+
+
+@pytest.mark.parametrize("call", MIXED.values(), ids=MIXED)
+def test_tensors_of_two_devices_are_refused_by_name(call, device):
+    message = r"^all tensors must be on one device; got (.+)\. Move them with \.to\(device\)\.$"
+    with pytest.raises(ValueError, match=message) as error:
+        call(device)
+    named = dict(re.findall(r"([\w ]+) on (\w+)", re.match(message, str(error.value))[1].replace(", ", "\n")))
+    assert set(named.values()) == {"cpu", device}
+
+
+def test_a_number_on_the_cpu_is_no_second_device(device):
+    distribution = VonMisesFisher(X.to(device), torch.tensor(3.0))
+    assert distribution.log_prob(X.to(device)).device.type == device
+
+
+@pytest.mark.parametrize("metric", [alignment, retrieval_scores, score_queries])
+def test_metrics_accept_labels_on_the_cpu(metric, device):
+    assert str(metric(X.to(device), LABELS)) == str(metric(X, LABELS))
+
+
+def test_a_search_accepts_queries_of_another_device(device):
+    search = NeighborSearch(X, kind="torch")
+    assert torch.equal(search.search(X.to(device), 2)[1].cpu(), search.search(X, 2)[1])
+
+
+def lacking(call, *found: str) -> None:
+    """Check that a command reports an error of a call in one sentence that has these words."""
+    with pytest.raises((RuntimeError, TypeError)) as error:
+        call()
+    text = shortage(error.value)
+    assert all(word in text for word in (*found, "PYTORCH_ENABLE_MPS_FALLBACK=1", "ACCELERATE_USE_CPU=true"))
+
+
+def test_a_missing_operation_is_named_with_what_needs_it(pretend):
+    layer, x = Spherization(6).to(pretend.NAME), X.to(pretend.NAME)
+    with pretend.without_operations("aten::cumsum"):
+        lacking(lambda: layer(x), "aten::cumsum", "which spherize needs")
+
+
+def test_missing_float64_is_named_with_what_needs_it(pretend):
+    x = X.to(pretend.NAME)
+    with pretend.without_float64():
+        lacking(x.double, "float64", "which torch needs")
+
+
+@pytest.mark.parametrize(
+    ("message", "operation"),
+    [
+        ("The operator 'aten::_linalg_svd.U' is not currently implemented for the MPS device.", "aten::_linalg_svd"),
+        ("Could not run 'aten::cumsum.out' with arguments from the 'XPU' backend.", "aten::cumsum"),
+        ("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64.", "float64"),
+        ("Required aspect fp64 is not supported on the device", "fp64"),
+    ],
+)
+def test_the_messages_of_other_devices_are_understood(message, operation):
+    assert f"the device lacks {operation}, which torch needs" in shortage(RuntimeError(message))
+
+
+@pytest.mark.parametrize(
+    "message", ["shape mismatch", "Could not run 'aten::add' with arguments from the 'SparseCPU' backend."]
+)
+def test_other_errors_are_not_those_of_a_device(message):
+    assert shortage(RuntimeError(message)) is None
+
+
+@pytest.fixture
+def narrow(pretend):
+    has_float64.cache_clear()
+    with pretend.without_float64():
+        yield pretend.NAME
+    has_float64.cache_clear()
+
+
+def test_integers_that_would_become_float64_are_refused(narrow):
+    with pytest.raises(
+        TypeError, match=r"embeddings of dtype torch.int64 needs? float64, which the device pretend:0 lacks"
+    ):
+        retrieval_scores((10 * X).long().to(narrow), LABELS)
+
+
+def test_a_search_of_prototypes_without_float64_is_refused(narrow):
+    with pytest.raises(TypeError, match=r"the device pretend lacks\. Use device='cpu'\.$"):
+        place_prototypes(7, 3, method="sgd", device=narrow)
