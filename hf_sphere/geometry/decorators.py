@@ -1,4 +1,4 @@
-"""Decorators of functions of tensors: cached constants, and gradients that are differentiable only once."""
+"""Decorators of functions of tensors: cached constants, opaque loops, and gradients that are differentiable once."""
 
 import functools
 from collections.abc import Callable
@@ -80,6 +80,26 @@ def with_gradient(gradient: Callable[..., tuple[Tensor, ...]]) -> Callable[[T], 
     return decorate
 
 
+def opaque(shapes: Callable[..., tuple[Tensor, ...]]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Decorate a function of annotated arguments, so that a compiler calls it instead of unrolling its loops.
+
+    Args:
+        shapes: Returns empty tensors like the results, for the same arguments. The results share no memory with these.
+    """
+
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        operator = torch.library.custom_op(f"hf_sphere::{function.__name__.strip('_')}", function, mutates_args=())
+        operator.register_fake(shapes)
+
+        @functools.wraps(function)
+        def run(*arguments: Any) -> T:
+            return operator(*arguments) if torch.compiler.is_compiling() else function(*arguments)
+
+        return run
+
+    return decorate
+
+
 def differentiable_once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
     """Decorate the `backward` of an autograd function so that a second derivative raises an error.
 
@@ -116,4 +136,7 @@ class _NoSecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, ...]:
-        raise RuntimeError("this function can be differentiated once, but a second derivative was requested.")
+        raise RuntimeError(
+            "this function can be differentiated once, but a second derivative was requested. A loss in blocks of "
+            "classes has one with blockwise=False, except that of head 'vmf'."
+        )

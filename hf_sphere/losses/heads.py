@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
-from hf_sphere.nn.heads import HEADS, build_head
+from hf_sphere.nn.heads import HEADS, Head, build_head
 from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.nn.processes import Exchange
 
@@ -63,11 +64,17 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
         self.head.check_inputs(embeddings, labels)
         if self.training and not self._is_initialized:
             self._is_initialized = True  # reading the head's state synchronizes the device: once per loss
-            if self.head.needs_data_initialization:
-                self.head.initialize_from_data(Exchange(embeddings, shared=True).gather(embeddings.detach()))
-        loss = self.head(embeddings, labels).loss
+            if type(self.head).initialize_from_data is not Head.initialize_from_data:
+                self._initialize(embeddings.detach())
+        loss = self.head(embeddings, labels, needs_logits=False).loss
         assert loss is not None
         return loss
+
+    @torch.compiler.disable(reason="a first batch without compilation must initialize the loss")
+    def _initialize(self, embeddings: Tensor) -> None:
+        """Do the data-dependent initialization of the head, unless it is done."""
+        if self.head.needs_data_initialization:
+            self.head.initialize_from_data(Exchange(embeddings, shared=True).gather(embeddings))
 
     def _save_pretrained(self, save_directory: Path) -> None:
         """Save weights; called by `save_pretrained`."""

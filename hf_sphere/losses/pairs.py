@@ -7,13 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.checks import IGNORED, check_tensors
+from hf_sphere.nn.checks import IGNORED, check_tensors, is_readable
 from hf_sphere.nn.class_softmax import sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.layers import read_scalar
 from hf_sphere.nn.processes import Exchange, count_processes, scale_gradient
 
 logger = logging.getLogger(__name__)
+
+LAST = torch.iinfo(torch.int64).max
+"""Sorting key of ignored examples."""
 
 HOW_TO_PAIR = "For pairs (a, b), pass torch.cat([a, b]) and the labels torch.arange(len(a)).repeat(2)."
 
@@ -61,6 +64,7 @@ class PairLoss(nn.Module):
         if labels.is_floating_point():
             raise TypeError(f"labels must be integers; got {labels.dtype}. Convert them with .long().")
         with torch.autocast(embeddings.device.type, enabled=False):
+            embeddings = embeddings.masked_fill((labels == IGNORED)[:, None], 0.0)  # they may not be finite
             return self.compute_loss(Head.normalize(embeddings), labels)
 
     def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
@@ -105,15 +109,18 @@ class SupConLoss(PairLoss):
         others, rows = _gather(points)
         labels = Exchange(labels, shared=True).gather(labels)
         used = labels != IGNORED
-        _, group, counts = labels.unique(return_inverse=True, return_counts=True)
+        group, counts = _group(labels)
         positives = torch.where(used, counts[group] - 1, 0)
         total = (positives > 0).sum()
-        if self._warn_if_without_positives and not total:
-            self._warn_if_without_positives = False
-            logger.warning(
-                "A batch has no two examples with the same label, so its SupConLoss is 0; sample several examples per "
-                "class (P x K sampling)."
-            )
+        if not torch.compiler.is_compiling() and self._warn_if_without_positives:
+            # Reading it synchronizes another device: only for the first batch there.
+            is_without = not total
+            self._warn_if_without_positives = is_readable(labels) and not is_without
+            if is_without:
+                logger.warning(
+                    "A batch has no two examples with the same label, so its SupConLoss is 0; sample several examples "
+                    "per class (P x K sampling)."
+                )
         # The sum over positives follows from that over the class, so that only the log-sum-exp needs all pairs.
         of_class = torch.zeros_like(others[: len(counts)]).index_add(0, group, others)
         queries, positives = self.scale(points), positives[rows]
@@ -153,23 +160,41 @@ class InfoNCELoss(PairLoss):
         super().__init__(temperature, learn_temperature)
 
     def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
-        """Compute the mean over all examples."""
-        order = labels.argsort(stable=True)
-        order = order[labels[order] != IGNORED]
-        counts = labels[order].unique(return_counts=True)[1]
-        if (counts != 2).any():
-            counts = counts.unique().tolist()
+        """Compute the mean over all examples, without a device synchronization."""
+        if len(labels) % 2:
+            points, labels = F.pad(points, (0, 0, 0, 1)), F.pad(labels, (0, 1), value=IGNORED)
+        keys, order = labels.long().masked_fill(labels == IGNORED, LAST).sort(stable=True)
+        pairs = keys.unflatten(0, (-1, 2))
+        used = pairs[:, 0] != LAST
+        is_paired = (pairs[:, 0] == pairs[:, 1]).all() & ((pairs[1:, 0] != pairs[:-1, 1]) | ~used[1:]).all()
+        if not is_readable(labels):
+            torch._assert_async(is_paired, f"InfoNCELoss needs exactly two examples of each label. {HOW_TO_PAIR}")
+        elif not is_paired:
+            counts = labels[labels != IGNORED].unique(return_counts=True)[1].unique().tolist()
             raise ValueError(f"InfoNCELoss needs exactly two examples of each label; got {counts}. {HOW_TO_PAIR}")
         first, second = points[order].unflatten(0, (-1, 2)).unbind(1)
-        return (self._match(first, second) + self._match(second, first)) / 2
+        ignored = torch.where(used, 0.0, -torch.inf).to(points.dtype)
+        ignored = Exchange(ignored, shared=True).gather(ignored)
+        total = self._match(first, second, used, ignored) + self._match(second, first, used, ignored)
+        return total * (count_processes() / 2 / (ignored == 0.0).sum().clamp_min(1).to(total.dtype))
 
-    def _match(self, points: Tensor, partners: Tensor) -> Tensor:
-        """Compute the mean cross-entropy of the partners (N, d) of points (N, d) among those of all processes."""
+    def _match(self, points: Tensor, partners: Tensor, used: Tensor, ignored: Tensor) -> Tensor:
+        """Sum the cross-entropies of the partners (N, d) of points (N, d) among those of all processes."""
         all_partners, rows = _gather(partners)
         queries, positions = self.scale(points), torch.arange(rows.start, rows.stop, device=points.device)
-        log_sum = sum_over_other_classes(queries, all_partners, None, positions)[0]
-        losses = -F.logsigmoid((queries * partners).sum(-1) - log_sum)
-        return losses.sum() * (count_processes() / max(len(all_partners), 1))
+        log_sum = sum_over_other_classes(queries, all_partners, ignored, positions)[0]
+        return torch.where(used, -F.logsigmoid((queries * partners).sum(-1) - log_sum), 0.0).sum()
+
+
+def _group(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the group (N,) of each label, and the size of each, 0 after the last one: (N,); without `unique`.
+
+    The number of groups, and so the size of what `unique` returns, is not known without a device synchronization.
+    """
+    labels, order = labels.sort()
+    changes = F.pad(labels[1:] != labels[:-1], (1, 0)) if len(labels) else labels
+    groups = torch.empty_like(order).scatter_(0, order, changes.cumsum(0))
+    return groups, torch.zeros_like(order).index_add(0, groups, torch.ones_like(order))
 
 
 def _gather(points: Tensor) -> tuple[Tensor, slice]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.bessel import partition_and_ratio
-from hf_sphere.geometry.decorators import differentiable_once
+from hf_sphere.geometry.decorators import differentiable_once, opaque
 
 BLOCK = {"cpu": 2**20, "other": 2**24}
 """Logits per block: on the CPU a block fits in the cache of a core; on other devices the size limits the memory."""
@@ -20,7 +20,6 @@ SMALLEST_BLOCK = 32
 """Minimum number of classes per block, however large the batch."""
 
 
-@torch.compiler.disable  # a compiler would unroll the loop over the blocks
 def sum_over_other_classes(
     embeddings: Tensor,
     weight: Tensor,
@@ -96,52 +95,80 @@ class _OtherClasses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor | None, Tensor]:
         embeddings, weight, bias, labels, normalize, sum_logits = arguments
-        log_sum = torch.full_like(embeddings[:, 0], -torch.inf)
-        totals = torch.zeros_like(embeddings[:, 0]) if sum_logits else None
-        for block in _blocks(embeddings, weight):
-            logits = _block(embeddings, weight, bias, block, normalize)[0]
-            if totals is not None:
-                totals += _set_own(logits, labels, block, 0.0).sum(1)
-            logits = _set_own(logits, labels, block, -torch.inf)
-            peak = logits.amax(1, keepdim=True).clamp_min_(torch.finfo(logits.dtype).min)
-            block_sum = logits.sub_(peak).exp_().sum(1).log_().add_(peak[:, 0])
-            log_sum = torch.logaddexp(log_sum, block_sum)
+        log_sum, totals = _sum_blocks(*arguments)
         ctx.normalize = normalize
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(embeddings, weight, bias, labels, log_sum)
-        return log_sum, totals, own_rows(weight, labels).to(embeddings.dtype)
+        return log_sum, totals if sum_logits else None, own_rows(weight, labels).to(embeddings.dtype)
 
     @staticmethod
     @differentiable_once
     def backward(
         ctx: Any, grad_log_sum: Tensor | None, grad_total: Tensor | None, grad_own: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        embeddings, weight, bias, labels, log_sum = ctx.saved_tensors
-        log_sum = log_sum.clamp_min(torch.finfo(log_sum.dtype).min)[:, None]  # -inf without another class
-        grad_embeddings, grad_weight = torch.zeros_like(embeddings), torch.empty_like(weight)
-        grad_bias = None if bias is None else torch.empty_like(bias)
-        for block in _blocks(embeddings, weight):
-            logits, rows, lengths, best = _block(embeddings, weight, bias, block, ctx.normalize)
-            if grad_log_sum is None:
-                grad_logits = logits.zero_()
-            else:
-                softmax = _set_own(logits, labels, block, -torch.inf).sub_(log_sum).exp_()
-                grad_logits = softmax.mul_(grad_log_sum[:, None])
-            if grad_total is not None:
-                grad_logits = _set_own(grad_logits.add_(grad_total[:, None]), labels, block, 0.0)
-            if grad_bias is not None:
-                grad_bias[block] = grad_logits.sum(0)
-            if best is not None:  # (B, n) -> (B, n C): only the best center of a class has a gradient
-                centers = grad_logits.new_zeros(*grad_logits.shape, weight.shape[1])
-                grad_logits = centers.scatter_(2, best, grad_logits[..., None]).flatten(1)
-            grad_embeddings.addmm_(grad_logits, rows)
-            grad_rows = grad_logits.T @ embeddings
-            if lengths is not None:  # of u = w / |w|: grad_w = (grad_u - <u, grad_u> u) / |w|
-                grad_rows.sub_(rows * (rows * grad_rows).sum(1, keepdim=True)).div_(lengths)
-            grad_weight[block] = grad_rows.view_as(grad_weight[block])
+        _, _, bias, labels, _ = ctx.saved_tensors
+        grad_embeddings, grad_weight, grad_bias = _differentiate_blocks(
+            *ctx.saved_tensors, grad_log_sum, grad_total, ctx.normalize
+        )
         if grad_own is not None:
             add_to_own_rows(grad_weight, labels, grad_own)
-        return grad_embeddings, grad_weight, grad_bias, None, None, None
+        return grad_embeddings, grad_weight, None if bias is None else grad_bias, None, None, None
+
+
+@opaque(lambda x, *options: (x.new_empty(x.shape[:1]), x.new_empty(x.shape[0] if options[-1] else 0)))
+def _sum_blocks(
+    embeddings: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, normalize: bool, sum_logits: bool
+) -> tuple[Tensor, Tensor]:
+    log_sum = torch.full_like(embeddings[:, 0], -torch.inf)
+    totals = embeddings.new_zeros(len(embeddings) * sum_logits)
+    for block in _blocks(embeddings, weight):
+        logits = _block(embeddings, weight, bias, block, normalize)[0]
+        if sum_logits:
+            totals += _set_own(logits, labels, block, 0.0).sum(1)
+        logits = _set_own(logits, labels, block, -torch.inf)
+        peak = logits.amax(1, keepdim=True).clamp_min_(torch.finfo(logits.dtype).min)
+        block_sum = logits.sub_(peak).exp_().sum(1).log_().add_(peak[:, 0])
+        log_sum = torch.logaddexp(log_sum, block_sum)
+    return log_sum, totals
+
+
+@opaque(
+    lambda x, weight, bias, *_: tuple(map(torch.empty_like, (x, weight, weight[:0, ...] if bias is None else bias)))
+)
+def _differentiate_blocks(
+    embeddings: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    log_sum: Tensor,
+    grad_log_sum: Tensor | None,
+    grad_total: Tensor | None,
+    normalize: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of embeddings, weights and bias, which is empty if there is none."""
+    log_sum = log_sum.clamp_min(torch.finfo(log_sum.dtype).min)[:, None]  # -inf without another class
+    grad_embeddings, grad_weight = torch.zeros_like(embeddings), torch.empty_like(weight)
+    grad_bias = weight.new_empty(0) if bias is None else torch.empty_like(bias)
+    for block in _blocks(embeddings, weight):
+        logits, rows, lengths, best = _block(embeddings, weight, bias, block, normalize)
+        if grad_log_sum is None:
+            grad_logits = logits.zero_()
+        else:
+            softmax = _set_own(logits, labels, block, -torch.inf).sub_(log_sum).exp_()
+            grad_logits = softmax.mul_(grad_log_sum[:, None])
+        if grad_total is not None:
+            grad_logits = _set_own(grad_logits.add_(grad_total[:, None]), labels, block, 0.0)
+        if bias is not None:
+            grad_bias[block] = grad_logits.sum(0)
+        if best is not None:  # (B, n) -> (B, n C): only the best center of a class has a gradient
+            centers = grad_logits.new_zeros(*grad_logits.shape, weight.shape[1])
+            grad_logits = centers.scatter_(2, best, grad_logits[..., None]).flatten(1)
+        grad_embeddings.addmm_(grad_logits, rows)
+        grad_rows = grad_logits.T @ embeddings
+        if lengths is not None:  # of u = w / |w|: grad_w = (grad_u - <u, grad_u> u) / |w|
+            grad_rows.sub_(rows * (rows * grad_rows).sum(1, keepdim=True)).div_(lengths)
+        grad_weight[block] = grad_rows.view_as(grad_weight[block])
+    return grad_embeddings, grad_weight, grad_bias
 
 
 def _blocks(embeddings: Tensor, weight: Tensor) -> Iterator[slice]:

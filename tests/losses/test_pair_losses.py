@@ -154,6 +154,20 @@ def test_no_tensor_has_an_entry_per_pair(kind):
     assert max(sizes) < 256**2 / 8
 
 
+@pytest.mark.parametrize(
+    ("kind", "labels"), [(SupConLoss, [0, -100, 0, 1, 1, -100]), (InfoNCELoss, [0, 1, -100, 0, 1])]
+)
+def test_ignored_examples_need_not_be_finite(kind, labels):
+    x, labels = torch.randn(len(labels), 4), torch.tensor(labels)
+    used = labels != -100
+    expected = kind()(x[used], labels[used])
+    x[~used] = torch.nan
+    x.requires_grad_()
+    loss = kind()(x, labels)
+    torch.testing.assert_close(loss, expected)
+    assert torch.autograd.grad(loss, x)[0].isfinite().all()
+
+
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
 def test_invalid_temperature_is_rejected(temperature):
     with pytest.raises(ValueError, match="temperature must be positive"):

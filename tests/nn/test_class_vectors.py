@@ -1,12 +1,15 @@
 import math
+from operator import attrgetter
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from hf_sphere.losses import ArcFaceLoss, HeadLoss
 from hf_sphere.nn import HEADS, Head, build_head, class_softmax
 from hf_sphere.nn.class_softmax import sum_over_other_classes
+from hf_sphere.nn.heads import mixins
 from hf_sphere.nn.heads.mixins import ClassVectorHead
 from hf_sphere.utils.options import keyword_options
 
@@ -98,6 +101,115 @@ def test_logits_are_left_out_only_in_training_with_labels():
     head, (x, labels) = make("arcface", blockwise=True), example(torch.float32)
     assert head(x, labels).logits is None
     assert head(x).logits.shape == head.eval()(x, labels).logits.shape == (5, 11)
+
+
+class TestAutomaticBlocks:
+    @pytest.fixture(autouse=True)
+    def _few_logits_are_many(self, monkeypatch):
+        """Make blocks automatic from 4 examples on, and count how often they are used."""
+        monkeypatch.setattr(mixins, "MANY_LOGITS", 33)
+        self.blocks = []
+
+        def count(*arguments, **options):
+            self.blocks.append(len(arguments[0]))
+            return sum_over_other_classes(*arguments, **options)
+
+        monkeypatch.setattr(mixins, "sum_over_other_classes", count)
+
+    @staticmethod
+    def loss(name: str, **options) -> HeadLoss:
+        loss = HeadLoss(6, 11, head=name, **options)
+        loss.head = make(name, **options)
+        return loss
+
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("name", sorted(set(HEADS_IN_BLOCKS) - {"vmf"}))
+    def test_a_large_batch_has_the_loss_and_gradients_of_the_logits(self, name, training):
+        x, labels = example(batch=7)
+        weights = {"class_weights": [1.0, *[0.5] * 10]}
+        found = []
+        for blockwise in (False, "auto"):
+            loss, inputs = self.loss(name, blockwise=blockwise, **weights).double().train(training), x.requires_grad_()
+            value = loss(inputs, labels)
+            found.append(
+                (value, *torch.autograd.grad(value, [inputs, *filter(attrgetter("requires_grad"), loss.parameters())]))
+            )
+        torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+        assert self.blocks == [7]
+
+    def test_samples_of_a_vmf_head_are_its_logits(self):
+        head = make("vmf", num_samples=5)
+        assert [head.is_large(torch.zeros(batch, 6)) for batch in (0, 1)] == [False, True]
+
+    def test_sub_centers_have_logits(self):
+        head = make("subcenter_arcface", sub_centers=3)
+        assert [head.is_large(torch.zeros(batch, 6)) for batch in (1, 2)] == [False, True]
+
+    def test_a_small_batch_uses_the_logits(self):
+        self.loss("arcface")(*example(torch.float32, batch=3))
+        assert not self.blocks
+
+    @pytest.mark.parametrize("name", HEADS_IN_BLOCKS)
+    def test_the_output_of_a_head_in_training_has_logits(self, name):
+        loss = self.loss(name)
+        assert loss.head(*example(torch.float32)).logits.shape == (5, 11)
+        assert not self.blocks
+
+    def test_a_subclass_with_other_logits_uses_them(self):
+        class ShiftedHead(HEADS["cosine"]):
+            def compute_logits(self, embeddings: Tensor) -> Tensor:
+                return super().compute_logits(embeddings) + torch.arange(11)
+
+        head, (x, labels) = ShiftedHead(6, 11), example(torch.float32)
+        assert head(x, labels, needs_logits=False).loss == head(x, labels).loss
+
+    def test_a_head_without_the_option_uses_the_logits(self):
+        assert self.loss("proxy_anchor")(*example(torch.float32)).isfinite()
+
+    def test_several_classes_per_example_use_the_logits(self):
+        x, labels = torch.randn(7, 6), torch.rand(7, 11)
+        assert self.loss("cosine")(x, labels) == self.loss("cosine", blockwise=False)(x, labels)
+
+    @pytest.mark.parametrize("name", ["softmax", "subcenter_arcface"])
+    def test_gradients_of_each_example_use_the_logits(self, name):
+        loss, (x, labels) = self.loss(name).double(), example(batch=7)
+        parameters = {key: value.detach() for key, value in loss.named_parameters()}
+
+        def compute(parameters, x, label):
+            return torch.func.functional_call(loss, parameters, (x.repeat(7, 1), label.repeat(7)))
+
+        found = torch.func.vmap(torch.func.grad(compute), in_dims=(None, 0, 0))(parameters, x[:2], labels[:2])
+        expected = torch.func.grad(compute)(parameters, x[0], labels[0])
+        torch.testing.assert_close({key: value[0] for key, value in found.items()}, expected)
+
+    def test_a_second_derivative_of_blocks_names_the_option(self):
+        x, labels = example(batch=7)
+        gradient = torch.autograd.grad(self.loss("arcface").double()(x.requires_grad_(), labels), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="has one with blockwise=False"):
+            gradient[0].sum().backward()
+
+    @pytest.mark.parametrize("name", HEADS_IN_BLOCKS)
+    def test_a_copy_of_data_parallel_has_the_same_loss(self, name):
+        head, (x, labels) = make(name).eval(), example(torch.float32)
+        copies = {module: module._replicate_for_data_parallel() for module in head.modules()}
+        for module, copy in copies.items():
+            for key, child in module.named_children():
+                copy._modules[key] = copies[child]
+            for key, value in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+                setattr(copy, key, value.detach().clone())
+        assert copies[head](x, labels, needs_logits=False).loss == head(x, labels, needs_logits=False).loss
+
+    def test_the_size_is_in_the_representation(self):
+        assert "blockwise='auto' (losses of > 33 logits)" in repr(self.loss("arcface"))
+
+    def test_another_word_is_rejected(self):
+        with pytest.raises(ValueError, match="blockwise must be True, False or 'auto'; got 'yes'"):
+            build_head("arcface", 6, 11, blockwise="yes")
+
+    @pytest.mark.parametrize("saved", [{}, {"blockwise": True}, {"blockwise": False}])
+    def test_a_saved_loss_keeps_its_option(self, saved, tmp_path):
+        ArcFaceLoss(6, 11, **saved).save_pretrained(tmp_path)
+        assert ArcFaceLoss.from_pretrained(tmp_path).head.blockwise == saved.get("blockwise", "auto")
 
 
 class TestSampling:

@@ -82,8 +82,6 @@ class Head(nn.Module):
     """Distance between transformed embeddings, one of those of `hf_sphere.metrics.retrieval_scores`."""
     needs_data_initialization: ClassVar[bool] = False
     """Whether `initialize_from_data` must be called before training; may be a property that depends on the state."""
-    in_blocks: bool = False
-    """Whether the loss is computed in blocks of classes, so that training with labels needs no logits."""
     reduction: str = "mean"
     """Whether the loss is the `mean` or the `sum` over a batch."""
 
@@ -169,13 +167,18 @@ class Head(nn.Module):
         """Compute the certainty (B,) of transformed embeddings (B, d'), for heads that have one."""
         return None
 
-    def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> HeadOutput:
+    def omits_logits(self, embeddings: Tensor, labels: Tensor, needs_logits: bool) -> bool:
+        """Whether the loss of transformed embeddings (B, d') is computed in blocks of classes, without logits."""
+        return False
+
+    def forward(self, embeddings: Tensor, labels: Tensor | None = None, *, needs_logits: bool = True) -> HeadOutput:
         """Compute the logits of embeddings (B, d) and, if labels are given, the loss.
 
         Args:
             embeddings: (B, d).
             labels: (B,), class indices, where examples with -100 are ignored; or (B, K), from 0 to 1, for examples that
                 can have several classes.
+            needs_logits: Whether the output must have logits, unless `blockwise` or the like excludes them in training.
         """
         self.check_inputs(embeddings, labels)
         transformed = self.transform(embeddings)
@@ -186,8 +189,8 @@ class Head(nn.Module):
             labels = labels.long() if labels.ndim == 1 else labels
             if self.training:
                 self.observe(transformed, labels)
-        skips_logits = self.in_blocks and self.training and labels is not None
-        logits: Any = None if skips_logits else self._predict(transformed)
+        omits_logits = labels is not None and self.omits_logits(transformed, labels, needs_logits)
+        logits: Any = None if omits_logits else self._predict(transformed)
         loss = None
         if labels is not None:
             loss = self.reduce_loss(transformed, logits, labels)
@@ -286,7 +289,8 @@ class Head(nn.Module):
             losses = self._losses(embeddings, logits, labels)
             return losses.sum() if self.reduction == "sum" else losses.sum() / max(len(losses), 1)
         used = labels != IGNORED
-        if self.in_blocks or self.class_weights is not None or type(self).compute_loss is not Head.compute_loss:
+        in_blocks = logits is None or getattr(self, "in_blocks", False)
+        if in_blocks or self.class_weights is not None or type(self).compute_loss is not Head.compute_loss:
             # Masked instead of selected: the number of examples is not known without a device synchronization.
             ignored = ~used
             labels = labels.masked_fill(ignored, 0)

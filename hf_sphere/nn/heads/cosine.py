@@ -179,7 +179,7 @@ class ProxyAnchorHead(CosineHead):
         if not 0.0 <= margin <= 1.0:
             raise ValueError(f"margin is a cosine from 0 to 1; got {margin}.")
         temperature = {"scale": scale, "log_temperature": log_temperature, "temperature_lr": temperature_lr}
-        super().__init__(embedding_dim, num_classes, **temperature)
+        super().__init__(embedding_dim, num_classes, blockwise=False, **temperature)
         self.margin = margin
 
     def division_advice(self) -> str:

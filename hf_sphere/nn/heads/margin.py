@@ -118,6 +118,11 @@ class SubCenterArcFaceHead(ArcFaceHead):
         self.reset_parameters()
         self.keep_own_classes()
 
+    @property
+    def logits_per_class(self) -> int:
+        """Number of sub-centers."""
+        return self.weight.shape[1]
+
     def reset_parameters(self) -> None:
         """Initialize sub-centers and temperature."""
         super().reset_parameters()

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -16,18 +17,22 @@ from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.layers import read_scalar
 from hf_sphere.nn.processes import Exchange, count_processes, process_index, share_of
 
+MANY_LOGITS = 2**24
+"""Logits of a batch above which a loss with `blockwise="auto"` is computed in blocks of classes."""
+
 
 class ClassVectorHead(Head):
     """Base class of heads with weights for each class and a cross-entropy loss, for any number of classes.
 
-    With any of the three options, the loss is computed in blocks of classes, and in training the output has no logits:
-    a batch of 1,024 and a million classes would need 4 GB for them, and as much for their gradient. Examples then have
-    one class each.
+    With any of the three options set, the loss is computed in blocks of classes, and in training the output has no
+    logits: a batch of 1,024 and a million classes would need 4 GB for them, and as much for their gradient. Examples
+    then have one class each.
 
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
-        blockwise: Whether to compute the loss in blocks of classes. It is the same up to rounding.
+        blockwise: Whether to compute the loss in blocks of classes. It is the same up to rounding. `auto` for those of
+            `hf_sphere.losses`, if a batch has more than `MANY_LOGITS` logits; the output of a head keeps its logits.
         shard_classes: Whether each process of the default group holds the weights of only a part of the classes. The
             group must exist when the head is built, all processes must call the head at the same time, and each gets
             the loss of its own examples. `DistributedDataParallel` must not average these weights: the models of this
@@ -53,7 +58,7 @@ class ClassVectorHead(Head):
         embedding_dim: int,
         num_classes: int,
         *,
-        blockwise: bool = False,
+        blockwise: bool | Literal["auto"] = "auto",
         shard_classes: bool = False,
         sample_rate: float = 1.0,
         **options: Any,
@@ -61,6 +66,8 @@ class ClassVectorHead(Head):
         super().__init__(embedding_dim, num_classes, **options)
         if not 0.0 < sample_rate <= 1.0:
             raise ValueError(f"sample_rate is a fraction of the classes in (0, 1]; got {sample_rate}.")
+        if isinstance(blockwise, str) and blockwise != "auto":
+            raise ValueError(f"blockwise must be True, False or 'auto'; got {blockwise!r}.")
         if shard_classes and num_classes < count_processes():
             raise ValueError(f"{num_classes} classes cannot be spread over {count_processes()} processes; use fewer.")
         self.shard_classes = shard_classes
@@ -68,8 +75,28 @@ class ClassVectorHead(Head):
         """The classes whose weights are on this process."""
         self.sample_rate = sample_rate
         self.blockwise = blockwise
-        self.in_blocks = blockwise or shard_classes or sample_rate < 1.0
+        self.in_blocks = blockwise is True or shard_classes or sample_rate < 1.0
         self._seed: int | None = None
+
+    @property
+    def logits_per_class(self) -> int:
+        """Logits that the loss of an example computes per class."""
+        return 1
+
+    def is_large(self, embeddings: Tensor) -> bool:
+        """Whether `blockwise` is `auto` and embeddings (B, d) have so many logits that blocks are used if possible."""
+        logits = len(embeddings) * self.num_classes * self.logits_per_class
+        return self.blockwise == "auto" and logits > MANY_LOGITS
+
+    def omits_logits(self, embeddings: Tensor, labels: Tensor, needs_logits: bool) -> bool:
+        """See `Head.omits_logits`; that of `auto` requires what blocks support."""
+        if self.in_blocks:
+            return self.training or not needs_logits
+        if needs_logits or labels.ndim > 1 or not self.is_large(embeddings) or torch.compiler.is_compiling():
+            return False
+        if not type(self).__module__.startswith("hf_sphere."):  # a subclass elsewhere may have other logits
+            return False
+        return not (is_batched(embeddings) or is_batched(self._read_parameters()[0]))
 
     @property
     def is_sharded(self) -> bool:
@@ -116,8 +143,6 @@ class ClassVectorHead(Head):
                 f"sample_rate for labels of shape {tuple(labels.shape)}."
             )
         super().check_labels(labels)
-        if self.in_blocks and not is_readable(labels):  # elsewhere an invalid label would be a class that nobody has
-            torch._assert_async(((labels < self.num_classes) & ((labels >= 0) | (labels == -100))).all())
 
     def logit_inputs(self, embeddings: Tensor) -> Tensor:
         """Map transformed embeddings (B, d) to those whose products with class vectors or directions are the logits."""
@@ -153,9 +178,19 @@ class ClassVectorHead(Head):
             return loss
         return loss + self.label_smoothing * (target - (exchange.sum(total) + target) / self.num_classes)
 
+    def extra_repr(self) -> str:
+        """State from which size a loss is computed in blocks."""
+        return (
+            super().extra_repr().replace("blockwise='auto'", f"blockwise='auto' (losses of > {MANY_LOGITS:,} logits)")
+        )
+
     def directions(self) -> Tensor | None:
         """Return the normalized class vectors."""
-        return F.normalize(self.get_parameter(self.class_parameters[0]).detach(), dim=-1)
+        return F.normalize(self._read_parameters()[0].detach(), dim=-1)
+
+    def _read_parameters(self) -> list[Tensor]:
+        """Return the class parameters, which are plain tensors in the copies of `DataParallel`."""
+        return [attrgetter(name)(self) for name in self.class_parameters]
 
     def select_classes(self, labels: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the class parameters of a step, and the rows of labels (B,) in them; outside for other processes.
@@ -163,7 +198,7 @@ class ClassVectorHead(Head):
         In training with a `sample_rate` below 1, the classes are sampled. The sample is a function of the seed of
         `before_forward`, thus the same on any number of processes.
         """
-        parameters: list[Tensor] = [self.get_parameter(name) for name in self.class_parameters]
+        parameters = self._read_parameters()
         local, count = labels - self.classes.start, len(self.classes)
         if self.sample_rate == 1.0 or not self.training:
             return parameters, local
@@ -176,9 +211,11 @@ class ClassVectorHead(Head):
         rows = kept.cumsum(0) - 1
         return [parameter[kept] for parameter in parameters], torch.where(inside, rows[local.clamp(0, count - 1)], -1)
 
-    def _losses(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        if not self.in_blocks:
+    def _losses(self, embeddings: Tensor, logits: Tensor | None, labels: Tensor) -> Tensor:
+        if not self.in_blocks and logits is not None:
             return super()._losses(embeddings, logits, labels)
+        if not is_readable(labels):  # elsewhere an invalid label would be a class that nobody has
+            torch._assert_async(((labels >= 0) & (labels < self.num_classes)).all())
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.loss_in_blocks(embeddings, labels)
 

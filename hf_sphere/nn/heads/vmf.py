@@ -91,7 +91,9 @@ class VMFHead(ClassVectorHead, TemperatureHead):
             and has a less accurate confidence.
         log_temperature: Initial logarithm of the learned temperature; -2.773 in the paper's runs on birds and products.
         temperature_lr: Learning rate of `log_temperature`; that of the other parameters if None.
-        blockwise: Whether to compute the loss in blocks of classes, twice: less memory, and more time.
+        blockwise: Whether to compute the loss in blocks of classes, twice: less memory, and more time. `auto` if the
+            samples have more than `hf_sphere.nn.heads.mixins.MANY_LOGITS` logits; then the output of a head keeps its
+            logits.
         shard_classes: See `hf_sphere.nn.heads.mixins.ClassVectorHead`.
         sample_rate: See `hf_sphere.nn.heads.mixins.ClassVectorHead`.
 
@@ -121,7 +123,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         prediction: Literal["samples", "mean"] = "samples",
         log_temperature: float = INITIAL_LOG_TEMPERATURE,
         temperature_lr: float | None = None,
-        blockwise: bool = False,
+        blockwise: bool | Literal["auto"] = "auto",
         shard_classes: bool = False,
         sample_rate: float = 1.0,
     ) -> None:
@@ -155,6 +157,11 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         self.register_buffer("is_initialized", torch.empty((), dtype=torch.bool))
         self.reset_parameters()
         self.keep_own_classes()
+
+    @property
+    def logits_per_class(self) -> int:
+        """Number of samples."""
+        return self.num_samples
 
     @property
     def initial_concentration(self) -> float:
@@ -240,8 +247,9 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         (weight,), local = self.select_classes(exchange.gather(labels))
         keys = exchange.gather(self._take_keys(embeddings)) if self.training else None
         samples = self._draw(exchange.gather(embeddings), keys)
+        recompute = self.in_blocks or self.is_large(embeddings)
         total, target_weights = log_class_sum(
-            *samples, weight.to(embeddings.dtype), exchange.copied(beta), local, recompute=self.in_blocks
+            *samples, weight.to(embeddings.dtype), exchange.copied(beta), local, recompute=recompute
         )
         of_embeddings, of_classes = means_from_natural_parameters(embeddings, exchange.sum(target_weights))
         return exchange.log_sum(total.T).mean(dim=1) - beta * (of_embeddings * of_classes).sum(-1)
