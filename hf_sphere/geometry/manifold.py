@@ -121,14 +121,22 @@ def log_map(point: Tensor, other: Tensor) -> Tensor:
         >>> log_map(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
         tensor([0.0000, 1.5708])
     """
+    tangent, antipodal = _log_map(point, other)
+    return torch.where(antipodal, math.pi * _any_tangent(point), tangent)
+
+
+def _log_map(point: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tangents of `log_map`, 0 for antipodal points, and which points are antipodal."""
     cosine = (point * other).sum(-1, keepdim=True)
     # A difference from the nearer pole is exact, unlike other - cosine * point.
-    tangent = project_to_tangent(point, other - torch.where(cosine < 0, -1.0, 1.0).to(point.dtype) * point)
+    chord = torch.addcmul(other, cosine.sign(), point, value=-1)
+    tangent = torch.addcmul(chord, (point * chord).sum(-1, keepdim=True), point, value=-1)
     square = tangent.square().sum(-1, keepdim=True)  # of the sine of the distance
-    small, antipodal = (square < 1e-3) & (cosine >= 0), (square == 0) & (cosine < 0)
-    sine = torch.where(small | antipodal, 1.0, square).sqrt()
+    behind = cosine < 0
+    small, antipodal = (square < 1e-3) & ~behind, (square == 0) & behind
+    sine = square.masked_fill(small | antipodal, 1.0).sqrt()
     scale = torch.where(small, _polynomial(square, _ARCSINE), torch.atan2(sine, cosine) / sine)
-    return torch.where(antipodal, math.pi * _any_tangent(point), scale * tangent)
+    return scale * tangent, antipodal
 
 
 @_upcast
@@ -212,14 +220,17 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
         tolerance = 100 * torch.finfo(points.dtype).eps
         balanced = torch.linalg.vector_norm(resultant, dim=-1, keepdim=True) <= tolerance
         mean = project_to_sphere(torch.where(balanced, points[..., :1, :], resultant))
+        tangents = log_map(mean, points)
         for _ in range(max_iterations):
-            tangents = log_map(mean, points)
             step = (weights * tangents).sum(-2, keepdim=True)
-            mean = project_to_sphere(exp_map(mean, step))
+            mean = mean + step  # a shorter step than that of `exp_map`
+            mean = mean / torch.linalg.vector_norm(mean, dim=-1, keepdim=True)
             if not (torch.linalg.vector_norm(step, dim=-1) > tolerance).any():
                 break
+            tangents = _log_map(mean, points)[0]
         else:
             warnings.warn(f"the mean did not converge in {max_iterations} steps; the points are spread.", stacklevel=3)
+        tangents = log_map(mean, points)
         ambiguous = balanced[..., 0, 0] | (_smallest_curvature(mean, tangents, weights) <= 1e-6)
         if ambiguous.any():
             count = f"{int(ambiguous.sum())} of {ambiguous.numel()}"
@@ -260,8 +271,9 @@ def random_rotation(
 
 
 def _polynomial(x: Tensor, coefficients: list[float]) -> Tensor:
-    value = torch.full_like(x, coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
+    *coefficients, before, last = coefficients if x.dtype == torch.float64 else coefficients[:5]
+    value = x * last + before
+    for coefficient in reversed(coefficients):
         value = value * x + coefficient
     return value
 

@@ -238,3 +238,20 @@ class TestRandomRotation:
         traces = random_rotation(3, (50_000,), dtype=torch.float64).diagonal(dim1=-2, dim2=-1).sum(-1)
         assert abs(traces.mean()) < 0.03
         assert abs(traces.square().mean() - 1) < 0.04
+
+
+@pytest.mark.parametrize("short", [torch.inf, 1e-12])
+def test_the_formula_of_the_gradient_of_directions_is_right_on_devices(short):
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    check = {"check_forward_ad": True, "check_batched_grad": True}
+    assert torch.autograd.gradcheck(lambda x: divide_by_norms.on_devices(x, short), x, **check)
+    assert torch.autograd.gradgradcheck(lambda x: divide_by_norms.on_devices(x, short), x, check_fwd_over_rev=True)
+
+
+def test_zero_vectors_have_no_direction_and_no_gradient():
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], requires_grad=True)
+    for function in (divide_by_norms, divide_by_norms.on_devices):
+        directions, _ = function(x, torch.inf)
+        (grad,) = torch.autograd.grad(directions[:, 0].sum(), x)
+        torch.testing.assert_close(directions.detach(), torch.tensor([[0.0, 0.0], [0.6, 0.8]]))
+        torch.testing.assert_close(grad, torch.tensor([[0.0, 0.0], [0.128, -0.096]]))

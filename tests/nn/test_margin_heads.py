@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.nn import Head, build_head
+from hf_sphere.nn.heads.cosine import cosine_and_sine
 
 LABELS = torch.tensor([0, 3, 1, 2, 3])
 MARGIN_HEADS = ["arcface", "cosface", "subcenter_arcface", "adaface"]
@@ -205,3 +206,19 @@ def test_etf_loss_is_the_dot_regression_of_its_formula():
 def test_etf_needs_enough_dimensions():
     with pytest.raises(ValueError, match="a simplex of 8 classes needs embeddings of at least 7 dimensions; got 6"):
         build_head("etf", 6, 8)
+
+
+def test_the_formula_of_the_gradient_of_cosine_and_sine_is_right_on_devices():
+    x, w = (torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def angle(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return cosine_and_sine.on_devices(F.normalize(x, dim=-1), F.normalize(w, dim=-1))
+
+    assert torch.autograd.gradcheck(angle, (x, w), check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(angle, (x, w), check_fwd_over_rev=True)
+
+
+def test_the_sine_of_equal_vectors_has_no_gradient_on_devices():
+    x = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    (grad,) = torch.autograd.grad(cosine_and_sine.on_devices(x, torch.tensor([[1.0, 0.0]]))[1].sum(), x)
+    assert torch.equal(grad, torch.zeros(1, 2))

@@ -291,12 +291,8 @@ class Head(nn.Module):
             losses = self._losses(embeddings, logits, labels)
             return losses.sum() if self.reduction == "sum" else losses.sum() / max(len(losses), 1)
         used = labels != IGNORED
-        if (
-            logits is None
-            or self.in_blocks
-            or self.class_weights is not None
-            or type(self).compute_loss is not Head.compute_loss
-        ):
+        in_blocks = logits is None or self.in_blocks
+        if in_blocks or self.class_weights is not None or type(self).compute_loss is not Head.compute_loss:
             # Masked instead of selected: the number of examples is not known without a device synchronization.
             ignored = ~used
             labels = labels.masked_fill(ignored, 0)
