@@ -11,6 +11,7 @@ from torch.distributions.transforms import Transform
 
 from hf_sphere.geometry.bessel import log_uniform_density
 from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.geometry.sampling import generator_argument
 
 
 class _UnitVector(Constraint):
@@ -138,7 +139,7 @@ class HypersphericalUniform(Distribution):
         """Draw samples, sample_shape + (..., d); see `VonMisesFisher.rsample`."""
         wide = torch.promote_types(self._like.dtype, torch.float32)
         shape = self._extended_shape(torch.Size(sample_shape))
-        noise = torch.randn(shape, generator=generator, dtype=wide, device=self._like.device)
+        noise = torch.randn(shape, dtype=wide, device=self._like.device, **generator_argument(generator))
         return torch.nn.functional.normalize(noise, dim=-1).to(self._like.dtype)
 
 

@@ -183,7 +183,7 @@ def partition_and_ratio(square: Tensor, dim: int) -> PartitionAndRatio:
     quotient, error = evaluate(rise, fraction, dim, both=True)
     log_partition = torch.addcmul(rise, quotient, fraction, value=-1)
     log_partition.add_(_log1p(rise.mul_(0.5 / half)), alpha=-half)
-    return PartitionAndRatio(log_partition, inverse.addcdiv_(error.mul_(half), root.pow_(3), value=-1))
+    return PartitionAndRatio(log_partition, inverse.addcdiv_(error, root.pow_(3), value=-1))
 
 
 def bounded(concentration: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,7 +236,7 @@ def _functions(concentration: Tensor, dim: int, *names: str) -> tuple[Tensor, ..
 
 
 def _evaluate(concentration: Tensor, dim: int, names: Sequence[str]) -> dict[str, Tensor]:
-    """Evaluate functions by name: G is `partition`, kappa - G `peak`, A `length`, 1 - A `complement`, A' `derivative`."""
+    """Evaluate G as `partition`, kappa - G as `peak`, A as `length`, 1 - A as `complement` and A' as `derivative`."""
     half = (dim - 1) / 2
     concentration = concentration.clamp(max=torch.finfo(concentration.dtype).max)  # a length of 1 has an infinite one
     root = torch.hypot(concentration, concentration.new_full((), half))
@@ -244,7 +244,7 @@ def _evaluate(concentration: Tensor, dim: int, names: Sequence[str]) -> dict[str
     rise, fraction = concentration * bound, cosine * bound
     with_log = "partition" in names or "peak" in names
     *quotient, error = evaluate(rise, fraction, dim, with_log)
-    excess = half * error / root / root
+    excess = error / root / root
     values = {}
     if with_log:
         decrease = half * _log1p(rise / (2 * half)) + quotient[0] * fraction
@@ -300,7 +300,7 @@ class _Means(torch.autograd.Function):
     def forward(ctx: Any, *vectors: Tensor) -> tuple[Tensor, ...]:
         squares, dim = torch.cat([batch.square().sum(-1) for batch in vectors]), vectors[0].shape[-1]
         root, inverse, rise, fraction = _from_square(squares, dim)
-        excess = 0.5 * (dim - 1) * evaluate(rise, fraction, dim)[0] / root.square()
+        excess = evaluate(rise, fraction, dim)[0] / root.square()
         ratio = inverse.addcdiv_(excess, root, value=-1)
         ctx.save_for_backward(squares, root, excess, ratio, *vectors)
         ctx.sizes = [batch.shape[0] for batch in vectors]  # `len` would fix the batch size of an exported program

@@ -17,20 +17,22 @@ Reference:
 
 import decimal
 import functools
+from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.polynomial.chebyshev import cheb2poly
 from numpy.polynomial.polynomial import polyadd, polyder, polyint, polymul, polyval
 from torch import Tensor
 
 from hf_sphere.geometry.decorators import cache_constants
 
-TERMS, LEAST_ORDER = 16, 40
-"""Terms of Debye's expansion, and the smallest order at which it is used."""
+DIGITS, TERMS, LEAST_ORDER = 50, 16, 40
+"""Digits of the computation, terms of Debye's expansion, and the smallest order at which it is used."""
 
 NODES = 64
 """Interpolation nodes, a power of 2; more than the coefficients that remain in any dimension."""
@@ -38,51 +40,80 @@ NODES = 64
 HALVED = 4
 """Up to this dimension each half of the interval has its own polynomials, in 2 x - 1 and 2 x + 1."""
 
+GROUPS = 4
+"""Groups of coefficients that are evaluated together on devices other than the CPU; a power of 2."""
+
 
 def evaluate(rise: Tensor, fraction: Tensor, dim: int, both: bool = False) -> tuple[Tensor, ...]:
-    """Return (h,), or (q, h) if `both`, at s - m and (s - m) / s."""
+    """Return (m h,), or (q, m h) if `both`, at s - m and (s - m) / s."""
     x = (dim + 3 - rise) / (dim + 3 + rise)
     upper = None
     if dim <= HALVED:
         upper = x >= 0
         x = torch.add(2 * x + 1, upper, alpha=-2)
+    first = 0 if both else 1
     if torch.compiler.is_compiling():  # the compiler fuses all operations, but requires numbers
-        rows = _coefficients(dim, x.dtype)[0 if both else 1 :]
-        halves = [[_horner(half, x, fraction) for half in row] for row in rows]
-        return tuple(row[0] if upper is None else torch.where(upper, row[0], row[1]) for row in halves)
-    values = _horner(_tensors(dim, both, x.dtype, x.device, x.ndim), x, fraction)
+        numbers = [part[first:] for part in _coefficients(dim, x.dtype)]
+        rows = [[_horner(half, x).mul_(fraction).add_(c) for half in row] for c, row in zip(*numbers, strict=True)]
+        return tuple(row[0] if upper is None else torch.where(upper, row[0], row[1]) for row in rows)
+    on_cpu = x.device.type == "cpu"
+    starts, *coefficients = _tensors(dim, first, 1 if on_cpu else GROUPS, x.dtype, x.device, x.ndim)
+    if on_cpu:
+        values = _horner(coefficients, x)[0].mul_(fraction).add_(starts)
+    else:
+        values = torch.addcmul(starts, _grouped(coefficients, x), fraction)
     return (values[0] if upper is None else torch.where(upper, values[0], values[1])).unbind()
 
 
-def _horner(coefficients: Any, x: Tensor, fraction: Tensor) -> Tensor:
-    """Evaluate `c_0 + fraction (c_1 + x (c_2 + ...))` for numbers, or for tensors that broadcast with x."""
-    value = coefficients[-1]
-    for c, factor in zip(coefficients[-2::-1], [x] * (len(coefficients) - 2) + [fraction], strict=True):
-        value = torch.addcmul(c, value, factor) if isinstance(c, Tensor) else c + value * factor
-    return value
+def _horner(coefficients: Sequence[Any], x: Tensor) -> Tensor:
+    """Evaluate a polynomial in place after the first step, since allocations take longer than the operations."""
+    value = x * coefficients[-1]
+    for c in coefficients[-2:0:-1]:
+        value.add_(c).mul_(x)
+    return value.add_(coefficients[0])
+
+
+def _grouped(coefficients: Sequence[Tensor], x: Tensor) -> Tensor:
+    """Evaluate a polynomial with few kernels: coefficients k, k + G, k + 2 G, ... together as a polynomial in x^G."""
+    powers = [x]
+    while 2 ** len(powers) <= GROUPS:
+        powers.append(powers[-1].square())
+    value, power = coefficients[-1], powers.pop()
+    for c in coefficients[-2::-1]:
+        value = torch.addcmul(c, value, power)
+    for power in reversed(powers):
+        low, high = value.chunk(2)
+        value = torch.addcmul(low, high, power)
+    return value[0]
 
 
 @cache_constants
-def _tensors(dim: int, both: bool, dtype: torch.dtype, device: torch.device, ndim: int) -> tuple[Tensor, ...]:
-    """Coefficients in ascending order, each (halves, rows, 1, ..., 1)."""
-    table = torch.tensor(_coefficients(dim, dtype)[0 if both else 1 :], dtype=dtype, device="cpu")
-    return table.permute(2, 1, 0)[(..., *[None] * ndim)].contiguous().to(device).unbind()
+def _tensors(
+    dim: int, first: int, groups: int, dtype: torch.dtype, device: torch.device, ndim: int
+) -> tuple[Tensor, ...]:
+    """Values at a concentration of 0, (rows, 1, ..., 1), and coefficients, each (groups, halves, rows, 1, ..., 1)."""
+    starts, table = (torch.tensor(part[first:], dtype=dtype, device="cpu") for part in _coefficients(dim, dtype))
+    table = F.pad(table, (0, -table.shape[-1] % groups)).unflatten(-1, (-1, groups)).permute(2, 3, 1, 0)
+    index = (..., *[None] * ndim)
+    return starts[index].to(device), *table[index].contiguous().to(device).unbind()
 
 
 @cache_constants
-def _coefficients(dim: int, dtype: torch.dtype) -> list[list[list[float]]]:
-    """Coefficients of q and h in each half, in ascending order; the remainder is below the rounding error."""
-    table = _chebyshev_coefficients(dim)
-    scale = np.abs(table.astype(float))
-    needed = (scale > torch.finfo(dtype).eps / 20).any(axis=(0, 1)).nonzero()[0].max() + 1
-    smallest = (dim - 1) / (4 * dim)  # q and h at a concentration of 0
-    return [[[smallest, *map(float, cheb2poly(half[:needed]))] for half in row] for row in table]
+def _coefficients(dim: int, dtype: torch.dtype) -> tuple[list[float], list[list[list[float]]]]:
+    """Values of q and m h at a concentration of 0, and the coefficients in each half in ascending order."""
+    scale = np.abs(_chebyshev_coefficients(dim).astype(float))
+    needed = (scale > torch.finfo(dtype).eps / 20).any(axis=(0, 1)).nonzero()[0].max() + 1  # without rounding errors
+    half = (dim - 1) / 2
+    with decimal.localcontext(prec=DIGITS):
+        table = _chebyshev_coefficients(dim) * np.array([[[1]], [[Decimal(half)]]])
+        rows = [[list(map(float, cheb2poly(h))) for h in row] for row in table[..., :needed]]
+    return [half / (2 * dim), half**2 / (2 * dim)], rows
 
 
 @functools.cache
 def _chebyshev_coefficients(dim: int) -> np.ndarray:
     """Interpolate q and h by Chebyshev polynomials: (2, 1 or 2, NODES)."""
-    with decimal.localcontext(prec=50):
+    with decimal.localcontext(prec=DIGITS):
         # Cosines of all multiples of pi / (2 NODES), by halving an angle and the recurrence of multiples.
         cosine = Decimal(0)
         for _ in range(NODES.bit_length() - 1):

@@ -62,10 +62,15 @@ def keyed_normals(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     return normals.flatten(-2)[..., :count]
 
 
+def generator_argument(generator: torch.Generator | None) -> dict[str, Any]:
+    """Return the argument of a function that draws: none without a generator, since sizes could not be dynamic."""
+    return {} if generator is None else {"generator": generator}
+
+
 def points_around(loc: Tensor, cosine: Tensor, sine: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Draw points in uniform directions around mean directions (..., d), at given cosines and sines (...): (..., d)."""
     shape = (*cosine.shape, loc.shape[-1])
-    normals = torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
+    normals = torch.randn(shape, dtype=loc.dtype, device=loc.device, **generator_argument(generator))
     return _Point.apply(loc, cosine, sine, normals)[0]
 
 
@@ -110,7 +115,7 @@ def sample_cosine(
         some = values[left]
         if keys is None:
             shape = (3, count, *some.shape)
-            uniforms = torch.rand(shape, generator=generator, dtype=some.dtype, device=some.device)
+            uniforms = torch.rand(shape, dtype=some.dtype, device=some.device, **generator_argument(generator))
         else:
             # The order of the proposals does not depend on the size of a round.
             indices = torch.arange(3 * count * index, 3 * count * (index + 1), device=keys.device)
