@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.geometry import log_vmf_normalizer, mean_resultant_length
+from hf_sphere.geometry import log_vmf_normalizer, mean_resultant_length, sampling
 from hf_sphere.geometry.sampling import keyed_integers
 from hf_sphere.nn import Head, build_head
 from hf_sphere.nn.heads.vmf import find_confidence
@@ -202,6 +202,20 @@ def test_inductor_draws_the_same_samples():
         torch.testing.assert_close(compiled(z, keys), head._draw(z, keys), rtol=1e-4, atol=1e-5)
 
 
+def test_a_compiled_step_with_ignored_labels_is_that_without_compilation_for_any_batch_size(monkeypatch):
+    head = make()
+    torch.compiler.reset()
+    compiled = torch.compile(head, fullgraph=True, backend="aot_eager", dynamic=True)
+    for size in (7, 9, 5):
+        z, labels, gradients = spread(size, 6, 4.0).requires_grad_(), torch.arange(size) % 4, []
+        labels[::2] = -100
+        for run in (head, compiled):
+            head.before_forward(1, torch.arange(size))
+            gradients.append(torch.autograd.grad(run(z, labels).loss, z)[0])
+        torch.testing.assert_close(*gradients)
+        monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
+
+
 @pytest.mark.parametrize("concentration", [0.0, 1e-6, 1e2, 1e6])
 @pytest.mark.parametrize("training", [True, False])
 def test_embeddings_of_any_norm_have_a_finite_loss_and_gradient(training, concentration):
@@ -212,6 +226,14 @@ def test_embeddings_of_any_norm_have_a_finite_loss_and_gradient(training, concen
 
 
 # Prediction
+
+
+@pytest.mark.parametrize("limit", [1, 4 * 102 * 3])
+def test_predictions_do_not_depend_on_the_samples_of_the_classes_at_once(limit, monkeypatch):
+    head, z = make().eval(), spread(5, 6, 4.0)
+    expected = head(z).logits
+    monkeypatch.setattr(sampling, "LARGEST_CACHED_NOISE", limit)
+    torch.testing.assert_close(head(z).logits, expected)
 
 
 @pytest.mark.parametrize("chosen", [[2], [4, 0], [4, 3, 2, 1, 0], [1, 1, 1, 1]])
