@@ -4,6 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
-from hf_sphere.optim.fast_step import INDUCTOR, Block, Number, is_zero, norms, portions, update_all
+from hf_sphere.optim.fast_step import INDUCTOR, Block, Flags, Number, Rows, is_zero, portions, shrinks, update_all
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, radial_parameter_groups
 from hf_sphere.optim.layout import (
     LOW_PRECISION,
@@ -162,11 +163,13 @@ class SphereOptimizer(NamedOptimizer):
                 self._rule(portion, group, decay, shrink)
             else:
                 numbers = [self._numbers(block, group) for block in portion]
-                update_all(partial(self._follow_rule, group), [block.tensors() for block in portion], numbers)
+                update_all(
+                    partial(self._follow_rule, group), [self._tensors(block, group) for block in portion], numbers
+                )
 
     def _step_compiled(self, items: list[tuple[Block, Group]]) -> None:
         """Update blocks of one device and dtype by a compiled function."""
-        blocks = [block.tensors() for block, _ in items]
+        blocks = [self._tensors(block, group) for block, group in items]
         numbers = [self._numbers(block, group) for block, group in items]
         update: Any = type(self)._update
         if not self._has_fast_rule():
@@ -175,7 +178,9 @@ class SphereOptimizer(NamedOptimizer):
             update_all(update, blocks, numbers)
             return
         if "_compiled" not in self.__dict__:  # neither copied nor pickled
-            self._compiled = torch.compile(update_all, dynamic=False, options=INDUCTOR)
+            # A copy of the code, as torch limits how many variants of one it compiles.
+            own = FunctionType(update_all.__code__.replace(), update_all.__globals__)
+            self._compiled = torch.compile(own, dynamic=False, options=INDUCTOR)
         # Numbers are a tensor, so that a schedule or the number of the step does not compile again.
         flat, x = [number for own in numbers for number in own], blocks[0][0]
         if any(isinstance(number, Tensor) for number in flat):
@@ -187,15 +192,20 @@ class SphereOptimizer(NamedOptimizer):
     def _has_fast_rule(self) -> bool:
         return type(self).rule is SphereOptimizer.rule
 
+    def _tensors(self, block: Block, group: Group) -> tuple[Any, ...]:
+        """Return the block as `update_all` takes it, with constants that a compiler can omit."""
+        decay, shrink = self._decay(group)
+        flags = Flags(group["maximize"], isinstance(decay, Tensor) or decay != 0, shrinks(shrink))
+        return block.weight, block.gradient, block.momentum, block.second_moment, flags
+
     def _numbers(self, block: Block, group: Group) -> list[Number]:
-        """Return the sign of the gradient, L2 weight decay, the factor of decoupled decay, and those of the rule."""
+        """Return L2 weight decay, the factor of decoupled decay, and those of the rule."""
         lr = group["lr"]
         if isinstance(lr, Tensor):
             is_read = lr.device.type == "cpu" and not torch.compiler.is_compiling()
             lr = lr.item() if is_read else lr.squeeze()
         own = self._numbers_of_rule(group, block.step, lr, block.weight.shape[1])
-        common = (-1.0 if group["maximize"] else 1.0, *self._decay(group))
-        return [*common, *(own if self._has_fast_rule() else (block.step, lr))]
+        return [*self._decay(group), *(own if self._has_fast_rule() else (block.step, lr))]
 
     def _decay(self, group: Group) -> tuple[float, Number]:
         """Return the L2 weight decay, and the factor of decoupled weight decay."""
@@ -226,38 +236,47 @@ class SphereOptimizer(NamedOptimizer):
         raise NotImplementedError(f"{type(self).__name__} must define `rule`.")
 
     def _follow_rule(
-        self, group: Group, x: Tensor, g: Tensor, m: Tensor, v: Tensor, sign: Number, decay: Number, shrink: Number,
-        t: Number, lr: Number,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+        self, group: Group, rows: Rows, x: Tensor, g: Tensor, m: Tensor, v: Tensor, flags: Flags, *numbers: Number
+    ) -> tuple[Tensor, ...]:
+        decay, shrink, t, lr = numbers
         x = x * shrink
         values = x, m, v if len(v) else x.new_zeros(len(x), 1)
-        new = self.rule(x, sign * g.to(x.dtype) + decay * x, *values[1:], t, {**group, "lr": lr})
+        gradient = (-g if flags.maximize else g).to(x.dtype) + decay * x
+        new = self.rule(x, gradient, *values[1:], t, {**group, "lr": lr})
         for target, value in zip(values, new, strict=True):
             if value.shape != target.shape:
                 shapes = f"{tuple(target.shape)}; got {tuple(value.shape)}"
                 raise ValueError(f"rule of {type(self).__name__} must return tensors like x, m and v: {shapes}.")
-        return tuple(torch.where(is_zero(norms(x)), *pair) for pair in zip(values, new, strict=True))
+        at_zero = is_zero(rows.spread(rows.norm(x)))
+        return tuple(torch.where(at_zero, *pair) for pair in zip(values, new, strict=True))
 
     @classmethod
     def _update(
-        cls, x: Tensor, g: Tensor, m: Tensor, v: Tensor, sign: Number, decay: Number, shrink: Number, *numbers: Number
+        cls, rows: Rows, x: Tensor, g: Tensor, m: Tensor, v: Tensor, flags: Flags, *numbers: Number
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The fast rule of one block, without operations in place, for compilers."""
-        m, v, size = cls._accumulate(sign * g.to(x.dtype) + decay * x, m, v, *numbers)
-        length = norms(x)
+        decay, shrink, *own = numbers
+        g = (-g if flags.maximize else g).to(x.dtype)
+        m, v, size = cls._accumulate(rows, g + decay * x if flags.decays else g, m, v, *own)
+        length = rows.norm(x)
         size = torch.where(is_zero(length), 0.0, size)
-        return cls._moved(shrink * x - size * m, m, v, length, size, shrink)
+        if not flags.shrinks:
+            shrink = 1.0
+        y = (shrink * x if flags.shrinks else x) - rows.spread(size) * m
+        return cls._moved(rows, x, y, m, v, length, size, shrink)
 
     @classmethod
-    def _accumulate(cls, g: Tensor, m: Tensor, v: Tensor, *numbers: Number) -> tuple[Tensor, Tensor, Number]:
+    def _accumulate(
+        cls, rows: Rows, g: Tensor, m: Tensor, v: Tensor, *numbers: Number
+    ) -> tuple[Tensor, Tensor, Number]:
         """Return the new moments and the step size, from the numbers of `_numbers_of_rule`."""
         raise NotImplementedError
 
     @classmethod
     def _moved(
-        cls, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number
+        cls, rows: Rows, x: Tensor, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return weights and moments after the step, with moments transported from weights of this length."""
+        """Return weights and moments after a step of this size from weights x of this length; see `transported`."""
         return y, m, v
 
     def _numbers_of_rule(self, group: Group, t: Number, lr: Number, dim: int) -> tuple[Number, ...]:

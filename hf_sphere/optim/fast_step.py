@@ -17,7 +17,7 @@ Reference:
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,10 +41,6 @@ class Block:
     second_moment: Tensor  # (K,), changed by the step; empty for rules without one
     step: Number  # number of steps that the parameter has taken, including this one
     scratch: Tensor | None = None  # temporary memory for a matrix (K, D); None if functions allocate it
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the arguments of `update_all`."""
-        return self.weight, self.gradient, self.momentum, self.second_moment
 
     def rows(self, start: int, stop: int) -> "Block":
         """Return the groups from `start` to `stop`."""
@@ -161,33 +157,77 @@ INDUCTOR: dict[str, Any] = {
     "realize_reads_threshold": 1000,
     "realize_acc_reads_threshold": 1000,
 }
-"""Options with which inductor computes the new weights again for each of their uses, instead of storing them."""
+"""Options with which inductor computes a value again for each use, instead of storing a matrix."""
 
 
-def update_all(update: Callable[..., tuple[Tensor, ...]], blocks: Sequence[tuple[Tensor, ...]], numbers: Any) -> None:
-    """Update the weights, momenta and second moments of (weight, gradient, momentum, second moment) of each block.
+class Flags(NamedTuple):
+    """Whether the objective is maximized, and there is L2 or decoupled weight decay."""
+
+    maximize: bool
+    decays: bool
+    shrinks: bool
+
+
+class Rows:
+    """Operations on the groups of a matrix (K, D), for compilers.
 
     Args:
-        update: Maps these four and the numbers of a block to new weights and moments.
-        blocks: Matrices (K, D), and vectors (K,) or empty ones.
+        g: Gradient, which the step does not change.
+    """
+
+    def __init__(self, g: Tensor) -> None:
+        self._g = g
+
+    def inner(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return inner products of groups."""
+        return inner(a, b)
+
+    def norm(self, a: Tensor) -> Tensor:
+        """Return the norms of groups; the smallest normal number instead of zero."""
+        return self.inner(a, a).sqrt().clamp_min(torch.finfo(a.dtype).tiny)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return values per group as factors of matrices, so that inductor computes them once per group.
+
+        It stores what `as_strided` reads. Two reads of the gradient with a stride keep the C++ backend from vectorizing
+        over groups: it then updates one group after the other, while its weights are in the cache. Without such values
+        it fails on matrices that are updated from each other (torch 2.14). A gradient of NaN makes the values NaN.
+        """
+        ends = self._g[:, :1] + self._g[:, -1:]
+        return torch.where(ends.isnan(), ends, values).as_strided((len(ends), 1), (1, 1))
+
+
+def update_all(update: Callable[..., tuple[Tensor, ...]], blocks: Sequence[Any], numbers: Any) -> None:
+    """Update weights, momenta and second moments of blocks.
+
+    Args:
+        update: Maps `Rows`, the weight, gradient, momentum, second moment, flags and numbers of a block to a new
+            weight, momentum and second moment.
+        blocks: Weight, gradient and momentum, (K, D), second moment, (K,) or empty, and flags of each block.
         numbers: Numbers of each block.
     """
-    for (x, g, m, v), own in zip(blocks, numbers.unbind() if isinstance(numbers, Tensor) else numbers, strict=True):
-        y, new_m, new_v = update(x, g, m, v.unsqueeze(1), *own)
+    for (x, g, m, v, flags), own in zip(
+        blocks, numbers.unbind() if isinstance(numbers, Tensor) else numbers, strict=True
+    ):
+        rows = Rows(g)
+        y, new_m, new_v = update(rows, x, g, m, v.unsqueeze(1), flags, *own)
         x.copy_(y)
         m.copy_(new_m)
         if len(v):
-            # A read of the gradient with a stride keeps inductor's C++ backend from vectorizing over groups. It then
-            # updates one group after the other, while its weights are in the cache.
-            v.copy_(torch.where(g[:, :1].isnan(), g[:, :1], new_v).squeeze(1))
+            v.copy_(rows.spread(new_v).squeeze(1))
 
 
-def norms(x: Tensor) -> Tensor:
-    """Return the norm of each row as a column, (K, 1); the smallest normal number instead of zero."""
-    return inner(x, x).sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+def transported(
+    rows: Rows, x: Tensor, y: Tensor, m: Tensor, length: Tensor, size: Tensor, shrink: Number
+) -> tuple[Tensor, Tensor]:
+    """Transport momenta m to the weights y = shrink x - size m; return them and the norms of y.
 
-
-def transported(m: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Transport momenta to the weights after the step; see `transport_`. Return them and the norms of the weights."""
-    length = norms(y)
-    return m - inner(m, y) / length / length * y, length
+    See `transport_`. Inner products with y follow from those of x, of norm `length`, and m, so that they do not take
+    another pass. A step to less than sqrt(eps) of the norm, where they would be inexact, is treated as one to it.
+    """
+    x_m = shrink * rows.inner(x, m)
+    y_m = x_m - size * rows.inner(m, m)
+    before = (shrink * length).square()
+    squares = torch.maximum(before - size * (x_m + y_m), torch.finfo(m.dtype).eps * before)
+    new_length = squares.sqrt().clamp_min(torch.finfo(m.dtype).tiny)
+    return m - rows.spread(y_m / new_length / new_length) * y, new_length

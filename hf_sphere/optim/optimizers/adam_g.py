@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_sphere.optim.fast_step import Block, Number, split, transport_, transported
+from hf_sphere.optim.fast_step import Block, Number, Rows, split, transport_, transported
 from hf_sphere.optim.layout import inner
 from hf_sphere.optim.optimizers.adam_s import AdamS, Moments, adam_s
 
@@ -33,9 +33,15 @@ class AdamG(AdamS):
     scales_with_dim = False
 
     @classmethod
-    def _moved(cls, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Moments:
-        m, new_length = transported(m, y)
-        return y / torch.where(size == 0, 1.0, new_length), m * (new_length / length / shrink), v
+    def _moved(
+        cls, rows: Rows, x: Tensor, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number
+    ) -> Moments:
+        m, new_length = transported(rows, x, y, m, length, size, shrink)
+        return (
+            y / rows.spread(torch.where(size == 0, 1.0, new_length)),
+            m * rows.spread(new_length / length / shrink),
+            v,
+        )
 
     def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
         new_length = transport_(blocks)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from hf_sphere.optim.base import Group, SphereOptimizer
-from hf_sphere.optim.fast_step import Block, Number, accumulate_, is_zero, lengths, per_group, split, step_
+from hf_sphere.optim.fast_step import Block, Number, Rows, accumulate_, is_zero, lengths, per_group, split, step_
 from hf_sphere.optim.layout import OpenParameter, inner, local
 
 Moments = tuple[Tensor, Tensor, Tensor]
@@ -106,10 +106,12 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         return 1 - beta1, 1 - beta2, size, 1 - beta2**t, group["eps"]
 
     @classmethod
-    def _accumulate(cls, g: Tensor, m: Tensor, v: Tensor, *numbers: Number) -> tuple[Tensor, Tensor, Number]:
+    def _accumulate(
+        cls, rows: Rows, g: Tensor, m: Tensor, v: Tensor, *numbers: Number
+    ) -> tuple[Tensor, Tensor, Number]:
         keep1, keep2, size, bias2, eps = numbers
         m = m + keep1 * (g - m)
-        v = v + keep2 * (inner(g, g) - v)
+        v = v + keep2 * (rows.inner(g, g) - v)
         return m, v, size / ((v / bias2).sqrt() + eps)
 
     def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:

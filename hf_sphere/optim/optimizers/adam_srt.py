@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_sphere.optim.fast_step import Block, Number, shrinks, transport_, transported
+from hf_sphere.optim.fast_step import Block, Number, Rows, shrinks, transport_, transported
 from hf_sphere.optim.layout import inner
 from hf_sphere.optim.optimizers.adam_s import AdamS, Moments, adam_s
 
@@ -31,8 +31,10 @@ class AdamSRT(AdamS):
     """
 
     @classmethod
-    def _moved(cls, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Moments:
-        m, new_length = transported(m, y)
+    def _moved(
+        cls, rows: Rows, x: Tensor, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number
+    ) -> Moments:
+        m, new_length = transported(rows, x, y, m, length, size, shrink)
         return y, m / shrink, v * (length / new_length).square()
 
     def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from hf_sphere.optim.base import Group, SphereOptimizer
-from hf_sphere.optim.fast_step import Block, Number, is_zero, lengths, shrinks, transport_, transported
+from hf_sphere.optim.fast_step import Block, Number, Rows, is_zero, lengths, shrinks, transport_, transported
 from hf_sphere.optim.layout import OpenParameter, inner
 
 
@@ -73,15 +73,18 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
         return group["momentum"], 1 - group["dampening"], lr
 
     @classmethod
-    def _accumulate(cls, g: Tensor, m: Tensor, v: Tensor, *numbers: Number) -> tuple[Tensor, Tensor, Number]:
+    def _accumulate(
+        cls, rows: Rows, g: Tensor, m: Tensor, v: Tensor, *numbers: Number
+    ) -> tuple[Tensor, Tensor, Number]:
         momentum, keep, lr = numbers
         return momentum * m + keep * g, v, lr
 
     @classmethod
     def _moved(
-        cls, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number
+        cls, rows: Rows, x: Tensor, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return y, transported(m, y)[0] / shrink, v
+        m, _ = transported(rows, x, y, m, length, size, shrink)
+        return y, m / shrink, v
 
     def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
         zeros = [_at_zero(block.weight) for block in blocks]
