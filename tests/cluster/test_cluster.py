@@ -61,14 +61,6 @@ class TestInput:
         np.testing.assert_array_equal(estimator.predict(points.numpy()), estimator.labels_)
         np.testing.assert_array_equal(make().fit(points.numpy()).labels_, estimator.labels_)
 
-    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-    def test_results_are_on_the_device_of_the_tensor(self, make):
-        points = torch.from_numpy(blobs()[0])
-        estimator = make().fit(points.cuda())
-        assert estimator.predict(points.cuda()).device.type == "cuda"
-        assert adjusted_rand_score(estimator.labels_.cpu(), make().fit(points).labels_) == 1
-        assert torch.equal(estimator.predict(points), estimator.labels_.cpu())
-
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
     def test_half_and_integer_tensors_are_accepted(self, make, dtype):
         points = torch.from_numpy(100 * blobs()[0]).to(dtype)

@@ -250,7 +250,9 @@ def cluster(kind: Any) -> Case:
 
         def compute() -> Any:
             fitted = kind(4, random_state=0, n_init=1).fit(x)
-            return fitted.cluster_centers_ if hasattr(fitted, "cluster_centers_") else fitted.means_, fitted.predict(x)
+            labels = fitted.predict(x)
+            assert labels.device == x.device
+            return labels, fitted.cluster_centers_ if hasattr(fitted, "cluster_centers_") else fitted.means_
 
         return compute
 

@@ -22,7 +22,8 @@ for values and data-dependent shapes, and for blocking copies in either directio
 does not wait). The number agrees with the launches on a GPU to about 5 %.
 
 Limits: one stream, no memory limit, no generators of its own; autocast lowers products only; random numbers are those
-of the CPU; `torch.load` with it as `map_location` moves only tensors that were saved from it.
+of the CPU; `torch.load` with it as `map_location` moves only tensors that were saved from it;
+a module that an autograd graph still uses cannot be moved to it.
 """
 
 import contextlib

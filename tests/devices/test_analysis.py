@@ -35,7 +35,7 @@ def test_distance_supports_cpu_initial_weights_and_a_device_model(model, device)
 def test_reinitialized_layers_on_the_device_give_the_accuracies_of_the_cpu(model, device):
     model = model.to(device)
     torch.manual_seed(1)
-    images = torch.randn(200, 3, 32, 32, device=device)
+    images = torch.randn(100, 3, 32, 32, device=device)
     with torch.inference_mode():
         labels = torch.cat([model(batch).argmax(-1) for batch in images.split(64)])
     snapshot, options = build().state_dict(), {"layers": "conv", "num_random": 1, "fresh": build}
