@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributions import VonMises, kl_divergence
 
 from hf_sphere.distributions import HypersphericalUniform, PowerSpherical, VonMisesFisher
@@ -182,6 +183,26 @@ class TestSampling:
                 draws.append(distribution.sample((9,)))
             assert torch.equal(draws[0], draws[1])
             assert not torch.equal(draws[0], draws[2])
+
+    @pytest.mark.parametrize("dim", [3, 16])
+    def test_all_calls_compile_once_for_dynamic_batch_sizes(self, dim):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+
+        @torch.compile(fullgraph=True, backend=counter)
+        def total(loc: Tensor, concentration: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+            distribution = VonMisesFisher(loc, concentration, validate_args=False)
+            return distribution.rsample(), distribution.log_prob(points) + distribution.entropy()
+
+        for size in (5, 7, 11, 16):
+            loc, points = unit(2, size, dim)
+            concentration = torch.linspace(0.0, 99.0, size, dtype=torch.float64, requires_grad=True)
+            draws, values = total(loc, concentration, points)
+            (slope,) = torch.autograd.grad(values.sum() + draws.sum(), concentration)
+            expected = VonMisesFisher(loc, concentration)
+            torch.testing.assert_close(values, expected.log_prob(points) + expected.entropy())
+            assert slope.isfinite().all()
+        assert counter.frame_count <= 2  # the first batch, and all others
 
     def test_fullgraph_compile_samples_the_same_distribution(self):
         torch._dynamo.reset()

@@ -1,3 +1,4 @@
+import decimal
 import functools
 import json
 import math
@@ -11,12 +12,15 @@ from torch.func import grad, vmap
 
 from hf_sphere.geometry import (
     concentration_from_mean_resultant_length,
+    expansions,
     log_vmf_normalizer,
     mean_resultant_length,
 )
 from hf_sphere.geometry.bessel import (
     log_uniform_density,
+    log_vmf_partition,
     log_vmf_peak,
+    log_vmf_peak_and_complement,
     mean_resultant_length_complement,
     mean_resultant_length_derivative,
     partition_and_ratio,
@@ -53,7 +57,7 @@ def exact(dim: int, kappa: float) -> dict[str, float]:
     """Evaluate the definitions with enough digits to survive cancellation."""
     with mpmath.workdps(60):
         k, nu = mpmath.mpf(kappa), mpmath.mpf(dim) / 2 - 1
-        below, above = mpmath.besseli(nu, k), mpmath.besseli(nu + 1, k)
+        below, above = (mpmath.besseli(order, k, maxterms=10**6) for order in (nu, nu + 1))
         length = above / below
         area = mpmath.mpf(dim) / 2 * mpmath.log(2 * mpmath.pi)
         return {
@@ -62,6 +66,7 @@ def exact(dim: int, kappa: float) -> dict[str, float]:
             "slope": float(1 - length**2 - (dim - 1) * length / k),
             "normalizer": float(nu * mpmath.log(k) - area - mpmath.log(below)),
             "peak": float(k + nu * mpmath.log(k / 2) - mpmath.loggamma(nu + 1) - mpmath.log(below)),
+            "partition": float(mpmath.log(below) + mpmath.loggamma(nu + 1) - nu * mpmath.log(k / 2)),
         }
 
 
@@ -134,11 +139,36 @@ def test_values_are_accurate_where_their_definitions_cancel(function, name, fact
 @pytest.mark.parametrize("dim", [2, 3, 5, 24, 25, 26, 47, 48, 49])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.float64, 5e-14)])
 @pytest.mark.parametrize("function", [mean_resultant_length_derivative, mean_resultant_length_complement])
-def test_both_expansions_agree_where_they_meet(function, dtype, bound, dim):
+def test_slope_and_complement_are_accurate_around_the_dimension(function, dtype, bound, dim):
     concentrations = torch.linspace(1, 2 * dim + 10, 40, dtype=dtype)
     name = "slope" if function is mean_resultant_length_derivative else "complement"
     expected = exact_values(name, dim, concentrations)
     torch.testing.assert_close(function(concentrations, dim).double(), expected, rtol=bound, atol=0)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 4, 5, 6, 7, 8, 11, 16, 33, 100, 1000, 10_000, 100_000])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_errors_are_at_most_five_units_in_the_last_place(dim, dtype):
+    ratios = torch.logspace(-4, 3, 24, dtype=torch.float64) if dim < 1000 else torch.tensor([1e-4, 1e-2, 0.1, 1e3])
+    concentrations = (dim * ratios).to(dtype)
+    found = {
+        "length": mean_resultant_length(concentrations, dim),
+        "complement": mean_resultant_length_complement(concentrations, dim),
+        "slope": mean_resultant_length_derivative(concentrations, dim),
+        "peak": log_vmf_peak(concentrations, dim),
+        "partition": log_vmf_partition(concentrations, dim),
+    }
+    for name, values in found.items():
+        expected = exact_values(name, dim, concentrations)
+        text = f"{name}: {{}}".format
+        torch.testing.assert_close(values.double(), expected, rtol=5 * torch.finfo(dtype).eps, atol=0, msg=text)
+
+
+def test_polynomials_do_not_depend_on_the_decimal_context():
+    expansions._chebyshev_coefficients.cache_clear()
+    with decimal.localcontext(prec=3):
+        coefficients = expansions._coefficients.__wrapped__(41, torch.float64)
+    assert coefficients == expansions._coefficients(41, torch.float64)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 64, 4096])
@@ -248,6 +278,16 @@ def test_normalizer_derivative_is_exactly_minus_the_length(dim, dtype):
     concentrations = torch.tensor([0.0, 1e-3, 0.7, 13.0, 500.0, 3e4], dtype=dtype, requires_grad=True)
     (slope,) = torch.autograd.grad(log_vmf_normalizer(concentrations, dim).sum(), concentrations)
     assert torch.equal(slope, -mean_resultant_length(concentrations.detach(), dim))
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_peak_and_complement_together_equal_each_alone_with_two_derivatives(dim):
+    values = arguments(log_vmf_peak).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: log_vmf_peak_and_complement(x, dim), values)
+    together = log_vmf_peak_and_complement(values, dim)
+    assert torch.equal(
+        torch.stack(together), torch.stack([f(values, dim) for f in (log_vmf_peak, mean_resultant_length_complement)])
+    )
 
 
 @pytest.mark.parametrize("dim", DIMS)
