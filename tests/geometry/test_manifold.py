@@ -19,6 +19,7 @@ from hf_sphere.geometry import (
     random_rotation,
     slerp,
 )
+from hf_sphere.geometry.manifold import divide_by_norms
 
 ANGLES = [1e-6, 1e-4, 1e-2, 0.03, 0.1, 1.0, math.pi / 2, 3.0, math.pi - 1e-3, math.pi - 1e-6]
 
@@ -243,15 +244,14 @@ class TestRandomRotation:
 @pytest.mark.parametrize("short", [torch.inf, 1e-12])
 def test_the_formula_of_the_gradient_of_directions_is_right_on_devices(short):
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    check = {"check_forward_ad": True, "check_batched_grad": True}
-    assert torch.autograd.gradcheck(lambda x: divide_by_norms.on_devices(x, short), x, **check)
-    assert torch.autograd.gradgradcheck(lambda x: divide_by_norms.on_devices(x, short), x, check_fwd_over_rev=True)
+    assert gradcheck(lambda x: divide_by_norms.on_devices(x, short), x, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(lambda x: divide_by_norms.on_devices(x, short), x, check_fwd_over_rev=True)
 
 
-def test_zero_vectors_have_no_direction_and_no_gradient():
+@pytest.mark.parametrize("function", [divide_by_norms, divide_by_norms.on_devices])
+def test_zero_vectors_have_neither_direction_nor_gradient(function):
     x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], requires_grad=True)
-    for function in (divide_by_norms, divide_by_norms.on_devices):
-        directions, _ = function(x, torch.inf)
-        (grad,) = torch.autograd.grad(directions[:, 0].sum(), x)
-        torch.testing.assert_close(directions.detach(), torch.tensor([[0.0, 0.0], [0.6, 0.8]]))
-        torch.testing.assert_close(grad, torch.tensor([[0.0, 0.0], [0.128, -0.096]]))
+    directions, _ = function(x, torch.inf)
+    (grad,) = torch.autograd.grad(directions[:, 0].sum(), x)
+    torch.testing.assert_close(directions.detach(), torch.tensor([[0.0, 0.0], [0.6, 0.8]]))
+    torch.testing.assert_close(grad, torch.tensor([[0.0, 0.0], [0.128, -0.096]]))

@@ -124,6 +124,27 @@ def test_compiled_training_matches_eager_training(name):
     torch.testing.assert_close(results[3:], results[:3])
 
 
+@pytest.mark.parametrize("name", sorted(set(HEADS) - {"vmf"}))  # whose samples differ
+def test_compiled_steps_with_ignored_labels_match_for_any_batch_size(name):
+    torch.manual_seed(0)
+    compiled = build_head(name, 64, 4)
+    head, counters = copy.deepcopy(compiled), torch._dynamo.utils.counters
+    counters.clear()
+    step = compile_head(compiled)
+    for size in (8, 12, 6):
+        x, labels, results = torch.randn(size, 64), torch.arange(size) % 4, []
+        labels[1:3] = -100
+        for module, run in ((head, head), (compiled, step)):
+            module.zero_grad()
+            inputs = x.clone().requires_grad_()
+            loss = run(inputs, labels).loss
+            loss.backward()
+            results.append((loss.detach(), inputs.grad, {key: p.grad for key, p in module.named_parameters()}))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(compiled.state_dict(), head.state_dict())
+    assert counters["stats"]["unique_graphs"] <= 2  # one of the first size, one of any size
+
+
 @pytest.mark.parametrize("labels", [[0, 4], [-1, 0]])
 def test_labels_outside_the_classes_are_rejected(head, labels):
     with pytest.raises(ValueError, match=r"labels run from -?\d to \d, but the model has 4 classes"):
