@@ -289,18 +289,17 @@ class _LogClassSum(torch.autograd.Function):
         totals: list[Tensor] = []
         blocks = list(class_blocks(len(weights), sums.numel(), sums.device, SAMPLE_BLOCK))
         for index, block in enumerate(blocks):
-            block_sums, *values = saved[5 * index : 5 * index + 5] or _sample_block(inputs, block)
-            softmax, slopes, own_ratio, products = values
+            block_sums, *values = saved[4 * index : 4 * index + 4] or _sample_block(inputs, block)
+            slopes, excess, products = values
             factors = grad_sums if len(blocks) == 1 else grad_sums * (block_sums - sums).exp()  # of p and q
-            sum_own, sum_square = (factors.flatten() @ values.flatten(0, 2) for values in (softmax, slopes))
             grad_coefficients = (slopes @ products.mT).mul_(factors[..., None])
             grad_along, grad_across = ((coefficients * factors[..., None]).mT @ slopes).unbind(2)
             grad_along = grad_along.sum(0)
             rows = weights[block]
-            outer = torch.addcmul(sum_square, sum_own, own_ratio, value=-1)[:, None] * rows
+            outer = (factors.flatten() @ excess.flatten(0, 2))[:, None] * rows
             outer.addmm_(grad_along.T, direction).addmm_(grad_across.flatten(0, 1).T, tangents.flatten(0, 1))
             grad_weights[block] = outer
-            parts = [grad_along @ rows, grad_coefficients, sum_square.sum()]
+            parts = [grad_along @ rows, grad_coefficients, (slopes.sum(-1) * factors).sum()]
             totals = [total.add_(part) for total, part in zip(totals, parts, strict=True)] if totals else parts
         grad_direction, grad_coefficients, total = totals
         # A rotation of mu rotates v as well: dx = w dmu - s (v.dmu) mu. This preserves the distribution;
@@ -318,7 +317,7 @@ class _LogClassSum(torch.autograd.Function):
 def _sample_block(inputs: Sequence[Tensor], block: slice) -> tuple[Tensor, ...]:
     """Return the sums over a block of n classes, (T, B, S / T), and what their gradients are computed from.
 
-    That are p and q, (T, B, S / T, n), r(|w|), (n,), and the products, (T, B, 2, n), for T tangents.
+    That are q and `q - p r(|w|)`, (T, B, S / T, n), and the products, (T, B, 2, n), for T tangents.
     """
     direction, tangents, coefficients, weights, beta = inputs
     rows = weights[block]
@@ -333,7 +332,9 @@ def _sample_block(inputs: Sequence[Tensor], block: slice) -> tuple[Tensor, ...]:
     terms = partition[:-1].sub_(partition[-1]).unflatten(0, coefficients.shape[:-1])
     softmax = terms.softmax(-1)
     slopes = ratio[:-1].view_as(terms).mul_(softmax)
-    return terms.amax(-1) - softmax.amax(-1).log(), softmax, slopes, ratio[-1], products
+    sums = terms.amax(-1) - softmax.amax(-1).log()
+    # Subtracted before they are summed: the sums are often almost equal.
+    return sums, slopes, torch.addcmul(slopes, softmax, ratio[-1], value=-1), products
 
 
 @cache_outside_graphs
