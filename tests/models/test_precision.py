@@ -98,7 +98,7 @@ def in_float32(head: str) -> tuple[Tensor, Tensor]:
     return train(head, "float32")[:2]
 
 
-@pytest.mark.parametrize(("head", "precision", "flags"), cases())
+@pytest.mark.parametrize(("head", "precision", "flags"), [*cases()])
 def test_a_step_is_finite_and_close_to_float32(head, precision, flags):
     torch.compiler.reset()
     (loss, norm, model), (exact, exact_norm) = train(head, precision, **flags), in_float32(head)
