@@ -197,6 +197,19 @@ class Rows:
         return torch.where(ends.isnan(), ends, values).as_strided((len(ends), 1), (1, 1))
 
 
+def check_compiler() -> None:
+    """Raise a `ValueError` if inductor finds no C++ compiler."""
+    from torch._inductor.cpp_builder import get_cpp_compiler  # slow
+
+    try:
+        get_cpp_compiler()
+    except Exception as error:
+        raise ValueError(
+            "compile=True requires a C++ compiler for parameters on the CPU, but none is installed: install g++, set "
+            "CXX to another one, or omit compile."
+        ) from error
+
+
 def update_all(update: Callable[..., tuple[Tensor, ...]], blocks: Sequence[Any], numbers: Any) -> None:
     """Update weights, momenta and second moments of blocks.
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import config as inductor
 from torch.optim import SGD, Adam
 
 from hf_sphere.optim import SGDMRT, AdamSRT, build_optimizer
@@ -15,6 +16,7 @@ OUT_OF_RANGE = [
     ({"lr": torch.tensor([])}, r"lr must be a nonnegative number; got tensor\(\[\]\)"),
     ({"weight_decay": -1.0}, r"weight_decay must be a nonnegative number; got -1\.0"),
     ({"weight_decay": torch.ones(2)}, r"weight_decay must be a nonnegative number; got tensor\(\[1\., 1\.\]\)"),
+    ({"compile": "yes"}, "compile must be True or False; got 'yes'"),
     ({"low_precision": "up"}, "low_precision must be one of nearest, stochastic, master; got 'up'"),
     (
         {"low_precision": "stochastic", "capturable": True},
@@ -115,6 +117,12 @@ def test_sparse_gradients_are_rejected_in_the_step_of_a_model_with_invariant_wei
     model(torch.arange(4)).square().sum().backward()
     with pytest.raises(RuntimeError, match="AdamSRT does not support sparse gradients"):
         optimizer.step()
+
+
+def test_compile_without_a_cpp_compiler_is_rejected(kind):
+    message = r"compile=True requires a C\+\+ compiler for parameters on the CPU, but none is installed"
+    with inductor.patch({"cpp.cxx": (None, "no-such-compiler")}), pytest.raises(ValueError, match=message):
+        kind([weight(3, 4)], compile=True)
 
 
 def test_differentiable_is_rejected(kind):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
@@ -313,21 +314,96 @@ def test_a_copy_takes_the_same_steps(kind, copied, make_model, groups, make_opti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", [AdamSRT, SGDMRT])
-def test_a_compiled_step_matches_the_eager_step(compiled, make_optimizer, give_gradients):
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_step_compiled_by_the_user_is_one_graph_for_all_learning_rates(kind, backend, make_optimizer, give_gradients):
     weights = [torch.randn(4, 3, 2, requires_grad=True), torch.randn(5, requires_grad=True)]
     others = copies(weights)
+    rate = torch.tensor(0.05)
     optimizer, other = (
-        make_optimizer(compiled, [{"params": [radial], **RADIAL}, {"params": [ordinary]}], weight_decay=0.1)
+        make_optimizer(kind, [{"params": [radial], **RADIAL}, {"params": [ordinary]}], weight_decay=0.1, lr=rate)
         for radial, ordinary in (weights, others)
     )
-    step = torch.compile(optimizer.step)
+    give_gradients(weights, 0)
+    counter = CompileCounterWithBackend(backend)
+    step = torch.compile(lambda: optimizer.step(), fullgraph=True, backend=counter)
     for number in range(3):
-        give_gradients(weights, number)
         give_gradients(others, number)
-        step()
+        for weight, copied in zip(weights, others, strict=True):
+            weight.grad.copy_(copied.grad)
+        with torch.no_grad():
+            step()
         other.step()
+        rate.mul_(0.5)
+    assert counter.frame_count == 1
     torch.testing.assert_close(weights, others, rtol=1e-5, atol=1e-5)
+
+
+COMPILED = {
+    "defaults": {},
+    "L2 and maximize": {"weight_decay": 0.1, "maximize": True},
+    "decoupled": DECOUPLED,
+    "tensor": {"lr": torch.tensor(0.05)},
+    "master": {"low_precision": "master"},
+    "stochastic": {"low_precision": "stochastic"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", COMPILED)
+def test_the_compiled_update_matches_the_eager_one(kind, options, make_weights, make_optimizer, take_steps):
+    low = "low_precision" in COMPILED[options]
+    results = []
+    for compiles in (True, False):
+        weights = make_weights(dtype=torch.bfloat16 if low else torch.float32)
+        groups = [
+            {"params": weights[:1], **RADIAL}, {"params": weights[1:2], "channel_dims": [], "weight_decay": 0.05},
+            {"params": weights[2:]},
+        ]  # fmt: skip
+        optimizer = make_optimizer(kind, groups, compile=compiles, **COMPILED[options])
+        take_steps(optimizer, 4)
+        results.append([*weights, *(value for state in optimizer.state.values() for value in state.values())])
+    torch.testing.assert_close(*results, rtol=1e-2 if low else 1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_schedules_and_resumed_runs_do_not_compile_again(kind, make_model, groups, make_optimizer, take_steps):
+    model, other = make_model(), make_model()
+    optimizer = make_optimizer(kind, groups(model), compile=True)
+    schedule = OneCycleLR(optimizer, max_lr=0.1, total_steps=10, base_momentum=0.5, max_momentum=0.8)
+    eager = make_optimizer(kind, groups(other))
+    other_schedule = OneCycleLR(eager, max_lr=0.1, total_steps=10, base_momentum=0.5, max_momentum=0.8)
+    take_steps(optimizer, 1)
+    take_steps(eager, 1)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for step in range(1, 5):
+            optimizer.load_state_dict(through_a_file(optimizer.state_dict()))
+            schedule.step()
+            other_schedule.step()
+            take_steps(optimizer, 1, start=step)
+            take_steps(eager, 1, start=step)
+    torch.testing.assert_close([*model.parameters()], [*other.parameters()], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_copy_compiles_its_own_steps(kind, make_model, groups, make_optimizer, take_steps):
+    model = make_model()
+    optimizer = make_optimizer(kind, groups(model), compile=True)
+    take_steps(optimizer, 1)
+    other_model, other = pickle.loads(pickle.dumps(copy.deepcopy((model, optimizer))))
+    take_steps(optimizer, 1, start=1)
+    take_steps(other, 1, start=1)
+    assert "_compiled" in vars(other)
+    assert all_equal(model.parameters(), other_model.parameters())
+
+
+def test_an_eager_state_is_loaded_into_a_compiled_optimizer(kind, make_weights, make_optimizer, take_steps):
+    weights = make_weights()
+    optimizer = make_optimizer(kind, weights, **RADIAL)
+    take_steps(optimizer, 1)
+    compiled = make_optimizer(kind, weights, compile=True, **RADIAL)
+    compiled.load_state_dict(optimizer.state_dict())
+    assert compiled.defaults["compile"]
+    assert "compile" not in compiled.param_groups[0]
 
 
 def scaled_step(scaler: torch.amp.GradScaler, optimizer: Optimizer, weights: list[Tensor], *, overflow: bool) -> None:

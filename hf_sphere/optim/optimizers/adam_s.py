@@ -54,6 +54,7 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         foreach: Update the groups of all tensors at once (True) or tensor by tensor (False); by default at once on a
             GPU and in portions that fit the cache on a CPU.
         maximize: Maximize the objective.
+        compile: Compile the update of the radial weights; see `SphereOptimizer`.
         capturable: For CUDA graphs: keep the step count on the device. A learning rate that changes between replays
             must be a tensor on the device; a Python number is constant in the graph.
         fused: Use torch's fused kernel for ordinary parameters.

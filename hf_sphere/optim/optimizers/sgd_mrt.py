@@ -38,7 +38,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
         dampening: Dampening of the gradient in the momentum.
         weight_decay: L2 penalty, added to the gradient (never to `.grad`), as in the paper.
         **options: `channel_dims`, `channel_wise`, `low_precision`, `decoupled_weight_decay`, `foreach`, `maximize`,
-            `capturable` and `fused`; see `AdamS`.
+            `compile`, `capturable` and `fused`; see `AdamS`.
 
     Raises:
         ValueError: If an option is out of range, is not supported (`nesterov`, `differentiable`) or does not fit a
