@@ -77,13 +77,16 @@ def cosines_to_others(points: Tensor, start: int, block: Tensor) -> Tensor:
 class TripletRanking:
     """Triplets of classes (i, j, k) for the ranking loss: j is in the nearest tenth of the classes to i, and k not.
 
-    Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, section 2.1. The loss per triplet
-    is that of RankNet (Burges et al., 2005), log(1 + exp(cos(p_i, p_k) - cos(p_i, p_j))).
-
     Args:
-        class_vectors: One vector per class, (K, any length), finite, not zero and of different directions, for instance
-            word embeddings of the class names.
+        class_vectors: One vector per class, (K, any length), for instance word embeddings of the class names.
         weight: Weight of the ranking loss relative to the separation.
+
+    Raises:
+        ValueError: If the vectors are not finite, non-zero and pairwise different in direction.
+
+    Reference:
+        Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, section 2.1. The loss
+        per triplet is that of RankNet (Burges et al., 2005), log(1 + exp(cos(p_i, p_k) - cos(p_i, p_j))).
     """
 
     def __init__(self, class_vectors: Tensor, *, weight: float = 1.0) -> None:
@@ -93,8 +96,9 @@ class TripletRanking:
         num_neighbors = min(max(1, round(num_classes / 10)), num_classes - 2)
         self.weight = weight
         blocks = (cosines_to_others(self.directions, start, block) for start, block in row_blocks(self.directions))
-        orders = (cosines.sort(dim=1, descending=True, stable=True).indices for cosines in blocks)
-        self._neighbors = torch.cat([order[:, :num_neighbors] for order in orders])
+        self._neighbors = torch.cat(
+            [cosines.sort(dim=1, descending=True, stable=True).indices[:, :num_neighbors] for cosines in blocks]
+        )
         # For each class i the sorted classes that are not negatives, each minus its rank and plus i K. This is an
         # increasing sequence, in which binary search maps the index of a negative to its class.
         excluded = torch.cat([self._neighbors, torch.arange(num_classes)[:, None]], dim=1).sort(dim=1).values
@@ -194,8 +198,13 @@ def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch
     """Assign unit vectors (K, d) to classes so that similar classes have nearby points; the separation does not change.
 
     This is a quadratic assignment problem between the cosines of the points and the ranks of the cosines of the class
-    vectors (K, any length), solved approximately (Vogelstein et al., "Fast approximate quadratic programming for graph
-    matching", PLOS ONE 2015). Returns the points, at most `MAX_GRAM_CLASSES`, in the order of the classes.
+    vectors (K, any length), solved approximately. Returns the points in the order of the classes.
+
+    Raises:
+        ValueError: If there are more than `MAX_GRAM_CLASSES` points, or the class vectors are invalid.
+
+    Reference:
+        Vogelstein et al., "Fast approximate quadratic programming for graph matching", PLOS ONE 2015.
     """
     from scipy.optimize import quadratic_assignment
 

@@ -106,7 +106,13 @@ class Placement:
                 points = file.get_tensor("prototypes")
         except SafetensorError as error:
             raise ValueError(f"{path} is not a safetensors file with a tensor `prototypes`: {error}") from error
-        if points.ndim != 2 or min(points.shape) < 2 or points.is_complex() or not points.isfinite().all():
+        if (
+            points.ndim != 2
+            or points.is_complex()
+            or len(points) < 2
+            or points.shape[1] < 2
+            or not points.isfinite().all()
+        ):
             raise ValueError(f"{path}: prototypes must be a finite (K, d) matrix with K and d at least 2.")
         points = points.double()
         if not points.any(1).all():
@@ -214,8 +220,9 @@ def _best_candidate(search: Iterator[Candidate], task: Task, progress: bool | No
     """Return the best candidate of a method, and whether the search was interrupted; stop early at the bound."""
     goal = separation_bound(task.num_classes, task.dim) + 1e-10 if task.ranking is None else -float("inf")
     best, lowest = None, float("inf")
-    style: Any = {"desc": "placing", "delay": 0 if progress else 2, "leave": bool(progress)}
-    bar = progress_bar(search, disable=progress is False, **style)
+    bar = progress_bar(
+        search, disable=progress is False, delay=0 if progress else 2, desc="placing", leave=bool(progress)
+    )
     try:
         for candidate in bar:
             value = task.score(candidate.points)
@@ -283,6 +290,7 @@ def _start_search(name: str, task: Task, options: dict[str, Any]) -> Iterator[Ca
     check_names(f"method {name!r}", options, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY])
     if task.ranking is not None and name in WITHOUT_CLASS_VECTORS:
         able = ", ".join(other for other in METHODS if other not in WITHOUT_CLASS_VECTORS)
-        what = f"method {name!r} does not support a ranking loss"
-        raise ValueError(f"{what}; use ordering='assignment', or one of the methods {able}.")
+        raise ValueError(
+            f"method {name!r} does not support a ranking loss; use ordering='assignment', or one of the methods {able}."
+        )
     return METHODS[name](task, **options)

@@ -27,7 +27,11 @@ def scoring_names() -> list[str]:
 
 
 def scoring_class(name: str) -> type["Scoring"]:
-    """Return the class of a scoring; the error for one that is not among `scoring_names()` lists them."""
+    """Return the class of a scoring, one of `scoring_names()`.
+
+    Raises:
+        ValueError: If there is no such scoring; the message lists the valid names.
+    """
     if name not in MODULES:
         raise ValueError(f"unknown scoring {name!r}; the scorings are: {', '.join(scoring_names())}.")
     module = importlib.import_module(MODULES[name])
@@ -35,7 +39,11 @@ def scoring_class(name: str) -> type["Scoring"]:
 
 
 def build_scoring(scoring: str, **options: Any) -> "Scoring":
-    """Build a scoring by its name, with its options; the error for an unknown name, option or value lists the valid."""
+    """Build a scoring by its name, with its options.
+
+    Raises:
+        ValueError: If the name, an option or a value is unknown; the message lists the valid ones.
+    """
     cls = scoring_class(scoring)
     valid = [field.name for field in dataclasses.fields(cls)]
     if unknown := [option for option in options if option not in valid]:

@@ -86,11 +86,16 @@ class Scoring(ABC):
 
     Only the permutations that are needed are measured: with `index_0` and no negative weight (the default), only the
     original order of the words.
+
+    Attributes:
+        name: Unique name.
+        kinds: Supported kinds of models.
+        grid: Values that a search tries for the options of the subclass, simplest first.
     """
 
-    name: ClassVar[str] = ""  # unique
-    kinds: ClassVar[tuple[Kind, ...]] = ("masked", "causal", "embedding")  # supported kinds of models
-    grid: ClassVar[dict[str, tuple[Any, ...]]] = {}  # values that a search tries for the options, simplest first
+    name: ClassVar[str] = ""
+    kinds: ClassVar[tuple[Kind, ...]] = ("masked", "causal", "embedding")
+    grid: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     positive_aggregation: str = "index_0"
     negative_aggregation: str = "index_0"
@@ -121,9 +126,12 @@ class Scoring(ABC):
     def measure(
         self, questions: Sequence[Question], engine: Engine, permutations: Sequence[int] = range(len(PERMUTATIONS))
     ) -> Measurements:
-        """Run the model on Q questions of up to K choices in batches, which limits memory; all values must be finite.
+        """Run the model on Q questions of up to K choices in batches, which limits memory.
 
         `permutations` are the numbers of the `PERMUTATIONS` to measure.
+
+        Raises:
+            ValueError: If a value is not finite.
         """
         orders = [PERMUTATIONS[index] for index in permutations]
         counts = choice_counts(questions)

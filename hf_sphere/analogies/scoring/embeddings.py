@@ -1,6 +1,5 @@
 """Embeddings of words from the hidden states of a language model, and the scoring by their cosines."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,10 @@ def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_si
 
     A word is tokenized as in the middle of a text: with a leading space for tokenizers that encode it, such as those of
     GPT-2 and RoBERTa. Special tokens are added if the tokenizer does so, but are not part of the mean. The head of the
-    model is not used. Errors are those of `encode`.
+    model is not used.
+
+    Raises:
+        ValueError: If a word is empty, too long or has no token, or the tokenizer does not support offsets.
     """
     space = " " if _needs_space(language_model.tokenizer) else ""
     sentences = [Sentence(space + word, ((len(space), len(space) + len(word)),)) for word in words]
@@ -34,8 +36,13 @@ def embed_words_in_context(
 ) -> Tensor:
     """Embed the words of N sentences with W `spans` each: the mean of the last hidden states of a word's tokens.
 
-    Returns (N, W, hidden size), float32, on the CPU, in the order of `spans`. Hidden words are embedded as mask tokens.
-    Sentences with different numbers of words, or none, are an error, as are those that `encode` refuses.
+    Hidden words are embedded as mask tokens.
+
+    Returns:
+        (N, W, hidden size), float32, on the CPU, in the order of `spans`.
+
+    Raises:
+        ValueError: If sentences have different numbers of words or none, or `encode` raises it.
     """
     counts = {len(sentence.spans) for sentence in sentences}
     if len(counts) > 1 or 0 in counts:
@@ -71,11 +78,14 @@ class EmbeddingSimilarity(Scoring):
 
     Mikolov, Yih, Zweig, "Linguistic Regularities in Continuous Space Word Representations", NAACL 2013. The cosine is 0
     where two words of a pair have the same embedding.
+
+    Attributes:
+        template: None embeds each word alone; a template, as in the other scorings, embeds it in the sentence.
     """
 
     name = "embedding_similarity"
 
-    template: str | None = None  # None embeds each word alone; a template, as in the other scorings, in its sentence
+    template: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,8 +105,9 @@ class EmbeddingSimilarity(Scoring):
         self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
     ) -> Iterator[Tensor]:
         """Embed the permuted words of each question, (P, k, 4, H)."""
-        pairs = (pair for question in questions for pair in (question.stem, *question.choices))
-        words = dict.fromkeys(itertools.chain.from_iterable(pairs))
+        words = dict.fromkeys(
+            word for question in questions for pair in (question.stem, *question.choices) for word in pair
+        )
         rows = {word: row for row, word in enumerate(words)}
         embeddings = embed_words(engine.language_model, list(words), batch_size=engine.batch_size)
         for question in questions:

@@ -192,20 +192,28 @@ def register_backbone(build: Callable[..., nn.Module]) -> Callable[..., nn.Modul
 def create_backbone(
     name: str, *, num_channels: int, image_size: ImageSize, pretrained: bool | str = False, **options: Any
 ) -> nn.Module:
-    """Create a timm model without its classifier: (B, num_channels, height, width) -> (B, num_features).
+    """Create a timm model without its classifier.
 
     Args:
-        name: A name of timm's registry, which includes the backbones of this library; an unknown one is an error.
+        name: A name of timm's registry, which includes the backbones of this library.
         num_channels: Channels of the images.
         image_size: Side of the images in pixels, or (height, width), for backbones whose layers depend on it.
         pretrained: Whether to load timm's weights, from its cache or the Hub; or a file of weights.
         **options: Options of the model, as in `timm.create_model`.
+
+    Returns:
+        A module (B, num_channels, height, width) -> (B, num_features).
+
+    Raises:
+        ValueError: If the name or an option is unknown.
     """
     architecture = name.split(".")[0]
     if not timm.is_model(architecture):
         names = [backbone for backbone in BACKBONES if backbone.startswith(architecture)]
-        names += difflib.get_close_matches(architecture, timm.list_models(), n=5)
-        names = list(dict.fromkeys(names)) or timm.list_models("*_cifar")
+        names += [
+            name for name in difflib.get_close_matches(architecture, timm.list_models(), n=5) if name not in names
+        ]
+        names = names or timm.list_models("*_cifar")
         raise ValueError(f"unknown backbone {name!r}; similar names: {', '.join(names)}; see `timm.list_models()`.")
     pretrained_cfg = timm.get_pretrained_cfg(architecture)
     has_fixed_size = pretrained_cfg is not None and pretrained_cfg.fixed_input_size  # timm's mark of such models

@@ -23,8 +23,12 @@ from hf_sphere.models.backbones.base import (
 class SmallStemResNet(ResNet):
     """timm's ResNet with a 3x3 convolution as its stem, without pooling by default.
 
-    With `max_pool` the stem keeps its max-pooling, so that all feature maps have half the side. The other arguments are
-    those of timm's `ResNet`.
+    Args:
+        block: timm's residual block.
+        layers: Number of blocks per stage.
+        in_chans: Channels of the images.
+        max_pool: Whether the stem keeps its max-pooling, so that all feature maps have half the side.
+        **options: See timm's `ResNet`.
     """
 
     def __init__(
@@ -85,7 +89,12 @@ def resnet50_cifar(**options: Any) -> ResNet:
 
 
 class SmallStemDenseNet(DenseNet):
-    """timm's DenseNet, with its options, whose stem is one 3x3 convolution, without norm, activation and pooling."""
+    """timm's DenseNet whose stem is one 3x3 convolution, without norm, activation and pooling.
+
+    Args:
+        in_chans: Channels of the images.
+        **options: See timm's `DenseNet`.
+    """
 
     def __init__(self, *, in_chans: int = 3, **options: Any) -> None:
         super().__init__(in_chans=in_chans, **options)
@@ -114,7 +123,10 @@ SLOPE = 0.1
 class PooledBlock(nn.Module):
     """Residual block of three 3x3 convolutions with batch norm and a 1x1 shortcut, followed by 2x2 max pooling.
 
-    All convolutions have `out_channels`. Leaky ReLU follows the sum if there is an `activation`.
+    Args:
+        in_channels: Number of input channels.
+        out_channels: Number of channels of all convolutions.
+        activation: Whether leaky ReLU follows the sum.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, activation: bool = True) -> None:

@@ -9,7 +9,11 @@ from hf_sphere.prototypes.methods.searches import lbfgs, lbfgs_seconds, slsqp
 
 
 def closed_form(task: Task) -> Iterator[Candidate]:
-    """The proved optimum: regular simplex (K <= d + 1), cross-polytope (K <= 2 d) or polygon (d = 2); else an error."""
+    """Regular simplex (K <= d + 1), cross-polytope (K <= 2 d) or regular polygon (d = 2), which are proved optimal.
+
+    Raises:
+        ValueError: If there is no closed form for K and d.
+    """
     count, dim = task.num_classes, task.dim
     if not has_closed_form(task):
         size = f"{count} points in {dim} dimensions"
@@ -28,7 +32,11 @@ def has_closed_form(task: Task) -> bool:
 
 
 def catalogue(task: Task) -> Iterator[Candidate]:
-    """A random subset of the best code with enough points, padded with zeros to the dimension; an error if none has."""
+    """A random subset of the best constructed code with enough points, padded with zeros to the dimension.
+
+    Raises:
+        ValueError: If the catalogue has no such code.
+    """
     code = find_code(task.num_classes, task.dim)
     if code is None:
         size = f"at least {task.num_classes} points in at most {task.dim} dimensions"
@@ -44,8 +52,12 @@ def auto(task: Task, *, restarts: int | None = None, max_iterations: int = 60) -
     """The closed form if there is one, otherwise the best of the catalogue and the searches.
 
     If the catalogue has a code, L-BFGS runs only if it is likely to find a better placement or is fast. With a ranking
-    loss only L-BFGS runs, since the other methods do not use class vectors. The options are those of `lbfgs` and, for
-    `restarts`, of `slsqp`.
+    loss only L-BFGS runs, since the other methods do not use class vectors.
+
+    Args:
+        task: The placement task.
+        restarts: Number of random starts of each search; see `lbfgs` and `slsqp` for the defaults.
+        max_iterations: See `lbfgs`.
     """
     check_integer("max_iterations", max_iterations, 1)
     number_of_restarts(restarts, 1)

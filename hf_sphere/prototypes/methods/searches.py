@@ -23,9 +23,13 @@ MAX_COORDINATES = 400  # maximum number K d of coordinates; the cost of the dens
 def lbfgs(task: Task, *, restarts: int | None = None, max_iterations: int = 60) -> Iterator[Candidate]:
     """L-BFGS on the log-sum-exp of the cosines at increasing sharpness, from several random starts, in float64.
 
-    The time per iteration grows with K^2 d. There are at most `max_iterations` at each of the fifteen sharpness values,
-    and by default as many random starts as take about half a second, at least one. For slightly better results increase
-    both options, for instance `restarts=80, max_iterations=100`.
+    The time per iteration grows with K^2 d. For slightly better results increase both options, for instance
+    `restarts=80, max_iterations=100`.
+
+    Args:
+        task: The placement task.
+        restarts: Number of random starts; None chooses as many as take about half a second, at least one.
+        max_iterations: Maximum number of iterations at each of the fifteen sharpness values.
     """
     check_integer("max_iterations", max_iterations, 1)
     scale = 1.0 / (1.0 - separation_bound(task.num_classes, task.dim))
@@ -47,9 +51,16 @@ def lbfgs_seconds(task: Task, max_iterations: int) -> float:
 def sgd(
     task: Task, *, learning_rate: float = 0.1, momentum: float = 0.9, max_iterations: int = 10_000
 ) -> Iterator[Candidate]:
-    """Projected gradient descent with momentum, in [0, 1), on the mean cosine of the points to their nearest neighbors.
+    """Projected gradient descent with momentum on the mean cosine of the points to their nearest neighbors.
 
-    Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, equation 2 and section 4.
+    Args:
+        task: The placement task.
+        learning_rate: Learning rate.
+        momentum: Momentum factor, in [0, 1).
+        max_iterations: Number of steps.
+
+    Reference:
+        Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, equation 2 and section 4.
     """
     check_positive("learning_rate", learning_rate)
     if not 0.0 <= momentum < 1.0:
@@ -69,7 +80,13 @@ def sgd(
 
 
 def sgd_as_published(task: Task, *, learning_rate: float = 0.1, max_iterations: int = 10_000) -> Iterator[Candidate]:
-    """The published program of the paper, which creates a new optimizer at each step, so momentum has no effect."""
+    """The published program of the paper, which creates a new optimizer at each step, so momentum has no effect.
+
+    Args:
+        task: The placement task.
+        learning_rate: Learning rate.
+        max_iterations: Number of steps.
+    """
     for points, origin in sgd(task, learning_rate=learning_rate, momentum=0.0, max_iterations=max_iterations):
         yield Candidate(points, origin.replace("sgd", "sgd_as_published"))
 
@@ -77,10 +94,18 @@ def sgd_as_published(task: Task, *, learning_rate: float = 0.1, max_iterations: 
 def slsqp(task: Task, *, restarts: int | None = None, max_iterations: int = 200) -> Iterator[Candidate]:
     """Minimize t subject to <p_i, p_j> <= t for all pairs and |p_i|^2 = 1 for all points.
 
-    Converges to machine precision, unlike the smoothed searches; the time grows with the cube of K d, which is at most
-    `MAX_COORDINATES`. There are at most `max_iterations` per start, and by default as many random starts as take about
-    half a second, at least one. Kraft, "A software package for sequential quadratic programming", DFVLR-FB 88-28, 1988
-    (as in scipy).
+    Converges to machine precision, unlike the smoothed searches; the time grows with the cube of K d.
+
+    Args:
+        task: The placement task.
+        restarts: Number of random starts; None chooses as many as take about half a second, at least one.
+        max_iterations: Maximum number of iterations per start.
+
+    Raises:
+        ValueError: If K d exceeds `MAX_COORDINATES`.
+
+    Reference:
+        Kraft, "A software package for sequential quadratic programming", DFVLR-FB 88-28, 1988 (as in scipy).
     """
     coordinates = task.num_classes * task.dim
     if coordinates > MAX_COORDINATES:
@@ -129,6 +154,12 @@ def solve_slsqp(points: np.ndarray, max_iterations: int) -> torch.Tensor:
         {"type": "eq", "fun": excess, "jac": excess_jacobian},
     ]
 
-    options: Any = {"jac": lambda x: gradient, "options": {"maxiter": max_iterations, "ftol": 1e-14}}
-    result = minimize(lambda x: x[-1], start, method="SLSQP", constraints=constraints, **options)
+    result = minimize(
+        lambda x: x[-1],
+        start,
+        jac=lambda x: gradient,
+        method="SLSQP",
+        constraints=constraints,
+        options={"maxiter": max_iterations, "ftol": 1e-14},
+    )
     return F.normalize(torch.from_numpy(result.x[:-1].reshape(count, dim)), dim=1)
