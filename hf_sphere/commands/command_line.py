@@ -32,12 +32,9 @@ _BARS = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PR
 
 
 def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | None = None) -> None:
-    """Parse the arguments of a task and train.
+    """Parse the arguments of a task, by default those of `sys.argv`, and train.
 
-    Args:
-        task_name: Name of the task, that of its file in `hf_sphere/training/tasks`.
-        argv: Command-line arguments without the program name; `sys.argv[1:]` if None.
-        script: `__file__` of a script of one's own, which reads the configurations of all tasks.
+    A `script` of one's own passes its `__file__`, and reads the configurations of all tasks.
     """
     argv = import_modules(sys.argv[1:] if argv is None else argv)
     task = find_task(task_name)

@@ -44,12 +44,9 @@ class Augmentation(AugmentationOptions):
                 raise ValueError(f"{name} {value} exceeds what images of {height} x {width} pixels allow, {limit}.")
 
     def __call__(self, images: Tensor, generator: torch.Generator, mirrored: Tensor | None = None) -> Tensor:
-        """Augment each image of a uint8 batch independently.
+        """Augment each image of a uint8 batch (B, C, H, W) independently; the generator is on the CPU.
 
-        Args:
-            images: (B, C, H, W).
-            generator: On the CPU.
-            mirrored: bool, (B,), the images to flip, with `alternating_flip`.
+        With `alternating_flip`, `mirrored`, bool (B,), are the images to flip.
         """
         if self.rand_augment is not None:
             images = _rand_augment(images, self.rand_augment, generator)

@@ -72,10 +72,9 @@ class RunState:
 
 
 def check_can_be_saved(model: nn.Module) -> None:
-    """Raise an error before training for what would prevent saving the model after it.
+    """Raise an error if modules share tensors that the model does not declare as tied, or its configuration is no JSON.
 
-    Raises:
-        ValueError: If modules share tensors that the model does not declare as tied, or its configuration is not JSON.
+    Called before training, after which the model could not be saved.
     """
     try:
         if isinstance(model, PreTrainedModel):
@@ -89,11 +88,7 @@ def check_can_be_saved(model: nn.Module) -> None:
 
 
 def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState, keep: int) -> Path:
-    """Write `checkpoint-<step>`, then remove all but the newest `keep`.
-
-    Raises:
-        CheckpointError: If it cannot be written, for instance on a full disk; older checkpoints are unchanged.
-    """
+    """Write `checkpoint-<step>`, then remove all but the newest `keep`; after a `CheckpointError`, older ones are left."""
     final = output_dir / f"{CHECKPOINT_PREFIX}{state.step}"
     is_main = accelerator.is_main_process
     try:
@@ -124,8 +119,7 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
 def write_model_files(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder for the files of a model; they replace those in `folder` after all have been written.
 
-    Raises:
-        CheckpointError: If they cannot be written, for instance on a full disk.
+    All errors, for instance of a full disk, become a `CheckpointError`.
     """
     try:
         with atomic_files(folder) as unfinished:
@@ -139,9 +133,7 @@ def write_model_files(folder: Path) -> Iterator[Path]:
 def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
     """Load the state of model, optimizer and random generators, and return the progress of the run.
 
-    Raises:
-        CheckpointError: If a file is missing or damaged, does not fit the model or the optimizer, or has weights that
-            are not finite.
+    Missing and damaged files, those that do not fit, and weights that are not finite are errors.
     """
     hooks = [
         optimizer.optimizer.register_load_state_dict_pre_hook(check_state) for optimizer in accelerator._optimizers
@@ -172,11 +164,7 @@ def newest_intact(output_dir: Path) -> Path | None:
 
 
 def find_checkpoint(name: str, output_dir: Path) -> Path:
-    """Resolve `latest` or a folder to a complete checkpoint.
-
-    Raises:
-        CheckpointError: If it does not exist or is incomplete; the message lists the checkpoints of the run.
-    """
+    """Resolve `latest` or a folder to a complete checkpoint; if there is none, the error lists those of the run."""
     checkpoints = list_checkpoints(output_dir)
     if name == "latest":
         if not checkpoints:

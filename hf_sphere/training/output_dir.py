@@ -44,11 +44,7 @@ def checkpoint_folders(output_dir: Path) -> list[Path]:
 
 @contextmanager
 def locked(output_dir: Path) -> Iterator[None]:
-    """Create a directory, and lock it against the runs of other processes; see `hf_sphere.utils.locks`.
-
-    Raises:
-        FileExistsError: If a run of another process has locked it.
-    """
+    """Create and lock a directory, see `hf_sphere.utils.locks`; one that another process has locked is an error."""
     output_dir.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
@@ -110,11 +106,7 @@ def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recip
 
 
 def read_settings(output_dir: Path) -> dict[str, Any] | None:
-    """Return the settings of the run in a directory, or None if it has none.
-
-    Raises:
-        ValueError: If its `run.json` is damaged.
-    """
+    """Return the settings of the run in a directory, or None if it has none; a damaged `run.json` is an error."""
     path, local = output_dir / RUN_FILE, output_dir / LOCAL_PATHS_FILE
     if not path.is_file():
         return None
@@ -136,11 +128,7 @@ def write_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
 
 
 def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False) -> None:
-    """Check that results can be written to a directory.
-
-    Raises:
-        FileExistsError: If it contains a model, a training run, or results that must not be replaced.
-    """
+    """Raise an error if a directory has a model, a training run, or results that must not be replaced."""
     _check_directory(output_dir)
     results = (RUN_FILE, RESULTS_FILE)
     held = [path.name for path in _traces_of_a_run(output_dir) if path.name not in results]
@@ -166,12 +154,7 @@ def results_dir(output_dir: Path, names: Collection[str], *, overwrite: bool, re
 
 
 def check_output_file(path: str, *, overwrite: bool) -> None:
-    """Check that a file can be written to a path of `--output`.
-
-    Raises:
-        FileExistsError: If it exists and must not be replaced.
-        OSError: If it cannot be written.
-    """
+    """Raise an error if a file of `--output` exists and must not be replaced, or cannot be written."""
     if Path(path).exists() and not overwrite:
         raise FileExistsError(f"{path} exists. Choose another --output, or replace it with --overwrite_output.")
     check_writable(path, is_folder=False)
@@ -182,10 +165,7 @@ def can_resume_results(
 ) -> bool:
     """Return whether a directory contains unfinished results with these settings, which can be continued.
 
-    `ignored` are the names of settings that may differ because no result depends on them.
-
-    Raises:
-        FileExistsError: If it contains results with other settings that must not be replaced.
+    Those with other settings are an error, unless they are to be replaced. No result depends on the `ignored` settings.
     """
     _check_directory(output_dir)
     if overwrite or not any((output_dir / name).exists() for name in (RUN_FILE, RESULTS_FILE)):

@@ -129,8 +129,7 @@ class Run(ExitStack):
     def write_settings(self, *, is_finished: bool = False) -> None:
         """Write `run.json`, and start the trackers; called when the checkpoint, if any, has been loaded.
 
-        Raises:
-            ValueError: If settings of training have changed, but the run `is_finished`.
+        It is an error if settings of training have changed, but the run `is_finished`.
         """
         if self._changes and is_finished:
             raise ValueError(
@@ -248,13 +247,7 @@ def _check_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> st
 
 
 def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None:
-    """Train, evaluate and publish the model of a task.
-
-    Args:
-        task: The task.
-        arguments: An instance of each of its dataclasses of arguments.
-        command: The command line, for the model card.
-    """
+    """Train, evaluate and publish the model of a task; `arguments` has an instance of each of its dataclasses."""
     args = next(each for each in arguments if isinstance(each, RecipeArguments))
     settings = {name: value for each in arguments for name, value in vars(each).items()}
     if args.num_train_epochs == 0 and (not settings.get("model_name_or_path") or settings.get("from_scratch")):
@@ -282,19 +275,9 @@ def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None
 
 
 def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) -> tuple[Any, RunState]:
-    """Train the model of a task.
+    """Train the model of a task; `metric`, with its prefix, selects the best epoch.
 
-    Args:
-        run: The run.
-        prepared: Data and model.
-        metric: Metric for selecting the best epoch, with its prefix.
-        higher_is_better: Whether larger values of it are better.
-
-    Returns:
-        The model of the last epoch, or of the best one if requested, and the progress of the run.
-
-    Raises:
-        CheckpointError: If the model of the best epoch is missing or damaged.
+    Returned are the model of the last epoch, or of the best one if requested, and the progress of the run.
     """
     args, data, description = run.args, prepared.data, prepared.description
     about = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}

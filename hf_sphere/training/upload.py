@@ -30,17 +30,8 @@ def split_files(folder: Path) -> tuple[list[Path], list[str]]:
 def upload(folder: Path, files: Sequence[Path], repo_id: str, *, private: bool | None = None) -> str:
     """Upload files of a folder in one commit, without access tokens, and the card without local paths.
 
-    Args:
-        folder: The folder.
-        files: The files, see `split_files`.
-        repo_id: Repository, which is created if there is none.
-        private: Whether a new repository is private; None for the default of its owner.
-
-    Returns:
-        The name of the repository with that of its owner.
-
-    Raises:
-        ConnectionError: If the Hub cannot be reached or refuses.
+    The repository is created if there is none, `private` or by default as its owner has set. Its name is returned with
+    that of the owner. All errors of the Hub are a `ConnectionError`.
     """
     hub = HfApi()
     try:

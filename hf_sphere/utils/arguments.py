@@ -165,8 +165,7 @@ def given_arguments(argv: Sequence[str] | None = None) -> set[str]:
 def to_argv(values: Mapping[str, Any]) -> list[str]:
     """Convert values by argument name to command-line arguments; None leaves an argument out.
 
-    Raises:
-        ValueError: If an item of a list would be taken for an option.
+    An item of a list that would be taken for an option is an error.
     """
     words = []
     for key, value in values.items():
@@ -312,11 +311,7 @@ def _argv_with_new_names(words: Sequence[str], names: list[str]) -> list[str]:
 
 
 def _with_new_names(settings: Mapping[str, Any], names: list[str], place: str = "") -> dict[str, Any]:
-    """Return settings with the new names of options, and print a message about each that has one.
-
-    Raises:
-        ValueError: If an option is set under its old and its new name.
-    """
+    """Return settings with the new names of options, and print a message about each; both names are an error."""
     renamed: dict[str, Any] = {}
     for name, value in settings.items():
         new = rename_options({name: value})

@@ -75,9 +75,7 @@ def restore_options(settings: Mapping[str, Any]) -> dict[str, Any]:
 def find_renamed(package: str, lookup: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package, which finds old names in their new place, with a `FutureWarning`.
 
-    Args:
-        package: The package's `__name__`.
-        lookup: Its `__getattr__` for all other names, if it has one.
+    `lookup` is that for all other names, if the package has one.
     """
 
     def find(name: str) -> Any:
