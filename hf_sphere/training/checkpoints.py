@@ -88,7 +88,7 @@ def check_can_be_saved(model: nn.Module) -> None:
 
 
 def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState, keep: int) -> Path:
-    """Write `checkpoint-<step>`, then remove all but the newest `keep`; after a `CheckpointError`, older ones are left."""
+    """Write `checkpoint-<step>`, then remove all but the newest `keep`; a `CheckpointError` leaves the older ones."""
     final = output_dir / f"{CHECKPOINT_PREFIX}{state.step}"
     is_main = accelerator.is_main_process
     try:
