@@ -22,18 +22,8 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.optimization import check_state, total_norm
 from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, checkpoint_folders, list_checkpoints
+from hf_sphere.utils import files
 from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.files import (
-    MANIFEST_FILE,
-    REPLACED,
-    atomic_files,
-    atomic_folder,
-    find_damage,
-    remove_folder,
-    restore_folder,
-    write_json,
-    write_manifest,
-)
 from hf_sphere.utils.modules import shared_tensors
 from hf_sphere.utils.snapshots import list_snapshots, save_snapshot
 
@@ -92,21 +82,21 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
     final = output_dir / f"{CHECKPOINT_PREFIX}{state.step}"
     is_main = accelerator.is_main_process
     try:
-        with atomic_folder(final) if is_main else nullcontext() as unfinished:
+        with files.atomic_folder(final) if is_main else nullcontext() as unfinished:
             # The other processes write their random states to the folder that the main process creates and renames.
             (unfinished,) = broadcast_object_list([unfinished])
             accelerator.save_state(str(unfinished))
             accelerator.wait_for_everyone()
             if is_main:
-                write_json(unfinished / STATE_FILE, asdict(state), strict=True)
-                write_manifest(unfinished)
+                files.write_json(unfinished / STATE_FILE, asdict(state), strict=True)
+                files.write_manifest(unfinished)
         if is_main:
             # Checkpoints of later steps are left over if training was resumed from an earlier one.
             present = list_checkpoints(output_dir)
             position = present.index(final)
             for old in [*present[: max(position + 1 - keep, 0)], *present[position + 1 :]]:
                 with suppress(OSError):
-                    remove_folder(old)
+                    files.remove_folder(old)
     except Exception as error:  # torch, safetensors and the OS raise different errors on a full disk
         left = list_checkpoints(output_dir)
         newest = f"The newest complete checkpoint is {left[-1]}." if left else "There is no earlier checkpoint."
@@ -122,7 +112,7 @@ def write_model_files(folder: Path) -> Iterator[Path]:
     All errors, for instance of a full disk, become a `CheckpointError`.
     """
     try:
-        with atomic_files(folder) as unfinished:
+        with files.atomic_files(folder) as unfinished:
             yield unfinished
     except Exception as error:  # see save_checkpoint
         raise CheckpointError(
@@ -139,7 +129,7 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
         optimizer.optimizer.register_load_state_dict_pre_hook(check_state) for optimizer in accelerator._optimizers
     ]
     try:
-        damage = [find_damage(checkpoint) if accelerator.is_main_process else None]
+        damage = [files.find_damage(checkpoint) if accelerator.is_main_process else None]
         broadcast_object_list(damage)
         if damage[0]:
             raise ValueError(damage[0])
@@ -160,7 +150,7 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
 
 def newest_intact(output_dir: Path) -> Path | None:
     """Return the newest checkpoint whose files are as they were written."""
-    return next((path for path in reversed(list_checkpoints(output_dir)) if find_damage(path) is None), None)
+    return next((path for path in reversed(list_checkpoints(output_dir)) if files.find_damage(path) is None), None)
 
 
 def find_checkpoint(name: str, output_dir: Path) -> Path:
@@ -169,19 +159,19 @@ def find_checkpoint(name: str, output_dir: Path) -> Path:
     if name == "latest":
         if not checkpoints:
             names = ", ".join(path.name for path in checkpoint_folders(output_dir))
-            ignored = f" ({names}: incomplete, since there is no {MANIFEST_FILE})" if names else ""
+            ignored = f" ({names}: incomplete, since there is no {files.MANIFEST_FILE})" if names else ""
             raise CheckpointError(f"there is no checkpoint in {output_dir} to resume from{ignored}.")
         return checkpoints[-1]
-    if not (Path(name) / MANIFEST_FILE).is_file():
+    if not (Path(name) / files.MANIFEST_FILE).is_file():
         have = f" The checkpoints of this run: {', '.join(str(p) for p in checkpoints)}." if checkpoints else ""
-        raise CheckpointError(f"{name} is not a complete checkpoint: it has no {MANIFEST_FILE}.{have}")
+        raise CheckpointError(f"{name} is not a complete checkpoint: it has no {files.MANIFEST_FILE}.{have}")
     return Path(name)
 
 
 def restore_checkpoints(output_dir: Path) -> None:
     """Restore a checkpoint whose replacement was interrupted."""
-    for replaced in output_dir.glob(f".{CHECKPOINT_PREFIX}*{REPLACED}"):
-        restore_folder(output_dir / replaced.name.removeprefix(".").removesuffix(REPLACED))
+    for replaced in output_dir.glob(f".{CHECKPOINT_PREFIX}*{files.REPLACED}"):
+        files.restore_folder(output_dir / replaced.name.removeprefix(".").removesuffix(files.REPLACED))
 
 
 def _free_space(folder: Path) -> str:

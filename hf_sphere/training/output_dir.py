@@ -7,17 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from hf_sphere.utils import files
 from hf_sphere.utils.commands import command_of
-from hf_sphere.utils.files import (
-    MANIFEST_FILE,
-    RECORD_FILE,
-    SNAPSHOT_FOLDER,
-    UNFINISHED,
-    check_writable,
-    read_json,
-    remove_folder,
-    write_json,
-)
 from hf_sphere.utils.locks import locked_file
 from hf_sphere.utils.privacy import hide_private, hide_tokens
 
@@ -32,7 +23,7 @@ MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    return [path for path in checkpoint_folders(output_dir) if (path / MANIFEST_FILE).is_file()]
+    return [path for path in checkpoint_folders(output_dir) if (path / files.MANIFEST_FILE).is_file()]
 
 
 def checkpoint_folders(output_dir: Path) -> list[Path]:
@@ -97,11 +88,11 @@ def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recip
         ValueError: If the settings of the run to resume are damaged.
     """
     check_output_dir(output_dir, overwrite=overwrite, resume=resume, recipe=recipe)
-    for folder in (output_dir, output_dir / SNAPSHOT_FOLDER, output_dir / BEST_FOLDER):
-        for leftover in folder.glob(f"*{UNFINISHED}"):  # of a run that was killed
+    for folder in (output_dir, output_dir / files.SNAPSHOT_FOLDER, output_dir / BEST_FOLDER):
+        for leftover in folder.glob(f"*{files.UNFINISHED}"):  # of a run that was killed
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     for path in [] if resume else _traces_of_a_run(output_dir):
-        remove_folder(path) if path.is_dir() else path.unlink()
+        files.remove_folder(path) if path.is_dir() else path.unlink()
     output_dir.mkdir(parents=True, exist_ok=True)
 
 
@@ -111,7 +102,7 @@ def read_settings(output_dir: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        return read_json(path) | (read_json(local) if local.is_file() else {})
+        return files.read_json(path) | (files.read_json(local) if local.is_file() else {})
     except ValueError as error:
         raise ValueError(f"{error} Restore it, or pass --overwrite_output_dir.") from error
 
@@ -120,9 +111,9 @@ def write_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
     """Write `run.json`, which is published with a model: absolute paths are kept in a hidden file instead."""
     settings = hide_tokens(json.loads(json.dumps(settings, default=str)))
     public = hide_private(settings)
-    write_json(output_dir / RUN_FILE, public)
+    files.write_json(output_dir / RUN_FILE, public)
     if paths := {name: value for name, value in settings.items() if public[name] != value}:
-        write_json(output_dir / LOCAL_PATHS_FILE, paths)
+        files.write_json(output_dir / LOCAL_PATHS_FILE, paths)
     else:
         (output_dir / LOCAL_PATHS_FILE).unlink(missing_ok=True)
 
@@ -157,7 +148,7 @@ def check_output_file(path: str, *, overwrite: bool) -> None:
     """Raise an error if a file of `--output` exists and must not be replaced, or cannot be written."""
     if Path(path).exists() and not overwrite:
         raise FileExistsError(f"{path} exists. Choose another --output, or replace it with --overwrite_output.")
-    check_writable(path, is_folder=False)
+    files.check_writable(path, is_folder=False)
 
 
 def can_resume_results(
@@ -184,11 +175,11 @@ def can_resume_results(
 def _check_directory(output_dir: Path) -> None:
     if output_dir.exists() and not output_dir.is_dir():
         raise FileExistsError(f"{output_dir} is a file, not a directory; choose another --output_dir.")
-    check_writable(output_dir / RUN_FILE, is_folder=False)
+    files.check_writable(output_dir / RUN_FILE, is_folder=False)
 
 
 def _traces_of_a_run(output_dir: Path) -> list[Path]:
     """Return the files and folders of a run in a directory."""
-    names = (RUN_FILE, RESULTS_FILE, RECORD_FILE, BEST_FOLDER, SNAPSHOT_FOLDER)
+    names = (RUN_FILE, RESULTS_FILE, files.RECORD_FILE, BEST_FOLDER, files.SNAPSHOT_FOLDER)
     traces = [*checkpoint_folders(output_dir), *(output_dir / name for name in names)]
     return [trace for trace in traces if trace.exists()]
