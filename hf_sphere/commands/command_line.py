@@ -77,12 +77,9 @@ def run_main(
 ) -> None:
     """Call a `main`; print errors that the user can fix without a traceback, and exit with a status.
 
-    Control characters in what is printed or logged, for instance in names of files, do not reach the terminal.
-
-    Args:
-        main: Function of the command-line arguments; called with None for those of `sys.argv`.
-        stopped: What is said of its outputs if the user interrupts it.
-        environment: Environment variables to set before torch is imported, unless they are set.
+    Control characters in what is printed or logged, for instance in names of files, do not reach the terminal. If the
+    user interrupts it, `stopped` is said of its outputs. The environment variables are set before torch is imported,
+    unless they are set; `main` is called with None, for the arguments of `sys.argv`.
     """
     # Huge pages for large tensors, where Linux offers them; torch reads this at its first allocation. Training of
     # convolutions on CPUs spends up to a quarter of its time on page faults without them.

@@ -153,6 +153,12 @@ def parse_arguments(
     return values
 
 
+def named_first(name: str, argv: Sequence[str] | None = None) -> list[str]:
+    """Return a command line with the name of its first argument, by default that of `sys.argv`, which may lack one."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return [f"--{name}", *words] if words and not words[0].startswith("-") else words
+
+
 def given_arguments(argv: Sequence[str] | None = None) -> set[str]:
     """Return the names of the arguments that the command line and its configurations set, whatever their values."""
     words = _words(argv)

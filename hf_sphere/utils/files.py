@@ -91,10 +91,8 @@ def lock_folder(folder: str | os.PathLike, *, wait: bool = True) -> Iterator[boo
     """Lock a folder, or a file, against writers in other processes and threads; yields whether locks are supported.
 
     `atomic_folder` locks it for its block. Lock it around the reading and the writing of what depends on its contents.
-    The folder need not exist. What killed writers left beside it is removed.
-
-    Raises:
-        FileExistsError: If there is another writer and `wait` is False.
+    The folder need not exist. What killed writers left beside it is removed. Another writer is a `FileExistsError` if
+    `wait` is False.
     """
     folder = resolve_output(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
