@@ -68,9 +68,8 @@ RUNS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prepare a dataset."""
-    (args,) = parse_arguments(
-        (PrepareArguments,), named_first("kind", argv), "Convert published image data to parquet files."
-    )
+    words = named_first("kind", argv)
+    (args,) = parse_arguments((PrepareArguments,), words, "Convert published image data to parquet files.")
     from hf_sphere.data.published_images.prepare import prepare_images
 
     prepare_images(args)

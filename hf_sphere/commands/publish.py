@@ -31,9 +31,8 @@ class PublishArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, check the folder and upload it."""
-    (args,) = parse_arguments(
-        (PublishArguments,), named_first("folder", argv), "Upload a trained model with its card to the Hub."
-    )
+    words = named_first("folder", argv)
+    (args,) = parse_arguments((PublishArguments,), words, "Upload a trained model with its card to the Hub.")
     from hf_sphere.models.saved import load_saved
     from hf_sphere.training.upload import CARD_FILE, split_files, upload
 

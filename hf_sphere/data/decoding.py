@@ -183,9 +183,8 @@ def _report_transparent(images: EncodedImages, count: int) -> None:
 
 def find_good(images: EncodedImages, *, num_workers: int | None = None, progress: bool = True) -> Tensor:
     """Decode every image once and return the indices of those that are not corrupt, int64 of shape (N,)."""
-    passed = _pass_over(
-        images, True, num_workers, progress, "Looking for corrupt images", collate=partial(stack_images, keep=False)
-    )
+    collate = partial(stack_images, keep=False)
+    passed = _pass_over(images, True, num_workers, progress, "Looking for corrupt images", collate=collate)
     good = torch.cat([mask for mask, _ in passed]).nonzero()[:, 0]
     _report_left_out(images, good)
     return good

@@ -162,9 +162,7 @@ def load_image_data(
     values = targets if isinstance(targets, ValueOptions) else ValueOptions()
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
     check_task(task, options, values, train_classes, episodes)
-    augmentation = Augmentation(
-        **{option.name: getattr(options, option.name) for option in fields(AugmentationOptions)}
-    )
+    augmentation = Augmentation(**{each.name: getattr(options, each.name) for each in fields(AugmentationOptions)})
     corruption = _corruption(options, seed)
     splits = _load_splits(options, dataset)
     loaded, class_names, shape = open_parts(splits, options, task, values, train_classes, corruption)
@@ -352,9 +350,8 @@ def _load_splits(options: ImageSourceOptions, dataset: Any) -> DatasetDict:
     named = dataset if isinstance(dataset, dict) else {}
     evaluation = sources.choose_eval_split(named, options.eval_split, options.train_split)
     # The training split last, since it can be named `validation` as well.
-    return sources.as_splits(
-        dataset, {evaluation: options.max_eval_samples, options.train_split: options.max_train_samples}
-    )
+    max_rows = {evaluation: options.max_eval_samples, options.train_split: options.max_train_samples}
+    return sources.as_splits(dataset, max_rows)
 
 
 def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], computed_value: str | None) -> None:

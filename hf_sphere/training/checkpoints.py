@@ -115,9 +115,8 @@ def write_model_files(folder: Path) -> Iterator[Path]:
         with files.atomic_files(folder) as unfinished:
             yield unfinished
     except Exception as error:  # see save_checkpoint
-        raise CheckpointError(
-            f"could not write {folder}: {error} ({_free_space(folder)}). Earlier files are unchanged."
-        ) from error
+        problem = f"{error} ({_free_space(folder)})"
+        raise CheckpointError(f"could not write {folder}: {problem}. Earlier files are unchanged.") from error
 
 
 def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
@@ -125,9 +124,7 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
 
     Missing and damaged files, those that do not fit, and weights that are not finite are errors.
     """
-    hooks = [
-        optimizer.optimizer.register_load_state_dict_pre_hook(check_state) for optimizer in accelerator._optimizers
-    ]
+    hooks = [each.optimizer.register_load_state_dict_pre_hook(check_state) for each in accelerator._optimizers]
     try:
         damage = [files.find_damage(checkpoint) if accelerator.is_main_process else None]
         broadcast_object_list(damage)

@@ -119,9 +119,7 @@ def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:
     shards, norms = class_shards(model), []
     for is_shard in (False, True):
         parameters = [parameter for name, parameter in model.named_parameters() if (name in shards) == is_shard]
-        values = (
-            [parameter.grad for parameter in parameters if parameter.grad is not None] if of_gradients else parameters
-        )
+        values = [p.grad for p in parameters if p.grad is not None] if of_gradients else parameters
         norms.append(torch.nn.utils.get_total_norm(values))
     squares = norms[1].square()
     if shards and count_processes() > 1:

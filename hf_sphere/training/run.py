@@ -84,12 +84,8 @@ class Run(ExitStack):
         """All arguments by name, with the values that the task has set."""
         settings = {name: value for each in self._arguments for name, value in asdict(each).items()}
         precision = self.accelerator.mixed_precision
-        used = {
-            "num_processes": self.accelerator.num_processes,
-            "bf16": precision == "bf16",
-            "fp16": precision == "fp16",
-        }
-        return settings | used
+        used = {name: precision == name for name in ("bf16", "fp16")}
+        return settings | {"num_processes": self.accelerator.num_processes} | used
 
     def prepare_output_dir(self) -> None:
         """Create the output directory, replacing its contents if requested.
@@ -264,10 +260,8 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     Returned are the model of the last epoch, or of the best one if requested, and the progress of the run.
     """
     args, data, description = run.args, prepared.data, prepared.description
-    about = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
-    snapshots = checkpoints.Snapshots(
-        run.output_dir / SNAPSHOT_FOLDER, args.snapshot_epochs, args.snapshot_until, about
-    )
+    info = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
+    snapshots = checkpoints.Snapshots(run.output_dir / SNAPSHOT_FOLDER, args.snapshot_epochs, args.snapshot_until, info)
     split, prefix = (data.evaluation, "eval") if data.validation is None else (data.validation, "validation")
     loop = TrainingLoop(
         prepared.model,

@@ -36,9 +36,7 @@ def upload(folder: Path, files: Sequence[Path], repo_id: str, *, private: bool |
     hub = HfApi()
     try:
         repo_id = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        operations = [
-            CommitOperationAdd(path.relative_to(folder).as_posix(), _public_content(path, repo_id)) for path in files
-        ]
+        operations = [CommitOperationAdd(p.relative_to(folder).as_posix(), _public_content(p, repo_id)) for p in files]
         hub.create_commit(repo_id, operations, commit_message="Upload trained model")
     except Exception as error:  # huggingface_hub also raises the errors of its HTTP library
         raise ConnectionError(f"the upload failed: {_explain(error, repo_id)}.") from error

@@ -68,9 +68,8 @@ class Config:
 def config_names(text: str = "") -> list[str]:
     """Return the names of all runs, such as `vmf/mnist-vmf`, of the tables that contain a text."""
     tables = [path for path in sorted(TABLES.glob("*.yaml")) if text in path.read_text(encoding="utf-8")]
-    return [
-        f"{path.stem}/{row}" for path in tables for row, (place, _) in _read_table(path).items() if place[:4] == "run "
-    ]
+    rows = ((path.stem, row, place) for path in tables for row, (place, _) in _read_table(path).items())
+    return [f"{stem}/{row}" for stem, row, place in rows if place[:4] == "run "]
 
 
 def load_config(

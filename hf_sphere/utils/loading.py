@@ -132,6 +132,5 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
             raise
         raise not_found(f"there is no folder or file {name} (dataset_name), and it", error) from error
     except Exception as error:  # of pyarrow, of file systems, or of `datasets`, whose own message is generic
-        raise ValueError(
-            f"{source or name} cannot be read as a dataset: {error_text(error.__cause__ or error)}"
-        ) from error
+        problem = error_text(error.__cause__ or error)
+        raise ValueError(f"{source or name} cannot be read as a dataset: {problem}") from error

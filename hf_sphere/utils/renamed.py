@@ -63,9 +63,7 @@ def restore_options(settings: Mapping[str, Any]) -> dict[str, Any]:
     restored = dict(settings)
     for (old, old_value), new in RENAMED_OPTIONS.items():
         first = next(iter(new))  # must be set; the others may be missing
-        if first in restored and all(
-            value is None or restored.get(name, value) == value for name, value in new.items()
-        ):
+        if first in restored and all(value in (None, restored.get(name, value)) for name, value in new.items()):
             value = restored[first]
             restored = {name: kept for name, kept in restored.items() if name not in new}
             restored[old] = value if old_value is None else old_value

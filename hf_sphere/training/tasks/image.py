@@ -72,11 +72,9 @@ class EncoderArguments(Arguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         names = ("pretrained_backbone", "backbone_weights", "initial_weights")
-        sources = [name for name in names if getattr(self, name)]
-        if len(sources) > 1:
-            raise ValueError(
-                f"{' and '.join(sources)} are two sources of the backbone's weights; use only one of them."
-            )
+        stated = [name for name in names if getattr(self, name)]
+        if len(stated) > 1:
+            raise ValueError(f"{' and '.join(stated)} are two sources of the backbone's weights; use only one of them.")
 
 
 @dataclass(frozen=True)
