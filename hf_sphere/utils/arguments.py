@@ -110,16 +110,9 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Read argument dataclasses from `--config NAME_OR_FILE` and the command line, which takes precedence.
 
-    `--print_config` prints all of them as YAML, and exits.
-
-    Args:
-        types: Dataclasses; one instance of each is returned.
-        argv: Command-line arguments without the program name; `sys.argv[1:]` if None.
-        description: Shown by `--help`.
-        recipe: Name of the script, whose configurations only are read; those of all scripts if None.
-
-    Raises:
-        SystemExit: On an unknown key or a value of the wrong type, with a message that includes it.
+    One instance of each is returned; an unknown key or a value of the wrong type is a `SystemExit`, with a message that
+    includes it. `--print_config` prints all of them as YAML, and exits. The command line has no program name; None
+    stands for that of `sys.argv`. Only configurations of the script `recipe` are read, or those of all scripts.
     """
     argv = import_modules(sys.argv[1:] if argv is None else argv)  # first: it may define choices
     usage = "%(prog)s [--config NAME_OR_FILE] [--OPTION VALUE ...]"
@@ -324,10 +317,8 @@ def _with_new_names(settings: Mapping[str, Any], names: list[str], place: str = 
         if new != {name: value} and new.keys() <= {*names} and (name in new or name not in names):
             shown = " and ".join(f"{key} {json.dumps(v) if isinstance(v, bool) else v}" for key, v in new.items())
             print(f"{place}{name} {value} is now {shown}; the old name will be removed.", file=sys.stderr)
-            if twice := new.keys() & settings.keys() - {name}:
-                raise ValueError(
-                    f"{place}{name} and {' and '.join(sorted(twice))} are the same option; leave out {name}."
-                )
+            if twice := " and ".join(sorted(new.keys() & settings.keys() - {name})):
+                raise ValueError(f"{place}{name} and {twice} are the same option; leave out {name}.")
         else:
             new = {name: value}
         renamed |= new
