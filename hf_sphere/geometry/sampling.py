@@ -317,7 +317,8 @@ def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, cosine: Tensor, si
         growth = torch.addcmul(-2 * square, cotangent, full, value=-1)  # sin(phi) / sin(theta) - 1
         exponent.add_(growth.clamp_min_(torch.finfo(sine.dtype).eps - 1).log1p_(), alpha=dim - 2)
     integrand = exponent.exp_().mul_(above + change)
-    return (integrand.movedim(0, -1) @ weights).mul_(span)
+    # Not by a matrix product, which autocast and TF32 would compute with few digits.
+    return integrand.mul_(weights.view(-1, *(1,) * span.ndim)).sum(0).mul_(span)
 
 
 @cache_constants

@@ -17,11 +17,14 @@ from hf_sphere.optim.fast_step import (
     Block,
     Flags,
     Number,
+    PackedRows,
     Rows,
     check_compiler,
     is_zero,
+    per_group,
     portions,
     shrinks,
+    split,
     update_all,
 )
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, radial_parameter_groups
@@ -38,6 +41,9 @@ from hf_sphere.optim.layout import (
 )
 
 Group = dict[str, Any]
+
+NOT_PACKED = ("cpu", "mps", "xpu")
+"""Devices without sums of segments, or where several passes over memory cost more than kernels."""
 
 
 class SphereOptimizer(NamedOptimizer):
@@ -149,6 +155,7 @@ class SphereOptimizer(NamedOptimizer):
                 if dims is None and parameters:
                     self._step_of_torch(group, parameters, tensors)
                 elif parameters:
+                    torch._foreach_add_([self.state[p]["step"] for p in parameters], 1)
                     blocks = [self._block(p, own) for p, own in zip(parameters, tensors, strict=True)]
                     if compiles:
                         pending[kind if self._has_fast_rule() else (kind, id(group))] += [(b, group) for b in blocks]
@@ -163,7 +170,6 @@ class SphereOptimizer(NamedOptimizer):
 
     def _block(self, parameter: Tensor, tensors: OpenParameter) -> Block:
         state = self.state[parameter]
-        state["step"] += 1
         moment = local(state["exp_avg_sq"]).view(-1) if self.has_second_moment else tensors.weight.new_empty(0)
         # A Python number, if reading it does not synchronize with the device.
         on_host = state["step"].device.type == "cpu" and not torch.compiler.is_compiling()
@@ -171,6 +177,9 @@ class SphereOptimizer(NamedOptimizer):
         return Block(tensors.weight, tensors.gradient, tensors.momentum, moment, step)
 
     def _step_on_sphere(self, group: Group, blocks: list[Block]) -> None:
+        if self._has_fast_rule() and group["foreach"] is not False and blocks[0].weight.device.type not in NOT_PACKED:
+            self._step_packed(group, blocks)
+            return
         decay, shrink = self._decay(group)
         batches = list(portions(blocks, group["foreach"]))
         largest = max([block.weight.numel() for portion in batches for block in portion])
@@ -181,15 +190,30 @@ class SphereOptimizer(NamedOptimizer):
             if self._has_fast_rule():
                 self._rule(portion, group, decay, shrink)
             else:
-                numbers = [self._numbers(block, group) for block in portion]
+                numbers = [self._numbers(group, block.step, block.weight.shape[1]) for block in portion]
                 update_all(
                     partial(self._follow_rule, group), [self._tensors(block, group) for block in portion], numbers
                 )
 
+    def _step_packed(self, group: Group, blocks: list[Block]) -> None:
+        """Update all blocks by operations on the vector of all weights."""
+        matrices = [[b.weight for b in blocks], [b.gradient for b in blocks], [b.momentum for b in blocks]]
+        x, g, m = (torch.cat([matrix.reshape(-1) for matrix in kind]) for kind in matrices)
+        moments = [block.second_moment for block in blocks]
+        rows, steps = PackedRows(matrices[0]), [block.step for block in blocks]
+        *_, flags = self._tensors(blocks[0], group)
+        numbers = self._numbers(group, per_group(steps, blocks), rows.sizes)
+        y, m, v = type(self)._update(rows, x, g, m, torch.cat(moments), flags, *numbers)
+        for targets, values in ((matrices[0], y), (matrices[2], m)):
+            parts = values.split([target.numel() for target in targets])
+            torch._foreach_copy_(targets, [part.view_as(to) for part, to in zip(parts, targets, strict=True)])
+        if self.has_second_moment:
+            torch._foreach_copy_(moments, list(split(v, blocks)))
+
     def _step_compiled(self, items: list[tuple[Block, Group]]) -> None:
         """Update blocks of one device and dtype by a compiled function."""
         blocks = [self._tensors(block, group) for block, group in items]
-        numbers = [self._numbers(block, group) for block, group in items]
+        numbers = [self._numbers(group, block.step, block.weight.shape[1]) for block, group in items]
         update: Any = type(self)._update
         if not self._has_fast_rule():
             update = partial(self._follow_rule, {k: v for k, v in items[0][1].items() if k not in ("params", "lr")})
@@ -217,14 +241,14 @@ class SphereOptimizer(NamedOptimizer):
         flags = Flags(group["maximize"], isinstance(decay, Tensor) or decay != 0, shrinks(shrink))
         return block.weight, block.gradient, block.momentum, block.second_moment, flags
 
-    def _numbers(self, block: Block, group: Group) -> list[Number]:
+    def _numbers(self, group: Group, t: Number, dim: Number) -> list[Number]:
         """Return L2 weight decay, the factor of decoupled decay, and those of the rule."""
         lr = group["lr"]
         if isinstance(lr, Tensor):
             is_read = lr.device.type == "cpu" and not torch.compiler.is_compiling()
             lr = lr.item() if is_read else lr.squeeze()
-        own = self._numbers_of_rule(group, block.step, lr, block.weight.shape[1])
-        return [*self._decay(group), *(own if self._has_fast_rule() else (block.step, lr))]
+        own = self._numbers_of_rule(group, t, lr, dim)
+        return [*self._decay(group), *(own if self._has_fast_rule() else (t, lr))]
 
     def _decay(self, group: Group) -> tuple[float, Number]:
         """Return the L2 weight decay, and the factor of decoupled weight decay."""
@@ -281,7 +305,7 @@ class SphereOptimizer(NamedOptimizer):
         size = torch.where(is_zero(length), 0.0, size)
         if not flags.shrinks:
             shrink = 1.0
-        y = (shrink * x if flags.shrinks else x) - rows.spread(size) * m
+        y = torch.addcmul(shrink * x if flags.shrinks else x, rows.spread(size), m, value=-1)
         return cls._moved(rows, x, y, m, v, length, size, shrink)
 
     @classmethod
@@ -298,7 +322,7 @@ class SphereOptimizer(NamedOptimizer):
         """Return weights and moments after a step of this size from weights x of this length; see `transported`."""
         return y, m, v
 
-    def _numbers_of_rule(self, group: Group, t: Number, lr: Number, dim: int) -> tuple[Number, ...]:
+    def _numbers_of_rule(self, group: Group, t: Number, lr: Number, dim: Number) -> tuple[Number, ...]:
         raise NotImplementedError
 
     def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:

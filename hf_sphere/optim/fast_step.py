@@ -15,6 +15,7 @@ Reference:
     layers" (Neurocomputing 2022), sections 4 and 5.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -197,6 +198,28 @@ class Rows:
         return torch.where(ends.isnan(), ends, values).as_strided((len(ends), 1), (1, 1))
 
 
+class PackedRows(Rows):
+    """Operations on the groups of several matrices, which follow each other in one vector; few kernels on a GPU."""
+
+    def __init__(self, matrices: Sequence[Tensor]) -> None:
+        self.sizes = row_sizes(tuple(tuple(matrix.shape) for matrix in matrices), matrices[0].device)
+        self._index = torch.repeat_interleave(self.sizes, output_size=sum(matrix.numel() for matrix in matrices))
+
+    def inner(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return inner products of groups."""
+        return torch.segment_reduce(a * b, "sum", lengths=self.sizes, unsafe=True)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Repeat values per group for each of their weights."""
+        return values.index_select(0, self._index)
+
+
+@functools.lru_cache(maxsize=64)
+def row_sizes(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    """Return the number of weights of each group of matrices of these shapes."""
+    return torch.tensor([size for count, size in shapes for _ in range(count)], device=device)
+
+
 def check_compiler() -> None:
     """Raise a `ValueError` if inductor finds no C++ compiler."""
     from torch._inductor.cpp_builder import get_cpp_compiler  # slow
@@ -238,9 +261,12 @@ def transported(
     See `transport_`. Inner products with y follow from those of x, of norm `length`, and m, so that they do not take
     another pass. A step to less than sqrt(eps) of the norm, where they would be inexact, is treated as one to it.
     """
-    x_m = shrink * rows.inner(x, m)
+    x_m, before = rows.inner(x, m), length
+    if shrinks(shrink):
+        x_m, before = shrink * x_m, shrink * length
     y_m = x_m - size * rows.inner(m, m)
-    before = (shrink * length).square()
+    before = before.square()
     squares = torch.maximum(before - size * (x_m + y_m), torch.finfo(m.dtype).eps * before)
     new_length = squares.sqrt().clamp_min(torch.finfo(m.dtype).tiny)
-    return m - rows.spread(y_m / new_length / new_length) * y, new_length
+    m = torch.addcmul(m, rows.spread(y_m / new_length / new_length), y, value=-1)
+    return m / shrink if shrinks(shrink) else m, new_length

@@ -202,7 +202,7 @@ def test_inductor_draws_the_same_samples():
         torch.testing.assert_close(compiled(z, keys), head._draw(z, keys), rtol=1e-4, atol=1e-5)
 
 
-def test_a_compiled_step_with_ignored_labels_is_that_without_compilation_for_any_batch_size(monkeypatch):
+def test_a_compiled_step_with_ignored_labels_is_that_without_compilation_for_any_batch_size():
     head = make()
     torch.compiler.reset()
     compiled = torch.compile(head, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -211,9 +211,9 @@ def test_a_compiled_step_with_ignored_labels_is_that_without_compilation_for_any
         labels[::2] = -100
         for run in (head, compiled):
             head.before_forward(1, torch.arange(size))
-            gradients.append(torch.autograd.grad(run(z, labels).loss, z)[0])
+            with torch._dynamo.config.patch(error_on_recompile=size != 7):
+                gradients.append(torch.autograd.grad(run(z, labels).loss, z)[0])
         torch.testing.assert_close(*gradients)
-        monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
 
 
 @pytest.mark.parametrize("concentration", [0.0, 1e-6, 1e2, 1e6])

@@ -39,7 +39,7 @@ class AdamG(AdamS):
         m, new_length = transported(rows, x, y, m, length, size, shrink)
         return (
             y / rows.spread(torch.where(size == 0, 1.0, new_length)),
-            m * rows.spread(new_length / length / shrink),
+            m * rows.spread(new_length / length),
             v,
         )
 

@@ -101,7 +101,7 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         for block, rows in zip(blocks, split(moment, blocks), strict=True):
             block.second_moment.copy_(rows)
 
-    def _numbers_of_rule(self, group: Group, t: Number, lr: Number, dim: int) -> tuple[Number, ...]:
+    def _numbers_of_rule(self, group: Group, t: Number, lr: Number, dim: Number) -> tuple[Number, ...]:
         beta1, beta2 = group["betas"]
         size = lr / (1 - beta1**t) * (dim**0.5 if self.scales_with_dim else 1.0)
         return 1 - beta1, 1 - beta2, size, 1 - beta2**t, group["eps"]
@@ -111,8 +111,7 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         cls, rows: Rows, g: Tensor, m: Tensor, v: Tensor, *numbers: Number
     ) -> tuple[Tensor, Tensor, Number]:
         keep1, keep2, size, bias2, eps = numbers
-        m = m + keep1 * (g - m)
-        v = v + keep2 * (rows.inner(g, g) - v)
+        m, v = torch.lerp(m, g, keep1), torch.lerp(v, rows.inner(g, g), keep2)
         return m, v, size / ((v / bias2).sqrt() + eps)
 
     def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:

@@ -35,7 +35,7 @@ class AdamSRT(AdamS):
         cls, rows: Rows, x: Tensor, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number
     ) -> Moments:
         m, new_length = transported(rows, x, y, m, length, size, shrink)
-        return y, m / shrink, v * (length / new_length).square()
+        return y, m, v * (length / new_length).square()
 
     def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
         new_length = transport_(blocks)

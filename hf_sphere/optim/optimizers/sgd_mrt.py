@@ -69,7 +69,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
     def _keeps_momentum(self, group: Group) -> bool:
         return group["momentum"] != 0
 
-    def _numbers_of_rule(self, group: Group, t: Number, lr: Number, dim: int) -> tuple[Number, ...]:
+    def _numbers_of_rule(self, group: Group, t: Number, lr: Number, dim: Number) -> tuple[Number, ...]:
         return group["momentum"], 1 - group["dampening"], lr
 
     @classmethod
@@ -84,7 +84,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
         cls, rows: Rows, x: Tensor, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number
     ) -> tuple[Tensor, Tensor, Tensor]:
         m, _ = transported(rows, x, y, m, length, size, shrink)
-        return y, m / shrink, v
+        return y, m, v
 
     def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
         zeros = [_at_zero(block.weight) for block in blocks]
@@ -97,8 +97,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
             torch._foreach_div_([block.momentum for block in blocks], shrink)
 
     def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[OpenParameter]) -> None:
-        for parameter in parameters:
-            self.state[parameter]["step"] += 1
+        torch._foreach_add_([self.state[parameter]["step"] for parameter in parameters], 1)
         self._sgd(opened, group, *self._decay(group))
 
     def _sgd(self, blocks: Sequence[Block | OpenParameter], group: Group, decay: float, shrink: Number) -> None:
@@ -119,8 +118,8 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
             **{name: group[name] for name in ("foreach", "fused", "momentum", "dampening", "maximize")},
         )
         if later:  # torch's SGD reads the learning rate on the host, which a captured graph cannot do
-            for block in blocks:
-                block.weight.addcmul_(block.momentum, lr.to(block.weight.dtype), value=-1)
+            steps = torch._foreach_mul([block.momentum for block in blocks], lr.squeeze().to(weights[0].dtype))
+            torch._foreach_sub_(weights, steps)
 
 
 def _at_zero(weight: Tensor) -> Tensor | None:
