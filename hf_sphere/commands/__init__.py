@@ -11,17 +11,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Job:
-    """A job of the command.
+    """A job of the command."""
 
-    Attributes:
-        summary: What it does.
-        stopped: What is said of its outputs if the user interrupts it.
-        environment: Environment variables to set before torch is imported, unless they are set.
-    """
-
-    summary: str
-    stopped: str = "files and checkpoints that were finished are complete"
-    environment: Mapping[str, str] = field(default_factory=dict)
+    summary: str  # what it does
+    stopped: str = "files and checkpoints that were finished are complete"  # printed if the user interrupts it
+    environment: Mapping[str, str] = field(default_factory=dict)  # set before torch is imported, see `run_main`
 
 
 # A thread of the model that waits for work leaves its core to the decoding processes.

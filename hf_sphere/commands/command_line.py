@@ -32,12 +32,9 @@ _BARS = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PR
 
 
 def train(task_name: str, argv: Sequence[str] | None = None, *, script: str | None = None) -> None:
-    """Parse the arguments of a task and train.
+    """Parse the arguments of a task, by default those of `sys.argv`, and train.
 
-    Args:
-        task_name: Name of the task, that of its file in `hf_sphere/training/tasks`.
-        argv: Command-line arguments without the program name; `sys.argv[1:]` if None.
-        script: `__file__` of a script of one's own, which reads the configurations of all tasks.
+    A `script` of one's own passes its `__file__`, and reads the configurations of all tasks.
     """
     argv = import_modules(sys.argv[1:] if argv is None else argv)
     task = find_task(task_name)
@@ -80,12 +77,9 @@ def run_main(
 ) -> None:
     """Call a `main`; print errors that the user can fix without a traceback, and exit with a status.
 
-    Control characters in what is printed or logged, for instance in names of files, do not reach the terminal.
-
-    Args:
-        main: Function of the command-line arguments; called with None for those of `sys.argv`.
-        stopped: What is said of its outputs if the user interrupts it.
-        environment: Environment variables to set before torch is imported, unless they are set.
+    Control characters in what is printed or logged, for instance in names of files, do not reach the terminal. If the
+    user interrupts it, `stopped` is said of its outputs. The environment variables are set before torch is imported,
+    unless they are set; `main` is called with None, for the arguments of `sys.argv`.
     """
     # Huge pages for large tensors, where Linux offers them; torch reads this at its first allocation. Training of
     # convolutions on CPUs spends up to a quarter of its time on page faults without them.

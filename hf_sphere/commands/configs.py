@@ -6,13 +6,12 @@ hf-sphere configs vmf/mnist-vmf
 """
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import yaml
 
-from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.commands import command_of
 from hf_sphere.utils.configs import config_names, load_config
 
@@ -26,10 +25,7 @@ class ConfigsArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """List the tables, the configurations of a table, or the settings of a configuration."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and not words[0].startswith("-"):
-        words.insert(0, "--name")
-    (args,) = parse_arguments((ConfigsArguments,), words, "List configurations, or print one.")
+    (args,) = parse_arguments((ConfigsArguments,), named_first("name", argv), "List configurations, or print one.")
     names = config_names()
     tables = sorted({name.partition("/")[0] for name in names})
     if args.name is None:

@@ -18,6 +18,7 @@ from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.files import read_whole, write_json
 
 PLOTS = ("reliability.png", "risk_coverage.png")
+FILES = (*PLOTS, output_dir.RUN_FILE, output_dir.RESULTS_FILE)
 
 
 @dataclass
@@ -68,9 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"Note: {other.name} has no split {args.split!r}; its only split, {other.split!r}, was read instead.")
     for note in measured.notes:
         print(f"Note: {note}")
-    with output_dir.results_dir(
-        output, (*PLOTS, output_dir.RUN_FILE, output_dir.RESULTS_FILE), overwrite=args.overwrite_output_dir
-    ):
+    with output_dir.results_dir(output, FILES, overwrite=args.overwrite_output_dir):
         output_dir.write_settings(output, {**asdict(args), **asdict(options)})
         write_json(output / output_dir.RESULTS_FILE, measured.results)
         print(f"saved {output / output_dir.RESULTS_FILE}")
@@ -81,9 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def plot(measured: "evaluation.Evaluation", title: str, folder: Path) -> None:
     """Plot the reliability diagram and the risk-coverage curves, if matplotlib is installed."""
     assert measured.reliability is not None
-    mass, width = (
-        100 * measured.results[f"eval_calibration_error_{name}"] for name in ("equal_mass_l2", "equal_width_l1")
-    )
+    mass, width = (100 * measured.results[f"eval_calibration_error_{n}"] for n in ("equal_mass_l2", "equal_width_l1"))
     caption = f"calibration error {mass:.2f} % (equal mass, root mean square), {width:.2f} % (equal width, mean)"
     paths = [folder / name for name in PLOTS]
     try:

@@ -44,11 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             processor = load_pretrained(transformers.AutoImageProcessor, args.model_name_or_path).to_dict()
         except OSError:
             processor = {}
-        used = {
-            name: value
-            for name, value in processor.items()
-            if value is not None and (name in PREPROCESSING or name.startswith("do_"))
-        }
+        names = [name for name in processor if name in PREPROCESSING or name.startswith("do_")]
+        used = {name: processor[name] for name in names if processor[name] is not None}
         if "size" in used:
             metadata["preprocessing"] = json.dumps(used, default=dict)
         else:

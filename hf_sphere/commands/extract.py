@@ -106,6 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(
             f"--classes {args.classes} needs a model with classes, and {args.model_name_or_path} has none."
         )
+    progress = accelerator.is_main_process and not args.disable_tqdm
     selections = {"known": names.__contains__, "unknown": lambda name: name not in names}
     with accelerator.main_process_first():  # it decodes the images; the others read its cache
         images = extraction.load_source_images(
@@ -120,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             seed=args.seed,
             process_index=accelerator.process_index,
             num_processes=accelerator.num_processes,
-            progress=accelerator.is_main_process and not args.disable_tqdm,
+            progress=progress,
         )
     head = f"{model.config.head} head, {len(names)} classes" if hasattr(model, "head") else "no head"
     labels = f"{len(images.class_names)} classes" if images.class_names else "no labels"
@@ -130,9 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     if images.recorded:
         accelerator.print(f"record    the model was trained on {images.recorded['train']:,} of these images")
-    columns = extraction.extract_embeddings(
-        model, images, output, accelerator, about=about, progress=not args.disable_tqdm
-    )
+    columns = extraction.extract_embeddings(model, images, output, accelerator, about=about, progress=progress)
     step = "evaluate" if images.class_names else "visualize"
     accelerator.print(
         f"wrote     {output}: {images.num_images:,} rows of {', '.join(columns)}\n"

@@ -76,9 +76,8 @@ def build_page(index: "search.ImageIndex") -> Any:
 
         def find(path: str | None, *inputs: Any) -> Any:
             # gradio lets clients of its API name any file, and with the suffix of an SVG any folder or dataset.
-            if path and not (
-                os.path.isfile(path) and Path(image.GRADIO_CACHE).resolve() in Path(path).resolve().parents
-            ):
+            uploads = Path(image.GRADIO_CACHE).resolve()
+            if path and not (os.path.isfile(path) and uploads in Path(path).resolve().parents):
                 raise gr.Error("upload an image.", print_exception=False)
             return show(index, path, *inputs)
 

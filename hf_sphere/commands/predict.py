@@ -71,13 +71,8 @@ def predict(
 ) -> list[dict[str, Any]]:
     """Return a row per image; those of finished batches are kept in the unfinished file."""
     digest = hashlib.sha256("\0".join(source.names).encode()).hexdigest()
-    settings: dict[str, Any] = {
-        "weights": encoder.weights,
-        "source": source.name,
-        "split": source.split,
-        "names": digest,
-    }
-    settings |= {"top_k": args.top_k, "skip": args.skip_unreadable_images}
+    settings: dict[str, Any] = {"weights": encoder.weights, "source": source.name, "split": source.split}
+    settings |= {"names": digest, "top_k": args.top_k, "skip": args.skip_unreadable_images}
     done = JsonLines(unfinished)
     if done and done.get("settings") != settings:
         print(f"restart   {unfinished.name} is of another model, other images or other options")

@@ -23,12 +23,11 @@ Image files are stored unchanged. Nothing is written if the data is incomplete, 
 differ from the published ones (not checked for class_split).
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.commands import command_of
 
 
@@ -69,9 +68,7 @@ RUNS = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prepare a dataset."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and not words[0].startswith("-"):
-        words.insert(0, "--kind")
+    words = named_first("kind", argv)
     (args,) = parse_arguments((PrepareArguments,), words, "Convert published image data to parquet files.")
     from hf_sphere.data.published_images.prepare import prepare_images
 

@@ -28,7 +28,8 @@ RUN_SETTINGS = (
 )
 """Settings of a training run that are copied to the results."""
 SUFFIXES = (".png", ".svg")
-PLOTS = [f"{name}{suffix}" for name in ("masses", "histograms", "along_training") for suffix in SUFFIXES]
+NAMES = ("masses", "histograms", "along_training")
+PLOTS = [f"{name}{suffix}" for name in NAMES for suffix in SUFFIXES]
 FILES = ["projections.json", "training.json", "stages.json", "all_results.json", *PLOTS]
 """Files that the recipe may write."""
 
@@ -148,12 +149,11 @@ def with_stages(args: ProjectionArguments, statistics: Any) -> "hyperplanes.Proj
 
     if all(layer.stage is not None for layer in statistics.layers.values()):
         return statistics
+    name = args.model_name_or_path
     try:
-        model = load_classifier(args.model_name_or_path, random_weights=args.random_weights, seed=args.seed).model
+        model = load_classifier(name, random_weights=args.random_weights, seed=args.seed).model
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"--by_stage needs a model, and none can be built from {args.model_name_or_path}: {error}"
-        ) from error
+        raise ValueError(f"--by_stage needs a model, and none can be built from {name}: {error}") from error
     return hyperplanes.projection_statistics(model, args.layers, args.normalize, args.include_1x1)
 
 
@@ -163,14 +163,12 @@ def plot(args: ProjectionArguments, statistics: dict[str, Any], training: dict[s
     has_snapshots = len(training["epochs"]) > 1
     try:
         for suffix in SUFFIXES:
-            visualization.plot_projection_masses(statistics, title=title, path=output_dir / f"masses{suffix}")
+            masses, histograms, along_training = (output_dir / f"{name}{suffix}" for name in NAMES)
+            visualization.plot_projection_masses(statistics, title=title, path=masses)
             if args.normalize:
-                visualization.plot_projection_histograms(
-                    training if has_snapshots else statistics, title=title, path=output_dir / f"histograms{suffix}"
-                )
+                drawn = training if has_snapshots else statistics
+                visualization.plot_projection_histograms(drawn, title=title, path=histograms)
             if has_snapshots:
-                visualization.plot_projections_along_training(
-                    training, title=title, path=output_dir / f"along_training{suffix}"
-                )
+                visualization.plot_projections_along_training(training, title=title, path=along_training)
     except ImportError as error:
         print(f"no plots: {error}")

@@ -7,14 +7,13 @@ Weights, settings, results and card are uploaded; checkpoints, logs, hidden and 
 local paths are removed from the texts. Log in with `hf auth login` before, or set `HF_TOKEN`.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub.utils import validate_repo_id
 
-from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 
 
 @dataclass
@@ -32,9 +31,7 @@ class PublishArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Parse the command line, check the folder and upload it."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words and not words[0].startswith("-"):
-        words.insert(0, "--folder")
+    words = named_first("folder", argv)
     (args,) = parse_arguments((PublishArguments,), words, "Upload a trained model with its card to the Hub.")
     from hf_sphere.models.saved import load_saved
     from hf_sphere.training.upload import CARD_FILE, split_files, upload

@@ -14,7 +14,6 @@ Writes `reinitialization.json`, `all_results.json` and the heat map as PNG and S
 resumes.
 """
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -26,7 +25,7 @@ from hf_sphere import data, hyperplanes, visualization
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import SEED, Arguments, argument, given_arguments, parse_arguments
-from hf_sphere.utils.files import write_json
+from hf_sphere.utils.files import digest_file, write_json
 from hf_sphere.utils.json_lines import JsonLines
 
 if TYPE_CHECKING:
@@ -106,9 +105,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = run or Path(name)
     snapshots: list[Any] = args.snapshots or (list_snapshots(folder) if folder.is_dir() else [])
     settings = asdict(data_args) | asdict(args) | {"data_seed": data_seed}
-    settings["weights"] = digest_weights(
-        classifier.model, [digest_file(Path(getattr(one, "path", one))) for one in snapshots]
-    )
+    digests = [digest_file(Path(getattr(one, "path", one))) or "" for one in snapshots]
+    settings["weights"] = digest_weights(classifier.model, digests)
     overwrite = args.overwrite_output_dir
     resume = output_dir.can_resume_results(output, settings, ignored=FREE_TO_CHANGE, overwrite=overwrite)
     batches = load_batches(args, data_args, data_seed, accelerator, classifier.model)
@@ -209,14 +207,6 @@ def load_batches(
     if args.max_samples is not None:
         raise ValueError("--max_samples is for --split eval and train; validation uses all held-out images.")
     return splits.validation
-
-
-def digest_file(path: Path) -> str:
-    """Return the SHA-256 digest of a file, or an empty string if it is missing."""
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def accuracy(model: Any, batches: "data.ImageBatches", num_images: int, top_k: int = 1) -> float:

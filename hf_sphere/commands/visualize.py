@@ -110,8 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def choose_pictures(args: VisualizationArguments) -> list[str]:
     """Return the pictures of `--pictures`, or the default ones whose extras are installed.
 
-    Raises:
-        ImportError: If the extra of a picture in `--pictures` is missing, or the extras of all default ones.
+    A missing extra of a picture in `--pictures`, or of all default ones, is an `ImportError`.
     """
     pictures: list[str] = []
     missing: dict[str, ImportError] = {}

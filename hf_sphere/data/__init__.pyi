@@ -1,9 +1,5 @@
 from .augmentation import Augmentation as Augmentation
-from .batches import (
-    ImageBatches as ImageBatches,
-    ImagesFromDisk as ImagesFromDisk,
-    ImagesInMemory as ImagesInMemory,
-)
+from .batches import ImageBatches as ImageBatches, ImagesFromDisk as ImagesFromDisk, ImagesInMemory as ImagesInMemory
 from .decoding import CorruptImageError as CorruptImageError, ImageShape as ImageShape
 from .few_shot import FewShotBatches as FewShotBatches, FewShotData as FewShotData
 from .images import (

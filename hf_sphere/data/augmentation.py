@@ -44,12 +44,9 @@ class Augmentation(AugmentationOptions):
                 raise ValueError(f"{name} {value} exceeds what images of {height} x {width} pixels allow, {limit}.")
 
     def __call__(self, images: Tensor, generator: torch.Generator, mirrored: Tensor | None = None) -> Tensor:
-        """Augment each image of a uint8 batch independently.
+        """Augment each image of a uint8 batch (B, C, H, W) independently; the generator is on the CPU.
 
-        Args:
-            images: (B, C, H, W).
-            generator: On the CPU.
-            mirrored: bool, (B,), the images to flip, with `alternating_flip`.
+        With `alternating_flip`, `mirrored`, bool (B,), are the images to flip.
         """
         if self.rand_augment is not None:
             images = _rand_augment(images, self.rand_augment, generator)
@@ -121,9 +118,8 @@ def _rotate(images: Tensor, radians: Tensor) -> Tensor:
     height, width = images.shape[-2:]
     cosine, sine, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
     # Grid coordinates run from -1 to 1 along both sides, so the aspect ratio of the image must be compensated.
-    matrix = torch.stack(
-        [cosine, sine * (height / width), zero, -sine * (width / height), cosine, zero], dim=1
-    ).reshape(-1, 2, 3)
+    entries = [cosine, sine * (height / width), zero, -sine * (width / height), cosine, zero]
+    matrix = torch.stack(entries, dim=1).reshape(-1, 2, 3)
     grid = F.affine_grid(to_device(matrix, images.device), list(images.shape), align_corners=False)
     turned = F.grid_sample(images.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False)
     return turned.to(images.dtype)
@@ -174,9 +170,8 @@ def _change_hue(images: Tensor, amounts: Tensor) -> Tensor:
     """Rotate the hue of RGB images by a fraction of the color circle, with value and chroma of the HSV model kept."""
     value, chroma = images.amax(1, keepdim=True), images.amax(1, keepdim=True) - images.amin(1, keepdim=True)
     red, green, blue = (images / chroma.clamp(min=1e-12)).split(1, dim=1)
-    sector = torch.where(
-        value == images[:, :1], green - blue, torch.where(value == images[:, 1:2], blue - red + 2, red - green + 4)
-    )
+    sector = torch.where(value == images[:, 1:2], blue - red + 2, red - green + 4)
+    sector = torch.where(value == images[:, :1], green - blue, sector)
     # In units of a sixth of the circle, the channels fall off around red (0), green (2) and blue (4).
     distance = (sector + 6 * amounts - torch.arange(0.0, 6.0, 2.0, device=images.device)[:, None, None] + 3) % 6 - 3
     return value - chroma * (distance.abs() - 1).clamp(0, 1)

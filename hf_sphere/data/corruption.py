@@ -64,9 +64,8 @@ class Corruption:
         replaced = order[rows].argsort(stable=True)[:count]
         noisy = labels.clone()
         noisy[replaced] = (drawn[rows[replaced]] * num_classes).long()
-        logger.info(
-            "Redrew %d of %d training labels; %d are now wrong.", count, len(labels), int((noisy != labels).sum())
-        )
+        wrong = int((noisy != labels).sum())
+        logger.info("Redrew %d of %d training labels; %d are now wrong.", count, len(labels), wrong)
         return noisy
 
     def shuffle(self, images: Tensor | EncodedImages, rows: Tensor, split: str) -> Tensor | EncodedImages:

@@ -71,14 +71,8 @@ def probe_shapes(dataset: Dataset, column: str, count: int = 256) -> list[ImageS
 class EncodedImages(torch.utils.data.Dataset):
     """Encoded images of a split, decoded to uint8 tensors (channels, height, width) on access.
 
-    For a corrupt image, the error is returned: if a worker process raised it, it would have a second traceback.
-
-    Args:
-        dataset: The split.
-        column: The image column.
-        shape: Shape to convert and resize to.
-        rows: Rows of the split to use, (N,); all if None.
-        transform: Applied to each decoded image and its row, a scalar tensor.
+    For a corrupt image, the error is returned: if a worker process raised it, it would have a second traceback. Only
+    some `rows` of the dataset, (N,), can be used. A `transform` gets each decoded image and its row, a scalar tensor.
     """
 
     def __init__(
@@ -143,13 +137,9 @@ def decode_all(
 ) -> tuple[Tensor, Tensor]:
     """Decode every image once; return the images, uint8 (N, channels, height, width), and their indices, (N,).
 
-    Args:
-        images: The images.
-        skip_corrupt: Skip corrupt images and log their number, instead of raising a `CorruptImageError`.
-        cache_dir: Folder for decoded data, keyed by the fingerprint of the dataset; None for the default one below the
-            Hugging Face home.
-        num_workers: Number of decoding processes; if None, one per core, or 0 for small data.
-        progress: Whether to show a progress bar.
+    Corrupt images are a `CorruptImageError`, or skipped and logged. The cache, by default in the Hugging Face home, has
+    the decoded data by the fingerprint of the dataset. Decoding processes are one per core by default, or 0 for small
+    data.
     """
     cache = _cache_file(images, cache_dir)
     stored = _read_cache(cache)
@@ -193,9 +183,8 @@ def _report_transparent(images: EncodedImages, count: int) -> None:
 
 def find_good(images: EncodedImages, *, num_workers: int | None = None, progress: bool = True) -> Tensor:
     """Decode every image once and return the indices of those that are not corrupt, int64 of shape (N,)."""
-    passed = _pass_over(
-        images, True, num_workers, progress, "Looking for corrupt images", collate=partial(stack_images, keep=False)
-    )
+    collate = partial(stack_images, keep=False)
+    passed = _pass_over(images, True, num_workers, progress, "Looking for corrupt images", collate=collate)
     good = torch.cat([mask for mask, _ in passed]).nonzero()[:, 0]
     _report_left_out(images, good)
     return good

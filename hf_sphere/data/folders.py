@@ -31,10 +31,7 @@ MOST_BRACKETS = 500
 def list_files(folder: Path, suffixes: Collection[str]) -> list[Path]:
     """Return the files below a folder with one of the suffixes, sorted; hidden ones are left out.
 
-    Links to folders outside it are followed.
-
-    Raises:
-        ValueError: If the path of a file is not UTF-8 text, or it is not a regular file.
+    Links to folders outside it are followed. A path that is not UTF-8 text or a regular file is an error.
     """
     files, root = [], os.path.realpath(folder)
     for parent, folders, names in os.walk(folder, followlinks=True):

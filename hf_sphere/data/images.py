@@ -9,7 +9,7 @@ import torch
 from datasets import DatasetDict
 from torch import Tensor
 
-from hf_sphere.data import sources
+from hf_sphere.data import sources, splits
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.data.corruption import Corruption
@@ -24,17 +24,6 @@ from hf_sphere.data.options import (
 )
 from hf_sphere.data.provenance import DataRecord, fingerprint, identify_rows, resolve_split
 from hf_sphere.data.sampling import Episodes, check_episodes
-from hf_sphere.data.splits import (
-    choose_shape,
-    find_range,
-    find_statistics,
-    first_classes,
-    hold_out,
-    open_parts,
-    open_split,
-    pool,
-    prepare_images,
-)
 from hf_sphere.data.targets import CHANGED_BY, OPEN_SETS, check_task, has_labels, read_class_names
 from hf_sphere.utils.seeds import mix_seed
 
@@ -162,21 +151,20 @@ def load_image_data(
     values = targets if isinstance(targets, ValueOptions) else ValueOptions()
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
     check_task(task, options, values, train_classes, episodes)
-    augmentation = Augmentation(
-        **{option.name: getattr(options, option.name) for option in fields(AugmentationOptions)}
-    )
+    augmentation = Augmentation(**{each.name: getattr(options, each.name) for each in fields(AugmentationOptions)})
     corruption = _corruption(options, seed)
-    splits = _load_splits(options, dataset)
-    loaded, class_names, shape = open_parts(splits, options, task, values, train_classes, corruption)
+    dataset = _load_splits(options, dataset)
+    loaded, class_names, shape = splits.open_parts(dataset, options, task, values, train_classes, corruption)
     augmentation.check_size(shape.height, shape.width)
     _warn_of_augmentation(augmentation, class_names, values.computed_value)
     limits = {"train": options.max_train_samples, "eval": options.max_eval_samples}
     reading: dict[str, Any] = {"computed_value": values.computed_value, "seed": seed, "progress": progress}
     for key, split in loaded.items():
-        loaded[key] = prepare_images(split, options, corruption, max_samples=limits.get(key), **reading)
+        loaded[key] = splits.prepare_images(split, options, corruption, max_samples=limits.get(key), **reading)
     num_transparent = sum(split.num_transparent for split in loaded.values())
     if fraction := options.validation_fraction:
-        loaded["train"], loaded["validation"] = hold_out(loaded["train"], fraction, seed, by_class=task in OPEN_SETS)
+        by_class = task in OPEN_SETS
+        loaded["train"], loaded["validation"] = splits.hold_out(loaded["train"], fraction, seed, by_class=by_class)
     names = dict.fromkeys(loaded, class_names)
     if task in OPEN_SETS:
         names = {key: split.number_classes(class_names) for key, split in loaded.items()}
@@ -185,7 +173,7 @@ def load_image_data(
         train.classes = corruption.replace_labels(
             train.known_classes, train.rows, num_rows=train.num_rows, num_classes=len(names["train"])
         )
-    mean, std = find_statistics(train.images, shape, options)
+    mean, std = splits.find_statistics(train.images, shape, options)
     augmentation.occlusion_color = [255 * value for value in mean]
     balanced = options.class_balanced_sampling
     drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
@@ -218,10 +206,10 @@ def load_image_data(
         shape=shape,
         mean=mean,
         std=std,
-        value_range=None if train.values is None else find_range(train.values),
+        value_range=None if train.values is None else splits.find_range(train.values),
         eval_class_names=names["eval"],
         num_transparent=num_transparent,
-        record=DataRecord.of(splits, loaded, sources.stratifying_column(splits, options, task)),
+        record=DataRecord.of(dataset, loaded, sources.stratifying_column(dataset, options, task)),
     )
 
 
@@ -278,19 +266,19 @@ def load_image_split(
         raise ValueError("image_mean and image_std are required to load a split as in evaluation.")
     check_task("classification" if train_classes is None else "retrieval", options, ValueOptions(), train_classes)
     corruption = _corruption(options, seed)
-    splits = _load_splits(options, dataset)
-    classes, train = sources.stratifying_column(splits, options, "classification"), options.train_split
-    data, recorded = fingerprint(splits), None
+    dataset = _load_splits(options, dataset)
+    classes, train = sources.stratifying_column(dataset, options, "classification"), options.train_split
+    data, recorded = fingerprint(dataset), None
     same_data = record if record is not None and record.data == data else None
     classes = classes if same_data is None else same_data.label_column
     if train_classes is None:
-        split, recorded = resolve_split(split, record, splits, data)
-    name = sources.choose_eval_split(splits, split or options.eval_split, train)
+        split, recorded = resolve_split(split, record, dataset, data)
+    name = sources.choose_eval_split(dataset, split or options.eval_split, train)
     if name is None:
-        name, rows = train, sources.find_split(splits, train, "--train_split")
+        name, rows = train, sources.find_split(dataset, train, "--train_split")
         if train_classes is None and classes is not None and has_labels(rows, classes):
             name = sources.held_out_names(train, options.eval_fraction, options.eval_seed)[1]
-    rows = sources.find_split(splits, name, "--split", classes)
+    rows = sources.find_split(dataset, name, "--split", classes)
     image_column = sources.find_column(rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")
     label_column, class_names = options.label_column_name, []
     with_train = train_classes is not None or options.sample_classes is not None
@@ -298,35 +286,35 @@ def load_image_split(
         label_column = sources.find_column(rows, label_column, sources.LABEL_COLUMNS, "label")
         with_classes = rows
         if with_train:
-            with_classes = sources.find_split(splits, options.train_split, "--train_split")
+            with_classes = sources.find_split(dataset, options.train_split, "--train_split")
             sources.find_column(with_classes, label_column, (), "label")
         if train_classes is not None:
             sources.find_column(with_classes, image_column, (), "image")
-            name, rows = pool({options.train_split: with_classes, name: rows}, [image_column, label_column])
+            name, rows = splits.pool({options.train_split: with_classes, name: rows}, [image_column, label_column])
             with_classes = rows
         if with_train or has_labels(rows, label_column):
             class_names = read_class_names(with_classes, label_column)
         else:
             label_column = None
-    shape = choose_shape(rows, image_column, options)
-    images = open_split(name, rows, image_column, shape, label_column, class_names)
-    ids = identify_rows(splits, name, classes, data)
+    shape = splits.choose_shape(rows, image_column, options)
+    images = splits.open_split(name, rows, image_column, shape, label_column, class_names)
+    ids = identify_rows(dataset, name, classes, data)
     if recorded is not None:
         images = images.select(torch.isin(ids, recorded))
     if label_column is None:
         images.classes = torch.full((len(images),), -1)
     if train_classes is not None:
-        images = images.select(~first_classes(images.known_classes, train_classes))
+        images = images.select(~splits.first_classes(images.known_classes, train_classes))
     if options.sample_classes is not None:
         kept = corruption.draw_classes(len(class_names))
         images, class_names = images.keep_classes(kept, class_names), [class_names[index] for index in kept]
     if select_class is not None:
         kept = torch.tensor([index for index, label in enumerate(class_names) if select_class(label)]).long()
         images, class_names = images.keep_classes(kept, class_names), [class_names[index] for index in kept]
-    images = prepare_images(images, options, corruption, max_samples=max_samples, seed=seed, progress=progress)
+    images = splits.prepare_images(images, options, corruption, max_samples=max_samples, seed=seed, progress=progress)
     if train_classes is not None:
         class_names = images.number_classes(class_names)
-    mean, std = find_statistics(images.images, shape, options)
+    mean, std = splits.find_statistics(images.images, shape, options)
     batches = images.batches(
         options.dataloader_num_workers,
         batch_size=batch_size,
@@ -352,9 +340,8 @@ def _load_splits(options: ImageSourceOptions, dataset: Any) -> DatasetDict:
     named = dataset if isinstance(dataset, dict) else {}
     evaluation = sources.choose_eval_split(named, options.eval_split, options.train_split)
     # The training split last, since it can be named `validation` as well.
-    return sources.as_splits(
-        dataset, {evaluation: options.max_eval_samples, options.train_split: options.max_train_samples}
-    )
+    max_rows = {evaluation: options.max_eval_samples, options.train_split: options.max_train_samples}
+    return sources.as_splits(dataset, max_rows)
 
 
 def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], computed_value: str | None) -> None:
@@ -363,8 +350,5 @@ def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], co
         logger.warning("Mirrored digits are not digits: images of classes named %s are flipped.", class_names)
     changing = [f"--{name}" for name in CHANGED_BY.get(computed_value or "", ()) if getattr(augmentation, name)]
     if changing:
-        logger.warning(
-            "Values are computed before augmentation, and %s change(s) the %s of an image but not its value.",
-            " and ".join(changing),
-            computed_value,
-        )
+        message = "Values are computed before augmentation, and %s change(s) the %s of an image but not its value."
+        logger.warning(message, " and ".join(changing), computed_value)

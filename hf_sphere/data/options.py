@@ -132,10 +132,8 @@ class AugmentationOptions(Arguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for one, other, what in (
-            ("horizontal_flip", "alternating_flip", "flip"),
-            ("crop_padding", "random_resized_crop", "crop"),
-        ):
+        ways = {"flip": ("horizontal_flip", "alternating_flip"), "crop": ("crop_padding", "random_resized_crop")}
+        for what, (one, other) in ways.items():
             if getattr(self, one) and getattr(self, other):
                 raise ValueError(f"{one} and {other} are two ways to {what}; use only one of them.")
         jitter, operations = self.color_jitter, self.rand_augment

@@ -42,13 +42,12 @@ class ParquetSplit:
             self._write_rows()
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is not None:
-            if self._writer is not None:
-                self._writer.close()
-            return
-        self._close_file()
-        for index, file in enumerate(self._files):
-            file.rename(self.folder / f"{self.split}-{index:05d}-of-{len(self._files):05d}.parquet")
+        if error is None:
+            self._close_file()
+            for index, file in enumerate(self._files):
+                file.rename(self.folder / f"{self.split}-{index:05d}-of-{len(self._files):05d}.parquet")
+        elif self._writer is not None:
+            self._writer.close()
 
     def _write_rows(self) -> None:
         if not self._rows:

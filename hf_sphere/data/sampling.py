@@ -136,13 +136,9 @@ class EpisodeSampler(Sampler[list[int]]):
         self._counts = counts.tolist()
         small = counts < episodes.examples
         if process_index == 0 and small.any():
-            logger.warning(
-                "%d of %d classes have fewer than the %d images of an episode (%s), which are repeated within it.",
-                int(small.sum()),
-                len(classes),
-                episodes.examples,
-                _name_small(classes, counts, small),
-            )
+            message = "%d of %d classes have fewer than the %d images of an episode (%s), which are repeated within it."
+            named = _name_small(classes, counts, small)
+            logger.warning(message, int(small.sum()), len(classes), episodes.examples, named)
 
     def __len__(self) -> int:
         """Batches per epoch and process."""

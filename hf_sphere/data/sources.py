@@ -148,14 +148,9 @@ def choose_splits(
     if is_divided and not by_class:
         find_split(splits, train, "--train_split")
         names["train"], names["eval"] = held_out_names(train, options.eval_fraction, options.eval_seed)
-        logger.info(
-            "The data has no evaluation split: %g %% of the split %s is held out%s with seed %d, as the split '%s'.",
-            100 * options.eval_fraction,
-            train,
-            ", stratified by class," if label_column else "",
-            options.eval_seed,
-            names["eval"],
-        )
+        how = ", stratified by class," if label_column else ""
+        text = "The data has no evaluation split: %g %% of the split %s is held out%s with seed %d, as the split '%s'."
+        logger.info(text, 100 * options.eval_fraction, train, how, options.eval_seed, names["eval"])
     if (name := options.validation_split) is not None:
         if by_class:
             raise ValueError(
@@ -200,12 +195,8 @@ def count_training_classes(rows: Dataset, label_column: str, options: ImageSourc
     """Return the number of classes to train on, the first ones, if `eval_fraction` of the classes is held out."""
     count = len(rows.unique(label_column))
     train_classes = count - max(round(options.eval_fraction * count), 1)
-    logger.info(
-        "The data has no evaluation split: %g %% of the %d classes are held out, the last ones; --train_classes %d.",
-        100 * options.eval_fraction,
-        count,
-        train_classes,
-    )
+    text = "The data has no evaluation split: %g %% of the %d classes are held out, the last ones; --train_classes %d."
+    logger.info(text, 100 * options.eval_fraction, count, train_classes)
     return train_classes
 
 

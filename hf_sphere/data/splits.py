@@ -122,11 +122,11 @@ def open_parts(
 ) -> tuple[dict[str, Split], list[str], ImageShape]:
     """Return the parts `train`, `eval` and possibly `validation`, the class names and the image shape."""
     rows = sources.choose_splits(splits, options, task, train_classes)
-    only_rows = {key: split for key, (_, split) in rows.items()}
-    image_column = sources.common_column(only_rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")
+    tables = {key: split for key, (_, split) in rows.items()}
+    image_column = sources.common_column(tables, options.image_column_name, sources.IMAGE_COLUMNS, "image")
     label_column, value_column, class_names = None, None, []
     if task != "regression":
-        label_column = sources.common_column(only_rows, options.label_column_name, sources.LABEL_COLUMNS, "label")
+        label_column = sources.common_column(tables, options.label_column_name, sources.LABEL_COLUMNS, "label")
         _, with_classes = rows["train"]
         if task in OPEN_SETS:
             pooled = pool(dict(rows.values()), [image_column, label_column])
@@ -137,9 +137,7 @@ def open_parts(
         class_names = read_class_names(with_classes, label_column)
     if task in ("regression", "joint") and values.computed_value is None:
         instead = f", or compute a value with --computed_value ({', '.join(COMPUTED_VALUES)})"
-        value_column = sources.common_column(
-            only_rows, values.value_column_name, sources.VALUE_COLUMNS, "value", instead
-        )
+        value_column = sources.common_column(tables, values.value_column_name, sources.VALUE_COLUMNS, "value", instead)
     shape = choose_shape(rows["train"][1], image_column, options)
     if values.computed_value is not None:
         check_computable(values.computed_value, shape)

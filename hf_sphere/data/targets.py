@@ -26,13 +26,11 @@ def check_task(
     if task not in get_args(DataTask):
         raise ValueError(f"task must be classification, regression, joint, retrieval or few_shot; got {task!r}.")
     sources = {"value_column_name": values.value_column_name, "computed_value": values.computed_value}
-    set_options = [f"--{name} {value}" for name, value in sources.items() if value is not None]
-    if len(set_options) == 2:
-        raise ValueError(f"{' and '.join(set_options)} are two sources of one value; use only one of them.")
-    if set_options and task in ("classification", *OPEN_SETS):
-        raise ValueError(
-            f"{set_options[0]} does not apply to {task}: leave it out, or choose task regression or joint."
-        )
+    stated = [f"--{name} {value}" for name, value in sources.items() if value is not None]
+    if len(stated) == 2:
+        raise ValueError(f"{' and '.join(stated)} are two sources of one value; use only one of them.")
+    if stated and task in ("classification", *OPEN_SETS):
+        raise ValueError(f"{stated[0]} does not apply to {task}: leave it out, or choose task regression or joint.")
     if train_classes is not None and task not in OPEN_SETS:
         raise ValueError(
             f"--train_classes {train_classes} does not apply to {task}, which trains on all classes: leave it out, or "

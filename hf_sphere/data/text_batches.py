@@ -37,11 +37,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Vocabulary":
-        """Create it from a transformers tokenizer.
-
-        Raises:
-            ValueError: If the tokenizer has no mask token, or none that it finds in a text.
-        """
+        """Create it from a transformers tokenizer, which must have a mask token that it finds in a text."""
         mask, name = tokenizer.mask_token_id, tokenizer.name_or_path
         if mask is None:
             raise ValueError(f"the tokenizer of {name!r} has no mask token; name another with --tokenizer_name.")
@@ -87,11 +83,8 @@ class Masking:
     def __call__(self, tokens: Tensor, starts: Tensor, vocabulary: Vocabulary, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Mask tokens of blocks; return the input tokens, and the labels: the token where it is a target, else -100.
 
-        Args:
-            tokens: (B, L) tokens of the text, int64, as the two results.
-            starts: (B, L) whether a token begins a word.
-            vocabulary: The tokens for masks and random replacement.
-            keys: (B,) determine the mask of each block, int64; see `keyed_integers`.
+        Both are int64, (B, L), as the `tokens` of the text; `starts`, (B, L), is whether one begins a word. The `keys`,
+        int64, (B,), determine the mask of each block; see `keyed_integers`.
         """
         streams = keyed_integers(keys[:, None, None], torch.arange(3, device=keys.device)[:, None])
         positions = torch.arange(tokens.shape[1], device=keys.device)

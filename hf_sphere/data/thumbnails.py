@@ -22,14 +22,11 @@ def load_thumbnails(
     cache_dir: str | os.PathLike | None = None,
     progress: bool = True,
 ) -> Tensor:
-    """Load the images of some rows (N,) of a split, or of several, concatenated; downscale them if they are larger.
+    """Load the images of some rows (N,) of a split, or of several, concatenated: uint8, (N, channels, height, width).
 
     All have the aspect ratio of the first image, and a longest side of at most `side` pixels. An image that cannot be
     decoded is black; it is an error if none can. For `name` see `hf_sphere.data.sources.load_splits`, and for the image
     column, the configuration and the cache folder `ImageSourceOptions`.
-
-    Returns:
-        uint8, (N, channels, height, width).
     """
     loaded = load_splits(name, config_name)
     sources = [find_split(loaded, split, "--split") for split in splits]

@@ -1,6 +1,5 @@
 """The folder of an `ImageIndex`: its files, and the validation of all that is read from them."""
 
-import hashlib
 import importlib.util
 import os
 from collections.abc import Iterable
@@ -19,7 +18,7 @@ from torch import Tensor
 from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
 from hf_sphere.utils.checks import check_regular, error_text
-from hf_sphere.utils.files import MANIFEST_FILE, find_damage, read_json, write_json, write_manifest
+from hf_sphere.utils.files import MANIFEST_FILE, digest_file, find_damage, read_json, write_json, write_manifest
 
 ABOUT_FILE = "index.json"
 """Model, distance, sources and kind of search."""
@@ -108,8 +107,7 @@ def write_index(
 
 def read_version(folder: Path) -> str | None:
     """Return a digest that identifies the contents of an index, or None if there is none."""
-    path = folder / MANIFEST_FILE
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    return digest_file(folder / MANIFEST_FILE)
 
 
 def _schema(names: Iterable[str]) -> pa.Schema:

@@ -22,18 +22,8 @@ from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.optimization import check_state, total_norm
 from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, checkpoint_folders, list_checkpoints
+from hf_sphere.utils import files
 from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.files import (
-    MANIFEST_FILE,
-    REPLACED,
-    atomic_files,
-    atomic_folder,
-    find_damage,
-    remove_folder,
-    restore_folder,
-    write_json,
-    write_manifest,
-)
 from hf_sphere.utils.modules import shared_tensors
 from hf_sphere.utils.snapshots import list_snapshots, save_snapshot
 
@@ -72,10 +62,9 @@ class RunState:
 
 
 def check_can_be_saved(model: nn.Module) -> None:
-    """Raise an error before training for what would prevent saving the model after it.
+    """Raise an error if modules share tensors that the model does not declare as tied, or its configuration is no JSON.
 
-    Raises:
-        ValueError: If modules share tensors that the model does not declare as tied, or its configuration is not JSON.
+    Called before training, after which the model could not be saved.
     """
     try:
         if isinstance(model, PreTrainedModel):
@@ -89,29 +78,25 @@ def check_can_be_saved(model: nn.Module) -> None:
 
 
 def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState, keep: int) -> Path:
-    """Write `checkpoint-<step>`, then remove all but the newest `keep`.
-
-    Raises:
-        CheckpointError: If it cannot be written, for instance on a full disk; older checkpoints are unchanged.
-    """
+    """Write `checkpoint-<step>`, then remove all but the newest `keep`; a `CheckpointError` leaves the older ones."""
     final = output_dir / f"{CHECKPOINT_PREFIX}{state.step}"
     is_main = accelerator.is_main_process
     try:
-        with atomic_folder(final) if is_main else nullcontext() as unfinished:
+        with files.atomic_folder(final) if is_main else nullcontext() as unfinished:
             # The other processes write their random states to the folder that the main process creates and renames.
             (unfinished,) = broadcast_object_list([unfinished])
             accelerator.save_state(str(unfinished))
             accelerator.wait_for_everyone()
             if is_main:
-                write_json(unfinished / STATE_FILE, asdict(state), strict=True)
-                write_manifest(unfinished)
+                files.write_json(unfinished / STATE_FILE, asdict(state), strict=True)
+                files.write_manifest(unfinished)
         if is_main:
             # Checkpoints of later steps are left over if training was resumed from an earlier one.
             present = list_checkpoints(output_dir)
             position = present.index(final)
             for old in [*present[: max(position + 1 - keep, 0)], *present[position + 1 :]]:
                 with suppress(OSError):
-                    remove_folder(old)
+                    files.remove_folder(old)
     except Exception as error:  # torch, safetensors and the OS raise different errors on a full disk
         left = list_checkpoints(output_dir)
         newest = f"The newest complete checkpoint is {left[-1]}." if left else "There is no earlier checkpoint."
@@ -124,30 +109,24 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
 def write_model_files(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder for the files of a model; they replace those in `folder` after all have been written.
 
-    Raises:
-        CheckpointError: If they cannot be written, for instance on a full disk.
+    All errors, for instance of a full disk, become a `CheckpointError`.
     """
     try:
-        with atomic_files(folder) as unfinished:
+        with files.atomic_files(folder) as unfinished:
             yield unfinished
     except Exception as error:  # see save_checkpoint
-        raise CheckpointError(
-            f"could not write {folder}: {error} ({_free_space(folder)}). Earlier files are unchanged."
-        ) from error
+        problem = f"{error} ({_free_space(folder)})"
+        raise CheckpointError(f"could not write {folder}: {problem}. Earlier files are unchanged.") from error
 
 
 def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
     """Load the state of model, optimizer and random generators, and return the progress of the run.
 
-    Raises:
-        CheckpointError: If a file is missing or damaged, does not fit the model or the optimizer, or has weights that
-            are not finite.
+    Missing and damaged files, those that do not fit, and weights that are not finite are errors.
     """
-    hooks = [
-        optimizer.optimizer.register_load_state_dict_pre_hook(check_state) for optimizer in accelerator._optimizers
-    ]
+    hooks = [each.optimizer.register_load_state_dict_pre_hook(check_state) for each in accelerator._optimizers]
     try:
-        damage = [find_damage(checkpoint) if accelerator.is_main_process else None]
+        damage = [files.find_damage(checkpoint) if accelerator.is_main_process else None]
         broadcast_object_list(damage)
         if damage[0]:
             raise ValueError(damage[0])
@@ -168,32 +147,28 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
 
 def newest_intact(output_dir: Path) -> Path | None:
     """Return the newest checkpoint whose files are as they were written."""
-    return next((path for path in reversed(list_checkpoints(output_dir)) if find_damage(path) is None), None)
+    return next((path for path in reversed(list_checkpoints(output_dir)) if files.find_damage(path) is None), None)
 
 
 def find_checkpoint(name: str, output_dir: Path) -> Path:
-    """Resolve `latest` or a folder to a complete checkpoint.
-
-    Raises:
-        CheckpointError: If it does not exist or is incomplete; the message lists the checkpoints of the run.
-    """
+    """Resolve `latest` or a folder to a complete checkpoint; if there is none, the error lists those of the run."""
     checkpoints = list_checkpoints(output_dir)
     if name == "latest":
         if not checkpoints:
             names = ", ".join(path.name for path in checkpoint_folders(output_dir))
-            ignored = f" ({names}: incomplete, since there is no {MANIFEST_FILE})" if names else ""
+            ignored = f" ({names}: incomplete, since there is no {files.MANIFEST_FILE})" if names else ""
             raise CheckpointError(f"there is no checkpoint in {output_dir} to resume from{ignored}.")
         return checkpoints[-1]
-    if not (Path(name) / MANIFEST_FILE).is_file():
+    if not (Path(name) / files.MANIFEST_FILE).is_file():
         have = f" The checkpoints of this run: {', '.join(str(p) for p in checkpoints)}." if checkpoints else ""
-        raise CheckpointError(f"{name} is not a complete checkpoint: it has no {MANIFEST_FILE}.{have}")
+        raise CheckpointError(f"{name} is not a complete checkpoint: it has no {files.MANIFEST_FILE}.{have}")
     return Path(name)
 
 
 def restore_checkpoints(output_dir: Path) -> None:
     """Restore a checkpoint whose replacement was interrupted."""
-    for replaced in output_dir.glob(f".{CHECKPOINT_PREFIX}*{REPLACED}"):
-        restore_folder(output_dir / replaced.name.removeprefix(".").removesuffix(REPLACED))
+    for replaced in output_dir.glob(f".{CHECKPOINT_PREFIX}*{files.REPLACED}"):
+        files.restore_folder(output_dir / replaced.name.removeprefix(".").removesuffix(files.REPLACED))
 
 
 def _free_space(folder: Path) -> str:

@@ -46,10 +46,7 @@ def gather_classes(model: nn.Module) -> dict[str, Tensor] | None:
 class ClassShardCheckpoint:
     """Writes and reads the class vectors of this process in the checkpoints of an accelerator.
 
-    Args:
-        accelerator: Has one model and one optimizer.
-        model: The model, not wrapped.
-        optimizer: Its optimizer, not wrapped.
+    The accelerator has one model and one optimizer, which are passed without their wrappers.
     """
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

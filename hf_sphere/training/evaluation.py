@@ -53,16 +53,9 @@ def count_targets(batches: Batches, batch: Batch) -> int | Tensor:
 
 
 def global_places(together: int, start: int, batch: Batch, accelerator: Accelerator | PartialState) -> Tensor:
-    """Return the place of each example of a batch among all examples of an optimizer step, over all processes.
+    """Return the place of each example of a batch among all of an optimizer step, over all processes: int64, (B,).
 
-    Args:
-        together: Examples that each process gets at a time, in turn.
-        start: Examples in earlier batches of the same step, on this process.
-        batch: The batch.
-        accelerator: Device, index and number of processes.
-
-    Returns:
-        int64, (B,), on the device of the accelerator.
+    Each process gets `together` examples at a time, in turn; `start` are in earlier batches of the step, on this one.
     """
     local = torch.arange(start, start + count_examples(batch), device=accelerator.device)
     turn = (local // together) * accelerator.num_processes + accelerator.process_index
@@ -204,10 +197,8 @@ def evaluate_certainty(model: nn.Module, batches: "ImageBatches", accelerator: A
     """Compute Recall@1 by decile of the queries' certainty, the least certain first, for heads with a concentration.
 
     Beside the concentration, two measures without a distribution serve as baselines: the norm of the input of the head,
-    and the margin, the difference between the probabilities of the two most probable classes of the head.
-
-    Returns:
-        Recall@1 of each decile by measure; empty for a head without a concentration.
+    and the margin, the difference between the probabilities of the two most probable classes of the head. Returned are
+    the Recall@1 of each decile by measure, or nothing for a head without a concentration.
     """
     any_model: Any = model.eval()
     embeddings, labels = _gather_embeddings(any_model, batches, accelerator)

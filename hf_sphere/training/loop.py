@@ -306,9 +306,7 @@ class TrainingLoop:
         self.state.scheduler = self.scheduler.state_dict()
         # Divided by the number of processes, so that the sum over processes is correct after loading.
         fraction = 1 / self.accelerator.num_processes
-        self.state.totals = {
-            name: self.accelerator.reduce(value, "sum").item() * fraction for name, value in self._totals.items()
-        }
+        self.state.totals = {n: self.accelerator.reduce(v, "sum").item() * fraction for n, v in self._totals.items()}
         return save_checkpoint(self.accelerator, self.output_dir, self.state, self.args.save_total_limit)
 
     def _resume(self, checkpoint: Path) -> None:

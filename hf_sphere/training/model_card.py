@@ -45,8 +45,11 @@ class Command:
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """How a model was trained and what was measured."""
+    """What a model is, how it was trained, and what was measured."""
 
+    model_id: str  # name to load it by
+    model_class: str
+    pipeline_tag: str | None  # transformers pipeline for it, if there is one
     metrics: Mapping[str, float]  # measured values by name
     headline: Sequence[str]  # names of the metrics, without `eval_`, that become the card's `model-index` entries
     eval_split: str  # split of the `eval_` metrics
@@ -55,6 +58,8 @@ class TrainingRecord:
     command: Sequence[str]  # the command that ran
     device: torch.device  # device that the model was trained on
     seconds: float  # time spent in training
+    license: str = "unknown"
+    modules: Sequence[str] = ()  # those that define its head and backbone, if this library does not
 
 
 def publish(
@@ -67,6 +72,9 @@ def publish(
     defaults |= {"bf16": False, "fp16": False}  # the settings have the precision that was used
     changed = {k: v for k, v in run.settings.items() if v != defaults.get(k) and k != "output_dir"}
     record = TrainingRecord(
+        model_id=hide_private(str(run.output_dir)),
+        model_class=type(prepared.model).__name__,
+        pipeline_tag=task.pipeline_tag,
         metrics={k: v for k, v in results.items() if k.startswith(("eval_", "validation_", "train_"))},
         headline=task.headline,
         eval_split=description.evaluated_on or prepared.data.eval_split,
@@ -75,17 +83,10 @@ def publish(
         command=hide_private([*command.words, *command.argv]),
         device=run.accelerator.device,
         seconds=results["train_runtime"],
-    )
-    write_model_card(
-        run.output_dir,
-        model_id=hide_private(str(run.output_dir)),
-        model_class=type(prepared.model).__name__,
-        modules=prepared.model.config.to_dict().get("requires_import", []),
-        pipeline_tag=task.pipeline_tag,
-        description=replace(description, title=hide_private(description.title)),
         license=hide_private(args.license),
-        record=record,
+        modules=prepared.model.config.to_dict().get("requires_import", []),
     )
+    write_model_card(run.output_dir, replace(description, title=hide_private(description.title)), record)
     if args.push_to_hub:
         name = args.hub_model_id or run.output_dir.name
         try:
@@ -111,33 +112,19 @@ def _selection_note(metric: str, prepared: Prepared, args: Any, results: Mapping
     return f"The model is that of the last epoch, {results['epoch']:g}; the evaluation split {used}."
 
 
-def write_model_card(
-    folder: Path,
-    *,
-    model_id: str,
-    model_class: str,
-    pipeline_tag: str | None,
-    description: Description,
-    record: TrainingRecord,
-    license: str = "unknown",
-    modules: Sequence[str] = (),
-) -> ModelCard:
-    """Write the model card, `README.md`, to the folder of a model.
-
-    `model_id` is the name to load the model by, and `pipeline_tag` the transformers pipeline for it, if there is one.
-    `modules` define its head and backbone, if this library does not.
-    """
-    dataset = description.dataset
+def write_model_card(folder: Path, description: Description, record: TrainingRecord) -> ModelCard:
+    """Write the model card, `README.md`, to the folder of a model."""
+    dataset, device = description.dataset, record.device
     data = ModelCardData(
         library_name=LIBRARY,
-        license=license,
-        pipeline_tag=pipeline_tag,
+        license=record.license,
+        pipeline_tag=record.pipeline_tag,
         tags=["hf_sphere", "hypersphere", *description.tags],
         datasets=[dataset] if _is_on_hub(dataset) else None,
         model_name=description.title,
         eval_results=[
             EvalResult(
-                task_type=pipeline_tag or "other",
+                task_type=record.pipeline_tag or "other",
                 dataset_type=Path(dataset).name if Path(dataset).exists() else dataset,
                 dataset_name=Path(dataset).name,
                 dataset_split=record.eval_split,
@@ -147,18 +134,17 @@ def write_model_card(
             for name in record.headline
         ],
     )
-    device = record.device
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
     packages = ("hf_sphere", "torch", "transformers", *description.packages)
     card = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
-        model_id=model_id,
+        model_id=record.model_id,
         title=on_one_line(description.title),
         summary=on_one_line(description.summary),
-        model_class=model_class,
-        imports=[f"import {name}" for name in modules],
-        pipeline_tag=pipeline_tag,
+        model_class=record.model_class,
+        imports=[f"import {name}" for name in record.modules],
+        pipeline_tag=record.pipeline_tag,
         metrics=[(name, show_metric(name, value)) for name, value in record.metrics.items() if "_excluded" not in name],
         definitions=[(name, text) for name, text in _DEFINITIONS.items() if name in record.metrics],
         model=[(name, on_one_line(value)) for name, value in description.model.items()],
@@ -211,11 +197,9 @@ def _quote(word: str) -> str:
 
 def wrap_command(command: Sequence[str]) -> str:
     """Quote a command for the shell and break it before its options."""
-    lines, current = [], ""
+    lines: list[list[str]] = [[]]
     for word in map(_quote, command):
-        if word.startswith("--") and current:
-            lines.append(current)
-            current = f"    {word}"
-        else:
-            current = f"{current} {word}".strip() if not current.startswith("    ") else f"{current} {word}"
-    return " \\\n".join([*lines, current])
+        if word.startswith("--") and lines[0]:
+            lines.append([])
+        lines[-1].append(word)
+    return " \\\n    ".join(map(" ".join, lines))

@@ -119,9 +119,7 @@ def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:
     shards, norms = class_shards(model), []
     for is_shard in (False, True):
         parameters = [parameter for name, parameter in model.named_parameters() if (name in shards) == is_shard]
-        values = (
-            [parameter.grad for parameter in parameters if parameter.grad is not None] if of_gradients else parameters
-        )
+        values = [p.grad for p in parameters if p.grad is not None] if of_gradients else parameters
         norms.append(torch.nn.utils.get_total_norm(values))
     squares = norms[1].square()
     if shards and count_processes() > 1:
@@ -133,10 +131,7 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """Check a state before an optimizer loads it; a pre-hook of `Optimizer.load_state_dict`.
 
     The fused kernels of torch check neither shapes nor strides, and write beyond a tensor that is too small. Tensors
-    are copied if their strides are not those of the parameter.
-
-    Raises:
-        ValueError: If a tensor does not fit its parameter; the message includes the name of both.
+    are copied if their strides are not those of the parameter; the error of one that does not fit has both names.
     """
     indices = [index for group in state_dict["param_groups"] for index in group["params"]]
     owners = [(group, n, parameter) for group in optimizer.param_groups for n, parameter in enumerate(group["params"])]

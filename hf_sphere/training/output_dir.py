@@ -7,17 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from hf_sphere.utils import files
 from hf_sphere.utils.commands import command_of
-from hf_sphere.utils.files import (
-    MANIFEST_FILE,
-    RECORD_FILE,
-    SNAPSHOT_FOLDER,
-    UNFINISHED,
-    check_writable,
-    read_json,
-    remove_folder,
-    write_json,
-)
 from hf_sphere.utils.locks import locked_file
 from hf_sphere.utils.privacy import hide_private, hide_tokens
 
@@ -32,7 +23,7 @@ MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    return [path for path in checkpoint_folders(output_dir) if (path / MANIFEST_FILE).is_file()]
+    return [path for path in checkpoint_folders(output_dir) if (path / files.MANIFEST_FILE).is_file()]
 
 
 def checkpoint_folders(output_dir: Path) -> list[Path]:
@@ -44,11 +35,7 @@ def checkpoint_folders(output_dir: Path) -> list[Path]:
 
 @contextmanager
 def locked(output_dir: Path) -> Iterator[None]:
-    """Create a directory, and lock it against the runs of other processes; see `hf_sphere.utils.locks`.
-
-    Raises:
-        FileExistsError: If a run of another process has locked it.
-    """
+    """Create and lock a directory, see `hf_sphere.utils.locks`; one that another process has locked is an error."""
     output_dir.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
@@ -101,25 +88,21 @@ def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recip
         ValueError: If the settings of the run to resume are damaged.
     """
     check_output_dir(output_dir, overwrite=overwrite, resume=resume, recipe=recipe)
-    for folder in (output_dir, output_dir / SNAPSHOT_FOLDER, output_dir / BEST_FOLDER):
-        for leftover in folder.glob(f"*{UNFINISHED}"):  # of a run that was killed
+    for folder in (output_dir, output_dir / files.SNAPSHOT_FOLDER, output_dir / BEST_FOLDER):
+        for leftover in folder.glob(f"*{files.UNFINISHED}"):  # of a run that was killed
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
     for path in [] if resume else _traces_of_a_run(output_dir):
-        remove_folder(path) if path.is_dir() else path.unlink()
+        files.remove_folder(path) if path.is_dir() else path.unlink()
     output_dir.mkdir(parents=True, exist_ok=True)
 
 
 def read_settings(output_dir: Path) -> dict[str, Any] | None:
-    """Return the settings of the run in a directory, or None if it has none.
-
-    Raises:
-        ValueError: If its `run.json` is damaged.
-    """
+    """Return the settings of the run in a directory, or None if it has none; a damaged `run.json` is an error."""
     path, local = output_dir / RUN_FILE, output_dir / LOCAL_PATHS_FILE
     if not path.is_file():
         return None
     try:
-        return read_json(path) | (read_json(local) if local.is_file() else {})
+        return files.read_json(path) | (files.read_json(local) if local.is_file() else {})
     except ValueError as error:
         raise ValueError(f"{error} Restore it, or pass --overwrite_output_dir.") from error
 
@@ -128,19 +111,15 @@ def write_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
     """Write `run.json`, which is published with a model: absolute paths are kept in a hidden file instead."""
     settings = hide_tokens(json.loads(json.dumps(settings, default=str)))
     public = hide_private(settings)
-    write_json(output_dir / RUN_FILE, public)
+    files.write_json(output_dir / RUN_FILE, public)
     if paths := {name: value for name, value in settings.items() if public[name] != value}:
-        write_json(output_dir / LOCAL_PATHS_FILE, paths)
+        files.write_json(output_dir / LOCAL_PATHS_FILE, paths)
     else:
         (output_dir / LOCAL_PATHS_FILE).unlink(missing_ok=True)
 
 
 def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False) -> None:
-    """Check that results can be written to a directory.
-
-    Raises:
-        FileExistsError: If it contains a model, a training run, or results that must not be replaced.
-    """
+    """Raise an error if a directory has a model, a training run, or results that must not be replaced."""
     _check_directory(output_dir)
     results = (RUN_FILE, RESULTS_FILE)
     held = [path.name for path in _traces_of_a_run(output_dir) if path.name not in results]
@@ -166,15 +145,10 @@ def results_dir(output_dir: Path, names: Collection[str], *, overwrite: bool, re
 
 
 def check_output_file(path: str, *, overwrite: bool) -> None:
-    """Check that a file can be written to a path of `--output`.
-
-    Raises:
-        FileExistsError: If it exists and must not be replaced.
-        OSError: If it cannot be written.
-    """
+    """Raise an error if a file of `--output` exists and must not be replaced, or cannot be written."""
     if Path(path).exists() and not overwrite:
         raise FileExistsError(f"{path} exists. Choose another --output, or replace it with --overwrite_output.")
-    check_writable(path, is_folder=False)
+    files.check_writable(path, is_folder=False)
 
 
 def can_resume_results(
@@ -182,10 +156,7 @@ def can_resume_results(
 ) -> bool:
     """Return whether a directory contains unfinished results with these settings, which can be continued.
 
-    `ignored` are the names of settings that may differ because no result depends on them.
-
-    Raises:
-        FileExistsError: If it contains results with other settings that must not be replaced.
+    Those with other settings are an error, unless they are to be replaced. No result depends on the `ignored` settings.
     """
     _check_directory(output_dir)
     if overwrite or not any((output_dir / name).exists() for name in (RUN_FILE, RESULTS_FILE)):
@@ -204,11 +175,11 @@ def can_resume_results(
 def _check_directory(output_dir: Path) -> None:
     if output_dir.exists() and not output_dir.is_dir():
         raise FileExistsError(f"{output_dir} is a file, not a directory; choose another --output_dir.")
-    check_writable(output_dir / RUN_FILE, is_folder=False)
+    files.check_writable(output_dir / RUN_FILE, is_folder=False)
 
 
 def _traces_of_a_run(output_dir: Path) -> list[Path]:
     """Return the files and folders of a run in a directory."""
-    names = (RUN_FILE, RESULTS_FILE, RECORD_FILE, BEST_FOLDER, SNAPSHOT_FOLDER)
+    names = (RUN_FILE, RESULTS_FILE, files.RECORD_FILE, BEST_FOLDER, files.SNAPSHOT_FOLDER)
     traces = [*checkpoint_folders(output_dir), *(output_dir / name for name in names)]
     return [trace for trace in traces if trace.exists()]

@@ -18,31 +18,14 @@ from torch import nn
 from transformers.trainer_utils import enable_full_determinism
 
 from hf_sphere.nn.heads.mixins import class_shards
+from hf_sphere.training import checkpoints, output_dir
 from hf_sphere.training.arguments import RecipeArguments
-from hf_sphere.training.checkpoints import (
-    STATE_FILE,
-    RunState,
-    Snapshots,
-    check_can_be_saved,
-    find_checkpoint,
-    restore_checkpoints,
-    write_model_files,
-)
 from hf_sphere.training.class_shards import gather_classes
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.evaluation import evaluate
 from hf_sphere.training.loop import TrainingLoop
 from hf_sphere.training.model_card import Command, publish
 from hf_sphere.training.optimization import check_optimizer_arguments
-from hf_sphere.training.output_dir import (
-    BEST_FOLDER,
-    RESULTS_FILE,
-    check_output_dir,
-    locked,
-    prepare_output_dir,
-    read_settings,
-    write_settings,
-)
 from hf_sphere.training.tasks import Prepared, Task
 from hf_sphere.utils.files import SNAPSHOT_FOLDER, find_damage, read_json, remove_folder, write_json, write_manifest
 from hf_sphere.utils.loading import load_model
@@ -91,7 +74,7 @@ class Run(ExitStack):
         self.args = args
         self.accelerator = accelerator
         self.output_dir = Path(args.output_dir)
-        self.best_dir = self.output_dir / BEST_FOLDER
+        self.best_dir = self.output_dir / output_dir.BEST_FOLDER
         self.recipe = recipe
         self._arguments = (*others, args)
         self._changes = ""
@@ -101,12 +84,8 @@ class Run(ExitStack):
         """All arguments by name, with the values that the task has set."""
         settings = {name: value for each in self._arguments for name, value in asdict(each).items()}
         precision = self.accelerator.mixed_precision
-        used = {
-            "num_processes": self.accelerator.num_processes,
-            "bf16": precision == "bf16",
-            "fp16": precision == "fp16",
-        }
-        return settings | used
+        used = {name: precision == name for name in ("bf16", "fp16")}
+        return settings | {"num_processes": self.accelerator.num_processes} | used
 
     def prepare_output_dir(self) -> None:
         """Create the output directory, replacing its contents if requested.
@@ -120,17 +99,17 @@ class Run(ExitStack):
         """
         resume, overwrite = self.args.resume_from_checkpoint is not None, self.args.overwrite_output_dir
         if self.accelerator.is_main_process:
-            self.enter_context(locked(self.output_dir))
-            prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
+            self.enter_context(output_dir.locked(self.output_dir))
+            output_dir.prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
             if resume and not overwrite:
-                self._changes = _check_changes(rename_options(read_settings(self.output_dir) or {}), self.settings)
+                before = rename_options(output_dir.read_settings(self.output_dir) or {})
+                self._changes = _check_changes(before, self.settings)
         self.accelerator.wait_for_everyone()
 
     def write_settings(self, *, is_finished: bool = False) -> None:
         """Write `run.json`, and start the trackers; called when the checkpoint, if any, has been loaded.
 
-        Raises:
-            ValueError: If settings of training have changed, but the run `is_finished`.
+        It is an error if settings of training have changed, but the run `is_finished`.
         """
         if self._changes and is_finished:
             raise ValueError(
@@ -140,7 +119,7 @@ class Run(ExitStack):
         if self._changes:
             logger.warning("The resumed run differs from its earlier part: %s.", self._changes)
         if self.accelerator.is_main_process:
-            write_settings(self.output_dir, {"recipe": self.recipe, **self.settings})
+            output_dir.write_settings(self.output_dir, {"recipe": self.recipe, **self.settings})
         if self.args.report_to:
             scalars = {k: v for k, v in hide_private(self.settings).items() if isinstance(v, (int, float, str, bool))}
             self.accelerator.init_trackers(self.output_dir.name, config=scalars)
@@ -194,14 +173,14 @@ def start_run(args: RecipeArguments, *others: Any, recipe: str | None = None) ->
     shard_classes = any(getattr(each, "shard_classes", False) for each in others)
     if shard_classes or accelerator.distributed_type in _SHARDED:
         _check_sharding(accelerator, args, shard_classes=shard_classes)
-    output_dir, resume = Path(args.output_dir), args.resume_from_checkpoint
-    check_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=resume is not None, recipe=recipe)
-    if accelerator.is_main_process and output_dir.is_dir():
-        with locked(output_dir):
-            restore_checkpoints(output_dir)
+    folder, resume = Path(args.output_dir), args.resume_from_checkpoint
+    output_dir.check_output_dir(folder, overwrite=args.overwrite_output_dir, resume=resume is not None, recipe=recipe)
+    if accelerator.is_main_process and folder.is_dir():
+        with output_dir.locked(folder):
+            checkpoints.restore_checkpoints(folder)
     accelerator.wait_for_everyone()
     if resume is not None:
-        find_checkpoint(resume, output_dir)
+        checkpoints.find_checkpoint(resume, folder)
     return Run(args, accelerator, *others, recipe=recipe)
 
 
@@ -248,13 +227,7 @@ def _check_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> st
 
 
 def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None:
-    """Train, evaluate and publish the model of a task.
-
-    Args:
-        task: The task.
-        arguments: An instance of each of its dataclasses of arguments.
-        command: The command line, for the model card.
-    """
+    """Train, evaluate and publish the model of a task; `arguments` has an instance of each of its dataclasses."""
     args = next(each for each in arguments if isinstance(each, RecipeArguments))
     settings = {name: value for each in arguments for name, value in vars(each).items()}
     if args.num_train_epochs == 0 and (not settings.get("model_name_or_path") or settings.get("from_scratch")):
@@ -262,7 +235,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None
     others = [each for each in arguments if each is not args]
     with start_run(args, *others, recipe=command.recipe) as run:
         prepared = task.prepare(run, *arguments)
-        check_can_be_saved(prepared.model)
+        checkpoints.check_can_be_saved(prepared.model)
         prefix = "eval" if prepared.data.validation is None else "validation"
         metric, higher_is_better = _selection_metric(task, args, prefix)
         run.prepare_output_dir()
@@ -273,7 +246,7 @@ def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None
         results |= prepared.compare(model, results)
         results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
         if run.accelerator.is_main_process:
-            write_json(run.output_dir / RESULTS_FILE, results)
+            write_json(run.output_dir / output_dir.RESULTS_FILE, results)
             publish(run, task, prepared, results, command, metric=metric)
         headline = [f"eval_{name}" for name in task.headline]
         shown = {key: results[key] for name in headline for key in (name, f"{name}{INTERVAL}") if key in results}
@@ -281,24 +254,14 @@ def run_training(task: Task, arguments: Sequence[Any], command: Command) -> None
         run.accelerator.end_training()
 
 
-def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) -> tuple[Any, RunState]:
-    """Train the model of a task.
+def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) -> tuple[Any, checkpoints.RunState]:
+    """Train the model of a task; `metric`, with its prefix, selects the best epoch.
 
-    Args:
-        run: The run.
-        prepared: Data and model.
-        metric: Metric for selecting the best epoch, with its prefix.
-        higher_is_better: Whether larger values of it are better.
-
-    Returns:
-        The model of the last epoch, or of the best one if requested, and the progress of the run.
-
-    Raises:
-        CheckpointError: If the model of the best epoch is missing or damaged.
+    Returned are the model of the last epoch, or of the best one if requested, and the progress of the run.
     """
     args, data, description = run.args, prepared.data, prepared.description
-    about = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
-    snapshots = Snapshots(run.output_dir / SNAPSHOT_FOLDER, args.snapshot_epochs, args.snapshot_until, about)
+    info = {"model": description.title, "dataset": description.dataset, "seed": str(args.seed)}
+    snapshots = checkpoints.Snapshots(run.output_dir / SNAPSHOT_FOLDER, args.snapshot_epochs, args.snapshot_until, info)
     split, prefix = (data.evaluation, "eval") if data.validation is None else (data.validation, "validation")
     loop = TrainingLoop(
         prepared.model,
@@ -316,7 +279,7 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     )
     if args.load_best_model_at_end:
         _check_best(run, loop.state)
-        saved, best = run.best_dir / STATE_FILE, loop.state.best_epoch
+        saved, best = run.best_dir / checkpoints.STATE_FILE, loop.state.best_epoch
         if best is not None and saved.is_file() and read_json(saved)["best_epoch"] != best:  # of a later checkpoint
             logger.warning("The best epoch is chosen among the coming ones; %s has the model of another.", run.best_dir)
             loop.state.best_metric = loop.state.best_epoch = None
@@ -333,7 +296,7 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
     return model, state
 
 
-def _check_best(run: Run, state: RunState) -> None:
+def _check_best(run: Run, state: checkpoints.RunState) -> None:
     """Raise an error if the model of the best epoch so far was not saved, or is damaged."""
     if state.best_epoch is not None and (damage := find_damage(run.best_dir)):
         raise CheckpointError(
@@ -341,7 +304,7 @@ def _check_best(run: Run, state: RunState) -> None:
         )
 
 
-def evaluate_trained(run: Run, prepared: Prepared, model: nn.Module, state: RunState) -> dict[str, Any]:
+def evaluate_trained(run: Run, prepared: Prepared, model: nn.Module, state: checkpoints.RunState) -> dict[str, Any]:
     """Evaluate the final model and collect the metrics of the run."""
     data = prepared.data
     results: dict[str, Any] = _evaluate(run, prepared, model, data.evaluation, "eval")
@@ -359,18 +322,18 @@ def evaluate_trained(run: Run, prepared: Prepared, model: nn.Module, state: RunS
     }
 
 
-def _save(run: Run, prepared: Prepared, model: Any, best: RunState | None = None) -> None:
+def _save(run: Run, prepared: Prepared, model: Any, best: checkpoints.RunState | None = None) -> None:
     """Save model and processor, on the main process; with the state of a run, as the model of its best epoch."""
     gathered = run.accelerator.get_state_dict(model) if run.accelerator.is_fsdp2 else None
     gathered = gather_classes(model) if class_shards(model) else gathered
     if run.accelerator.is_main_process:
-        with write_model_files(run.output_dir if best is None else run.best_dir) as unfinished:
+        with checkpoints.write_model_files(run.output_dir if best is None else run.best_dir) as unfinished:
             model.save_pretrained(unfinished, state_dict=gathered)
             prepared.processor.save_pretrained(unfinished)
             if prepared.record is not None:
                 prepared.record.save(unfinished)
             if best is not None:  # it is read at the end, possibly by a resumed run
-                write_json(unfinished / STATE_FILE, {"best_epoch": best.best_epoch})
+                write_json(unfinished / checkpoints.STATE_FILE, {"best_epoch": best.best_epoch})
                 write_manifest(unfinished)
     run.accelerator.wait_for_everyone()
 

@@ -30,24 +30,13 @@ def split_files(folder: Path) -> tuple[list[Path], list[str]]:
 def upload(folder: Path, files: Sequence[Path], repo_id: str, *, private: bool | None = None) -> str:
     """Upload files of a folder in one commit, without access tokens, and the card without local paths.
 
-    Args:
-        folder: The folder.
-        files: The files, see `split_files`.
-        repo_id: Repository, which is created if there is none.
-        private: Whether a new repository is private; None for the default of its owner.
-
-    Returns:
-        The name of the repository with that of its owner.
-
-    Raises:
-        ConnectionError: If the Hub cannot be reached or refuses.
+    The repository is created if there is none, `private` or by default as its owner has set. Its name is returned with
+    that of the owner. All errors of the Hub are a `ConnectionError`.
     """
     hub = HfApi()
     try:
         repo_id = hub.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        operations = [
-            CommitOperationAdd(path.relative_to(folder).as_posix(), _public_content(path, repo_id)) for path in files
-        ]
+        operations = [CommitOperationAdd(p.relative_to(folder).as_posix(), _public_content(p, repo_id)) for p in files]
         hub.create_commit(repo_id, operations, commit_message="Upload trained model")
     except Exception as error:  # huggingface_hub also raises the errors of its HTTP library
         raise ConnectionError(f"the upload failed: {_explain(error, repo_id)}.") from error

@@ -110,16 +110,9 @@ def parse_arguments(
 ) -> tuple[Any, ...]:
     """Read argument dataclasses from `--config NAME_OR_FILE` and the command line, which takes precedence.
 
-    `--print_config` prints all of them as YAML, and exits.
-
-    Args:
-        types: Dataclasses; one instance of each is returned.
-        argv: Command-line arguments without the program name; `sys.argv[1:]` if None.
-        description: Shown by `--help`.
-        recipe: Name of the script, whose configurations only are read; those of all scripts if None.
-
-    Raises:
-        SystemExit: On an unknown key or a value of the wrong type, with a message that includes it.
+    One instance of each is returned; an unknown key or a value of the wrong type is a `SystemExit`, with a message that
+    includes it. `--print_config` prints all of them as YAML, and exits. The command line has no program name; None
+    stands for that of `sys.argv`. Only configurations of the script `recipe` are read, or those of all scripts.
     """
     argv = import_modules(sys.argv[1:] if argv is None else argv)  # first: it may define choices
     usage = "%(prog)s [--config NAME_OR_FILE] [--OPTION VALUE ...]"
@@ -153,6 +146,12 @@ def parse_arguments(
     return values
 
 
+def named_first(name: str, argv: Sequence[str] | None = None) -> list[str]:
+    """Return a command line with the name of its first argument, by default that of `sys.argv`, which may lack one."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    return [f"--{name}", *words] if words and not words[0].startswith("-") else words
+
+
 def given_arguments(argv: Sequence[str] | None = None) -> set[str]:
     """Return the names of the arguments that the command line and its configurations set, whatever their values."""
     words = _words(argv)
@@ -165,8 +164,7 @@ def given_arguments(argv: Sequence[str] | None = None) -> set[str]:
 def to_argv(values: Mapping[str, Any]) -> list[str]:
     """Convert values by argument name to command-line arguments; None leaves an argument out.
 
-    Raises:
-        ValueError: If an item of a list would be taken for an option.
+    An item of a list that would be taken for an option is an error.
     """
     words = []
     for key, value in values.items():
@@ -312,21 +310,15 @@ def _argv_with_new_names(words: Sequence[str], names: list[str]) -> list[str]:
 
 
 def _with_new_names(settings: Mapping[str, Any], names: list[str], place: str = "") -> dict[str, Any]:
-    """Return settings with the new names of options, and print a message about each that has one.
-
-    Raises:
-        ValueError: If an option is set under its old and its new name.
-    """
+    """Return settings with the new names of options, and print a message about each; both names are an error."""
     renamed: dict[str, Any] = {}
     for name, value in settings.items():
         new = rename_options({name: value})
         if new != {name: value} and new.keys() <= {*names} and (name in new or name not in names):
             shown = " and ".join(f"{key} {json.dumps(v) if isinstance(v, bool) else v}" for key, v in new.items())
             print(f"{place}{name} {value} is now {shown}; the old name will be removed.", file=sys.stderr)
-            if twice := new.keys() & settings.keys() - {name}:
-                raise ValueError(
-                    f"{place}{name} and {' and '.join(sorted(twice))} are the same option; leave out {name}."
-                )
+            if twice := " and ".join(sorted(new.keys() & settings.keys() - {name})):
+                raise ValueError(f"{place}{name} and {twice} are the same option; leave out {name}.")
         else:
             new = {name: value}
         renamed |= new

@@ -55,26 +55,21 @@ YamlLoader.add_implicit_resolver(
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A configuration.
+    """A configuration, merged from layers, by their place: the first base to the configuration itself.
 
-    Attributes:
-        settings: Values by argument.
-        recipe: Name of the script that trains the run, if it is stated.
-        layers: What was merged, by the place where it stands, from the first base to the configuration itself. Later
-            layers take precedence, and None removes a value.
+    Later layers take precedence, and None removes a value.
     """
 
-    settings: dict[str, Any]
-    recipe: str | None
+    settings: dict[str, Any]  # values by argument
+    recipe: str | None  # name of the script that trains the run, if it is stated
     layers: Mapping[str, Mapping[str, Any]]
 
 
 def config_names(text: str = "") -> list[str]:
     """Return the names of all runs, such as `vmf/mnist-vmf`, of the tables that contain a text."""
     tables = [path for path in sorted(TABLES.glob("*.yaml")) if text in path.read_text(encoding="utf-8")]
-    return [
-        f"{path.stem}/{row}" for path in tables for row, (place, _) in _read_table(path).items() if place[:4] == "run "
-    ]
+    rows = ((path.stem, row, place) for path in tables for row, (place, _) in _read_table(path).items())
+    return [f"{stem}/{row}" for stem, row, place in rows if place[:4] == "run "]
 
 
 def load_config(
@@ -110,11 +105,7 @@ def load_config(
 
 
 def read_yaml(path: Path, loader: type[yaml.SafeLoader] = YamlLoader) -> Any:
-    """Return the contents of a YAML file.
-
-    Raises:
-        ValueError: If it cannot be read; the message includes the path.
-    """
+    """Return the contents of a YAML file; the error of one that cannot be read includes its path."""
     try:
         check_regular(path)  # pipes cannot be read twice
         text = path.read_text(encoding="utf-8")
@@ -129,11 +120,7 @@ def read_yaml(path: Path, loader: type[yaml.SafeLoader] = YamlLoader) -> Any:
 def _locate(name: str, path: Path = Path(), row: str = "", prefix: str = "") -> tuple[Path, str]:
     """Return the path of a YAML file and "", or that of a table and the name of its group or run.
 
-    Args:
-        name: Name, or path relative to the file that names it.
-        path: That file, or the table; its groups may be named, and files may not.
-        row: Group or run of the table.
-        prefix: Beginning of the messages.
+    A file is named relative to the one at `path`. If that is a table, its groups may be named in a `row`, and no files.
     """
     if row and name in _read_table(path):
         return path, name

@@ -4,6 +4,7 @@ A file or folder that is written atomically appears under its name only when it 
 """
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -91,10 +92,8 @@ def lock_folder(folder: str | os.PathLike, *, wait: bool = True) -> Iterator[boo
     """Lock a folder, or a file, against writers in other processes and threads; yields whether locks are supported.
 
     `atomic_folder` locks it for its block. Lock it around the reading and the writing of what depends on its contents.
-    The folder need not exist. What killed writers left beside it is removed.
-
-    Raises:
-        FileExistsError: If there is another writer and `wait` is False.
+    The folder need not exist. What killed writers left beside it is removed. Another writer is a `FileExistsError` if
+    `wait` is False.
     """
     folder = resolve_output(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -322,9 +321,7 @@ def write_manifest(folder: Path) -> None:
     The checksum is CRC-32: it detects any flipped bit, in half the time of SHA-256, but no deliberate changes.
     """
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST_FILE)
-    files = {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "crc32": _checksum(path)} for path in paths
-    }
+    files = {p.relative_to(folder).as_posix(): {"size": p.stat().st_size, "crc32": _checksum(p)} for p in paths}
     write_json(folder / MANIFEST_FILE, {"files": files}, strict=True)
 
 
@@ -355,6 +352,14 @@ def find_damage(folder: Path, required: Collection[str] = ()) -> str | None:
     except (ValueError, TypeError, KeyError, AttributeError):
         return f"{MANIFEST_FILE} is damaged"
     return None
+
+
+def digest_file(path: Path) -> str | None:
+    """Return the SHA-256 digest of a file, or None if it is missing."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _checksum(path: Path) -> str:

@@ -13,11 +13,8 @@ from hf_sphere.utils.checks import error_text
 def import_modules(argv: Sequence[str]) -> list[str]:
     """Import the modules that a command line and the environment name, as if Python were started in this folder.
 
-    Returns:
-        The other words of the command line, and `--import=NAME` of each module.
-
-    Raises:
-        ValueError: If a module cannot be imported, with its own error, or a name is not one of a module.
+    Returned are the other words of the command line, and `--import=NAME` of each module. A module that cannot be
+    imported is a ValueError with its own error.
     """
     words, left, text = list[str](), list(argv), os.environ.get("HF_SPHERE_IMPORT", "")
     names = text.split(",") if text else []

@@ -13,12 +13,8 @@ class JsonLines(dict[Any, Any]):
     """Values by key, each appended to a file as a line of JSON, so that an interrupted run can continue.
 
     Lists in keys and values are read as tuples. Several processes can append to a file; each has read the lines that it
-    had in the beginning.
-
-    Args:
-        path: The file.
-        read: Whether to read it. An incomplete last line is ignored; after a kill, the next value replaces it.
-        prepare: Called once, before the first line is written.
+    had in the beginning. An incomplete last line is ignored; after a kill, the next value replaces it. `prepare` is
+    called once, before the first line is written.
     """
 
     def __init__(

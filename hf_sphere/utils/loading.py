@@ -60,11 +60,8 @@ def not_found(what: str, error: BaseException) -> FileNotFoundError:
 def load_pretrained(kind: Any, name: str | os.PathLike, *, option: str = "model_name_or_path", **options: Any) -> Any:
     """Call `from_pretrained` of a class of transformers; neither custom code nor other files are loaded.
 
+    It raises an OSError for a model or file that is missing, and a ValueError for one that is damaged or does not fit.
     `option` is the argument that named it, for messages.
-
-    Raises:
-        OSError: If there is no such model, or a file is missing.
-        ValueError: If a file is damaged or does not fit.
     """
     import transformers
 
@@ -100,12 +97,8 @@ def load_model(
 ) -> Any:
     """Load a model in float32, whatever the dtype of its file, and check that it was saved with finite weights.
 
-    Args:
-        kind: Class of the model, or auto class.
-        name: Folder or Hub id.
-        complete: Whether all parameters must have been saved, because the model is not trained before it is used.
-        unused: Name of a part of the model that need not have been saved.
-        **options: Options of `from_pretrained`, for instance another `dtype`.
+    If it is `complete`, because it is not trained before it is used, all parameters must have been saved, except those
+    of the part that is `unused`. See `load_pretrained`; the options can be another `dtype`.
     """
     model, report = load_pretrained(kind, name, output_loading_info=True, **{"dtype": "float32"} | options)
     parameters = [parameter for parameter, _ in model.named_parameters() if parameter.split(".")[0] != unused]
@@ -122,9 +115,7 @@ def load_model(
 def load_dataset(name: str, *args: Any, source: str | None = None, **options: Any) -> Any:
     """Call `datasets.load_dataset` for a Hub id, folder, or kind of file; errors name the `source`, or else this name.
 
-    Raises:
-        OSError: If there is no such dataset.
-        ValueError: If its name is empty, or it cannot be read.
+    It raises an OSError if there is no such dataset, and a ValueError if it cannot be read.
     """
     import datasets
 
@@ -141,6 +132,5 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
             raise
         raise not_found(f"there is no folder or file {name} (dataset_name), and it", error) from error
     except Exception as error:  # of pyarrow, of file systems, or of `datasets`, whose own message is generic
-        raise ValueError(
-            f"{source or name} cannot be read as a dataset: {error_text(error.__cause__ or error)}"
-        ) from error
+        problem = error_text(error.__cause__ or error)
+        raise ValueError(f"{source or name} cannot be read as a dataset: {problem}") from error

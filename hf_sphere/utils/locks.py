@@ -20,10 +20,8 @@ def locked_file(path: Path, of: Path, *, wait: bool) -> Iterator[bool]:
     """Lock a folder by a lock file, which has the process id and host of the owner and is removed at the end.
 
     A lock ends with its process, even if that is killed. A thread can lock a folder again. A file system without locks
-    is used without one, with a warning; whether the folder is locked is yielded. `of` is the folder, for messages.
-
-    Raises:
-        FileExistsError: If the folder is in use and `wait` is False.
+    is used without one, with a warning; whether the folder is locked is yielded. `of` is the folder, for messages. A
+    folder in use is a `FileExistsError` if `wait` is False.
     """
     lock: BaseFileLock = FileLock(path, is_singleton=True)
     is_first = not lock.is_locked

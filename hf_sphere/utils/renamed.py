@@ -58,26 +58,10 @@ def rename_options(settings: Mapping[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def restore_options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a run with the old names of options, of which digests were computed."""
-    restored = dict(settings)
-    for (old, old_value), new in RENAMED_OPTIONS.items():
-        first = next(iter(new))  # must be set; the others may be missing
-        if first in restored and all(
-            value is None or restored.get(name, value) == value for name, value in new.items()
-        ):
-            value = restored[first]
-            restored = {name: kept for name, kept in restored.items() if name not in new}
-            restored[old] = value if old_value is None else old_value
-    return restored
-
-
 def find_renamed(package: str, lookup: Callable[[str], Any] | None = None) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package, which finds old names in their new place, with a `FutureWarning`.
 
-    Args:
-        package: The package's `__name__`.
-        lookup: Its `__getattr__` for all other names, if it has one.
+    `lookup` is that for all other names, if the package has one.
     """
 
     def find(name: str) -> Any:

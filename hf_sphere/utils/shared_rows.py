@@ -48,9 +48,8 @@ def check_disjoint(tested: Rows, fitted: Rows, what: str, of_fit: str) -> None:
     one, or the fraction `CHANCE`, may be shared and is logged. Values that occur more than once in one of the sets, as
     those of a collapsed network, are no evidence. `what` and `of_fit` say what the rows are.
     """
-    single = [
-        values[counts == 1] for values, counts in (r.digests.unique(return_counts=True) for r in (tested, fitted))
-    ]
+    counted = (rows.digests.unique(return_counts=True) for rows in (tested, fitted))
+    single = [values[counts == 1] for values, counts in counted]
     same, equal = 0, torch.isin(tested.digests, single[0][torch.isin(*single)])
     if tested.ids is not None and fitted.ids is not None:
         same = int(torch.isin(tested.ids, fitted.ids).sum())

@@ -82,9 +82,8 @@ def shortage(error: BaseException) -> str | None:
     if any(_DISK.search(str(each)) for each in errors):
         return f"the disk or its quota is full: {text}. Free some space, or write to another disk."
     if isinstance(named, (RuntimeError, TypeError)) and (lack := _LACK.search(str(named))):
-        frames = (
-            each for each, _ in traceback.walk_tb(named.__traceback__) if "hf_sphere." in each.f_globals["__name__"]
-        )
+        stack = traceback.walk_tb(named.__traceback__)
+        frames = (each for each, _ in stack if "hf_sphere." in each.f_globals["__name__"])
         places = [name for each in frames if not re.search(r"(^|[.])[_<]", name := each.f_code.co_qualname)]
         needed = f"the device lacks {next(filter(None, lack.groups()))}, which {(places or ['torch'])[-1]} needs"
         how = "Set PYTORCH_ENABLE_MPS_FALLBACK=1 to run missing operations of mps on the CPU, or"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
-from reproduction.entries import SCRIPTS
+from reproduction.entries import SCRIPTS, restore_options
 from reproduction.published import read_published
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
@@ -26,7 +26,6 @@ from hf_sphere.training.tasks.few_shot import FewShotArguments
 from hf_sphere.training.tasks.image import EncoderArguments
 from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.configs import TABLES, config_names, load_config, read_yaml
-from hf_sphere.utils.renamed import restore_options
 
 PUBLISHED = read_published()
 NAMES = [PurePosixPath(name) for name in config_names()]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from reproduction.entries import restore_options
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from training_runs import same, weights
@@ -26,7 +27,7 @@ from transformers import (
 from hf_sphere.data import TextDataOptions, load_text_data
 from hf_sphere.training.tasks import masked_lm
 from hf_sphere.utils.arguments import parse_arguments
-from hf_sphere.utils.renamed import rename_options, restore_options
+from hf_sphere.utils.renamed import rename_options
 
 Train = Callable[..., Path]
 

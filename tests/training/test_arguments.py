@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from reproduction.entries import restore_options
 from transformers import HfArgumentParser, TrainingArguments
 
 from hf_sphere.data import Episodes
@@ -14,7 +15,7 @@ from hf_sphere.training import RecipeArguments, arguments, find_task, task_names
 from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments
 from hf_sphere.utils import configs
 from hf_sphere.utils.arguments import given_arguments, parse_arguments
-from hf_sphere.utils.renamed import rename_options, restore_options
+from hf_sphere.utils.renamed import rename_options
 
 
 @pytest.fixture

@@ -43,7 +43,8 @@ def write(tmp_path: Path) -> Callable[..., ModelCard]:
             kind: kind(**{name: options.pop(name) for name in kind.__dataclass_fields__ if name in options})
             for kind in (Description, TrainingRecord)
         }
-        write_model_card(tmp_path, **options, description=parts[Description], record=parts[TrainingRecord])
+        assert not options
+        write_model_card(tmp_path, parts[Description], parts[TrainingRecord])
         return ModelCard.load(tmp_path / "README.md")
 
     return write_and_load

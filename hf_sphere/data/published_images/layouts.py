@@ -82,12 +82,10 @@ class Reader:
     def lines(self, name: str, columns: int, separator: str | None = None, header: str = "") -> list[list[str]]:
         """Read the first columns of a text file; if `header` is set, it must be the first line, and is not returned."""
         rows = []
-        for line_number, line in enumerate(self.find(name).read_text(encoding="utf-8-sig").splitlines(), 1):
+        for number, line in enumerate(self.find(name).read_text(encoding="utf-8-sig").splitlines(), 1):
             cells = line.split(separator, -1 if separator else columns - 1)
             if line.strip() and len(cells) < columns:
-                raise ValueError(
-                    f"line {line_number} of {self.source / name} must have {columns} columns; got {line!r}."
-                )
+                raise ValueError(f"line {number} of {self.source / name} must have {columns} columns; got {line!r}.")
             if line.strip():
                 rows.append([cell.strip() for cell in cells[:columns]])
         if not header:

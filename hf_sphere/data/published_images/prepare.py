@@ -29,10 +29,8 @@ def prepare_images(args: Any) -> None:
     splits, features = READERS[args.kind](reader)
     for text in _count_differences(args, splits, features):
         print(f"Warning: {text}.")
-    with atomic_folder(output) as unfinished:
-        splits = {
-            split: _write_split(unfinished, split, rows, features, reader, args) for split, rows in splits.items()
-        }
+    with atomic_folder(output) as folder:
+        splits = {split: _write_split(folder, split, rows, features, reader, args) for split, rows in splits.items()}
         _count_differences(args, splits, features)  # without the unreadable images
     print(f"{'split':<11}{'images':>10}{'classes':>10}{'size':>12}")
     for split, rows in splits.items():

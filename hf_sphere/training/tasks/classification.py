@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hf_sphere import data, models
 from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.training.arguments import RecipeArguments
-from hf_sphere.training.tasks import Prepared, Task
-from hf_sphere.training.tasks.image import (
-    OF_THE_RUN,
-    EncoderArguments,
-    HeadDescription,
-    Setup,
-    build_model,
-    load_images,
-    provide,
-)
+from hf_sphere.training.tasks import Prepared, Task, image
 from hf_sphere.utils.arguments import Arguments, Options, argument
 from hf_sphere.utils.texts import show_metrics
 
@@ -39,7 +30,7 @@ HEAD_NAMES = (  # those of `hf_sphere.nn.HEADS`, which would import torch
 
 
 @dataclass
-class ModelArguments(EncoderArguments):
+class ModelArguments(image.EncoderArguments):
     """Head."""
 
     head: str | None = argument(
@@ -116,12 +107,12 @@ def prepare(
     from hf_sphere.training.evaluation import measure_classification
 
     check_head(model_args)
-    setup = load_images(run, model_args, data_args, "classification", episodes=data_args.episodes)
+    setup = image.load_images(run, model_args, data_args, "classification", episodes=data_args.episodes)
     model = build_classifier(setup)
     functions = {"measure": measure_classification, **calibration(run, setup, evaluation.calibrate)}
     if evaluation.test_time_flips:
         functions["evaluate"] = partial(evaluate_with_flips, run)
-    return provide(run, setup, model, describe_head(model.config), **functions)
+    return image.provide(run, setup, model, describe_head(model.config), **functions)
 
 
 def check_head(model_args: ModelArguments, default_head: str = "spherized") -> None:
@@ -132,28 +123,28 @@ def check_head(model_args: ModelArguments, default_head: str = "spherized") -> N
         check_options(model_args.head or default_head, model_args.head_kwargs)
 
 
-def build_classifier(setup: Setup, *, is_open_set: bool = False) -> "SphereVisionPreTrainedModel":
+def build_classifier(setup: image.Setup, *, is_open_set: bool = False) -> "SphereVisionPreTrainedModel":
     """Build a classifier for the data, or load the saved one; see `build_model`.
 
     If the evaluation images have other classes (`is_open_set`), a saved model needs no other head for them.
     """
     new_head = partial(needs_new_head, setup, is_open_set=is_open_set)
     model_class = models.SphereVisionForImageClassification
-    model = build_model(setup, model_class, partial(head_settings, setup), needs_new_head=new_head)
+    model = image.build_model(setup, model_class, partial(head_settings, setup), needs_new_head=new_head)
     if setup.model_args.prototypes_file is not None:
         set_prototypes(model, setup.model_args.prototypes_file, setup.images.class_names)
     return model
 
 
 def head_settings(
-    setup: Setup, saved: "SphereVisionConfig | None", *, default_head: str = "spherized"
+    setup: image.Setup, saved: "SphereVisionConfig | None", *, default_head: str = "spherized"
 ) -> dict[str, Any]:
     """Return head, its options and the names of the classes; see `settings` of `build_model`."""
     settings: dict[str, Any] = {}
     if saved is not None:
         loss = _loss_options(saved.head, setup)
         if saved.head_kwargs or loss:
-            kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in OF_THE_RUN}
+            kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in image.OF_THE_RUN}
             settings["head_kwargs"] = kept | loss
         if setup.args.num_train_epochs:  # training changes the logits
             settings["calibration"] = None
@@ -164,7 +155,7 @@ def head_settings(
     return settings | {"id2label": names, "label2id": {name: index for index, name in names.items()}}
 
 
-def needs_new_head(setup: Setup, saved: "SphereVisionConfig", *, is_open_set: bool = False) -> bool:
+def needs_new_head(setup: image.Setup, saved: "SphereVisionConfig", *, is_open_set: bool = False) -> bool:
     """Return whether the data has other classes than a saved model, and log it."""
     before, now = [saved.id2label[index] for index in range(saved.num_labels)], setup.images.class_names
     unnamed = before == [f"LABEL_{index}" for index in range(len(now))]
@@ -181,7 +172,7 @@ def needs_new_head(setup: Setup, saved: "SphereVisionConfig", *, is_open_set: bo
     return not evaluates
 
 
-def _loss_options(head: str | None, setup: Setup) -> dict[str, Any]:
+def _loss_options(head: str | None, setup: image.Setup) -> dict[str, Any]:
     """Return the options of a head that are set by training arguments."""
     from hf_sphere.nn.heads import HEADS
     from hf_sphere.utils.options import keyword_options
@@ -219,7 +210,7 @@ def evaluate_with_flips(run: "Run", model: Any, batches: Any) -> dict[str, float
     return evaluate(model, batches, run.accelerator, measure)
 
 
-def calibration(run: "Run", setup: Setup, kind: Literal["temperature", "vector"] | None) -> dict[str, Any]:
+def calibration(run: "Run", setup: image.Setup, kind: Literal["temperature", "vector"] | None) -> dict[str, Any]:
     """Return the field `finish` of `Prepared` that fits a calibration, if requested, after checking that it can."""
     if kind is None:
         return {}
@@ -274,11 +265,11 @@ def fit_calibration_of(
     return results
 
 
-def describe_head(config: "SphereVisionConfig", *, is_open_set: bool = False) -> HeadDescription:
+def describe_head(config: "SphereVisionConfig", *, is_open_set: bool = False) -> image.HeadDescription:
     """Return the head's description for console and model card."""
     predicts = ["retrieval"] if is_open_set else [f"{config.num_labels} classes"]
     head, properties = f"{config.head} head", {"head": f"`{config.head}` {config.head_kwargs or ''}"}
-    return HeadDescription(predicts, head, str(config.head), properties, [head])
+    return image.HeadDescription(predicts, head, str(config.head), properties, [head])
 
 
 def shorten(names: list[str]) -> str:

@@ -72,11 +72,9 @@ class EncoderArguments(Arguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         names = ("pretrained_backbone", "backbone_weights", "initial_weights")
-        sources = [name for name in names if getattr(self, name)]
-        if len(sources) > 1:
-            raise ValueError(
-                f"{' and '.join(sources)} are two sources of the backbone's weights; use only one of them."
-            )
+        stated = [name for name in names if getattr(self, name)]
+        if len(stated) > 1:
+            raise ValueError(f"{' and '.join(stated)} are two sources of the backbone's weights; use only one of them.")
 
 
 @dataclass(frozen=True)
@@ -170,18 +168,11 @@ def build_model(
     needs_new_head: "Callable[[SphereVisionConfig], bool]" = lambda saved: False,
     from_any_class: bool = False,
 ) -> "SphereVisionPreTrainedModel":
-    """Build a new model for the data, or load the saved one.
+    """Build a new model for the data, or load the saved one, which may be one `from_any_class`.
 
-    Args:
-        setup: Arguments and data.
-        model_class: Class of the model.
-        settings: Returns the settings of the configuration that depend on the task, its arguments and the data, from
-            the configuration of the model to start from, or None.
-        needs_new_head: Whether the head of a saved model is for other classes than the data.
-        from_any_class: Whether the saved model may be of any class.
-
-    Raises:
-        ValueError: If an argument does not apply, or contradicts the saved model or the data.
+    `settings` returns the settings of the configuration that depend on the task, its arguments and the data, from the
+    configuration of the model to start from, or None; and `needs_new_head`, whether the head of that model is for other
+    classes than the data. An argument that does not apply, or contradicts the saved model or the data, is an error.
     """
     args, shape = setup.model_args, setup.images.shape
     saved = args.model_name_or_path

@@ -153,9 +153,7 @@ def load_tokenizer(args: TextModelArguments) -> Any:
 def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
     """Load a masked language model or initialize one from its configuration, and spherize it if requested.
 
-    Raises:
-        ValueError: If the checkpoint is not a masked language model, cannot be spherized as requested, or has fewer
-            tokens than the tokenizer.
+    It is an error if the model is of another kind, cannot be spherized, or has fewer tokens than the tokenizer.
     """
     import torch
     from transformers import AutoConfig, AutoModelForMaskedLM
@@ -195,11 +193,7 @@ def fit_to_plain_model(model: Any, args: TextModelArguments, text: "TextData") -
 
 
 def choose_block_length(requested: int | None, model: Any, tokenizer: Any) -> int:
-    """Return the requested length, else the maximum of the model, but at most 512 tokens.
-
-    Raises:
-        ValueError: If the model supports fewer tokens than requested.
-    """
+    """Return the requested length, which the model must support, else its maximum, but at most 512 tokens."""
     from hf_sphere.utils.modules import longest_input
 
     longest = longest_input(model, tokenizer)

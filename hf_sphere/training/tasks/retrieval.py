@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_sphere.data.options import OpenSetOptions
 from hf_sphere.training.arguments import RecipeArguments
-from hf_sphere.training.tasks import Prepared, Task
-from hf_sphere.training.tasks.classification import (
-    ImageDataArguments,
-    ModelArguments,
-    build_classifier,
-    check_head,
-    describe_head,
-    shorten,
-)
+from hf_sphere.training.tasks import Prepared, Task, classification
 from hf_sphere.training.tasks.image import load_images, provide
 from hf_sphere.utils.texts import show_metrics
 
@@ -31,19 +23,19 @@ HEADLINE = ("recall_at_1", "map_at_r")
 
 def prepare(
     run: "Run",
-    model_args: ModelArguments,
-    data_args: ImageDataArguments,
+    model_args: classification.ModelArguments,
+    data_args: classification.ImageDataArguments,
     args: RecipeArguments,
     classes: OpenSetOptions,
 ) -> Prepared:
     """Load the data and build the model; check that there are queries; evaluate a pretrained model."""
     from hf_sphere.training.evaluation import evaluate_frozen, evaluate_retrieval, measure_classification
 
-    check_head(model_args)
+    classification.check_head(model_args)
     setup = load_images(run, model_args, data_args, "retrieval", targets=classes, episodes=data_args.episodes)
-    images, model = setup.images, build_classifier(setup, is_open_set=True)
+    images, model = setup.images, classification.build_classifier(setup, is_open_set=True)
     evaluate = partial(evaluate_retrieval, accelerator=run.accelerator)
-    head = describe_head(model.config, is_open_set=True)
+    head = classification.describe_head(model.config, is_open_set=True)
     functions = {"measure": measure_classification, "evaluate": evaluate}
     prepared = provide(run, setup, model, head, **functions)
     check_queries(images)
@@ -58,8 +50,8 @@ def prepare(
     where = images.eval_split
     if set(images.class_names).isdisjoint(images.eval_class_names):
         where += " (classes not trained on)"
-    trained_on = f"Trained on {shorten(images.class_names)} and evaluated on {shorten(images.eval_class_names)}."
-    summary = f"{prepared.description.summary} {trained_on}"
+    trained, evaluated = map(classification.shorten, (images.class_names, images.eval_class_names))
+    summary = f"{prepared.description.summary} Trained on {trained} and evaluated on {evaluated}."
     return replace(
         prepared,
         description=replace(prepared.description, summary=summary, evaluated_on=where),
@@ -102,7 +94,7 @@ def compare(
 
 TASK = Task(
     summary="Train embeddings on some classes, for retrieval among images of other classes.",
-    arguments=(ModelArguments, ImageDataArguments, RecipeArguments, OpenSetOptions),
+    arguments=(classification.ModelArguments, classification.ImageDataArguments, RecipeArguments, OpenSetOptions),
     prepare=prepare,
     metric="recall_at_1",
     higher_is_better=True,
