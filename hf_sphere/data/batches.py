@@ -172,9 +172,13 @@ class ImageBatches(IterableDataset):
         return None if self._episodes is None else self._episodes.episodes
 
     def episode_indices(self, epoch: int = 0) -> Tensor:
-        """Return the index of each image in the episodes of an epoch, int64 (count, classes, examples) on the CPU.
+        """Return the index of each image in the episodes of an epoch, over all processes, int64 on the CPU.
 
-        The episodes are those of all processes; batches without episodes are an error.
+        Returns:
+            (count, classes, examples).
+
+        Raises:
+            ValueError: If the batches have no episodes.
         """
         if self._episodes is None:
             raise ValueError("these batches have no episodes; create them with `episodes`.")

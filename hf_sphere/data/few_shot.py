@@ -67,9 +67,13 @@ class FewShotBatches:
             yield {"pixel_values": query, "support_pixel_values": support, "labels": self.labels(len(query))}
 
     def divide(self, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Divide the images of episodes, or values per image, (E, way, shot + query, ...), into support and query.
+        """Divide the images of episodes, or values per image, into support and query.
 
-        The support is (E, way, shot, ...), and the query (E, way * query, ...).
+        Args:
+            classes: (E, way, shot + query, ...).
+
+        Returns:
+            Support, (E, way, shot, ...), and query, (E, way * query, ...).
         """
         return classes[:, :, : self.shot], classes[:, :, self.shot :].flatten(1, 2)
 

@@ -37,7 +37,11 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Vocabulary":
-        """Create it from a transformers tokenizer, which must have a mask token that it finds in a text."""
+        """Create it from a transformers tokenizer.
+
+        Raises:
+            ValueError: If the tokenizer has no mask token, or none that it finds in a text.
+        """
         mask, name = tokenizer.mask_token_id, tokenizer.name_or_path
         if mask is None:
             raise ValueError(f"the tokenizer of {name!r} has no mask token; name another with --tokenizer_name.")

@@ -109,7 +109,8 @@ class Run(ExitStack):
     def write_settings(self, *, is_finished: bool = False) -> None:
         """Write `run.json`, and start the trackers; called when the checkpoint, if any, has been loaded.
 
-        It is an error if settings of training have changed, but the run `is_finished`.
+        Raises:
+            ValueError: If settings of training have changed, but the run `is_finished`.
         """
         if self._changes and is_finished:
             raise ValueError(
