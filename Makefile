@@ -64,7 +64,7 @@ bench: $(READY)  ## run the benchmarks; prints tables, writes JSON to benchmarks
 	$(RUN) benchmarks/vmf.py
 	$(RUN) benchmarks/vmf_accuracy.py
 	$(RUN) benchmarks/head_costs.py
-	$(RUN) benchmarks/kernels.py
+	$(RUN) benchmarks/kernel_counts.py
 	$(RUN) benchmarks/clustering.py
 	$(RUN) benchmarks/ood.py
 	$(RUN) benchmarks/retrieval.py

@@ -39,6 +39,11 @@ def main() -> None:
     adam_srt = AdamSRT(radial_parameter_groups(with_gradients(net)), fused=True)
     adam_srt_l2 = AdamSRT(radial_parameter_groups(with_gradients(net)), weight_decay=DECAY, fused=True)
     sgd_mrt = SGDMRT(radial_parameter_groups(with_gradients(net)), lr=0.1, momentum=0.9, weight_decay=DECAY, fused=True)
+    adam_srt_compiled = AdamSRT(radial_parameter_groups(with_gradients(net)), fused=True, compile=True)
+    sgd_mrt_compiled = SGDMRT(
+        radial_parameter_groups(with_gradients(net)),
+        lr=0.1, momentum=0.9, weight_decay=DECAY, fused=True, compile=True,
+    )  # fmt: skip
     steps: dict[str, Callable[[], object]] = {
         "fused Adam": fused_adam.step,
         "Adam-SRT": adam_srt.step,
@@ -47,6 +52,8 @@ def main() -> None:
         "fused AdamW": fused_adamw.step,
         "fused SGD": fused_sgd.step,
         "SGD-MRT": sgd_mrt.step,
+        "Adam-SRT, compiled": adam_srt_compiled.step,
+        "SGD-MRT, compiled": sgd_mrt_compiled.step,
         "plain Adam-SRT, L2": PlainAdamSRT(with_gradients(net)).step,
     }
     of_torch = torch_muon(with_gradients(net))
@@ -76,6 +83,16 @@ def main() -> None:
             at_most=at_most,
         ),
         row("SGD-MRT / fused SGD, time", ratio(seconds["SGD-MRT"], seconds["fused SGD"]), at_most=at_most),
+        row(
+            "compiled Adam-SRT / fused Adam, time",
+            ratio(seconds["Adam-SRT, compiled"], seconds["fused Adam"]),
+            at_most=1.6 if on_cpu else None,
+        ),
+        row(
+            "compiled SGD-MRT / fused SGD, time",
+            ratio(seconds["SGD-MRT, compiled"], seconds["fused SGD"]),
+            at_most=1.8 if on_cpu else None,
+        ),
         row(
             "plain form of the rule / Adam-SRT, time",
             ratio(seconds["plain Adam-SRT, L2"], seconds["Adam-SRT, L2"]),

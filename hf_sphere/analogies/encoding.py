@@ -117,11 +117,8 @@ def equal_length_batches(
 ) -> Iterator[NDArray[np.int64]]:
     """Split sequences of some lengths (N,) into batches of equal length, which need no padding.
 
-    Yields the indices of the sequences of a batch, ascending; shorter sequences come first. Without `batch_size`, a
-    batch has as many sequences as `batch_tokens` allows.
-
-    Raises:
-        ValueError: If `batch_size` is less than 1.
+    Yields the indices of the sequences of a batch, ascending; shorter sequences come first. Without `batch_size`, which
+    is at least 1, a batch has as many sequences as `batch_tokens` allows.
     """
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, or None to choose it by the length; got {batch_size}.")

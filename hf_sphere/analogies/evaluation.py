@@ -12,24 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hf_sphere.analogies import search
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.likelihoods import ScoreCache
 from hf_sphere.analogies.questions import Question, answers_of, chance_level, check_questions, choice_counts
 from hf_sphere.analogies.scoring import build_scoring, scoring_class
 from hf_sphere.analogies.scoring.base import Engine, Measurements, Scoring
 from hf_sphere.analogies.scoring.sentences import SentenceScoring
-from hf_sphere.analogies.search import (
-    PUBLISHED_GRID,
-    SearchResult,
-    bootstrap_interval,
-    guessing_quantile,
-    join_results,
-    lowest_costs,
-    probability_correct,
-    search_configurations,
-    select_configuration,
-    selection_noise,
-)
+from hf_sphere.analogies.search import SearchResult, lowest_costs, probability_correct, select_configuration
 from hf_sphere.utils.files import atomic_file, read_json, write_json
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.texts import write_csv
@@ -175,9 +165,10 @@ def search_templates(
         columns = {"scoring": (scoring,) * len(templates), "template": tuple(templates)}
         costs = [answer_questions(engine, questions, configuration).costs.T for configuration in configurations]
         return SearchResult.of_choices(columns, lowest_costs(torch.stack(costs, dim=1)), questions)
-    axes = PUBLISHED_GRID if grid == "published" else None
+    axes = search.PUBLISHED_GRID if grid == "published" else None
     measured = (build_scoring(**configuration).measure(questions, engine) for configuration in configurations)
-    return join_results([search_configurations(measurements, questions, grid=axes) for measurements in measured])
+    results = [search.search_configurations(measurements, questions, grid=axes) for measurements in measured]
+    return search.join_results(results)
 
 
 def answer_questions(engine: Engine, questions: Sequence[Question], configuration: Mapping[str, Any]) -> Scores:
@@ -214,14 +205,14 @@ def report_accuracy(
         configuration.
     """
     selected = select_configuration(validation)
-    noise = selection_noise(validation, num_repeats=num_shuffles, seed=seed)
-    low, high = bootstrap_interval(answers.correct(test))
+    noise = search.selection_noise(validation, num_repeats=num_shuffles, seed=seed)
+    low, high = search.bootstrap_interval(answers.correct(test))
     return {
         "eval_accuracy": answers.accuracy(test),
         "eval_accuracy_low": low,
         "eval_accuracy_high": high,
         "chance_level": chance_level(test),
-        "selection_noise_high": guessing_quantile(choice_counts(test)),
+        "selection_noise_high": search.guessing_quantile(choice_counts(test)),
         "untuned_accuracy": untuned.accuracy(test),
         "validation_accuracy": selected.accuracy,
         "validation_noise": noise.mean,
@@ -258,8 +249,7 @@ class BenchmarkRun:
     def result(self, benchmark: str, scoring: str) -> dict[str, Any]:
         """Read a result, or compute and write it.
 
-        Returns:
-            `model`, `benchmark`, `scoring`, the entries of `report_accuracy`, and `predictions` for the test questions.
+        It has `model`, `benchmark`, `scoring`, the entries of `report_accuracy`, and `predictions` for test questions.
         """
         path = self.path(benchmark, scoring)
         if not path.is_file():
@@ -268,10 +258,9 @@ class BenchmarkRun:
         return names | read_json(path)
 
     def print_results(self) -> list[dict[str, Any]]:
-        """Compute or read the results and print them as a table; scorings that the model does not support are skipped.
+        """Compute or read the results and print them as a table.
 
-        Raises:
-            ValueError: If the model supports none of the scorings.
+        Scorings that the model does not support are skipped; if it supports none of them, this is an error.
         """
         model = self.engine.language_model
         print(f"\n{model.name}: {type(model.model).__name__}, {model.kind}, on {model.device} in {model.model.dtype}")
@@ -297,11 +286,11 @@ class BenchmarkRun:
         total = len(templates) * len(validation) + 2 * len(test)
         with progress_bar(total=total, desc=f"{benchmark} {scoring}", leave=False, disable=self.disable_tqdm) as bar:
             engine = replace(self.engine, progress=bar.update)
-            search = search_templates(engine, validation, scoring, templates, self.grid)
-            selected = select_configuration(search).configuration
+            searched = search_templates(engine, validation, scoring, templates, self.grid)
+            selected = select_configuration(searched).configuration
             answers = answer_questions(engine, test, selected)
             baseline = answers if selected == untuned else answer_questions(engine, test, untuned)
-        report = report_accuracy(search, test, answers, baseline, num_shuffles=self.num_shuffles, seed=self.seed)
+        report = report_accuracy(searched, test, answers, baseline, num_shuffles=self.num_shuffles, seed=self.seed)
         return report | {"predictions": answers.predictions.tolist()}
 
 

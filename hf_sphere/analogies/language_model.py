@@ -223,14 +223,10 @@ def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     declared = (config.architectures or [None])[0]
     class_name = declared or _undeclared_class(config)
     kind = _find_kind(class_name, config, name)
+    loaders = {"masked": transformers.AutoModelForMaskedLM, "causal": transformers.AutoModelForCausalLM}
     # Encoders of sequence-to-sequence models have no Auto class.
-    bare = getattr(transformers, class_name, transformers.AutoModel) if kind == "embedding" else transformers.AutoModel
-    loaders = {
-        "masked": transformers.AutoModelForMaskedLM,
-        "causal": transformers.AutoModelForCausalLM,
-        "embedding": bare,
-    }
-    model, report = load_pretrained(loaders[kind], name, dtype=dtype, output_loading_info=True)
+    loader = loaders.get(kind) or getattr(transformers, class_name, transformers.AutoModel)
+    model, report = load_pretrained(loader, name, dtype=dtype, output_loading_info=True)
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)  # no score uses the pooler
     if missing and kind != "embedding" and declared is None:
         return load_model(transformers.AutoModel, name, dtype=dtype)  # an encoder saved without a head

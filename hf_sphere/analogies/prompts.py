@@ -36,21 +36,15 @@ PERMUTATIONS = POSITIVE_PERMUTATIONS + NEGATIVE_PERMUTATIONS
 
 @dataclass(frozen=True)
 class Sentence:
-    """A text that a model scores.
+    """A text that a model scores; a hidden word without a span is an error.
 
-    Attributes:
-        text: The text.
-        spans: Ranges of characters (first, one past the last) of the words a, b, c, d of the question, in this order,
-            regardless of their order in the text.
-        hidden: Indices of the words, 0 to 3, whose tokens are replaced by mask tokens and not scored.
-
-    Raises:
-        ValueError: If a hidden word has no span.
+    The spans are ranges of characters (first, one past the last) of the words a, b, c, d of the question, in this
+    order, regardless of their order in the text.
     """
 
     text: str
     spans: tuple[tuple[int, int], ...] = ()
-    hidden: tuple[int, ...] = ()
+    hidden: tuple[int, ...] = ()  # indices of the words, 0 to 3, whose tokens are replaced by masks and not scored
 
     def __post_init__(self) -> None:
         for word in self.hidden:
@@ -61,8 +55,7 @@ class Sentence:
 def template_text(template: str) -> str:
     """Return the text of a template: a name of `TEMPLATES`, or a text that has each of {a}, {b}, {c}, {d} once.
 
-    Raises:
-        ValueError: If it is neither; the message lists the names.
+    Any other one is an error that lists the names.
     """
     text = TEMPLATES.get(template, template)
     _parse(text)
@@ -86,13 +79,10 @@ def _parse(text: str) -> tuple[tuple[str, str], ...]:
 def fill(
     template: str, words: Sequence[str], permutation: Sequence[int] = (0, 1, 2, 3), *, hidden: Sequence[int] = ()
 ) -> Sentence:
-    """Fill a template with the words a, b, c, d of a question.
+    """Fill a template, which must have the four fields, with the four words a, b, c, d of a question.
 
     `permutation` has the indices of the words at the fields {a}, {b}, {c} and {d}: (1, 0, 3, 2) results in "b is to a
     what d is to c". `hidden` are the indices of the words to replace by mask tokens.
-
-    Raises:
-        ValueError: If the template does not have the four fields, or there are not four words.
     """
     if len(words) != 4 or sorted(permutation) != [0, 1, 2, 3]:
         raise ValueError(f"a template takes four words in a permutation of (0, 1, 2, 3); got {words} in {permutation}.")

@@ -108,9 +108,8 @@ def make_questions(
 def check_questions(questions: Sequence[Question], *, answered: bool = False) -> None:
     """Check that questions are valid, and that their answers are known if they must be `answered`.
 
-    Raises:
-        ValueError: If there are none, a stem or a choice is not a pair, a word is empty, there are no choices, or an
-            answer is not the index of a choice. The message names the question.
+    The error names the question whose stem or choice is not a pair, which has an empty word or no choices, or whose
+    answer is not the index of a choice. No questions are an error too.
     """
     if not questions:
         raise ValueError("there are no questions; give at least one.")

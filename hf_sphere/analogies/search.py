@@ -145,17 +145,12 @@ def search_configurations(
     if not torch.equal(choice_counts(questions), counts):
         raise ValueError("the measurements belong to other questions; measure the questions to search on.")
     if measurements.terms[..., 0].isnan().any():  # every question has a first choice
-        raise ValueError(
-            "a search requires all 24 permutations, some of which were not measured (see measure_questions)."
-        )
+        what = "all 24 permutations, some of which were not measured"
+        raise ValueError(f"a search requires {what} (see measure_questions).")
 
-    settings = [
-        dict(zip(scoring.grid, values, strict=True))
-        for values in itertools.product(*(axes[name] for name in scoring.grid))
-    ]
-    weights, positives, negatives = (
-        axes[name] for name in ("negative_weight", "positive_aggregation", "negative_aggregation")
-    )
+    products = itertools.product(*(axes[name] for name in scoring.grid))
+    settings = [dict(zip(scoring.grid, values, strict=True)) for values in products]
+    weights, *_, positives, negatives = axes.values()
     shape = (int(counts.max()), len(weights), len(settings), len(positives), len(negatives), len(questions))
     lowest = torch.empty(shape, dtype=torch.bool)
     for setting_index, setting in enumerate(settings):
@@ -174,11 +169,7 @@ def search_configurations(
 
 
 def join_results(results: Sequence[SearchResult]) -> SearchResult:
-    """Concatenate searches on the same questions, such as those of several templates, the simplest first.
-
-    Raises:
-        ValueError: If they are on different questions.
-    """
+    """Concatenate searches, which must be on the same questions, such as those of several templates, simplest first."""
     first = results[0]
     if not all(torch.equal(first.answers, result.answers) for result in results):
         raise ValueError("the searches are on different questions; join searches on the same ones.")
@@ -233,10 +224,7 @@ def bootstrap_interval(correct: Tensor) -> tuple[float, float]:
     The number of correct answers in a resample of N answers is binomially distributed, so no resamples are drawn. Ties
     are broken at random in each resample.
 
-    `correct` (N,) is whether each answer is correct: boolean, or 0 and 1, and 1/k for a tie of k choices.
-
-    Raises:
-        ValueError: If `correct` is not of the shape (N,) with N >= 1 or has values outside [0, 1].
+    `correct` (N,), N >= 1, is whether each answer is correct: boolean, or 0 and 1, and 1/k for a tie of k choices.
     """
     correct = check_scores("correct", correct)
     if not ((correct >= 0) & (correct <= 1)).all():
@@ -246,16 +234,13 @@ def bootstrap_interval(correct: Tensor) -> tuple[float, float]:
 
 
 def guessing_quantile(num_choices: Tensor) -> float:
-    """Compute the 95 % quantile of the accuracy of guessing from the numbers of choices (Q,).
+    """Compute the 95 % quantile of the accuracy of guessing from the numbers of choices (Q,), which are at least 1.
 
     It is also the quantile for a configuration that was selected on other questions, if its scores are noise: each of
     its answers is then correct with probability 1 / (number of choices), independently of the other questions and of
     the selection. So neither scores nor repeated searches are needed: the number of correct answers follows a Poisson
     binomial distribution, whose quantile is exact: the lowest accuracy that is exceeded with a probability of at most
     5 %.
-
-    Raises:
-        ValueError: If a number of choices is below 1 or there are none.
     """
     num_choices = torch.as_tensor(num_choices).detach().cpu()
     if num_choices.ndim != 1 or len(num_choices) == 0 or num_choices.min() < 1:

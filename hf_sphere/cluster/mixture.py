@@ -106,11 +106,8 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         runs = (self._expectation_maximization(rows, self._start(rows, random)) for _ in range(self.n_init))
         parameters, self.lower_bound_, self.converged_, self.n_iter_, labels = max(runs, key=lambda run: run[1])
         if not self.converged_:
-            warnings.warn(
-                f"the likelihood still increased after {self.n_iter_} iterations; increase max_iter or tol.",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
+            text = f"the likelihood still increased after {self.n_iter_} iterations; increase max_iter or tol."
+            warnings.warn(text, ConvergenceWarning, stacklevel=3)
         self.means_, self.concentrations_, self.weights_ = (rows.output(values) for values in parameters)
         self.labels_ = rows.output(labels)
         return self

@@ -51,15 +51,8 @@ class Rows:
         else:
             if not sp.issparse(X):
                 check_codes("X", getattr(X, "dtype", None))
-            self.matrix = validate_data(
-                estimator,
-                X,
-                reset=reset,
-                accept_sparse=False if for_density else "csr",
-                dtype=[np.float64, np.float32],
-                order="C",
-                ensure_min_features=min_features,
-            )
+            kinds = {"accept_sparse": False if for_density else "csr", "dtype": [np.float64, np.float32], "order": "C"}
+            self.matrix = validate_data(estimator, X, reset=reset, ensure_min_features=min_features, **kinds)
             if not sp.issparse(self.matrix):
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # only read
@@ -247,11 +240,8 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         best, centers, self.n_iter_ = max(runs, key=lambda run: float(run[0].cosines.sum()))
         used = int(best.labels.bincount().count_nonzero())
         if used < self.n_clusters:
-            warnings.warn(
-                f"only {used} of {self.n_clusters} clusters have rows; X may have fewer distinct directions.",
-                ConvergenceWarning,
-                stacklevel=3,
-            )
+            text = f"only {used} of {self.n_clusters} clusters have rows; X may have fewer distinct directions."
+            warnings.warn(text, ConvergenceWarning, stacklevel=3)
         self.cluster_centers_, self.labels_ = rows.output(centers), rows.output(best.labels)
         self.inertia_ = _inertia(rows, best)
         return self

@@ -115,15 +115,8 @@ class Comparison(Mapping[str, Difference]):
 
     def _cells(self) -> list[list[str]]:
         test = "paired" if self.test == "paired" else "Welch"
-        header = [
-            "run",
-            "seeds",
-            "mean ± deviation",
-            "difference (95 % interval)",
-            f"p ({test}, Holm)",
-            "power",
-            "verdict",
-        ]
+        header = ["run", "seeds", "mean ± deviation", "difference (95 % interval)"]
+        header += [f"p ({test}, Holm)", "power", "verdict"]
         rows = [[self.reference, *_show(self.reference_values), "", "", "", "reference"]]
         for name, run in self.differences.items():
             interval = "" if run.interval is None else f" ({run.interval[0]:+.4g} to {run.interval[1]:+.4g})"
@@ -206,9 +199,8 @@ def compare_runs(
             change = numbers["difference"] if higher_is_better else -numbers["difference"]
             numbers["verdict"] = decide(change, minimum, p_corrected, numbers["p_equivalence"])
         mean = statistics.fmean(values[name].values())
-        differences[name] = Difference(
-            name, reference, values[name], theirs, mean=mean, p_corrected=p_corrected, **numbers
-        )
+        numbers |= {"mean": mean, "p_corrected": p_corrected}
+        differences[name] = Difference(name, reference, values[name], theirs, **numbers)
     return Comparison(reference, theirs, differences, minimum, margin, test, higher_is_better)
 
 
@@ -241,9 +233,8 @@ def _check(
     for name, run in values.items():
         numbers = [*run.values()] if isinstance(run, Mapping) else []
         if not numbers or not all(isinstance(value, Real) and math.isfinite(value) for value in numbers):
-            raise ValueError(
-                f"{name} needs a mapping of seeds to finite values; got {run}. Leave out seeds that diverged."
-            )
+            needed = f"{name} needs a mapping of seeds to finite values"
+            raise ValueError(f"{needed}; got {run}. Leave out seeds that diverged.")
     for name, size in sizes.items():
         if size is not None and not 0 < size < math.inf:
             raise ValueError(f"{name} must be positive; got {size}.")

@@ -20,24 +20,16 @@ Test = Literal["welch", "paired"]
 
 
 class TestResult(NamedTuple):
-    """Two-sided test of a difference of means.
+    """Two-sided test of a difference of means."""
 
-    Attributes:
-        interval: Interval of the difference with a coverage of 95 %.
-        p_value: P-value, not corrected.
-    """
-
-    interval: tuple[float, float]
-    p_value: float
+    interval: tuple[float, float]  # of the difference, with a coverage of 95 %
+    p_value: float  # not corrected
 
 
 def difference_test(ours: Sequence[float], theirs: Sequence[float], test: Test) -> TestResult | None:
     """Test whether two means differ; None with fewer than two values of a group, or without any variation.
 
-    Args:
-        ours: Values of one group.
-        theirs: Values of the other one; for `paired` in the order of the first.
-        test: The test, for values that are about normally distributed.
+    The values are about normally distributed, and for `paired` those of both groups in the same order.
     """
     estimate = _estimate(ours, theirs, test)
     if estimate is None:

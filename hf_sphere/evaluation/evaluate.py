@@ -7,18 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from hf_sphere import metrics
 from hf_sphere.evaluation.options import EvaluationOptions
-from hf_sphere.metrics import (
-    ReliabilityBins,
-    area_under_risk_coverage,
-    calibration_errors,
-    class_overlap,
-    detection_scores,
-    reliability_bins,
-    retrieval_scores,
-    risk_coverage,
-    sampled_retrieval_scores,
-)
 from hf_sphere.ood import SCORES, OODDetector, Outputs, compare_scores
 from hf_sphere.search.store import Embeddings, read_embeddings
 from hf_sphere.utils.shared_rows import SharedRowsError
@@ -39,7 +29,7 @@ class Evaluation:
     distance: str
     results: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    reliability: ReliabilityBins | None = None
+    reliability: metrics.ReliabilityBins | None = None
     risk_coverage: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def add(self, prefix: str, values: Mapping[str, float]) -> None:
@@ -110,11 +100,12 @@ def _evaluate_ood(
         raise SharedRowsError(f"{error} {hint}") from error
     if data.confidences is not None:
         comparison.results["confidence"] = {
-            name: detection_scores(data.confidences, other.certainties["confidence"]) for name, other in ood.items()
+            name: metrics.detection_scores(data.confidences, other.certainties["confidence"])
+            for name, other in ood.items()
         }
     for score, sets in comparison.results.items():
-        for name, metrics in sets.items():
-            evaluation.add(f"ood_{name}", {f"{metric}_{score}": value for metric, value in metrics.items()})
+        for name, values in sets.items():
+            evaluation.add(f"ood_{name}", {f"{metric}_{score}": value for metric, value in values.items()})
     evaluation.notes += [f"OOD score {name} is skipped: {reason}" for name, reason in comparison.skipped.items()]
     if train is None:
         evaluation.notes.append("OOD scores are fitted to the training images with --train_embeddings.")
@@ -171,12 +162,12 @@ def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: in
             f"calibration is skipped: that of the model was fitted to {fitted:,} of these images; evaluate other ones."
         )
     else:
-        evaluation.add("eval", calibration_errors(certainties["confidence"], correct))
-        evaluation.reliability = reliability_bins(certainties["confidence"], correct, num_bins=num_bins)
+        evaluation.add("eval", metrics.calibration_errors(certainties["confidence"], correct))
+        evaluation.reliability = metrics.reliability_bins(certainties["confidence"], correct, num_bins=num_bins)
     for name, values in certainties.items():
-        evaluation.risk_coverage[name] = risk_coverage(values, correct)
+        evaluation.risk_coverage[name] = metrics.risk_coverage(values, correct)
         suffix = "" if name == "confidence" else f"_{name}"
-        evaluation.results[f"eval_area_under_risk_coverage{suffix}"] = area_under_risk_coverage(values, correct)
+        evaluation.results[f"eval_area_under_risk_coverage{suffix}"] = metrics.area_under_risk_coverage(values, correct)
     return is_known
 
 
@@ -191,7 +182,7 @@ def _evaluate_retrieval(
             f"retrieval is skipped: {repeated:,} row(s) repeat an image, which would be its own neighbor."
         )
         return
-    scores = retrieval_scores(data.embeddings, labels, **retrieval)
+    scores = metrics.retrieval_scores(data.embeddings, labels, **retrieval)
     evaluation.add("eval", scores)
     if excluded := scores["num_excluded"]:
         evaluation.notes.append(
@@ -205,7 +196,8 @@ def _evaluate_retrieval(
         )
         return
     retrieval |= {"num_samples": options.num_samples, "seed": options.seed}
-    for name, score in sampled_retrieval_scores(data.embeddings, data.concentrations, labels, **retrieval).items():
+    sampled = metrics.sampled_retrieval_scores(data.embeddings, data.concentrations, labels, **retrieval)
+    for name, score in sampled.items():
         ends = {f"{name}_low": score["low"], f"{name}_high": score["high"]}
         evaluation.add("eval_sampled", {name: score["mean"], **ends})
 
@@ -225,4 +217,4 @@ def _evaluate_overlap(
         )
         return
     threshold: dict[str, Any] = {"threshold": options.overlap_threshold, "distance": options.overlap_distance}
-    evaluation.add("eval_overlap", class_overlap(points, labels[is_known], correct, **threshold))
+    evaluation.add("eval_overlap", metrics.class_overlap(points, labels[is_known], correct, **threshold))

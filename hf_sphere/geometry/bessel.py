@@ -345,7 +345,7 @@ class _Concentration(torch.autograd.Function):
         for _ in range(2):
             # Halley's iteration for log kappa, where the initial value has an error of at most 6 %. Lengths close to 1
             # are compared by their complements. A length of 1 has an infinite initial value, which is kept.
-            value = concentration.clamp(1e-30, torch.finfo(length.dtype).max ** 0.25)
+            value = concentration.clamp(1e-30, torch.finfo(length.dtype).max ** 0.4)
             found = _evaluate(value, dim, ("length", "complement", "derivative"))
             above = torch.where(length < 0.5, found["length"] - length, gap - found["complement"])
             slope = value * found["derivative"]

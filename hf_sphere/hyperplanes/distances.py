@@ -79,9 +79,8 @@ def distance_from_initialization(
     for owner, present, other in (("the model", trained, untrained), ("its initialization", untrained, trained)):
         if only := [name for name in present if name not in other]:
             names, others = (", ".join(list(some)[:5]) for some in (only, other))
-            raise ValueError(
-                f"only {owner} has the layer {names}; the other one has {others}. Architectures must match."
-            )
+            which = f"only {owner} has the layer {names}; the other one has {others}"
+            raise ValueError(f"{which}. Architectures must match.")
     modules = [source for source in (model, initial) if isinstance(source, nn.Module)]
     for name in trained if len(modules) == 1 else ():
         layer = modules[0].get_submodule(name)

@@ -29,17 +29,12 @@ def effective_weight(module: nn.Module, name: str) -> Tensor:
     """Return the weight that a layer uses in evaluation mode, in the layout of its class; the layer is unchanged.
 
     If the class has the forward pass of torch, this is its `weight`, after the hooks that compute it. Otherwise the
-    forward pass is run on zeros, and the weight of its only product is returned: the stored tensor if it is equal.
-
-    Raises:
-        ValueError: If the forward pass cannot be run alone, or does not use a single weight of the stored shape.
+    forward pass is run on zeros, and the weight of its only product is returned: the stored tensor if it is equal. One
+    that cannot be run alone, or does not use a single weight of the stored shape, is an error.
     """
     stored = module._parameters.get("weight")
-    has_other_forward = (
-        "forward" in vars(module)
-        or type(module).forward not in _FORWARDS
-        or getattr(type(module), "_conv_forward", None) not in _CONVOLVE
-    )
+    is_plain = "forward" not in vars(module) and type(module).forward in _FORWARDS
+    has_other_forward = not is_plain or getattr(type(module), "_conv_forward", None) not in _CONVOLVE
     if stored is not None and not has_other_forward:
         return stored
 

@@ -64,11 +64,8 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
     """Return the layers of a model by path, in the order of definition; `all` means both kinds.
 
     Layers that share the weight of an earlier one are left out, and pointwise (1x1) convolutions unless `include_1x1`,
-    as in Gamba et al. The path of a model that is itself a layer is "".
-
-    Raises:
-        TypeError: If `model` is not a module.
-        ValueError: If `layers` is unknown, the model has no such layer, or one is quantized or has an adapter of PEFT.
+    as in Gamba et al. The path of a model that is itself a layer is "". A model without such a layer, or with one that
+    is quantized or has an adapter of PEFT, is an error.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}.")
@@ -98,17 +95,13 @@ def select_layers(
 ) -> list[str]:
     """Select layers by kind from those of a model or checkpoint, which `owner` names in error messages.
 
-    `kinds` are the kind of each layer by name, and whether it is a pointwise convolution.
-
-    Raises:
-        ValueError: If `layers` is unknown, or no layer is selected; the message names the kinds that exist.
+    `kinds` are the kind of each layer by name, and whether it is a pointwise convolution. The error if no layer is
+    selected names the kinds that exist.
     """
     if layers not in get_args(LayerSelection):
         raise ValueError(f"layers must be one of {', '.join(get_args(LayerSelection))}; got {layers!r}.")
-    selected = [
-        name for name, (kind, pointwise) in kinds.items() if layers in (kind, "all") and (include_1x1 or not pointwise)
-    ]
-    if selected:
+    of_kind = {name: pointwise for name, (kind, pointwise) in kinds.items() if layers in (kind, "all")}
+    if selected := [name for name, pointwise in of_kind.items() if include_1x1 or not pointwise]:
         return selected
     counts = Counter(f"pointwise {NAMES[kind]}" if pointwise else NAMES[kind] for kind, pointwise in kinds.values())
     has = ", ".join(f"{count} {name}{'s' if count > 1 else ''}" for name, count in sorted(counts.items()))
@@ -124,13 +117,10 @@ def select_layers(
 def filters(module: nn.Module, name: str = "") -> Tensor:
     """Return the filters that a layer uses as rows, detached, on its device; a view of its weight where possible.
 
-    Returns:
-        (F, N), F outputs, each a weighted sum of N inputs: N = C/g k k for a convolution of C input channels in g
-        groups. For a transposed convolution, the kernels that contribute to one output channel.
-
-    Raises:
-        ValueError: If the module is not a layer, its weights are quantized, offloaded, sharded or uninitialized, or
-            `effective_weight` raises it.
+    They are (F, N), F outputs, each a weighted sum of N inputs: N = C/g k k for a convolution of C input channels in g
+    groups. For a transposed convolution, they are the kernels that contribute to one output channel. A module that is
+    not a layer is an error, as are weights that are quantized, offloaded, sharded or uninitialized, or for which
+    `effective_weight` raises one.
     """
     kind = layer_kind(module)
     if kind is None:

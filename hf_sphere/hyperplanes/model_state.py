@@ -42,10 +42,7 @@ def evaluate_with(model: nn.Module, evaluate: Callable[[Any], Any], values: Mapp
     replaced = {
         f"model.{path}.{key}" if path else f"model.{key}": new[id(tensor)]
         for path, module in model.named_modules()
-        for key, tensor in (
-            *module.named_parameters(recurse=False, remove_duplicate=False),
-            *module.named_buffers(recurse=False, remove_duplicate=False),
-        )
+        for key, tensor in {**module._parameters, **module._buffers}.items()
         if id(tensor) in new
     }
     return functional_call(Evaluation(model, evaluate), replaced, (), tie_weights=False)
@@ -84,10 +81,8 @@ def compiled_modules(model: nn.Module) -> set[nn.Module]:
 def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[str]]]:
     """Find the batch norms that follow layers, given by their paths, directly while the model is used.
 
-    Yields:
-        For the path of each layer that ran, the paths of the batch norms whose input was the tensor object that the
-        layer returned, unless another module received it first, such as an in-place activation. Filled while the model
-        runs.
+    Yields for the path of each layer that ran, filled meanwhile, the paths of the batch norms whose input was the
+    tensor object that the layer returned, unless another module, such as an in-place activation, received it first.
     """
     norms_by_layer: dict[str, list[str]] = {}
     outputs: dict[str, weakref.ref[Tensor]] = {}

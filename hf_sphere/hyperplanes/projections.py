@@ -201,14 +201,9 @@ def projection_statistics(
     for layer in iterate_layers(model, layers, include_1x1):
         sums, cosines, dead = _project(layer)
         transform = null.projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
-        described[layer.name] = LayerProjections(
-            **_statistics(sums, cosines, transform, len(dead), normalize),
-            kind=layer.kind,
-            stage=layer.stage,
-            block=layer.block,
-            dim=layer.dim,
-            dead=dead,
-        )
+        about: Any = {name: getattr(layer, name) for name in ("kind", "stage", "block", "dim")}
+        statistics = _statistics(sums, cosines, transform, len(dead), normalize)
+        described[layer.name] = LayerProjections(**statistics, **about, dead=dead)
         arrays.append((sums, cosines, transform))
     ks_adjusted = holm([layer.ks_p_value for layer in described.values()])
     sign_adjusted = holm([layer.sign_p_value for layer in described.values()])

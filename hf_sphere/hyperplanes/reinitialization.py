@@ -12,14 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 
+from hf_sphere.hyperplanes import model_state
 from hf_sphere.hyperplanes.layers import LayerSelection, filters, find_layers
-from hf_sphere.hyperplanes.model_state import (
-    compiled_modules,
-    evaluate_with,
-    evaluation_mode,
-    named_tensors,
-    observed_batch_norms,
-)
+from hf_sphere.hyperplanes.model_state import evaluate_with, evaluation_mode, named_tensors
 from hf_sphere.hyperplanes.results import LayerRobustness, ReinitializationRobustness
 from hf_sphere.hyperplanes.weight_files import StoredTensor, open_file, stored_tensors
 from hf_sphere.utils.progress import progress_bar
@@ -39,11 +34,8 @@ _NOT_OBSERVED = (
 def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredTensors], list[str]]:
     """Return the tensors of the snapshots that exist by label, and the paths of the missing ones.
 
-    The label is the epoch, or the position in the list for entries that are not files.
-
-    Raises:
-        ValueError: If a file is not a snapshot, or two have the same epoch.
-        TypeError: If an entry has another type.
+    The label is the epoch, or the position in the list for entries that are not files. Two with the same label are an
+    error, as is a file that is not a snapshot, or an entry of another type.
     """
     if isinstance(snapshots, str | PathLike | Mapping | Snapshot | nn.Module):
         raise TypeError(f"snapshots must be a list, even of one snapshot; got a {type(snapshots).__name__}.")
@@ -80,10 +72,8 @@ def tensors_of_modules(
 ) -> dict[str, StoredTensor]:
     """Return the tensors of a snapshot for modules and their children, by their names in the state dict.
 
-    A file may store a tensor under the name of another one that is tied to it.
-
-    Raises:
-        ValueError: If one is missing in the snapshot, or has another shape.
+    A file may store a tensor under the name of another one that is tied to it. One that is missing in the snapshot, or
+    has another shape, is an error.
     """
     selected: dict[str, StoredTensor] = {}
     for path in paths:
@@ -171,7 +161,7 @@ def reinitialization_robustness(
         raise ValueError(f"random weights of a {type(model).__name__} need fresh, which builds a new model.")
     build = fresh or (lambda: type(model)(copy.deepcopy(model.config)))
     random_labels = {f"random{index}": index for index in range(num_random)}
-    compiled = compiled_modules(model)
+    compiled = model_state.compiled_modules(model)
     if norms and (inside := [path for path, module in modules.items() if module in compiled]):
         raise ValueError(_NOT_OBSERVED.format(f"the layer {inside[0]!r}"))
 
@@ -196,7 +186,7 @@ def reinitialization_robustness(
 
     if remaining or "baseline" not in accuracies:
         with progress_bar(total=1 + len(remaining), desc="baseline", disable=not progress) as bar:
-            with observed_batch_norms(model, modules if norms else {}) as following:
+            with model_state.observed_batch_norms(model, modules if norms else {}) as following:
                 accuracies["baseline"] = measure({})
             if norms and not following:
                 raise ValueError(_NOT_OBSERVED.format("every layer"))
@@ -207,13 +197,10 @@ def reinitialization_robustness(
                 same = all(torch.equal(value, state[name]) for name, value in values.items())
                 accuracies[f"{layer}@{label}"] = accuracies["baseline"] if same else measure(values)
                 bar.update()
-    results = {
-        layer: LayerRobustness(
-            {label: accuracies[f"{layer}@{label}"] for label in by_label},
-            [accuracies[f"{layer}@{label}"] for label in random_labels],
-        )
-        for layer in modules
-    }
+    results = {}
+    for layer in modules:
+        random = [accuracies[f"{layer}@{label}"] for label in random_labels]
+        results[layer] = LayerRobustness({label: accuracies[f"{layer}@{label}"] for label in by_label}, random)
     return ReinitializationRobustness(accuracies["baseline"], results, missing)
 
 

@@ -80,25 +80,23 @@ def named_layers(
 ) -> dict[str, tuple[LayerKind, Callable[[], Tensor]]]:
     """Find layers among all tensors, given by name, by the rules of this module.
 
-    Returns:
-        The kind of each selected layer, and a function that reads its filters, (F, N).
-
-    Raises:
-        ValueError: If there is no such layer, or the weight of one is quantized, stored in parts or of an adapter.
+    Returns the kind of each selected layer, and a function that reads its filters, (F, N). No such layer is an error,
+    and a layer whose weight is quantized, stored in parts or of an adapter.
     """
     kinds: dict[str, tuple[LayerKind, bool]] = {}
     weights: dict[str, StoredTensor] = {}
     for key, tensor in tensors.items():
         _refuse_other_forms(key, tensor, layers)
         name = key.removesuffix("weight").removesuffix(".")
-        axes, bias = len(tensor.shape), tensors.get(f"{name}.bias" if name else "bias")
-        if key not in ("weight", f"{name}.weight") or not 2 <= axes <= 5 or (bias and len(bias.shape) > 1):
+        axes, stored_bias = len(tensor.shape), tensors.get(f"{name}.bias" if name else "bias")
+        bias = () if stored_bias is None else stored_bias.shape
+        if key not in ("weight", f"{name}.weight") or not 2 <= axes <= 5 or len(bias) > 1:
             continue
         if axes > 2:
             kinds[name] = ("conv", math.prod(tensor.shape[2:]) == 1)
-        elif EMBEDDING_TABLE.fullmatch(name.rpartition(".")[2]) and _bias_length(name, tensors) not in tensor.shape:
+        elif EMBEDDING_TABLE.fullmatch(name.rpartition(".")[2]) and (not bias or bias[0] not in tensor.shape):
             continue
-        elif layers != "conv" and _bias_length(name, tensors) == tensor.shape[1] != tensor.shape[0]:
+        elif layers != "conv" and bias == tensor.shape[1:] != tensor.shape[:1]:
             raise ValueError(f"{name} is stored with the inputs first, as a Conv1D of transformers. Pass the model.")
         else:
             kinds[name] = ("linear", False)
@@ -110,16 +108,17 @@ def named_layers(
             raise ValueError(f"{name} {OF_ADAPTER}")
         if (gain := f"{name}.gain") in tensors:  # as in timm's ScaledStdConv2d
             raise ValueError(f"the weight of {name} is standardized and multiplied by {gain}. {PASS_MODEL}")
-    return {name: (kinds[name][0], partial(_read_filters, weights[name], name, kinds[name][0])) for name in selected}
+
+    def read(name: str) -> Tensor:
+        return readable(weights[name].read(), kinds[name][0], name or "the layer").flatten(1)
+
+    return {name: (kinds[name][0], partial(read, name)) for name in selected}
 
 
 def stored_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Return the tensors of a state dict, without other entries such as `_extra_state`."""
-    return {
-        name: StoredTensor(tuple(value.shape), value.detach)
-        for name, value in state.items()
-        if isinstance(value, Tensor)
-    }
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    return {name: StoredTensor(tuple(value.shape), value.detach) for name, value in tensors.items()}
 
 
 def tensors_of_state_dict(state: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
@@ -143,11 +142,8 @@ def open_tensors(path: str | PathLike) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file, of an index, or of a folder with either, without reading them.
 
     They are in the order of the model if the file defines it, as snapshots do, and otherwise in natural order of their
-    names, so that `layers.10` comes after `layers.9`.
-
-    Raises:
-        FileNotFoundError: If there is no such file or folder, or a part of a sharded checkpoint is missing.
-        ValueError: If a file is damaged or pickled, or the checkpoint is quantized or an adapter.
+    names, so that `layers.10` comes after `layers.9`. A part of a sharded checkpoint that is missing is an error, and a
+    checkpoint that is damaged, pickled, quantized or an adapter.
     """
     path = _find_file(Path(path))
     if path.name == "adapter_model.safetensors":  # of any method of PEFT
@@ -245,18 +241,9 @@ def _refuse_other_forms(key: str, tensor: StoredTensor, layers: LayerSelection) 
         raise ValueError(f"the weight of {name} is stored in parts ({key}). {PASS_MODEL}")
 
 
-def _bias_length(name: str, tensors: Mapping[str, StoredTensor]) -> int | None:
-    bias = tensors.get(f"{name}.bias" if name else "bias")
-    return bias.shape[0] if bias is not None and len(bias.shape) == 1 else None
-
-
 def _natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key for natural order."""
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", name)]
-
-
-def _read_filters(tensor: StoredTensor, name: str, kind: LayerKind) -> Tensor:
-    return readable(tensor.read(), kind, name or "the layer").flatten(1)
 
 
 @dataclass(frozen=True, eq=False)  # comparing tensors does not return a bool

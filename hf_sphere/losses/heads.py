@@ -64,9 +64,10 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
         self.head.check_inputs(embeddings, labels)
         if self.training and not self._is_initialized:
             self._is_initialized = True  # reading the head's state synchronizes the device: once per loss
-            if type(self.head).initialize_from_data is not Head.initialize_from_data:
+            if getattr(type(self.head), "initialize_from_data", None) is not Head.initialize_from_data:  # or a wrapper
                 self._initialize(embeddings.detach())
-        loss = self.head(embeddings, labels, needs_logits=False).loss
+        options = {"needs_logits": False} if type(self.head).forward is Head.forward else {}
+        loss = self.head(embeddings, labels, **options).loss
         assert loss is not None
         return loss
 

@@ -162,7 +162,7 @@ class InfoNCELoss(PairLoss):
     def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
         """Compute the mean over all examples, without a device synchronization."""
         if len(labels) % 2:
-            points, labels = F.pad(points, (0, 0, 0, 1)), F.pad(labels, (0, 1), value=IGNORED)
+            points, labels = F.pad(points, (0, 0, 0, 1)), F.pad(labels.long(), (0, 1), value=IGNORED)
         keys, order = labels.long().masked_fill(labels == IGNORED, LAST).sort(stable=True)
         pairs = keys.unflatten(0, (-1, 2))
         used = pairs[:, 0] != LAST

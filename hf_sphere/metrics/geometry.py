@@ -155,12 +155,8 @@ def class_overlap(
         overlaps[first:last] |= near.any(1)
         overlaps[first:] |= near.any(0)
     num_overlaps, num_errors = int(overlaps.sum()), int((overlaps & (correct == 0)).sum())
-    return {
-        "num_overlaps": num_overlaps,
-        "num_pairs": num_pairs,
-        "num_errors": num_errors,
-        "ratio": num_errors / num_overlaps if num_overlaps else 0.0,
-    }
+    counts = {"num_overlaps": num_overlaps, "num_pairs": num_pairs, "num_errors": num_errors}
+    return counts | {"ratio": num_errors / num_overlaps if num_overlaps else 0.0}
 
 
 def alignment(embeddings: Tensor, labels: Tensor) -> float:

@@ -64,10 +64,9 @@ class Gallery:
     def nearest(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the similarities of the queries `rows` (b,) with their class and with neighbors of other classes.
 
-        Returns:
-            Similarities (b, p) with the other members of the class, where p is their number in the largest class, and
-            (b, n) with the nearest members of other classes, where n is `count`, at least p, or smaller if there are
-            fewer. Both are in decreasing order and padded with -inf.
+        They are (b, p) with the other members of the class, where p is their number in the largest class, and (b, n)
+        with the nearest members of other classes, where n is `count`, at least p, or smaller if there are fewer. Both
+        are in decreasing order and padded with -inf.
         """
         similarities = (padded(self.queries[rows]) @ self.references.T)[: len(rows)]
         similarities[:, len(self.queries) :] = -torch.inf
@@ -120,10 +119,8 @@ def for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tens
         raise ValueError(f"embeddings must lie in {ball}; {norm}. Project them or use a smaller curvature.")
     weights = 1 / (1 - squares)
     ones = torch.ones_like(squares)
-    return (
-        torch.cat([2 * points, squares, ones], dim=1),
-        torch.cat([points * weights, -weights, -squares * weights], dim=1),
-    )
+    references = torch.cat([points * weights, -weights, -squares * weights], dim=1)
+    return torch.cat([2 * points, squares, ones], dim=1), references
 
 
 def _power_of_two(largest: Tensor) -> Tensor:

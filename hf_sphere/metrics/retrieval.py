@@ -158,10 +158,8 @@ def sampled_retrieval_scores(
     axes = F.normalize(directions.to("cpu", dtype), dim=-1)
     points = VonMisesFisher(axes, concentration.to("cpu", dtype), validate_args=True)
     generator = torch.Generator().manual_seed(seed)
-    runs = [
-        retrieval_scores(points.rsample(generator=generator).to(directions.device), labels, **options)
-        for _ in range(num_samples)
-    ]
+    samples = (points.rsample(generator=generator).to(directions.device) for _ in range(num_samples))
+    runs = [retrieval_scores(sample, labels, **options) for sample in samples]
     tail = (1 - interval) / 2
     results = {}
     for name in [name for name in runs[0] if not name.startswith("num_")]:

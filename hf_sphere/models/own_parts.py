@@ -29,11 +29,7 @@ class OwnPartsMixin:
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Return the configuration with the values of a file.
-
-        Raises:
-            ValueError: If a head or backbone is unknown and the file names the modules that define it.
-        """
+        """Return the configuration with the values of a file; an unknown part whose modules it names is an error."""
         settings = {**config_dict, **kwargs}
         names, head, backbone = (settings.get(key) for key in ("requires_import", "head", "backbone"))
         names = [name for name in names if is_module_name(name)][:2] if isinstance(names, list) else []

@@ -30,15 +30,13 @@ class TransformersBackbone(nn.Module):
 
     The features are the encoder's pooled output, or without it the class token or the mean over all positions. Poolers
     of BERT's kind, a linear map and a tanh that pretrained weights often lack, are left out. The weights have torch's
-    default dtype, whatever that of the file: `from_pretrained` sets it to the dtype asked for.
+    default dtype, whatever that of the file: `from_pretrained` sets it to the dtype asked for. Other encoders, and
+    weights for other channels, are errors.
 
     Args:
         settings: The configuration of the encoder, as a dictionary. Only the architecture is used.
         num_channels: Channels of the images.
         pretrained: Folder, Hub id or file of the weights; None for random ones.
-
-    Raises:
-        ValueError: If it is not an image encoder, or its weights are for other channels.
     """
 
     def __init__(self, settings: dict[str, Any], num_channels: int, pretrained: str | None = None) -> None:
@@ -59,9 +57,8 @@ class TransformersBackbone(nn.Module):
             checks: Any = {"complete": True, "unused": "pooler", "option": "backbone"}
             encoder = load_model(AutoModel, pretrained, config=config, dtype=dtype, **checks)
         if encoder.main_input_name != "pixel_values":
-            raise ValueError(
-                f"{type(encoder).__name__} of transformers is no image encoder, such as DINOv2 or ConvNeXt."
-            )
+            kind = type(encoder).__name__
+            raise ValueError(f"{kind} of transformers is no image encoder, such as DINOv2 or ConvNeXt.")
         pooler = getattr(encoder, "pooler", None)
         if pooler is not None and any(isinstance(layer, nn.Linear) for layer in pooler.modules()):
             encoder.pooler = None
@@ -144,8 +141,7 @@ def _architecture(settings: Mapping[str, Any]) -> dict[str, Any]:
 def transformers_settings(name: str) -> dict[str, Any]:
     """Return the architecture of a model of transformers, or of its vision part as of CLIP, as a dictionary.
 
-    Raises:
-        ValueError: If the weights are quantized.
+    Quantized weights are an error.
     """
     config = load_pretrained(AutoConfig, name, option="backbone")
     if getattr(config, "quantization_config", None):
@@ -156,11 +152,7 @@ def transformers_settings(name: str) -> dict[str, Any]:
 def pretrained_preprocessing(name: str) -> dict[str, Any]:
     """Return the preprocessing that a backbone was pretrained with, as options of `hf_sphere.data.ImageSourceOptions`.
 
-    Args:
-        name: Name of timm, or folder or Hub id of transformers.
-
-    Returns:
-        Empty if it is unknown.
+    The name is one of timm, or a folder or Hub id of transformers. Without a known preprocessing there are no options.
     """
     if is_transformers_name(name):
         try:
@@ -176,9 +168,8 @@ def _load_encoder(config: Any, file: str) -> Any:
     """Build an encoder of transformers with the weights of a file."""
     try:
         kind, state = MODEL_MAPPING[type(config)], load_state_dict(file, weights_only=True)
-        encoder, report = kind.from_pretrained(
-            None, config=config, state_dict=state, output_loading_info=True, dtype="float32"
-        )
+        options: Any = {"output_loading_info": True, "dtype": "float32"}
+        encoder, report = kind.from_pretrained(None, config=config, state_dict=state, **options)
     except Exception as error:  # of safetensors, pickle, torch or transformers
         raise ValueError(f"{file} cannot be read as weights of {type(config).__name__}: {error_text(error)}") from error
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
@@ -189,14 +180,9 @@ def _load_encoder(config: Any, file: str) -> Any:
 def load_backbone_weights(backbone: nn.Module, name: str, file: str) -> None:
     """Load the weights of a backbone from a file, as timm does: converted, and adapted to the number of channels.
 
-    Args:
-        backbone: A backbone of `create_backbone`.
-        name: Its name, for messages.
-        file: Safetensors, or a state dict that torch loads with `weights_only`. A classifier in it is not used.
-
-    Raises:
-        FileNotFoundError: If the file does not exist.
-        ValueError: If it cannot be read, or tensors are missing or have another shape; the message names them.
+    The backbone is one of `create_backbone`; messages have its name. The file is safetensors, or a state dict that
+    torch loads with `weights_only`. A classifier in it is not used. Tensors that are missing or have another shape are
+    an error that names them.
     """
     if not Path(file).is_file():
         raise FileNotFoundError(f"backbone_weights {file} is not a file.")
@@ -212,11 +198,9 @@ def load_backbone_weights(backbone: nn.Module, name: str, file: str) -> None:
     except Exception as error:  # of safetensors, pickle, torch, or the conversion of another architecture
         raise ValueError(f"{file} cannot be read as weights of the backbone {name}: {error_text(error)}") from error
     wrong = [f"{key} is missing" for key in tensors if key not in shapes and not key.endswith("num_batches_tracked")]
-    wrong += [
-        f"{key} has the shape {shapes[key]} instead of {tuple(value.shape)}"
-        for key, value in tensors.items()
-        if shapes.get(key, tuple(value.shape)) != tuple(value.shape)
-    ]
+    expected = {key: tuple(value.shape) for key, value in tensors.items() if key in shapes}
+    differing = [key for key, shape in expected.items() if shapes[key] != shape]
+    wrong += [f"{key} has the shape {shapes[key]} instead of {expected[key]}" for key in differing]
     _report_weights(file, name, len(tensors), wrong, [key for key in state if key not in tensors])
     backbone.load_state_dict(state, strict=False)
 
@@ -236,12 +220,7 @@ def _report_weights(file: str, name: str, count: int, wrong: list[str], unused: 
 def stage_parameters(backbone: nn.Module, count: int) -> set[str]:
     """Return the names of the parameters of the stem and the first stages, or blocks, as timm groups them.
 
-    Args:
-        backbone: A backbone of `create_backbone`.
-        count: Number of stages; 0 for no parameters.
-
-    Raises:
-        ValueError: If the backbone has fewer stages, or they are unknown.
+    `count` is the number of stages, 0 for no parameters. Fewer stages of the backbone, or unknown ones, are an error.
     """
     if count == 0:
         return set()

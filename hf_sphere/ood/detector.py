@@ -73,9 +73,8 @@ class OODDetector:
             ValueError: If one that the score needs is missing, or one is invalid.
         """
         kind: Any = FITTED.get(self.name)
-        data: Any = Outputs(embeddings, logits, labels, None, ids).checked(
-            () if kind is None else kind.needs, self.name
-        )
+        needs = () if kind is None else kind.needs
+        data: Any = Outputs(embeddings, logits, labels, None, ids).checked(needs, self.name)
         if kind is not None:
             self._rows = Rows.of(data.embeddings, data.ids)
             self._fitted, self._dim = kind(data, **self._options), data.embeddings.shape[1]

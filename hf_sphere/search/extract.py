@@ -180,12 +180,8 @@ def extract_embeddings(
     is_main = accelerator.is_main_process
     writer = embeddings_writer(folder, split, about, **names) if is_main else nullcontext(lambda columns: None)
     columns: Columns = {}
-    with (
-        writer as write,
-        progress_bar(
-            total=images.num_images, desc="Embedding", unit="image", disable=not (progress and is_main)
-        ) as bar,
-    ):
+    style: dict[str, Any] = {"desc": "Embedding", "unit": "image", "disable": not (progress and is_main)}
+    with writer as write, progress_bar(total=images.num_images, **style) as bar:
         for columns in embed_split(model, images.batches, accelerator, labeled=bool(images.class_names)):
             columns = {**columns, "row_id": images.ids[columns["index"]]}
             write(columns)

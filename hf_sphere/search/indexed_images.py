@@ -122,10 +122,8 @@ class IndexedImages:
     def open_image(self, row: int) -> PILImage:
         """Open an indexed image from its source, if it still has the content that was indexed.
 
-        So an index from someone else opens only images that its author had, whatever files it names.
-
-        Raises:
-            ValueError: If it was in memory, is missing, cannot be read, or has another content.
+        So an index from someone else opens only images that its author had, whatever files it names. One that was in
+        memory, is missing, cannot be read, or has another content is an error.
         """
         source, path, digest = self.images["source"][row], self.path(row), self.images["digest"][row]
         try:
@@ -152,20 +150,17 @@ class IndexedImages:
         Sizes and times of files are compared, also those of the tables of datasets in folders; datasets of the Hub
         are not loaded. `open_image` and `add` compare contents.
         """
-        texts, current = [], self.encoder.settings
+        texts, current = [], self.encoder.settings.split("-")
         for position, name in ((0, "preprocessing"), (-1, "class names")):
-            if count := sum(
-                text.split("-")[position] != current.split("-")[position] for text in self.images["settings"]
-            ):
+            if count := sum(text.split("-")[position] != current[position] for text in self.images["settings"]):
                 texts.append(f"the {name} of the model changed after {count:,} images were embedded")
         other = [n for n, time in enumerate(self.images["time"]) if time is not None and not self.is_as_indexed(n)]
         missing = [row for row in other if not os.path.isfile(self.path(row))]
         changed = sorted({*other} - {*missing})
         for rows, what in ((changed, "have another size or time"), (missing, "are missing or were moved")):
             texts += [f"{len(rows):,} images {what}, such as {self.path(row)}" for row in rows[:1]]
-        return texts + [
-            f"the dataset {name} changed" for n, (name, _) in enumerate(self.sources) if self.has_changed(n)
-        ]
+        sources = [name for n, (name, _) in enumerate(self.sources) if self.has_changed(n)]
+        return texts + [f"the dataset {name} changed" for name in sources]
 
     def place(self, row: int) -> Hashable:
         """Return what identifies the place of an image, or None for one in memory."""
@@ -190,16 +185,11 @@ class IndexedImages:
         indexed: Mapping[Hashable, int],
         states: Mapping[int, ImageState],
     ) -> dict[int, int]:
-        """Return the rows of those images of a source that the index has.
+        """Return the rows of those images of a source, given by its number, that the index has.
 
         An image has the row with its content, if that is at its place or was at one that has another content now, or
-        else the row of its place.
-
-        Args:
-            source: Number of the source.
-            locations: Place of each image of the source.
-            indexed: Rows of the index by place.
-            states: States of the images of the source that are not known to be unchanged.
+        else the row of its place. `locations` are the places of all images of the source, `indexed` the rows of the
+        index by place, and `states` those of the images that are not known to be unchanged.
         """
         digests = self.images.get("digest", [])
         positions = {location: n for n, location in enumerate(locations)}

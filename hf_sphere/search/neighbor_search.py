@@ -48,9 +48,8 @@ def choose_kind(count: int, distance: Distance) -> SearchKind:
         return "torch"
     if importlib.util.find_spec("faiss") is None:
         if count > LARGEST_EXACT:
-            logger.warning(
-                "FAISS is not installed, so the search is exact, with torch: pip install 'hf_sphere[faiss]'."
-            )
+            hint = "pip install 'hf_sphere[faiss]'"
+            logger.warning("FAISS is not installed, so the search is exact, with torch: %s.", hint)
         return "torch"
     return "flat" if count <= LARGEST_EXACT else "ivf"
 

@@ -114,16 +114,9 @@ class EmbeddingPictures:
         if data.predictions is not None and data.confidences is not None:
             predicted = zip(texts, data.predictions.tolist(), data.confidences.tolist(), strict=True)
             texts = [f"{text}\npredicted {data.predicted_names[k]} ({100 * p:.1f} %)" for text, k, p in predicted]
-        write_interactive_sphere(
-            path,
-            data.embeddings,
-            self.labels,
-            self.class_names,
-            images=images,
-            directions=self.directions,
-            texts=[text.lstrip("\n") for text in texts],
-            title=self.title,
-        )
+        options = {"images": images, "directions": self.directions, "title": self.title}
+        options["texts"] = [text.lstrip("\n") for text in texts]
+        write_interactive_sphere(path, data.embeddings, self.labels, self.class_names, **options)
 
     def plot_gallery(self, path: str | Path, others: Sequence["EmbeddingPictures"], *, title: str = "") -> None:
         """Draw these embeddings and others side by side; see `check_gallery`."""
@@ -163,9 +156,8 @@ class EmbeddingPictures:
 def find_directions(data: Embeddings) -> Tensor | None:
     """Load the directions or prototypes (K, d) of the classes from the model; None for an encoder without a head.
 
-    Raises:
-        OSError: If the model does not exist.
-        ValueError: If the head has no class directions, or the embeddings have another dimension or other classes.
+    A model that does not exist is an error, as is a head without directions, or one of another dimension or other
+    classes than the embeddings.
     """
     if data.about.get("model") is None or data.about.get("head") is None:
         return None

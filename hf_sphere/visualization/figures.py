@@ -46,10 +46,7 @@ def plain_text() -> Iterator[None]:
 
     A `$` in a class name is a character, not the start of a formula, which matplotlib might fail to parse. Glyphs that
     the font lacks come from the installed `FALLBACK_FONTS`; glyphs that no font has are drawn as boxes, without
-    warnings.
-
-    Raises:
-        ImportError: If matplotlib is missing.
+    warnings. Without matplotlib this is an ImportError.
     """
     check_matplotlib()
     import matplotlib

@@ -249,15 +249,9 @@ def plot_projections_along_training(
     network = {"color": "black", "linewidth": 3, "label": "network", "zorder": 3}
     masses.append((_values(entries, "projections", "net", "mass"), network))
     distances = [(_relative_distances(entries, name), styles[name]) for name in names]
-    panels = [
-        (label, height, lines)
-        for label, height, lines in (
-            ("accuracy, %", 1.5, accuracies),
-            ("share of projections ≤ 0", 2.4, masses),
-            ("distance from\ninitialization, relative", 2.0, distances),
-        )
-        if any(np.isfinite(values).any() for values, _ in lines)
-    ]
+    panels = [("accuracy, %", 1.5, accuracies), ("share of projections ≤ 0", 2.4, masses)]
+    panels.append(("distance from\ninitialization, relative", 2.0, distances))
+    panels = [panel for panel in panels if any(np.isfinite(values).any() for values, _ in panel[2])]
     heights = [height for _, height, _ in panels]
     figure = new_figure(7.2, 0.8 + sum(heights), title)
     grid = figure.subplots(len(panels), squeeze=False, sharex=True, height_ratios=heights).flatten()

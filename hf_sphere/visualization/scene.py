@@ -115,10 +115,8 @@ def place_apart(positions: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> 
     """Place boxes one after another, each as close to its place as possible without covering an earlier one.
 
     All is in pixels: the places of the centers (K, 2), widths and heights (K, 2), and the lower left and upper right
-    corner (2,) of the frame that the boxes stay in.
-
-    Returns:
-        The centers (K, 2), and (K,) bool, whether there was room within `_FARTHEST`.
+    corner (2,) of the frame that the boxes stay in. Returns the centers (K, 2), and (K,) bool, whether there was room
+    within `_FARTHEST`.
     """
     radii = torch.arange(0.0, _FARTHEST, 4.0, dtype=torch.float64)[:, None]
     turn = 2 * math.pi * torch.arange(32, dtype=torch.float64) / 32
@@ -137,13 +135,9 @@ def project_to_great_sphere(points: Tensor, dim: int = 3) -> tuple[Tensor, Tenso
     """Project points of any dimension to a low-dimensional sphere for display.
 
     The points are normalized, projected on their leading principal directions about the origin (the great sphere that
-    is closest to them) and normalized again. A point that is orthogonal to all these directions maps to the origin.
-
-    Returns:
-        Unit vectors (N, dim), and the orthonormal directions (d, dim) in columns, both float64 on the CPU.
-
-    Raises:
-        ValueError: If `dim` exceeds d, or a point is zero or not finite.
+    is closest to them) and normalized again. A point that is orthogonal to all these directions maps to the origin; one
+    that is zero or not finite is an error, as is a `dim` above d. Returns unit vectors (N, dim), and the orthonormal
+    directions (d, dim) in columns, both float64 on the CPU.
     """
     directions = check_directions(points, what="points")
     width = directions.shape[1]
@@ -175,13 +169,8 @@ class Panel:
 class Scene:
     """Points of classes in two or three dimensions; subclasses draw them.
 
-    Points with more coordinates than the scene has dimensions are projected by `project_to_great_sphere`, others only
-    normalized; with `panel.lengths` they are not changed.
-
-    Args:
-        panel: What to draw.
-        class_names: Names of the K classes.
-        dim: Dimensions of the scene, 2 or 3.
+    Points with more coordinates than the scene has dimensions, 2 or 3, are projected by `project_to_great_sphere`,
+    others only normalized; with `panel.lengths` they are not changed. Values, shapes and labels are checked.
 
     Attributes:
         points: (N, dim), unit vectors unless `panel.lengths` is true, float64 on the CPU.
@@ -190,11 +179,6 @@ class Scene:
         note: Describes the projection, if there is one.
         present: Classes that have points.
         drawn_directions: Directions (dim,) of the classes that have points, by class; empty if there are too many.
-
-    Raises:
-        TypeError: If the labels are not integers.
-        ValueError: If the points have too few coordinates or, with lengths, not two; if a shape does not fit; if a
-            label has no name; or if a vector is not finite or, unless it is a point with `lengths`, zero.
     """
 
     def __init__(self, panel: Panel, class_names: Sequence[str], dim: int) -> None:

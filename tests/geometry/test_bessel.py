@@ -408,3 +408,9 @@ def test_other_than_floating_tensors_are_errors(function, values, message):
 def test_invalid_dimension_is_an_error(function, dim):
     with pytest.raises(ValueError, match=f"dim must be an integer of at least 2; got {dim}"):
         function(torch.full((2,), 0.5), dim)
+
+
+def test_the_concentration_of_almost_equal_points_is_right_in_many_dimensions():
+    lengths = 1 - torch.finfo(torch.float32).eps * torch.tensor([0.5, 1.0, 8.0])
+    found, exact = (concentration_from_mean_resultant_length(x, 4096) for x in (lengths, lengths.double()))
+    torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=0.0)

@@ -10,6 +10,7 @@ import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from accelerate import PartialState
+from peft.utils.other import ModulesToSaveWrapper
 from pytorch_metric_learning import losses as metric_losses, miners, trainers
 from torch import distributed, nn
 from two_processes import join
@@ -93,6 +94,27 @@ def test_loss_of_any_head_is_that_of_the_head(name):
     head, x = build_head(name, 6, 4), torch.randn(5, 6)
     torch.testing.assert_close(loss(x, LABELS), head(x, LABELS).loss)
     assert [name for name, _ in loss.named_parameters()] == [f"head.{name}" for name, _ in head.named_parameters()]
+
+
+class _OwnForward(HEADS["arcface"]):
+    def forward(self, embeddings, labels=None):
+        return super().forward(embeddings, labels)
+
+
+def wrap_for_peft(head):
+    return ModulesToSaveWrapper(head, "default")
+
+
+@pytest.mark.parametrize("change", [lambda head: torch.compile(head, backend="eager"), wrap_for_peft, _OwnForward])
+def test_the_head_of_a_loss_may_be_wrapped_or_have_its_own_forward_pass(change):
+    x, loss = torch.randn(5, 6), losses.ArcFaceLoss(6, 4)
+    expected = loss(x, LABELS)
+    if change is _OwnForward:
+        loss.head.__class__ = _OwnForward
+    else:
+        loss.head = change(loss.head)
+    loss._is_initialized = False
+    torch.testing.assert_close(loss(x, LABELS), expected)
 
 
 def test_loss_with_a_part_of_the_classes_is_not_saved(tmp_path):

@@ -87,12 +87,13 @@ def test_infonce_loss_is_the_symmetric_cross_entropy_of_the_pairs(ignored):
     torch.testing.assert_close(InfoNCELoss()(x, labels), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
 @pytest.mark.parametrize("labels", [[0, 0, 1], [0, 0, 0, 0], [0, 1]])
-def test_infonce_needs_two_examples_of_each_label(labels):
+def test_infonce_needs_two_examples_of_each_label(labels, dtype):
     with pytest.raises(
         ValueError, match=r"needs exactly two examples of each label; got .* pass torch.cat\(\[a, b\]\)"
     ):
-        InfoNCELoss()(torch.randn(len(labels), 4), torch.tensor(labels))
+        InfoNCELoss()(torch.randn(len(labels), 4), torch.tensor(labels, dtype=dtype))
 
 
 def test_supcon_is_that_of_pytorch_metric_learning_if_there_are_several_classes():

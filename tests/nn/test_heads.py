@@ -256,3 +256,16 @@ def test_class_weights_are_refused_for_examples_with_several_classes():
     head = build_head("softmax", 4, 3, class_weights=[1.0, 1.0, 2.0])
     with pytest.raises(ValueError, match="class_weights are for one class per example"):
         head(torch.randn(2, 4), torch.ones(2, 3))
+
+
+def test_a_head_that_computes_its_loss_in_blocks_omits_the_logits_in_training():
+    class InBlocks(HEADS["angular"]):
+        in_blocks = True
+
+        def compute_loss(self, embeddings, logits, labels):
+            assert logits is None
+            return super().compute_loss(embeddings, self.compute_logits(embeddings), labels)
+
+    head, x, labels = InBlocks(6, 4), torch.randn(3, 6), torch.tensor([0, -100, 3])
+    assert head(x, labels).logits is None
+    assert head.eval()(x).logits.shape == (3, 4)

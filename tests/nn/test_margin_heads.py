@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.nn import Head, build_head
+from hf_sphere.nn import CosFaceHead, Head, build_head
 from hf_sphere.nn.heads.cosine import cosine_and_sine
 
 LABELS = torch.tensor([0, 3, 1, 2, 3])
@@ -222,3 +222,31 @@ def test_the_sine_of_equal_vectors_has_no_gradient_on_devices():
     x = torch.tensor([[1.0, 0.0]], requires_grad=True)
     (grad,) = torch.autograd.grad(cosine_and_sine.on_devices(x, torch.tensor([[1.0, 0.0]]))[1].sum(), x)
     assert torch.equal(grad, torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize(("head_dtype", "dtype"), [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_cosface_takes_embeddings_of_another_precision(head_dtype, dtype):
+    embeddings, labels = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
+    head = build_head("cosface", 4, 3)
+    expected = head(embeddings, labels).loss.detach()
+    torch.testing.assert_close(head.to(head_dtype)(embeddings.to(dtype), labels).loss.float(), expected)
+
+
+class _DoubleMargin(CosFaceHead):
+    def target_logits(self, embeddings, directions):
+        return super().target_logits(embeddings, directions) - self.inverse_temperature() * self.active_margin
+
+
+class _OppositeTarget(CosFaceHead):
+    def target_directions(self, embeddings, labels):
+        return -super().target_directions(embeddings, labels)
+
+
+@pytest.mark.parametrize("head", [_DoubleMargin, _OppositeTarget])
+def test_a_subclass_of_cosface_trains_with_its_own_target(head):
+    embeddings, labels = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
+    head = head(4, 3)
+    points = head.transform(embeddings)
+    target = head.target_logits(points, head.target_directions(points, labels))
+    logits = head(embeddings).logits.scatter(1, labels[:, None], target[:, None])
+    torch.testing.assert_close(head(embeddings, labels).loss, F.cross_entropy(logits, labels))

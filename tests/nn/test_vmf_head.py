@@ -8,7 +8,7 @@ from torch import Tensor
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.geometry import log_vmf_normalizer, mean_resultant_length, sampling
 from hf_sphere.geometry.sampling import keyed_integers
-from hf_sphere.nn import Head, build_head
+from hf_sphere.nn import Head, VMFHead, build_head
 from hf_sphere.nn.heads.vmf import find_confidence
 
 LABELS = torch.tensor([0, 3, 1, 2, 3])
@@ -469,3 +469,22 @@ def test_training_after_data_dependent_initialization_does_not_warn(caplog):
     assert not head.needs_data_initialization
     head(torch.randn(8, 6), torch.arange(8) % 4)
     assert not caplog.records
+
+
+class _OtherLogits(VMFHead):
+    def compute_logits(self, embeddings):
+        return super().compute_logits(embeddings) + 5.0
+
+
+class _OtherLoss(VMFHead):
+    def loss_in_blocks(self, embeddings, labels):
+        return super().loss_in_blocks(embeddings, labels)
+
+
+@pytest.mark.parametrize("head", [_OtherLogits, _OtherLoss])
+def test_subclasses_keep_the_loss(head):
+    losses = []
+    for each in (VMFHead, head):
+        torch.manual_seed(0)
+        losses.append(each(6, 4)(torch.randn(5, 6), LABELS).loss)
+    torch.testing.assert_close(*losses)

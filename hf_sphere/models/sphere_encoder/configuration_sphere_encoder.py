@@ -41,11 +41,7 @@ class SphereEncoderConfigMixin:
 
     @property
     def spherized_layer_indices(self) -> tuple[int, ...]:
-        """Indices of the spherized layers, counted from 0, in ascending order.
-
-        Raises:
-            ValueError: If an index is out of range or given twice.
-        """
+        """Indices of the spherized layers, from 0, ascending; a ValueError if one is out of range or given twice."""
         layers: int = self.num_hidden_layers  # type: ignore[attr-defined]  # a field of the encoder's configuration
         indices = [-1] if self.spherized_layers is None else list(self.spherized_layers)
         outside = [index for index in indices if not -layers <= index < layers]

@@ -12,6 +12,7 @@ Reference:
 import functools
 import itertools
 import re
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar
@@ -36,10 +37,8 @@ class SphericalMap(SphericalLinear):
 class SpherizedClassificationHead(nn.Module):
     """Classifier on features: hidden_size -> hidden_size / 2 - 1, spherization, a linear map without bias.
 
-    Args:
-        config: The configuration.
-        dropout: None for features (..., hidden_size). For hidden states (B, L, hidden_size), the dropout applied to
-            that of the first token, which gives the features.
+    `dropout` is None for features (..., hidden_size). For hidden states (B, L, hidden_size), it is the dropout applied
+    to that of the first token, which gives the features.
     """
 
     def __init__(self, config: Any, dropout: nn.Module | None = None) -> None:
@@ -72,7 +71,8 @@ class SphereEncoderMixin(PreTrainedModel):
     and outputs are those of the plain model.
 
     Attributes:
-        encoder_class: In a model with a head, the spherized encoder that is built in the place of the plain one.
+        encoder_class: In a model with a head, the spherized encoder that is built in the place of the plain one; by
+            default that of the same file, so `SphereBertModel` in `SphereBertForMaskedLM`.
         feed_forward_classes: In an encoder, the classes that are built in its spherized layers, by the names of those
             of transformers in whose places.
         layers_path: Path of the layers in the encoder.
@@ -99,7 +99,10 @@ class SphereEncoderMixin(PreTrainedModel):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "encoder_class" in vars(cls):
+        if cls.encoder_class is None and not hasattr(cls, "feed_forward_classes"):
+            encoder = f"{cls.__name__.rpartition('For')[0]}Model"
+            cls.encoder_class = getattr(sys.modules[cls.__module__], encoder, None)
+        if vars(cls).get("encoder_class") is not None:
             cls.config_class = cls.encoder_class.config_class
             if "forward" not in vars(cls):
                 cls.forward = weighted_by_targets(cls.forward)
@@ -173,10 +176,9 @@ class SphereEncoderMixin(PreTrainedModel):
         """
         config = kwargs.get("config")
         if isinstance(config, PreTrainedConfig) and not isinstance(config, cls.config_class):
-            raise ValueError(
-                f"config must be a {cls.config_class.__name__}; got a {type(config).__name__}. Omit it, or read it "
-                f"with {cls.config_class.__name__}.from_pretrained."
-            )
+            kind = cls.config_class.__name__
+            problem = f"config must be a {kind}; got a {type(config).__name__}"
+            raise ValueError(f"{problem}. Omit it, or read it with {kind}.from_pretrained.")
         returns_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         configured = set(model.config.spherized_layer_indices)

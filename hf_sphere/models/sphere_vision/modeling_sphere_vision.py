@@ -186,10 +186,8 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
             **kwargs: Ignored; accepted for compatibility with transformers.
         """
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
-            raise ValueError(
-                f"expected pixel_values of shape (batch, {self.config.num_channels}, height, width); got "
-                f"{tuple(pixel_values.shape)}."
-            )
+            expected = f"(batch, {self.config.num_channels}, height, width)"
+            raise ValueError(f"expected pixel_values of shape {expected}; got {tuple(pixel_values.shape)}.")
         size = self.config.input_size
         if getattr(self.backbone, "has_fixed_size", False) and tuple(pixel_values.shape[2:]) != size:
             raise ValueError(
@@ -231,8 +229,7 @@ class ModelWithHead(nn.Module):
     def save_pretrained(self, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
         """Save the model; that its class vectors were spread over processes is not saved.
 
-        Raises:
-            ValueError: If they are, and `state_dict` does not have those of all processes.
+        If they are, the `state_dict` must have those of all processes.
         """
         head = getattr(self, "head", None)
         if state_dict is None and isinstance(head, ClassVectorHead) and head.is_sharded:
@@ -255,10 +252,7 @@ class ModelWithHead(nn.Module):
         """Apply the head to embeddings (B, d), with the loss of the configuration's `problem_type` if there are labels.
 
         In eval mode the logits are calibrated if the configuration has a `calibration`; the loss is that of the
-        uncalibrated ones.
-
-        Raises:
-            ValueError: If the shape of the labels contradicts the problem type.
+        uncalibrated ones. Labels whose shape contradicts the problem type are an error.
         """
         output, calibration = self._apply_head(embeddings, labels), getattr(self.config, "calibration", None)
         if calibration is None or self.training or output.logits is None:
@@ -380,13 +374,9 @@ def _build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = Fals
         if config._attn_implementation == "eager":  # asked for, for instance to see the attention weights
             backbone.encoder.set_attn_implementation("eager")
     else:
-        backbone = create_backbone(
-            config.backbone,
-            num_channels=config.num_channels,
-            image_size=config.input_size,
-            pretrained=pretrained,
-            **(config.backbone_kwargs or {}),
-        )
+        sizes: Any = {"num_channels": config.num_channels, "image_size": config.input_size}
+        options = config.backbone_kwargs or {}
+        backbone = create_backbone(config.backbone, pretrained=pretrained, **sizes, **options)
     if config.initialization == "xavier":
         initialize(backbone, nn.init.xavier_uniform_)
     elif config.initialization == "torch":

@@ -53,12 +53,8 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
         """
         encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
         output = self.regression(encoded.embeddings, labels)
-        return SphereVisionOutput(
-            loss=output.loss,
-            predictions=output.predictions,
-            embeddings=output.embeddings,
-            hidden_states=encoded.hidden_states,
-        )
+        results: Any = {"predictions": output.predictions, "embeddings": output.embeddings}
+        return SphereVisionOutput(loss=output.loss, **results, hidden_states=encoded.hidden_states)
 
 
 class SphereVisionForJointPrediction(ModelWithHead, SphereVisionPreTrainedModel):
@@ -123,13 +119,8 @@ class SphereVisionForJointPrediction(ModelWithHead, SphereVisionPreTrainedModel)
         if classes.loss is not None:
             weight = self.config.task_weight
             loss = (1.0 - weight) * values.loss + weight * classes.loss
-        return SphereVisionOutput(
-            loss=loss,
-            logits=classes.logits,
-            predictions=values.predictions,
-            embeddings=values.embeddings,
-            hidden_states=encoded.hidden_states,
-        )
+        results: Any = {"predictions": values.predictions, "embeddings": values.embeddings}
+        return SphereVisionOutput(loss=loss, logits=classes.logits, **results, hidden_states=encoded.hidden_states)
 
 
 def _build_regression(config: SphereVisionConfig, pretrained: bool | str) -> tuple[SphereVisionModel, PoleRegression]:

@@ -171,7 +171,7 @@ class Head(nn.Module):
 
     def omits_logits(self, embeddings: Tensor, labels: Tensor, needs_logits: bool) -> bool:
         """Whether the loss of transformed embeddings (B, d') is computed in blocks of classes, without logits."""
-        return False
+        return self.in_blocks and self.training
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None, *, needs_logits: bool = True) -> HeadOutput:
         """Compute the logits of embeddings (B, d) and, if labels are given, the loss.
@@ -193,9 +193,7 @@ class Head(nn.Module):
                 self.observe(transformed, labels)
         omits_logits = labels is not None and self.omits_logits(transformed, labels, needs_logits)
         logits: Any = None if omits_logits else self._predict(transformed)
-        loss = None
-        if labels is not None:
-            loss = self.reduce_loss(transformed, logits, labels)
+        loss = None if labels is None else self.reduce_loss(transformed, logits, labels)
         if self.training and logits is not None:
             self._watch(logits, loss)
         concentration = self.compute_concentration(transformed)

@@ -80,8 +80,10 @@ class CosFaceHead(MarginHead):
 
     def loss_logits(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the logits (B, K) with the margin in that of the own class."""
-        labels = labels.clamp_min(0)[:, None]
-        return logits.scatter_add(1, labels, (self.inverse_temperature() * -self.active_margin).expand(labels.shape))
+        if type(self) is not CosFaceHead:  # a subclass may have another logit of the own class
+            return super().loss_logits(embeddings, logits, labels)
+        labels, margin = labels.clamp_min(0)[:, None], (self.inverse_temperature() * self.active_margin).to(logits)
+        return logits.scatter_add(1, labels, -margin.expand(labels.shape))
 
 
 class SubCenterArcFaceHead(ArcFaceHead):

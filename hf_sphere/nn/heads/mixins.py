@@ -180,9 +180,8 @@ class ClassVectorHead(Head):
 
     def extra_repr(self) -> str:
         """State from which size a loss is computed in blocks."""
-        return (
-            super().extra_repr().replace("blockwise='auto'", f"blockwise='auto' (losses of > {MANY_LOGITS:,} logits)")
-        )
+        limit = f"blockwise='auto' (losses of > {MANY_LOGITS:,} logits)"
+        return super().extra_repr().replace("blockwise='auto'", limit)
 
     def directions(self) -> Tensor | None:
         """Return the normalized class vectors."""

@@ -245,9 +245,9 @@ class VMFHead(ClassVectorHead, TemperatureHead):
 
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute `mean_s log sum_k C(w_k) / C(w_k + beta s) - beta E[z].E[w_y]` of each example: (B,)."""
+        of_means = type(self) is VMFHead and (self.training or self.prediction == "mean")  # a subclass may have others
         with torch.autocast(embeddings.device.type, enabled=False):
-            of_means = self.training or self.prediction == "mean"
-            return self.loss_in_blocks(embeddings, labels, logits if of_means else None)
+            return self.loss_in_blocks(embeddings, labels, *([logits] if of_means else []))
 
     def loss_in_blocks(self, embeddings: Tensor, labels: Tensor, logits: Tensor | None = None) -> Tensor:
         """Compute the loss of each example from that of its own class, in the logits of the means if given: (B,)."""

@@ -118,7 +118,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
             **{name: group[name] for name in ("foreach", "fused", "momentum", "dampening", "maximize")},
         )
         if later:  # torch's SGD reads the learning rate on the host, which a captured graph cannot do
-            steps = torch._foreach_mul([block.momentum for block in blocks], lr.to(weights[0].dtype))
+            steps = torch._foreach_mul([block.momentum for block in blocks], lr.squeeze().to(weights[0].dtype))
             torch._foreach_sub_(weights, steps)
 
 

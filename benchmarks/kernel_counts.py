@@ -1,7 +1,7 @@
 """Count the kernels that an accelerator would launch in a step: ours beside plain torch and pytorch-metric-learning.
 
-python benchmarks/kernels.py
-python benchmarks/kernels.py --eager
+python benchmarks/kernel_counts.py
+python benchmarks/kernel_counts.py --eager
 
 Needs no accelerator: `tests/devices/pretend.py` is a device that counts them. Compiled by inductor, a step has the
 kernels that inductor generates for the CPU, without products of matrices.
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="leave out the compiled steps, which take minutes")
     args = parser.parse_args()
     rows = [*count_heads(not args.eager), *count_losses(), *count_distributions(), *count_optimizers()]
-    report("kernels", rows, shape=[BATCH, DIM, CLASSES])
+    report("kernel_counts", rows, shape=[BATCH, DIM, CLASSES])
 
 
 if __name__ == "__main__":
