@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.checks import check_floating, check_integer
 from hf_sphere.geometry.coordinates import is_readable
-from hf_sphere.geometry.decorators import differentiable_once
+from hf_sphere.geometry.decorators import differentiable_once, number
 from hf_sphere.geometry.expansions import evaluate
 
 
@@ -182,7 +182,7 @@ def partition_and_ratio(square: Tensor, dim: int) -> PartitionAndRatio:
     root, inverse, rise, fraction = _from_square(square, dim)
     quotient, error = evaluate(rise, fraction, dim, both=True)
     log_partition = torch.addcmul(rise, quotient, fraction, value=-1)
-    log_partition.add_(_log1p(rise.mul_(0.5 / half)), alpha=-half)
+    log_partition.add_(rise.mul_(0.5 / half).log1p_(), alpha=-half)
     return PartitionAndRatio(log_partition, inverse.addcdiv_(error, root.pow_(3), value=-1))
 
 
@@ -193,6 +193,24 @@ def bounded(concentration: Tensor) -> tuple[Tensor, Tensor]:
     """
     largest = 0.25 * torch.finfo(concentration.dtype).max ** 0.5
     return concentration.clamp(max=largest), largest / concentration.clamp(min=largest)
+
+
+def bounded_root(concentration: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Return kappa, limited to finite numbers, and `s + m`."""
+    half, largest = (dim - 1) / 2, torch.finfo(concentration.dtype).max
+    kappa = concentration.clamp(max=0.25 * largest)
+    if torch.compiler.is_compiling():  # ONNX has no `hypot`; m is negligible where the square overflows
+        root = torch.maximum(kappa.square().add_(half**2).clamp_max_(largest).sqrt_(), kappa)
+    else:
+        root = torch.hypot(kappa, number(half, kappa.dtype, kappa.device))
+    return kappa, root.add_(half)
+
+
+def complement_from_root(kappa: Tensor, root: Tensor, dim: int) -> Tensor:
+    """Return `1 - A` at the results of `bounded_root`, in few kernels; not differentiable by autograd."""
+    rise, root_alone = kappa * (kappa / root), root - (dim - 1) / 2
+    error = evaluate(rise, rise / root_alone, dim)[0]
+    return torch.addcdiv((dim - 1) / (kappa + root), error, root_alone.pow_(3).div_(kappa))
 
 
 def _check(values: Tensor, dim: int) -> Tensor:
@@ -211,14 +229,6 @@ def _from_square(square: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor, Tens
     return root, inverse, rise, rise / root
 
 
-def _log1p(x: Tensor) -> Tensor:
-    """log(1 + x), several times faster than torch's on a CPU in float32."""
-    if x.device.type != "cpu" or x.dtype != torch.float32 or torch.compiler.is_compiling():
-        return x.log1p()
-    total = x + 1
-    return (x - (total - 1)).div_(total).add_(total.log())  # the first term is the rounding error of the sum
-
-
 SLOPES = {
     "partition": ("length", 1),
     "peak": ("complement", 1),
@@ -230,7 +240,7 @@ SLOPES = {
 
 def _functions(concentration: Tensor, dim: int, *names: str) -> tuple[Tensor, ...]:
     """Evaluate functions together, differentiable any number of times."""
-    if names == ("derivative",):
+    if names == ("derivative",) or not torch.is_grad_enabled():
         return tuple(_evaluate(concentration, dim, names).values())
     return _Functions.apply(concentration, dim, *names)[: len(names)]
 
@@ -239,21 +249,22 @@ def _evaluate(concentration: Tensor, dim: int, names: Sequence[str]) -> dict[str
     """Evaluate G as `partition`, kappa - G as `peak`, A as `length`, 1 - A as `complement` and A' as `derivative`."""
     half = (dim - 1) / 2
     concentration = concentration.clamp(max=torch.finfo(concentration.dtype).max)  # a length of 1 has an infinite one
-    root = torch.hypot(concentration, concentration.new_full((), half))
-    bound, cosine = concentration / (root + half), concentration / root
+    root = torch.hypot(concentration, number(half, concentration.dtype, concentration.device))
+    total = root + half
+    bound, cosine = concentration / total, concentration / root
     rise, fraction = concentration * bound, cosine * bound
     with_log = "partition" in names or "peak" in names
     *quotient, error = evaluate(rise, fraction, dim, with_log)
     excess = error / root / root
     values = {}
     if with_log:
-        decrease = half * _log1p(rise / (2 * half)) + quotient[0] * fraction
+        decrease = half * (rise / (2 * half)).log1p() + quotient[0] * fraction
         values["partition"] = rise - decrease
         values["peak"] = 2 * half * bound / (1 + bound) + decrease
     if "length" in names:
         values["length"] = (bound - cosine * excess).clamp(max=1.0)  # rounding may exceed 1
     if "complement" in names:
-        values["complement"] = ((root + half) / (2 * half)).reciprocal() / (1 + bound) + cosine * excess
+        values["complement"] = torch.addcmul((total / (2 * half)).reciprocal() / (1 + bound), cosine, excess)
     if "derivative" in names:
         values["derivative"] = excess * (2 - cosine.square() * excess)
     return {name: values[name] for name in names}
@@ -298,7 +309,8 @@ class _Means(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *vectors: Tensor) -> tuple[Tensor, ...]:
-        squares, dim = torch.cat([batch.square().sum(-1) for batch in vectors]), vectors[0].shape[-1]
+        parts, dim = [batch.square().sum(-1) for batch in vectors], vectors[0].shape[-1]
+        squares = torch.cat(parts) if len(parts) > 1 else parts[0]
         root, inverse, rise, fraction = _from_square(squares, dim)
         excess = evaluate(rise, fraction, dim)[0] / root.square()
         ratio = inverse.addcdiv_(excess, root, value=-1)

@@ -48,6 +48,12 @@ def cache_outside_graphs(build: Callable[..., T]) -> Callable[..., T]:
     return get
 
 
+@cache_outside_graphs
+def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a tensor, for operations that take no Python numbers or determine their dtype by it."""
+    return torch.full((), value, dtype=dtype, device=device)
+
+
 def with_gradient(gradient: Callable[..., tuple[Tensor, ...]]) -> Callable[[T], T]:
     """Decorate a function of tensors, then constants, that returns several tensors, with a formula of its gradient.
 

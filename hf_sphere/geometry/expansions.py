@@ -46,7 +46,7 @@ GROUPS = 4
 
 def evaluate(rise: Tensor, fraction: Tensor, dim: int, both: bool = False) -> tuple[Tensor, ...]:
     """Return (m h,), or (q, m h) if `both`, at s - m and (s - m) / s."""
-    x = (dim + 3 - rise) / (dim + 3 + rise)
+    x = (dim + 3 - rise).div_(rise + (dim + 3))
     upper = None
     if dim <= HALVED:
         upper = x >= 0

@@ -70,13 +70,13 @@ def _gradient_of_quotient(
 
 
 @with_gradient(_gradient_of_quotient)
-def divide_by_norms(x: Tensor, short: float) -> tuple[Tensor, Tensor]:
+def divide_by_norms(x: Tensor, short: float, least: float = 1e-12) -> tuple[Tensor, Tensor]:
     """Return the quotients of vectors (..., d) and their norms, and the norms, (..., 1).
 
-    Norms up to 1e-12 are replaced by `short`: by infinity, so that these vectors and their gradients become 0, or by
-    1e-12, as in `F.normalize`.
+    Norms up to `least` are replaced by `short`: by infinity, so that these vectors and their gradients become 0, or by
+    `least`, as in `F.normalize`.
     """
-    norms = torch.threshold(torch.linalg.vector_norm(x, dim=-1, keepdim=True), 1e-12, short)
+    norms = torch.threshold(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least, short)
     return x / norms, norms
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.bessel import mean_resultant_length_complement
-from hf_sphere.geometry.decorators import cache_constants, cache_outside_graphs, differentiable_once
+from hf_sphere.geometry.bessel import bounded_root, complement_from_root
+from hf_sphere.geometry.decorators import cache_constants, cache_outside_graphs, differentiable_once, number
 from hf_sphere.utils.seeds import GAMMA, splitmix
 
 BITS = {torch.float32: 24, torch.float64: 53}
@@ -47,17 +47,28 @@ def keyed_integers(keys: Tensor | int, indices: Tensor) -> Tensor:
 
 def keyed_uniforms(keys: Tensor, indices: Tensor, dtype: torch.dtype) -> Tensor:
     """Return uniform numbers in [0, 1), float32 or float64; see `keyed_integers`."""
+    return _uniforms(keyed_integers(keys, indices), dtype)
+
+
+def _uniforms(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     bits = BITS[dtype]
-    return keyed_integers(keys, indices).bitwise_right_shift_(64 - bits).to(dtype).mul_(0.5**bits).add_(0.5)
+    return torch.add(number(0.5, dtype, numbers.device), numbers.bitwise_right_shift_(64 - bits), alpha=0.5**bits)
 
 
 def keyed_normals(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     """Return the first `count` standard normal numbers of the streams of keys: (...) -> (..., count)."""
-    pairs = (count + 1) // 2
-    uniforms = keyed_uniforms(keys[..., None], torch.arange(2 * pairs, device=keys.device), dtype)
-    # Box and Muller's method, by the sines of the angle and of its complement; 1 - u is never zero.
-    radius, turns = (1 - uniforms[..., :pairs]).log_().mul_(-2).sqrt_(), uniforms[..., pairs:]
-    phases = _phases(1, dtype, keys.device)[:, None]
+    return _to_normals(keyed_uniforms(keys[..., None], _even_range(count, keys.device), dtype), count)
+
+
+def _even_range(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count + count % 2, device=device)
+
+
+def _to_normals(uniforms: Tensor, count: int) -> Tensor:
+    """Box and Muller's method, by the sines of the angle and of its complement; 1 - u is never zero."""
+    first, turns = uniforms.chunk(2, -1)
+    radius = (1 - first).log_().mul_(-2).sqrt_()
+    phases = _phases(1, uniforms.dtype, uniforms.device)[:, None]
     normals = torch.add(phases, turns[..., None, :], alpha=2 * math.pi).sin_().mul_(radius[..., None, :])
     return normals.flatten(-2)[..., :count]
 
@@ -117,9 +128,7 @@ def sample_cosine(
             shape = (3, count, *some.shape)
             uniforms = torch.rand(shape, dtype=some.dtype, device=some.device, **generator_argument(generator))
         else:
-            # The order of the proposals does not depend on the size of a round.
-            indices = torch.arange(3 * count * index, 3 * count * (index + 1), device=keys.device)
-            uniforms = keyed_uniforms(keys[left], indices.view(count, 3, *(1,) * some.ndim).transpose(0, 1), some.dtype)
+            uniforms = keyed_uniforms(keys[left], _proposals(count, some) + 3 * count * index, some.dtype)
         return _first_accepted(some, dim, uniforms)
 
     rounds = 0
@@ -128,6 +137,11 @@ def sample_cosine(
         rounds += 1
         sides[:, left], accepted[left] = one_round(rounds, left)
     return _Reparameterized.apply(concentration, sides, dim)
+
+
+def _proposals(count: int, like: Tensor) -> Tensor:
+    """Indices of the uniform numbers of proposals, (3, count, ...), whose order does not depend on the count."""
+    return torch.arange(3 * count, device=like.device).view(count, 3, *(1,) * like.ndim).transpose(0, 1)
 
 
 class Noise(NamedTuple):
@@ -148,6 +162,14 @@ def fixed_noise(shape: tuple[int, ...], dim: int, seed: int | range, dtype: torc
     For a range of seeds, samples have one more axis in front, and those of each seed are the same in any range.
     """
     return Noise(*(torch.as_tensor(array, dtype=dtype, device=device) for array in _fixed_numbers(shape, dim, seed)))
+
+
+def keyed_noise(keys: Tensor, of_normals: Tensor, dim: int, dtype: torch.dtype) -> Noise:
+    """Return the numbers that `sample_cosine` and `keyed_normals` use for keys, from one evaluation of the hash."""
+    places = keys + _proposals(PROPOSALS_WITHOUT_ROUNDS, keys), of_normals[..., None] + _even_range(dim, keys.device)
+    uniforms = _uniforms(splitmix(torch.cat([part.flatten() for part in places]) * GAMMA), dtype)
+    first, second = uniforms.split([part.numel() for part in places])
+    return Noise(first.view_as(places[0]), _to_normals(second.view_as(places[1]), dim))
 
 
 def seeds_at_once(shape: tuple[int, ...], dim: int) -> int:
@@ -205,21 +227,13 @@ def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, 
     squares = torch.add(phases, second, alpha=math.pi).sin_().square()  # of the cosine and sine of half the angle
     far, near = torch.addcmul(square_complement / (1 + radius), radius, squares, value=2)  # 1 + x and 1 - x
     concentration = concentration[(None,) * (first.ndim - 1 - concentration.ndim)]
-    kappa, root = _bounded_root(concentration, dim)
+    kappa, root = bounded_root(concentration, dim)
     c, c_complement = kappa / root, (dim - 1) / (kappa + root)  # 1 - c
     z = torch.addcmul(c_complement, c, far)
     sides = torch.stack([c_complement * near, (1 + c) * far]) / z
     # `z - 1` is exact where the terms almost cancel.
-    excess = torch.add(third.log(), z.log(), alpha=dim - 1).sub_(((z - 1) / z).mul_(dim - 1))
+    excess = torch.add(third.log(), z.log().sub_((z - 1) / z), alpha=dim - 1)
     return sides, excess <= 0
-
-
-def _bounded_root(concentration: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return kappa, limited to finite numbers, and `sqrt(kappa^2 + h^2) + h` with `h = (d - 1) / 2`."""
-    largest, half = torch.finfo(concentration.dtype).max, 0.5 * (dim - 1)
-    kappa = concentration.clamp(max=0.25 * largest)
-    root = kappa.square().add_(half**2).clamp_max_(largest).sqrt_()
-    return kappa, torch.maximum(root, kappa).add_(half)  # h is negligible where the square overflows
 
 
 @cache_outside_graphs
@@ -301,9 +315,10 @@ def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, cosine: Tensor, si
     the integrand has a constant sign and nothing cancels. `gap` is 1 - cos(theta).
     """
     angle = torch.atan2(sine, cosine)
-    above = mean_resultant_length_complement(concentration, dim) - gap  # cos(theta) - A
+    kappa, root = bounded_root(concentration, dim)
+    above = complement_from_root(kappa, root, dim) - gap  # cos(theta) - A
     # Beyond about 7 standard deviations of the angle (float64: 10) the integrand is below the rounding error.
-    reach = _bounded_root(concentration, dim)[1].rsqrt_().mul_(10.0 if angle.dtype == torch.float64 else 7.0)
+    reach = root.rsqrt_().mul_(10.0 if angle.dtype == torch.float64 else 7.0)
     # Positive toward the mean direction, negative toward its antipode.
     span = torch.minimum(reach, torch.where(above < 0, math.pi - angle, angle)).copysign_(above)
     nodes, weights = _gauss_legendre(angle.dtype, angle.device)
@@ -311,7 +326,7 @@ def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, cosine: Tensor, si
     # Differences of cosines and of sines are written as products, so that the exponent stays accurate.
     square = half.square()
     change = torch.addcmul(sine * full, cosine, square, value=-2)  # cos(phi) - cos(theta)
-    exponent = concentration * change
+    exponent = kappa * change
     if dim > 2:
         cotangent = cosine / sine.clamp_min(torch.finfo(sine.dtype).tiny)
         growth = torch.addcmul(-2 * square, cotangent, full, value=-1)  # sin(phi) / sin(theta) - 1

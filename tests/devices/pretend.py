@@ -56,6 +56,7 @@ ALLOCATIONS = frozenset(
         "_reshape_alias",
         "lift_fresh",
         "_fused_sdp_choice",
+        "_has_compatible_shallow_copy_type",
     ]
 )
 WAITS = frozenset(

@@ -35,7 +35,7 @@ def step(head: Head, pretend) -> Callable[[], None]:
 
 def test_a_training_step_has_few_kernels(step, pretend):
     step()
-    assert pretend.kernels() <= 345
+    assert pretend.kernels() <= 297
 
 
 def test_a_prediction_has_few_kernels(head, step, pretend):

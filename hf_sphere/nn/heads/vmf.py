@@ -11,11 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_sphere.geometry.bessel import means_from_natural_parameters
+from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.geometry.sampling import (
     Noise,
     cosine_from_noise,
     fixed_noise,
     keyed_integers,
+    keyed_noise,
     keyed_normals,
     points_from_noise,
     sample_cosine,
@@ -279,12 +281,15 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         if keys is not None:
             streams = torch.arange(self.num_samples + half, device=embeddings.device)[:, None]
             of_cosine, of_tangent = keyed_integers(keys, streams).split([self.num_samples, half])
-            cosine, sine = sample_cosine(concentration.expand_as(of_cosine), self.embedding_dim, keys=of_cosine)
-            normals = keyed_normals(of_tangent, self.embedding_dim, embeddings.dtype)
+            if keys.device.type == "cpu" and not torch.compiler.is_compiling():  # with as few proposals as needed
+                cosine, sine = sample_cosine(concentration.expand_as(of_cosine), self.embedding_dim, keys=of_cosine)
+                normals = keyed_normals(of_tangent, self.embedding_dim, embeddings.dtype)
+                return direction, cosine, sine, tangent_directions(direction.detach(), normals)
+            noise = keyed_noise(of_cosine, of_tangent, self.embedding_dim, embeddings.dtype)
         else:
             noise = self._fixed_noise((self.num_samples, 1), embeddings)
-            cosine, sine = cosine_from_noise(concentration, self.embedding_dim, noise)
-            normals = noise.normals[:half]
+        cosine, sine = cosine_from_noise(concentration, self.embedding_dim, noise)
+        normals = noise.normals[:half]
         return direction, cosine, sine, tangent_directions(direction.detach(), normals)
 
     def _take_keys(self, embeddings: Tensor) -> Tensor:
@@ -318,7 +323,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
 
 
 def _split(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return directions (..., d) and norms (...)."""
-    norms = torch.linalg.vector_norm(vectors, dim=-1)
+    """Return directions (..., d) and norms (...), at least 1e-3."""
     # Near zero concentration the direction is arbitrary, and its gradient would only be large noise.
-    return vectors / norms.clamp_min(1e-3)[..., None], norms
+    directions, norms = divide_by_norms(vectors, 1e-3, 1e-3)
+    return directions, norms[..., 0]
