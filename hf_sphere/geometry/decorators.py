@@ -121,7 +121,7 @@ def opaque(shapes: Callable[..., tuple[Tensor, ...]]) -> Callable[[Callable[...,
 
 
 def differentiable_once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
-    """Decorate the `backward` of an autograd function so that a second derivative raises an error.
+    """Decorate the `backward` of an autograd function so that a second derivative raises an error; without autocast.
 
     torch's `once_differentiable` silently treats the gradient as a constant if the incoming gradient does not require
     a gradient.
@@ -129,7 +129,8 @@ def differentiable_once(backward: Callable[..., tuple[Tensor | None, ...]]) -> C
 
     @functools.wraps(backward)
     def wrapped(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.no_grad():
+        device = next((g.device.type for g in gradients if g is not None and not g.is_meta), "cpu")
+        with torch.no_grad(), torch.autocast(device, enabled=False):  # products in half precision would not fit
             results = backward(ctx, *gradients)
         if not torch.is_grad_enabled():
             return results
