@@ -27,7 +27,7 @@ from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry import frechet_mean
 from hf_sphere.nn import build_head
 from hf_sphere.nn.heads.base import HEADS
-from hf_sphere.optim import SGDMRT, AdamS, AdamSRT
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
 
 BATCH, DIM, CLASSES = 16, 32, 10
 BOUNDS = {
@@ -53,6 +53,13 @@ def count(step: Step) -> int:
     return pretend.kernels()
 
 
+def train(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, labels: Tensor, module: nn.Module | None = None) -> None:
+    """Compute a loss and its gradients, from none as after `zero_grad`."""
+    for tensor in (x, *(module.parameters() if module else ())):
+        tensor.grad = None
+    loss(x, labels).backward()
+
+
 def count_compiled(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, labels: Tensor) -> int:
     """Return the kernels that inductor generates for a loss and its gradient."""
     torch._dynamo.reset()
@@ -74,9 +81,11 @@ def plain_losses() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     weight = torch.randn(CLASSES, DIM, device=pretend.NAME, requires_grad=True)
 
     def softmax(x: Tensor, labels: Tensor) -> Tensor:
+        weight.grad = None
         return F.cross_entropy(F.linear(x, weight), labels)
 
     def normalized(x: Tensor, labels: Tensor) -> Tensor:
+        weight.grad = None
         return F.cross_entropy(16.0 * F.linear(F.normalize(x), F.normalize(weight)), labels)
 
     return {"torch: softmax": softmax, "torch: softmax of scaled cosines": normalized}
@@ -93,10 +102,12 @@ def head_for(name: str) -> nn.Module:
 def count_heads(compiled: bool) -> list[dict[str, Any]]:
     """Count the training steps, and predictions, of plain losses and of all heads."""
     x, labels = batch(pretend.NAME)
-    rows = [row(name, count(lambda f=loss: f(x, labels).backward())) for name, loss in plain_losses().items()]
+    rows = [row(name, count(lambda f=loss: train(f, x, labels))) for name, loss in plain_losses().items()]
     for name in HEADS:
         head = head_for(name).to(pretend.NAME)
-        rows.append(row(name, count(lambda h=head: h(x, labels).loss.backward()), at_most=BOUNDS.get(name)))
+        rows.append(
+            row(name, count(lambda h=head: train(lambda x, y: h(x, y).loss, x, labels, h)), at_most=BOUNDS.get(name))
+        )
         with torch.no_grad():
             predicting = count(lambda h=head: h.eval()(x))
         rows.append(row(f"{name}, prediction", predicting, at_most=150 if name == "vmf" else None))
@@ -124,7 +135,7 @@ def count_losses() -> list[dict[str, Any]]:
         ):
             loss = loss.to(pretend.NAME)
             pretend.reset()
-            kernels = count(lambda f=loss: f(x, labels).backward())
+            kernels = count(lambda f=loss: train(f, x, labels, f))
             rows.append(row(f"{name}, {whose}", kernels))
             rows.append(row(f"{name}, {whose}: times the host waits", len(pretend.synchronizations())))
     return rows
@@ -139,6 +150,7 @@ def count_distributions() -> list[dict[str, Any]]:
 
         def step(mean: Tensor = mean, concentration: Tensor = concentration) -> None:
             distribution = VonMisesFisher(mean, concentration, validate_args=False)
+            mean.grad = concentration.grad = None
             density = distribution.log_prob(distribution.rsample())
             (density.sum() + distribution.entropy().sum()).backward()
 
@@ -150,19 +162,21 @@ def count_distributions() -> list[dict[str, Any]]:
 
 
 def count_optimizers() -> list[dict[str, Any]]:
-    """Count the steps for the 161 tensors of ResNet-50, relative to those of torch's foreach AdamW."""
+    """Count the steps for the 161 tensors of ResNet-50, relative to torch's foreach AdamW with the same three groups."""
     from torchvision.models import resnet50
 
     network = resnet50().to(pretend.NAME)
     for parameter in network.parameters():
         parameter.grad = torch.randn_like(parameter)
-    convolutions = [p for p in network.parameters() if p.ndim == 4]
-    others = [p for p in network.parameters() if p.ndim != 4]
-    groups = [{"params": convolutions, "channel_dims": (0,)}, {"params": others}]
-    torch_adam = count(torch.optim.AdamW(network.parameters(), lr=1e-3, foreach=True).step)
+
+    def groups(**radial: Any) -> list[dict[str, Any]]:
+        kernels, matrices, vectors = ([p for p in network.parameters() if p.ndim == ndim] for ndim in (4, 2, 1))
+        return [{"params": kernels, **radial}, {"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+
+    torch_adam = count(torch.optim.AdamW(groups(), weight_decay=1e-4, foreach=True).step)
     rows = [row("ResNet-50: foreach AdamW of torch", torch_adam)]
-    for optimizer in (AdamS, AdamSRT, SGDMRT):
-        step = optimizer([dict(group) for group in groups], lr=1e-3, foreach=True).step
+    for optimizer in (AdamS, AdamSRT, AdamG, SGDMRT):
+        step = optimizer(groups(channel_dims=[0]), weight_decay=1e-4, foreach=True).step
         rows.append(row(f"ResNet-50: {optimizer.__name__}", count(step), at_most=3 * torch_adam))
     return rows
 
