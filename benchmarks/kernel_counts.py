@@ -162,7 +162,7 @@ def count_distributions() -> list[dict[str, Any]]:
 
 
 def count_optimizers() -> list[dict[str, Any]]:
-    """Count the steps for the 161 tensors of ResNet-50, relative to torch's foreach AdamW with the same three groups."""
+    """Count steps for the 161 tensors of ResNet-50, relative to torch's foreach AdamW with the same three groups."""
     from torchvision.models import resnet50
 
     network = resnet50().to(pretend.NAME)
