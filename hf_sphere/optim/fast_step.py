@@ -26,7 +26,7 @@ from hf_sphere.optim.layout import inner
 
 Number = float | Tensor
 
-CPU_PORTION = 3 << 17
+CPU_PORTION = 3 << 18
 """Weights per portion on the CPU: matrices and scratch stay in the cache while the rule reads them several times."""
 DEVICE_PORTION = 1 << 25
 """Weights per portion on other devices, where packing takes 20 bytes per weight (0.7 GB); all of a ResNet-50."""
@@ -239,15 +239,18 @@ class Portion(Rows):
     def subtract(self, a: Any, values: Tensor, b: Any) -> Any:
         """Change a to a - values b with values per group."""
         for matrix, factor, other in zip(a, self._factors(values), b, strict=True):
-            matrix.addcmul_(factor, other, value=-1)
+            matrix.addcmul_(other, factor, value=-1)
         return a
 
     def inner(self, a: Any, b: Any) -> Tensor:
         """Return inner products of groups."""
         if a is b:
             return torch.cat([torch.linalg.vector_norm(matrix, dim=1) for matrix in a]).square_()
-        pairs = zip(a, b, self._scratch, strict=True)
-        return torch.cat([torch.mul(own, other, out=to).sum(1) for own, other, to in pairs])
+        products = (
+            torch.mul(own, other, out=self._memory[: own.numel()].view(own.shape))  # stays in the cache
+            for own, other in zip(a, b, strict=True)
+        )
+        return torch.cat([product.sum(1) for product in products])
 
     def norm(self, a: Any) -> Tensor:
         """Return the norms of groups, without squares that could underflow."""
