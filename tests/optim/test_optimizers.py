@@ -381,7 +381,8 @@ def test_fifty_compiled_steps_match_the_eager_ones_if_gradients_are_missing(kind
             weights[step % 5 % 3].grad = None
             optimizer.step()
         results.append([*weights, *(value for state in optimizer.state.values() for value in state.values())])
-    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
+    for compiled, eager in zip(*results, strict=True):
+        assert (compiled - eager).abs().max() <= 1e-6 * max(1.0, eager.abs().max())
 
 
 @pytest.mark.slow
