@@ -17,14 +17,12 @@ from hf_sphere.optim.fast_step import (
     Block,
     Flags,
     Number,
-    PackedRows,
+    PackedPortion,
+    Portion,
     Rows,
     check_compiler,
     is_zero,
-    per_group,
     portions,
-    shrinks,
-    split,
     update_all,
 )
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, radial_parameter_groups
@@ -54,12 +52,13 @@ class SphereOptimizer(NamedOptimizer):
 
     With `compile=True`, the first step compiles the update of the radial weights by inductor (up to a minute for a
     ResNet-18 on a CPU, seconds if it is in inductor's cache). Schedules and resumed runs do not compile again, and
-    values are those of the eager step up to rounding. On a CPU, it requires a C++ compiler. To compile the entire step
-    instead, use `torch.compile(lambda: optimizer.step(), fullgraph=True)` with a tensor as learning rate.
+    values are those of the eager step up to rounding, unless a step shrinks a norm to less than the root of the machine
+    epsilon, where the transport is limited. On a CPU, it requires a C++ compiler. To compile the entire step instead,
+    use `torch.compile(lambda: optimizer.step(), fullgraph=True)` with a tensor as learning rate.
 
-    The optimizers of this library implement `_rule`, a faster form for several parameters at once, and `_update`, the
-    form for compilers. `AdamS` and `SGDMRT`
-    also inherit from the torch optimizer, set `momentum_key` and `has_second_moment`, and implement `_step_of_torch`.
+    The optimizers of this library describe their steps by `_numbers_of_rule`, `_accumulate` and `_moved`, for several
+    parameters at once and for compilers. `AdamS` and `SGDMRT` also inherit from the torch optimizer, set `momentum_key`
+    and `has_second_moment`, and implement `_step_of_torch`.
 
     Example:
         >>> class SphereSGD(SGDMRT):
@@ -177,46 +176,22 @@ class SphereOptimizer(NamedOptimizer):
         return Block(tensors.weight, tensors.gradient, tensors.momentum, moment, step)
 
     def _step_on_sphere(self, group: Group, blocks: list[Block]) -> None:
-        if self._has_fast_rule() and group["foreach"] is not False and blocks[0].weight.device.type not in NOT_PACKED:
-            self._step_packed(group, blocks)
-            return
-        decay, shrink = self._decay(group)
-        batches = list(portions(blocks, group["foreach"]))
-        largest = max([block.weight.numel() for portion in batches for block in portion])
-        memory = blocks[0].weight.new_empty(largest)
+        batches, weight = list(portions(blocks, group["foreach"])), blocks[0].weight
+        packs = weight.device.type not in NOT_PACKED
+        sizes = [sum([b.weight.numel() for b in portion]) for portion in batches if not packs or len(portion) == 1]
+        memory = weight.new_empty(max(sizes, default=0) if self._has_fast_rule() else 0)
         for portion in batches:
-            for block in portion:
-                block.scratch = memory[: block.weight.numel()].view(block.weight.shape)
             if self._has_fast_rule():
-                self._rule(portion, group, decay, shrink)
+                rows = (PackedPortion if packs and len(portion) > 1 else Portion)(portion, memory)
+                numbers = self._numbers(group, rows.t, rows.dim)
+                *_, v = self._update(rows, rows.x, rows.g, rows.m, rows.v, self._flags(group), *numbers)
+                rows.close(v)
             else:
-                numbers = [self._numbers(group, block.step, block.weight.shape[1]) for block in portion]
-                update_all(
-                    partial(self._follow_rule, group), [self._tensors(block, group) for block in portion], numbers
-                )
-
-    def _step_packed(self, group: Group, blocks: list[Block]) -> None:
-        """Update all blocks by operations on the vector of all weights."""
-        matrices = [[b.weight for b in blocks], [b.gradient for b in blocks], [b.momentum for b in blocks]]
-        x, g, m = (torch.cat([matrix.reshape(-1) for matrix in kind]) for kind in matrices)
-        moments = [block.second_moment for block in blocks]
-        rows, steps = PackedRows(matrices[0]), [block.step for block in blocks]
-        *_, flags = self._tensors(blocks[0], group)
-        numbers = self._numbers(group, per_group(steps, blocks), rows.sizes)
-        y, m, v = type(self)._update(rows, x, g, m, torch.cat(moments), flags, *numbers)
-        for targets, values in ((matrices[0], y), (matrices[2], m)):
-            parts = values.split([target.numel() for target in targets])
-            torch._foreach_copy_(targets, [part.view_as(to) for part, to in zip(parts, targets, strict=True)])
-        if self.has_second_moment:
-            torch._foreach_copy_(moments, list(split(v, blocks)))
+                update_all(*self._arguments([(block, group) for block in portion]))
 
     def _step_compiled(self, items: list[tuple[Block, Group]]) -> None:
         """Update blocks of one device and dtype by a compiled function."""
-        blocks = [self._tensors(block, group) for block, group in items]
-        numbers = [self._numbers(group, block.step, block.weight.shape[1]) for block, group in items]
-        update: Any = type(self)._update
-        if not self._has_fast_rule():
-            update = partial(self._follow_rule, {k: v for k, v in items[0][1].items() if k not in ("params", "lr")})
+        update, blocks, numbers = self._arguments(items)
         if torch.compiler.is_compiling():  # by the caller
             update_all(update, blocks, numbers)
             return
@@ -232,14 +207,22 @@ class SphereOptimizer(NamedOptimizer):
             table = x.new_tensor(flat)
         self._compiled(update, blocks, table.view(len(blocks), -1))
 
+    def _arguments(self, items: list[tuple[Block, Group]]) -> tuple[Any, list[tuple[Any, ...]], list[list[Number]]]:
+        """Return the arguments of `update_all`, with flags as constants that a compiler can omit."""
+        update: Any = type(self)._update
+        if not self._has_fast_rule():
+            update = partial(self._follow_rule, {k: v for k, v in items[0][1].items() if k not in ("params", "lr")})
+        blocks = [(b.weight, b.gradient, b.momentum, b.second_moment, self._flags(group)) for b, group in items]
+        return update, blocks, [self._numbers(group, b.step, b.weight.shape[1]) for b, group in items]
+
     def _has_fast_rule(self) -> bool:
         return type(self).rule is SphereOptimizer.rule
 
-    def _tensors(self, block: Block, group: Group) -> tuple[Any, ...]:
-        """Return the block as `update_all` takes it, with constants that a compiler can omit."""
+    def _flags(self, group: Group) -> Flags:
         decay, shrink = self._decay(group)
-        flags = Flags(group["maximize"], isinstance(decay, Tensor) or decay != 0, shrinks(shrink))
-        return block.weight, block.gradient, block.momentum, block.second_moment, flags
+        return Flags(
+            group["maximize"], isinstance(decay, Tensor) or decay != 0, isinstance(shrink, Tensor) or shrink != 1
+        )
 
     def _numbers(self, group: Group, t: Number, dim: Number) -> list[Number]:
         """Return L2 weight decay, the factor of decoupled decay, and those of the rule."""
@@ -295,38 +278,27 @@ class SphereOptimizer(NamedOptimizer):
 
     @classmethod
     def _update(
-        cls, rows: Rows, x: Tensor, g: Tensor, m: Tensor, v: Tensor, flags: Flags, *numbers: Number
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The fast rule of one block, without operations in place, for compilers."""
+        cls, rows: Rows, x: Any, g: Any, m: Any, v: Tensor, flags: Flags, *numbers: Number
+    ) -> tuple[Any, Any, Tensor]:
+        """Return the new weights and moments, from the numbers of `_numbers`; `Portion` changes them in place."""
         decay, shrink, *own = numbers
-        g = (-g if flags.maximize else g).to(x.dtype)
-        m, v, size = cls._accumulate(rows, g + decay * x if flags.decays else g, m, v, *own)
+        m, v, size = cls._accumulate(rows, rows.gradient(x, g, flags, decay), m, v, *own)
         length = rows.norm(x)
-        size = torch.where(is_zero(length), 0.0, size)
-        if not flags.shrinks:
-            shrink = 1.0
-        y = torch.addcmul(shrink * x if flags.shrinks else x, rows.spread(size), m, value=-1)
-        return cls._moved(rows, x, y, m, v, length, size, shrink)
+        size = torch.where(is_zero(length), torch.zeros_like(length), size)
+        y = rows.subtract(rows.scale(x, shrink) if flags.shrinks else x, size, m)
+        return cls._moved(rows, x, y, m, v, length, size, flags, shrink)
 
     @classmethod
-    def _accumulate(
-        cls, rows: Rows, g: Tensor, m: Tensor, v: Tensor, *numbers: Number
-    ) -> tuple[Tensor, Tensor, Number]:
+    def _accumulate(cls, rows: Rows, g: Any, m: Any, v: Tensor, *numbers: Number) -> tuple[Any, Tensor, Number]:
         """Return the new moments and the step size, from the numbers of `_numbers_of_rule`."""
         raise NotImplementedError
 
     @classmethod
-    def _moved(
-        cls, rows: Rows, x: Tensor, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return weights and moments after a step of this size from weights x of this length; see `transported`."""
+    def _moved(cls, rows: Rows, x: Any, y: Any, m: Any, v: Tensor, *about: Any) -> tuple[Any, Any, Tensor]:
+        """Return weights and moments after the step to y; `about` are the other arguments of `Rows.transport`."""
         return y, m, v
 
     def _numbers_of_rule(self, group: Group, t: Number, lr: Number, dim: Number) -> tuple[Number, ...]:
-        raise NotImplementedError
-
-    def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
-        """Update radial weights of one device and dtype, with L2 weight decay or the factor of decoupled decay."""
         raise NotImplementedError
 
     def _is_radial(self, parameter: Tensor, group: Group) -> bool:

@@ -2,13 +2,11 @@
 
 A group is a set of weights that a normalization layer makes radially invariant: one filter before BatchNorm, an entire
 tensor before LayerNorm. Here the weights, the momentum and the gradient of K groups with D weights each are matrices
-(K, D), and values per group are vectors (K,). Functions whose name ends in an underscore change their first arguments
-in place, in few passes over memory. The file of each optimizer begins with its rule as a formula, which the tests
-compare with the fast step.
+(K, D). The file of each optimizer begins with its rule as a formula, which the tests compare with the fast step.
 
-Each optimizer is built from these functions: `accumulate_` adds the gradient to the momentum, `step_` moves the
-weights, and `transport_` transports the momentum to the new weights. `update_all` is the form without operations in
-place, which a compiler fuses to one pass over memory.
+Each optimizer describes its step once, by the operations of `Rows` on matrices. `Rows` returns new tensors, which a
+compiler fuses to one pass over memory. `Portion` changes several matrices in place, in few passes, and `PackedPortion`
+launches few kernels on a GPU.
 
 Reference:
     Roburin, de Mont-Marin, Bursuc, Marlet, Perez, Aubry, "A spherical perspective on learning with normalization
@@ -16,7 +14,8 @@ Reference:
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,9 +26,16 @@ from hf_sphere.optim.layout import inner
 
 Number = float | Tensor
 
-# Weights per portion on the CPU: weights, gradients, momenta and scratch stay in the cache while the rule reads them
-# several times.
 CPU_PORTION = 3 << 18
+"""Weights per portion on the CPU: matrices and scratch stay in the cache while the rule reads them several times."""
+DEVICE_PORTION = 1 << 25
+"""Weights per portion on other devices, where packing takes 20 bytes per weight (0.7 GB); all of a ResNet-50."""
+INDUCTOR: dict[str, Any] = {
+    "realize_opcount_threshold": 1000,
+    "realize_reads_threshold": 1000,
+    "realize_acc_reads_threshold": 1000,
+}
+"""Options with which inductor computes a value again for each use, instead of storing a matrix."""
 
 
 @dataclass(slots=True)
@@ -41,7 +47,6 @@ class Block:
     momentum: Tensor  # (K, D); changed by the step
     second_moment: Tensor  # (K,), changed by the step; empty for rules without one
     step: Number  # number of steps that the parameter has taken, including this one
-    scratch: Tensor | None = None  # temporary memory for a matrix (K, D); None if functions allocate it
 
     def rows(self, start: int, stop: int) -> "Block":
         """Return the groups from `start` to `stop`."""
@@ -51,57 +56,16 @@ class Block:
         return Block(self.weight[rows], self.gradient[rows], self.momentum[rows], self.second_moment[rows], self.step)
 
 
-def accumulate_(block: Block, keep: float, decay: float, maximize: bool) -> Tensor:
-    """Add a gradient to the running mean: g = +-gradient + decay x and m = keep m + (1 - keep) g; return |g|, (K,)."""
-    gradient, momentum = block.gradient, block.momentum
-    if maximize or decay or gradient.dtype != momentum.dtype:
-        scratch = torch.empty_like(momentum) if block.scratch is None else block.scratch
-        if decay and maximize:
-            gradient = torch.mul(block.weight, decay, out=scratch).sub_(gradient)
-        elif decay:
-            gradient = torch.add(gradient, block.weight, alpha=decay, out=scratch)
-        else:
-            gradient = scratch.copy_(gradient)
-            gradient = gradient.neg_() if maximize else gradient
-    momentum.lerp_(gradient, 1 - keep)
-    return torch.linalg.vector_norm(gradient, dim=1)
+class Flags(NamedTuple):
+    """Whether the objective is maximized, and there is L2 or decoupled weight decay."""
 
-
-def step_(block: Block, step_size: Tensor, shrink: Number) -> None:
-    """Move the weights: y = shrink x - step_size m, with a step size per group, (K,)."""
-    if shrinks(shrink):
-        block.weight.mul_(shrink)
-    block.weight.addcmul_(block.momentum, step_size.unsqueeze(1), value=-1)
-
-
-def shrinks(shrink: Number) -> bool:
-    """Return whether there is decoupled weight decay; true for tensors, which are not read to avoid synchronization."""
-    return isinstance(shrink, Tensor) or shrink != 1.0
-
-
-def transport_(blocks: Sequence[Block]) -> Tensor:
-    """Transport momenta to the weights after the step: m = m - <m, y> / <y, y> y; return |y| of each group, (sum K,).
-
-    The paper writes (<x, y> m - <m, y> x) / <y, y> with the weights x before the step. With y = x - a m this equals the
-    projection above, which does not require x: m loses its component along y, and shrinks by |x| / |y| if it was
-    orthogonal to x. A group at zero keeps its momentum.
-    """
-    length = lengths([block.weight for block in blocks])
-    along = torch.cat([torch.mul(block.momentum, block.weight, out=block.scratch).sum(1) for block in blocks])
-    factors = (along / length).div_(length).unsqueeze_(1)
-    for block, factor in zip(blocks, split(factors, blocks), strict=True):
-        block.momentum.addcmul_(block.weight, factor, value=-1)
-    return length
-
-
-def lengths(matrices: Sequence[Tensor]) -> Tensor:
-    """Return the length of each row of all matrices, (sum K_i,); the smallest normal number instead of zero."""
-    rows = torch.cat([torch.linalg.vector_norm(matrix, dim=1) for matrix in matrices])
-    return rows.clamp_min_(torch.finfo(rows.dtype).tiny)
+    maximize: bool
+    decays: bool
+    shrinks: bool
 
 
 def is_zero(length: Tensor) -> Tensor:
-    """Return the mask of the `lengths` of groups at zero, which have no direction and are not updated."""
+    """Return the mask of groups whose norm is 0; they have no direction and are not updated."""
     return length <= torch.finfo(length.dtype).tiny
 
 
@@ -110,24 +74,22 @@ def portions(blocks: Sequence[Block], foreach: bool | None) -> Iterator[list[Blo
 
     Args:
         blocks: One per parameter.
-        foreach: True for a single portion, False for one per parameter; None for a single portion on a GPU and portions
-            that fit in the cache on a CPU.
+        foreach: True for a single portion on the CPU, False for one per parameter; otherwise portions of at most
+            `CPU_PORTION` or `DEVICE_PORTION` weights.
     """
-    if foreach is False:
-        yield from ([block] for block in blocks)
-        return
-    if foreach or blocks[0].weight.device.type != "cpu":
-        yield list(blocks)
+    on_cpu = blocks[0].weight.device.type == "cpu"
+    if foreach is False or (foreach and on_cpu):
+        yield from ([block] for block in blocks) if foreach is False else [list(blocks)]
         return
     portion: list[Block] = []
-    room = CPU_PORTION
+    room = size = CPU_PORTION if on_cpu else DEVICE_PORTION
     for block in blocks:
         dim, start = block.weight.shape[1], 0
         while start < block.weight.shape[0]:
             count = max(1, room // dim)
             if portion and count * dim > room:
                 yield portion
-                portion, room = [], CPU_PORTION
+                portion, room = [], size
                 continue
             rows = block.rows(start, start + count)
             portion.append(rows)
@@ -136,9 +98,215 @@ def portions(blocks: Sequence[Block], foreach: bool | None) -> Iterator[list[Blo
     yield portion
 
 
-def split(values: Tensor, blocks: Sequence[Block]) -> Sequence[Tensor]:
-    """Split values of all groups, (sum K, ...), into those of each block."""
-    return values.split([block.weight.shape[0] for block in blocks])
+class Rows:
+    """Operations on the groups of a matrix (K, D), for compilers; values per group are (K, 1).
+
+    Args:
+        g: Gradient, which the step does not change.
+    """
+
+    def __init__(self, g: Tensor) -> None:
+        self._g = g
+
+    def gradient(self, x: Any, g: Any, flags: Flags, decay: Any) -> Any:
+        """Return the gradient to be minimized, with L2 weight decay and the dtype of x."""
+        g = (-g if flags.maximize else g).to(x.dtype)
+        return g + decay * x if flags.decays else g
+
+    def lerp(self, a: Any, b: Any, weight: Any) -> Any:
+        """Return (1 - weight) a + weight b."""
+        return torch.lerp(a, b, weight)
+
+    def accumulate(self, a: Any, b: Any, keep: Any, weight: Any) -> Any:
+        """Return keep a + weight b."""
+        return keep * a + weight * b
+
+    def scale(self, a: Any, values: Number) -> Any:
+        """Return a times a number, or values per group."""
+        return a * (self.spread(values) if isinstance(values, Tensor) and values.ndim else values)
+
+    def subtract(self, a: Any, values: Tensor, b: Any) -> Any:
+        """Return a - values b with values per group."""
+        return torch.addcmul(a, self.spread(values), b, value=-1)
+
+    def inner(self, a: Any, b: Any) -> Tensor:
+        """Return inner products of groups."""
+        return inner(a, b)
+
+    def norm(self, a: Any) -> Tensor:
+        """Return the norms of groups; the smallest normal number instead of zero."""
+        squares = self.inner(a, a)
+        return squares.sqrt().clamp_min(torch.finfo(squares.dtype).tiny)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return values per group as factors of matrices, so that inductor computes them once per group.
+
+        It stores what `as_strided` reads. Two reads of the gradient with a stride keep the C++ backend from vectorizing
+        over groups: it then updates one group after the other, while its weights are in the cache. Without such values
+        it fails on matrices that are updated from each other (torch 2.14). A gradient of NaN makes the values NaN.
+        """
+        ends = self._g[:, :1] + self._g[:, -1:]
+        return torch.where(ends.isnan(), ends, values).as_strided((len(ends), 1), (1, 1))
+
+    def transport(
+        self, x: Any, y: Any, m: Any, length: Tensor, size: Tensor, flags: Flags, shrink: Number
+    ) -> tuple[Any, Tensor]:
+        """Transport momenta m to the weights y = shrink x - size m; return them and the norms of y.
+
+        Inner products with y follow from those of x, of norm `length`, and m, so that they do not take another pass. A
+        step to less than sqrt(eps) of the norm, where they would be inexact, is treated as one to it; `Portion` has no
+        such limit.
+        """
+        x_m, before = self.inner(x, m), length
+        if flags.shrinks:
+            x_m, before = shrink * x_m, shrink * length
+        y_m = x_m - size * self.inner(m, m)
+        before = before.square()
+        squares = torch.maximum(before - size * (x_m + y_m), torch.finfo(m.dtype).eps * before)
+        new_length = squares.sqrt().clamp_min(torch.finfo(m.dtype).tiny)
+        m = self.subtract(m, y_m / new_length / new_length, y)
+        return m / shrink if flags.shrinks else m, new_length
+
+
+class Portion(Rows):
+    """Operations in place on lists of matrices; values per group are (sum K,).
+
+    Args:
+        blocks: The matrices.
+        memory: Temporary memory of at least one number per weight. An inner product overwrites the gradient in it.
+    """
+
+    def __init__(self, blocks: Sequence[Block], memory: Tensor) -> None:
+        self.x, self.m = [block.weight for block in blocks], [block.momentum for block in blocks]
+        self.g = [block.gradient for block in blocks]
+        self._moments = [block.second_moment for block in blocks]
+        self.v = torch.cat(self._moments)
+        self.t = per_group([block.step for block in blocks], blocks)
+        self._blocks, self._memory = blocks, memory
+
+    @property
+    def dim(self) -> Number:
+        """The number of weights of each group."""
+        return per_group([float(x.shape[1]) for x in self.x], self._blocks)
+
+    @functools.cached_property
+    def _scratch(self) -> list[Tensor]:
+        parts = self._memory[: sum(x.numel() for x in self.x)].split([x.numel() for x in self.x])
+        return [part.view(x.shape) for part, x in zip(parts, self.x, strict=True)]
+
+    def close(self, v: Tensor) -> None:
+        """Write the second moments, and what is not in place, to the blocks."""
+        if len(v):
+            torch._foreach_copy_(self._moments, list(v.split([len(moment) for moment in self._moments])))
+
+    def _factors(self, values: Number) -> Iterable[Number]:
+        """Return a factor of each matrix."""
+        if not isinstance(values, Tensor) or not values.ndim:
+            return itertools.repeat(values, len(self.x))
+        return values.unsqueeze(1).split([len(x) for x in self.x])
+
+    def gradient(self, x: Any, g: Any, flags: Flags, decay: Any) -> Any:
+        """Return the gradients, in the temporary memory if they differ from those of the parameters."""
+        if not (flags.maximize or flags.decays or g[0].dtype != x[0].dtype):
+            return g
+        for to, own, weight in zip(self._scratch, g, x, strict=True):
+            torch.add(own, weight, alpha=-decay if flags.maximize else decay, out=to) if flags.decays else to.copy_(own)
+        if flags.maximize:
+            torch._foreach_neg_(self._scratch)
+        return self._scratch
+
+    def lerp(self, a: Any, b: Any, weight: Any) -> Any:
+        """Change a to (1 - weight) a + weight b."""
+        torch._foreach_lerp_(a, b, weight)
+        return a
+
+    def accumulate(self, a: Any, b: Any, keep: Any, weight: Any) -> Any:
+        """Change a to keep a + weight b."""
+        if weight == 1:
+            for own, other in zip(a, b, strict=True):
+                torch.add(other, own, alpha=keep, out=own)  # one pass
+        else:
+            torch._foreach_mul_(a, keep)
+            torch._foreach_add_(a, b, alpha=weight)
+        return a
+
+    def scale(self, a: Any, values: Number) -> Any:
+        """Multiply a by a number, or values per group."""
+        for matrix, factor in zip(a, self._factors(values), strict=True):
+            matrix.mul_(factor)
+        return a
+
+    def subtract(self, a: Any, values: Tensor, b: Any) -> Any:
+        """Change a to a - values b with values per group."""
+        for matrix, factor, other in zip(a, self._factors(values), b, strict=True):
+            matrix.addcmul_(other, factor, value=-1)
+        return a
+
+    def inner(self, a: Any, b: Any) -> Tensor:
+        """Return inner products of groups."""
+        if a is b:
+            return torch.cat([torch.linalg.vector_norm(matrix, dim=1) for matrix in a]).square_()
+        products = (
+            torch.mul(own, other, out=self._memory[: own.numel()].view(own.shape))  # stays in the cache
+            for own, other in zip(a, b, strict=True)
+        )
+        return torch.cat([product.sum(1) for product in products])
+
+    def norm(self, a: Any) -> Tensor:
+        """Return the norms of groups, without squares that could underflow."""
+        norms = torch.cat([torch.linalg.vector_norm(matrix, dim=1) for matrix in a])
+        return norms.clamp_min_(torch.finfo(norms.dtype).tiny)
+
+    def transport(
+        self, x: Any, y: Any, m: Any, length: Tensor, size: Tensor, flags: Flags, shrink: Number
+    ) -> tuple[Any, Tensor]:
+        """Transport momenta to the weights after the step, m = m - <m, y> / <y, y> y; return them and the norms of y.
+
+        The paper writes (<x, y> m - <m, y> x) / <y, y> with the weights x before the step. With y = x - a m this equals
+        the projection above, which does not require x: m loses its component along y, and shrinks by |x| / |y| if it
+        was orthogonal to x. A group at zero keeps its momentum.
+        """
+        new_length = self.norm(y)
+        m = self.subtract(m, (self.inner(m, y) / new_length).div_(new_length), y)
+        return self.scale(m, 1 / shrink) if flags.shrinks else m, new_length
+
+
+class PackedPortion(Portion):
+    """Operations on copies of several matrices in one vector: few kernels on a GPU."""
+
+    def __init__(self, blocks: Sequence[Block], memory: Tensor) -> None:
+        super().__init__(blocks, memory)
+        self._kept = self.x, self.m
+        self._sizes = row_sizes(tuple(tuple(matrix.shape) for matrix in self.x), self.x[0].device)
+        kinds = (self.x, self.g, self.m)
+        self.x, self.g, self.m = ([torch.cat([matrix.reshape(-1) for matrix in kind])] for kind in kinds)
+        self.g = [self.g[0].to(self.x[0].dtype)]
+        self._scratch = self.g  # copies, which can be overwritten
+        self._index = torch.repeat_interleave(self._sizes, output_size=self.x[0].numel())
+
+    @property
+    def dim(self) -> Number:
+        """The number of weights of each group."""
+        return self._sizes.to(self.x[0].dtype)
+
+    def close(self, v: Tensor) -> None:
+        """Write the results to the blocks."""
+        super().close(v)
+        for targets, (values,) in zip(self._kept, (self.x, self.m), strict=True):
+            parts = values.split([target.numel() for target in targets])
+            torch._foreach_copy_(targets, [part.view_as(to) for part, to in zip(parts, targets, strict=True)])
+
+    def _factors(self, values: Number) -> Iterable[Number]:
+        return [values.index_select(0, self._index) if isinstance(values, Tensor) and values.ndim else values]
+
+    def inner(self, a: Any, b: Any) -> Tensor:
+        """Return inner products of groups."""
+        product = torch.mul(a[0], b[0], out=self._scratch[0])
+        return torch.segment_reduce(product, "sum", lengths=self._sizes, unsafe=True)
+
+    def norm(self, a: Any) -> Tensor:
+        """Return the norms of groups; the smallest normal number instead of zero."""
+        return Rows.norm(self, a)
 
 
 def per_group(values: Sequence[Number], blocks: Sequence[Block]) -> Number:
@@ -153,71 +321,11 @@ def per_group(values: Sequence[Number], blocks: Sequence[Block]) -> Number:
     return torch.cat(expanded)
 
 
-INDUCTOR: dict[str, Any] = {
-    "realize_opcount_threshold": 1000,
-    "realize_reads_threshold": 1000,
-    "realize_acc_reads_threshold": 1000,
-}
-"""Options with which inductor computes a value again for each use, instead of storing a matrix."""
-
-
-class Flags(NamedTuple):
-    """Whether the objective is maximized, and there is L2 or decoupled weight decay."""
-
-    maximize: bool
-    decays: bool
-    shrinks: bool
-
-
-class Rows:
-    """Operations on the groups of a matrix (K, D), for compilers.
-
-    Args:
-        g: Gradient, which the step does not change.
-    """
-
-    def __init__(self, g: Tensor) -> None:
-        self._g = g
-
-    def inner(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return inner products of groups."""
-        return inner(a, b)
-
-    def norm(self, a: Tensor) -> Tensor:
-        """Return the norms of groups; the smallest normal number instead of zero."""
-        return self.inner(a, a).sqrt().clamp_min(torch.finfo(a.dtype).tiny)
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Return values per group as factors of matrices, so that inductor computes them once per group.
-
-        It stores what `as_strided` reads. Two reads of the gradient with a stride keep the C++ backend from vectorizing
-        over groups: it then updates one group after the other, while its weights are in the cache. Without such values
-        it fails on matrices that are updated from each other (torch 2.14). A gradient of NaN makes the values NaN.
-        """
-        ends = self._g[:, :1] + self._g[:, -1:]
-        return torch.where(ends.isnan(), ends, values).as_strided((len(ends), 1), (1, 1))
-
-
-class PackedRows(Rows):
-    """Operations on the groups of several matrices, which follow each other in one vector; few kernels on a GPU."""
-
-    def __init__(self, matrices: Sequence[Tensor]) -> None:
-        self.sizes = row_sizes(tuple(tuple(matrix.shape) for matrix in matrices), matrices[0].device)
-        self._index = torch.repeat_interleave(self.sizes, output_size=sum(matrix.numel() for matrix in matrices))
-
-    def inner(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return inner products of groups."""
-        return torch.segment_reduce(a * b, "sum", lengths=self.sizes, unsafe=True)
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Repeat values per group for each of their weights."""
-        return values.index_select(0, self._index)
-
-
 @functools.lru_cache(maxsize=64)
 def row_sizes(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     """Return the number of weights of each group of matrices of these shapes."""
-    return torch.tensor([size for count, size in shapes for _ in range(count)], device=device)
+    sizes = [size for count, size in shapes for _ in range(count)]
+    return torch.tensor(sizes, dtype=torch.int32, device=device)
 
 
 def check_compiler() -> None:
@@ -251,22 +359,3 @@ def update_all(update: Callable[..., tuple[Tensor, ...]], blocks: Sequence[Any],
         m.copy_(new_m)
         if len(v):
             v.copy_(rows.spread(new_v).squeeze(1))
-
-
-def transported(
-    rows: Rows, x: Tensor, y: Tensor, m: Tensor, length: Tensor, size: Tensor, shrink: Number
-) -> tuple[Tensor, Tensor]:
-    """Transport momenta m to the weights y = shrink x - size m; return them and the norms of y.
-
-    See `transport_`. Inner products with y follow from those of x, of norm `length`, and m, so that they do not take
-    another pass. A step to less than sqrt(eps) of the norm, where they would be inexact, is treated as one to it.
-    """
-    x_m, before = rows.inner(x, m), length
-    if shrinks(shrink):
-        x_m, before = shrink * x_m, shrink * length
-    y_m = x_m - size * rows.inner(m, m)
-    before = before.square()
-    squares = torch.maximum(before - size * (x_m + y_m), torch.finfo(m.dtype).eps * before)
-    new_length = squares.sqrt().clamp_min(torch.finfo(m.dtype).tiny)
-    m = torch.addcmul(m, rows.spread(y_m / new_length / new_length), y, value=-1)
-    return m / shrink if shrinks(shrink) else m, new_length

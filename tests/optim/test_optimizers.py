@@ -366,6 +366,40 @@ def test_the_compiled_update_matches_the_eager_one(kind, options, make_weights, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("decay", [{"weight_decay": 0.1}, DECOUPLED], ids=["L2", "decoupled"])
+def test_fifty_compiled_steps_match_the_eager_ones_if_gradients_are_missing(kind, decay, make_weights, give_gradients):
+    results = []
+    for compiles in (True, False):
+        weights = make_weights()
+        with torch.no_grad():
+            weights[0][1] = 0.0  # a filter without a direction
+        optimizer = kind([{"params": weights[:1], **RADIAL}], lr=0.005, compile=compiles, **decay)
+        for step in range(50):
+            if step == 1:
+                optimizer.add_param_group({"params": weights[1:], **RADIAL})
+            give_gradients(weights, step)
+            weights[step % 5 % 3].grad = None
+            optimizer.step()
+        results.append([*weights, *(value for state in optimizer.state.values() for value in state.values())])
+    for compiled, eager in zip(*results, strict=True):
+        assert (compiled - eager).abs().max() <= 1e-6 * max(1.0, eager.abs().max())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_gradient_that_is_not_finite_changes_the_same_weights_in_a_compiled_step(kind, value, make_weights):
+    finite = []
+    for compiles in (True, False):
+        weights = make_weights()
+        for weight in weights:
+            weight.grad = weight.detach().flip(0)
+        weights[0].grad[2, 1, 1, 1] = value
+        kind([{"params": weights, **RADIAL}], lr=0.01, compile=compiles).step()
+        finite.append([weight.isfinite().tolist() for weight in weights])
+    assert finite[0] == finite[1]
+
+
+@pytest.mark.slow
 def test_schedules_and_resumed_runs_do_not_compile_again(kind, make_model, groups, make_optimizer, take_steps):
     model, other = make_model(), make_model()
     optimizer = make_optimizer(kind, groups(model), compile=True)
@@ -415,7 +449,7 @@ def scaled_step(scaler: torch.amp.GradScaler, optimizer: Optimizer, weights: lis
     scaler.update()
 
 
-@pytest.mark.parametrize("options", [{}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"compile": True}], ids=str)
 def test_a_gradient_that_overflows_skips_the_step(kind, options, make_optimizer, make_weights):
     weights = make_weights()
     optimizer = make_optimizer(kind, [{"params": weights[:2], **RADIAL}, {"params": weights[2:]}], **options)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
-from hf_sphere.optim.fast_step import Block, portions, transport_
+from hf_sphere.optim.fast_step import Block, Flags, Portion, portions
 from hf_sphere.optim.layout import inner
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 
@@ -181,7 +181,8 @@ def test_transport_without_the_old_weights_matches_the_publication(count, dim, s
     x, (m,) = weights_and_gradients((count, dim), seed, steps=1)
     y = x - step * m
     expected = (inner(x, y) * m - inner(m, y) * x) / inner(y, y)
-    lengths = transport_([Block(y, m, m, m.new_empty(0), 1)])
+    rows = Portion([Block(y, m, m, m.new_empty(0), 1)], torch.empty_like(m).view(-1))
+    _, lengths = rows.transport([x], rows.x, rows.m, x, x, Flags(False, False, False), 1.0)
     torch.testing.assert_close(m, expected, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(lengths, y.norm(dim=1))
 

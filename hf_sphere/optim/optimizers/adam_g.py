@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_sphere.optim.fast_step import Block, Number, Rows, split, transport_, transported
+from hf_sphere.optim.fast_step import Rows
 from hf_sphere.optim.layout import inner
 from hf_sphere.optim.optimizers.adam_s import AdamS, Moments, adam_s
 
@@ -33,22 +33,9 @@ class AdamG(AdamS):
     scales_with_dim = False
 
     @classmethod
-    def _moved(
-        cls, rows: Rows, x: Tensor, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number
-    ) -> Moments:
-        m, new_length = transported(rows, x, y, m, length, size, shrink)
-        return (
-            y / rows.spread(torch.where(size == 0, 1.0, new_length)),
-            m * rows.spread(new_length / length),
-            v,
-        )
-
-    def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
-        new_length = transport_(blocks)
-        scales = split((new_length / length).div_(shrink).unsqueeze(1), blocks)
+    def _moved(cls, rows: Rows, x: Any, y: Any, m: Any, v: Tensor, *about: Any) -> tuple[Any, Any, Tensor]:
+        m, new_length = rows.transport(x, y, m, *about)
+        length, size, *_ = about
         # torch creates the state by a step with learning rate 0, which must not change the weights.
-        norms = split(new_length.masked_fill(size == 0, 1.0).unsqueeze(1), blocks)
-        for block, scale, norm in zip(blocks, scales, norms, strict=True):
-            block.momentum.mul_(scale)
-            block.weight.div_(norm)
-        return moment
+        y = rows.scale(y, torch.where(size == 0, 1.0, 1 / new_length))
+        return y, rows.scale(m, new_length / length), v

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from hf_sphere.optim.base import Group, SphereOptimizer
-from hf_sphere.optim.fast_step import Block, Number, Rows, accumulate_, is_zero, lengths, per_group, split, step_
+from hf_sphere.optim.fast_step import Number, Rows
 from hf_sphere.optim.layout import OpenParameter, inner, local
 
 Moments = tuple[Tensor, Tensor, Tensor]
@@ -51,8 +51,8 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
             (bfloat16) rounds at random so that small steps are kept on average, `master` keeps a float32 copy as the
             actual weight: values written into the parameter from outside are lost at the next step.
         decoupled_weight_decay: Shrink the weights by `lr * weight_decay` instead, as AdamW does.
-        foreach: Update the groups of all tensors at once (True) or tensor by tensor (False); by default at once on a
-            GPU and in portions that fit the cache on a CPU.
+        foreach: Update the groups of all tensors at once (True) or tensor by tensor (False); by default in portions
+            that fit the cache on a CPU. On a GPU, portions of at most 16.8 million weights limit the temporary memory.
         maximize: Maximize the objective.
         compile: Compile the update of the radial weights; see `SphereOptimizer`.
         capturable: For CUDA graphs: keep the step count on the device. A learning rate that changes between replays
@@ -86,37 +86,16 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
     ) -> None:
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, **options)
 
-    def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
-        beta1, beta2 = group["betas"]
-        gradient = torch.cat([accumulate_(block, beta1, decay, group["maximize"]) for block in blocks])
-        length = lengths([block.weight for block in blocks])
-        moment = torch.cat([block.second_moment for block in blocks]).lerp_(gradient.square_(), 1 - beta2)
-        bias1, bias2 = (per_group([1 - beta**block.step for block in blocks], blocks) for beta in (beta1, beta2))
-        dim = per_group([float(b.weight.shape[1]) if self.scales_with_dim else 1.0 for b in blocks], blocks)
-        step_size = group["lr"] / bias1 * dim**0.5 / (moment / bias2).sqrt_().add_(group["eps"])
-        step_size.masked_fill_(is_zero(length), 0.0)
-        for block, size in zip(blocks, split(step_size, blocks), strict=True):
-            step_(block, size, shrink)
-        moment = self._transport(blocks, moment, length, step_size, shrink)
-        for block, rows in zip(blocks, split(moment, blocks), strict=True):
-            block.second_moment.copy_(rows)
-
     def _numbers_of_rule(self, group: Group, t: Number, lr: Number, dim: Number) -> tuple[Number, ...]:
         beta1, beta2 = group["betas"]
         size = lr / (1 - beta1**t) * (dim**0.5 if self.scales_with_dim else 1.0)
         return 1 - beta1, 1 - beta2, size, 1 - beta2**t, group["eps"]
 
     @classmethod
-    def _accumulate(
-        cls, rows: Rows, g: Tensor, m: Tensor, v: Tensor, *numbers: Number
-    ) -> tuple[Tensor, Tensor, Number]:
-        keep1, keep2, size, bias2, eps = numbers
-        m, v = torch.lerp(m, g, keep1), torch.lerp(v, rows.inner(g, g), keep2)
+    def _accumulate(cls, rows: Rows, g: Any, m: Any, v: Tensor, *numbers: Number) -> tuple[Any, Tensor, Number]:
+        weight1, weight2, size, bias2, eps = numbers
+        m, v = rows.lerp(m, g, weight1), torch.lerp(v, rows.inner(g, g), weight2)
         return m, v, size / ((v / bias2).sqrt() + eps)
-
-    def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
-        """Transport the momenta to the new weights, whose `length` was (K,) before; return the new second moment."""
-        return moment
 
     def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[OpenParameter]) -> None:
         states = [self.state[parameter] for parameter in parameters]

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_sphere.optim.fast_step import Block, Number, Rows, shrinks, transport_, transported
+from hf_sphere.optim.fast_step import Rows
 from hf_sphere.optim.layout import inner
 from hf_sphere.optim.optimizers.adam_s import AdamS, Moments, adam_s
 
@@ -31,15 +31,6 @@ class AdamSRT(AdamS):
     """
 
     @classmethod
-    def _moved(
-        cls, rows: Rows, x: Tensor, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number
-    ) -> Moments:
-        m, new_length = transported(rows, x, y, m, length, size, shrink)
-        return y, m, v * (length / new_length).square()
-
-    def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
-        new_length = transport_(blocks)
-        if shrinks(shrink):
-            for block in blocks:
-                block.momentum.div_(shrink)
-        return moment * (length / new_length).square_()
+    def _moved(cls, rows: Rows, x: Any, y: Any, m: Any, v: Tensor, *about: Any) -> tuple[Any, Any, Tensor]:
+        m, new_length = rows.transport(x, y, m, *about)
+        return y, m, v * (about[0] / new_length).square()

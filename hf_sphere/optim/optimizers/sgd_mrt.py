@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from hf_sphere.optim.base import Group, SphereOptimizer
-from hf_sphere.optim.fast_step import Block, Number, Rows, is_zero, lengths, shrinks, transport_, transported
+from hf_sphere.optim.fast_step import Number, Rows
 from hf_sphere.optim.layout import OpenParameter, inner
 
 
@@ -73,43 +73,27 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
         return group["momentum"], 1 - group["dampening"], lr
 
     @classmethod
-    def _accumulate(
-        cls, rows: Rows, g: Tensor, m: Tensor, v: Tensor, *numbers: Number
-    ) -> tuple[Tensor, Tensor, Number]:
-        momentum, keep, lr = numbers
-        return momentum * m + keep * g, v, lr
+    def _accumulate(cls, rows: Rows, g: Any, m: Any, v: Tensor, *numbers: Number) -> tuple[Any, Tensor, Number]:
+        momentum, weight, lr = numbers
+        return rows.accumulate(m, g, momentum, weight), v, lr
 
     @classmethod
-    def _moved(
-        cls, rows: Rows, x: Tensor, y: Tensor, m: Tensor, v: Tensor, length: Tensor, size: Tensor, shrink: Number
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        m, _ = transported(rows, x, y, m, length, size, shrink)
+    def _moved(cls, rows: Rows, x: Any, y: Any, m: Any, v: Tensor, *about: Any) -> tuple[Any, Any, Tensor]:
+        m, _ = rows.transport(x, y, m, *about)
         return y, m, v
-
-    def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
-        zeros = [_at_zero(block.weight) for block in blocks]
-        self._sgd(blocks, group, decay, shrink)
-        for block, rows in zip(blocks, zeros, strict=True):
-            if rows is not None:
-                block.weight.masked_fill_(rows.unsqueeze(1), 0.0)
-        transport_(blocks)
-        if shrinks(shrink):
-            torch._foreach_div_([block.momentum for block in blocks], shrink)
 
     def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[OpenParameter]) -> None:
         torch._foreach_add_([self.state[parameter]["step"] for parameter in parameters], 1)
-        self._sgd(opened, group, *self._decay(group))
-
-    def _sgd(self, blocks: Sequence[Block | OpenParameter], group: Group, decay: float, shrink: Number) -> None:
-        weights = [block.weight for block in blocks]
-        momenta: list[Tensor | None] = [block.momentum for block in blocks]
-        if shrinks(shrink):
+        decay, shrink = self._decay(group)
+        weights = [parameter.weight for parameter in opened]
+        momenta: list[Tensor | None] = [parameter.momentum for parameter in opened]
+        if self._flags(group).shrinks:
             torch._foreach_mul_(weights, shrink)
         lr = group["lr"]
         later = isinstance(lr, Tensor) and group["capturable"] and group["momentum"] != 0
         sgd(
             weights,
-            [block.gradient.to(block.weight.dtype) for block in blocks],
+            [parameter.gradient.to(parameter.weight.dtype) for parameter in opened],
             # Zeros before the first step; torch expects None without momentum.
             momenta if group["momentum"] else [None] * len(weights),
             weight_decay=decay,
@@ -118,12 +102,5 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
             **{name: group[name] for name in ("foreach", "fused", "momentum", "dampening", "maximize")},
         )
         if later:  # torch's SGD reads the learning rate on the host, which a captured graph cannot do
-            steps = torch._foreach_mul([block.momentum for block in blocks], lr.squeeze().to(weights[0].dtype))
+            steps = torch._foreach_mul([parameter.momentum for parameter in opened], lr.squeeze().to(weights[0].dtype))
             torch._foreach_sub_(weights, steps)
-
-
-def _at_zero(weight: Tensor) -> Tensor | None:
-    """Return the mask of the groups at zero, or None if there are none; on a CPU the first column usually suffices."""
-    if weight.device.type == "cpu" and not torch.compiler.is_compiling() and weight[:, 0].all():
-        return None
-    return is_zero(lengths([weight]))
