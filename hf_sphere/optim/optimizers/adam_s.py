@@ -52,7 +52,7 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
             actual weight: values written into the parameter from outside are lost at the next step.
         decoupled_weight_decay: Shrink the weights by `lr * weight_decay` instead, as AdamW does.
         foreach: Update the groups of all tensors at once (True) or tensor by tensor (False); by default in portions
-            that fit the cache on a CPU. On a GPU, portions of at most 16.8 million weights limit the temporary memory.
+            that fit the cache on a CPU. On a GPU, portions of at most 33.6 million weights limit the temporary memory.
         maximize: Maximize the objective.
         compile: Compile the update of the radial weights; see `SphereOptimizer`.
         capturable: For CUDA graphs: keep the step count on the device. A learning rate that changes between replays
