@@ -155,9 +155,10 @@ def count_distributions() -> list[dict[str, Any]]:
             (density.sum() + distribution.entropy().sum()).backward()
 
         rows.append(row(f"VonMisesFisher: sample, density, entropy, gradient, d = {dim}", count(step), at_most=350))
-    points = F.normalize(torch.randn(50, DIM) + 1, dim=-1).to(pretend.NAME)
+    points, spread = (F.normalize(torch.randn(50, DIM) + shift, dim=-1).to(pretend.NAME) for shift in (1, 0))
     rows.append(row("VonMisesFisher.fit of 50 points", count(lambda: VonMisesFisher.fit(points)), at_most=500))
     rows.append(row("frechet_mean of 50 points", count(lambda: frechet_mean(points)), at_most=400))
+    rows.append(row("frechet_mean of 50 uniform points", count(lambda: frechet_mean(spread)), at_most=400))
     return rows
 
 

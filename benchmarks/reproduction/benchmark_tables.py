@@ -219,7 +219,8 @@ def _kernels_of_losses(rows: Rows, content: Mapping[str, Any]) -> str:
 KERNELS = [
     *((f"{what}, d = {dim}", f"{what}, d = {dim}", "{:.0f}", 1)
       for what in ["VonMisesFisher: sample, density, entropy, gradient"] for dim in (2, 3, 16, 32, 128)),
-    *((what, what, "{:.0f}", 1) for what in ("VonMisesFisher.fit of 50 points", "frechet_mean of 50 points")),
+    *((what, what, "{:.0f}", 1) for what in ("VonMisesFisher.fit of 50 points", "frechet_mean of 50 points",
+                                                 "frechet_mean of 50 uniform points")),
     *((f"{what}, foreach operations", f"ResNet-50: {name}", "{:.0f}", 1)
       for what, name in (("AdamW of torch", "foreach AdamW of torch"), ("Adam-S", "AdamS"),
                          ("Adam-SRT", "AdamSRT"), ("AdamG", "AdamG"), ("SGD-MRT", "SGDMRT"))),

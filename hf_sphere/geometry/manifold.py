@@ -26,6 +26,9 @@ _SINC = [(-1) ** k / math.factorial(2 * k + 1) for k in range(8)]
 _ARCSINE = [math.comb(2 * k, k) / (4**k * (2 * k + 1)) for k in range(8)]
 """Taylor coefficients of cos(a), sin(a) / a and asin(a) / a, in powers of a^2."""
 
+LONGEST_STEP = 20.0
+"""Largest factor of the gradient in a step of `frechet_mean`."""
+
 
 def _upcast(function: F) -> F:
     """Check tensor arguments and pass them in a common dtype of at least float32; return the result in their dtype."""
@@ -189,9 +192,10 @@ def parallel_transport(point: Tensor, other: Tensor, tangent: Tensor) -> Tensor:
 def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: int = 1000) -> Tensor:
     """Return the point with the smallest weighted sum of squared geodesic distances to given points.
 
-    Riemannian gradient descent with unit steps, which never increases the sum, from the direction of the Euclidean
-    mean. Differentiable with respect to points and weights by the implicit function theorem. A warning reports a mean
-    that is not unique, such as that of antipodal points, and steps that do not converge.
+    Riemannian gradient descent from the direction of the Euclidean mean; a step is the gradient, divided by the
+    curvature along the step before. For spread points it may end in one of several local minima. Differentiable with
+    respect to points and weights by the implicit function theorem. A warning reports a mean that is not unique, such as
+    that of antipodal points, and steps that do not converge.
 
     Args:
         points: Points, (..., n, d) with n >= 1.
@@ -205,6 +209,9 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
         TypeError: If a tensor does not have a floating-point dtype.
         ValueError: If there are no points, a value is not finite, there is not one weight per point, or weights are
             negative or sum to 0.
+
+    Reference:
+        Barzilai and Borwein, "Two-point step size gradient methods", IMA Journal of Numerical Analysis 1988.
 
     Example:
         >>> frechet_mean(torch.eye(3))
@@ -220,14 +227,16 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
         tolerance = 100 * torch.finfo(points.dtype).eps
         balanced = torch.linalg.vector_norm(resultant, dim=-1, keepdim=True) <= tolerance
         mean = project_to_sphere(torch.where(balanced, points[..., :1, :], resultant))
-        tangents = log_map(mean, points)
+        descent = step = (weights * log_map(mean, points)).sum(-2, keepdim=True)
         for _ in range(max_iterations):
-            step = (weights * tangents).sum(-2, keepdim=True)
             mean = mean + step  # a shorter step than that of `exp_map`
             mean = mean / torch.linalg.vector_norm(mean, dim=-1, keepdim=True)
-            if not (torch.linalg.vector_norm(step, dim=-1) > tolerance).any():
+            if not (torch.linalg.vector_norm(descent, dim=-1) > tolerance).any():
                 break
-            tangents = _log_map(mean, points)[0]
+            before, descent = descent, (weights * _log_map(mean, points)[0]).sum(-2, keepdim=True)
+            # No curvature exceeds 1, so that a unit step never increases the sum.
+            factor = step.square().sum(-1, keepdim=True) / (step * (before - descent)).sum(-1, keepdim=True)
+            step = torch.where(factor > 0, factor.clamp(1.0, LONGEST_STEP), 1.0) * descent
         else:
             warnings.warn(f"the mean did not converge in {max_iterations} steps; the points are spread.", stacklevel=3)
         tangents = log_map(mean, points)
