@@ -412,7 +412,7 @@ def test_overwriting_removes_plots_that_are_not_written_again(write, measure, tm
 
 
 def test_an_interrupted_run_leaves_no_results(write, measure, monkeypatch):
-    monkeypatch.setattr("hf_sphere.evaluation.evaluate.retrieval_scores", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("hf_sphere.evaluation.evaluate.metrics.retrieval_scores", Mock(side_effect=KeyboardInterrupt))
     folder = write(columns_of())
     with pytest.raises(KeyboardInterrupt):
         measure(folder)
