@@ -9,14 +9,12 @@ from hf_sphere.nn.heads import HEADS
 from hf_sphere.utils.devices import has_float64
 
 WAITS = {
-    "geometry.frechet_mean": 12,
+    "geometry.frechet_mean": 9,
     "geometry.separation": 1,
     "geometry.codes.separation": 1,
     "nn.fit_calibration": 2,
-    "nn.VMFHead": 22,
-    "losses.InfoNCELoss": 3,
-    "losses.SupConLoss": 2,
-    "losses.MetricLearningLoss": 60,
+    "nn.VMFHead": 4,
+    "losses.MetricLearningLoss": 6,
     "distributions.PowerSpherical": 4,
     "metrics.alignment": 3,
     "metrics.uniformity": 2,
@@ -42,8 +40,8 @@ WAITS = {
     "prototypes.METHODS.slsqp": 200,
     "ood.model_outputs": 3,
     "search.NeighborSearch": 4,
-    "cluster.SphericalKMeans": 40,
-    "cluster.VonMisesFisherMixture": 50,
+    "cluster.SphericalKMeans": 30,
+    "cluster.VonMisesFisherMixture": 44,
     "optim.radial_diagnostics": 5,
     "optim.find_radial_weights": 80,
     **{f"ood.SCORES.{name.rpartition('.')[2]}": 10 for name in CASES if name.startswith("ood.SCORES.")},
