@@ -236,7 +236,7 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
             before, descent = descent, (weights * _log_map(mean, points)[0]).sum(-2, keepdim=True)
             # No curvature exceeds 1, so that a unit step never increases the sum.
             factor = step.square().sum(-1, keepdim=True) / (step * (before - descent)).sum(-1, keepdim=True)
-            step = torch.where(factor > 0, factor.clamp(1.0, LONGEST_STEP), 1.0) * descent
+            step = factor.nan_to_num(1.0).clamp(1.0, LONGEST_STEP) * descent  # 1 also where a curvature is negative
         else:
             warnings.warn(f"the mean did not converge in {max_iterations} steps; the points are spread.", stacklevel=3)
         tangents = log_map(mean, points)
