@@ -54,7 +54,7 @@ class SphereOptimizer(NamedOptimizer):
     ResNet-18 on a CPU, seconds if it is in inductor's cache). Schedules and resumed runs do not compile again, and
     values are those of the eager step up to rounding, unless a step shrinks a norm to less than the root of the machine
     epsilon, where the transport is limited. On a CPU, it requires a C++ compiler. To compile the entire step instead,
-    use `torch.compile(lambda: optimizer.step(), fullgraph=True)` with a tensor as learning rate.
+    use `torch.compile(lambda: optimizer.step(), fullgraph=True)` with a tensor as learning rate and `fused=False`.
 
     The optimizers of this library describe their steps by `_numbers_of_rule`, `_accumulate` and `_moved`, for several
     parameters at once and for compilers. `AdamS` and `SGDMRT` also inherit from the torch optimizer, set `momentum_key`
