@@ -291,7 +291,7 @@ class _Reparameterized(torch.autograd.Function):
     @staticmethod
     def forward(concentration: Tensor, sides: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         gap, rise = sides
-        return 1 - gap, (gap * rise).sqrt_()
+        return 1 - gap, (gap * rise).sqrt()  # in place, its gradient would get lost in torch 2.11, compiled
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -67,9 +67,9 @@ def class_blocks(
         yield slice(start, min(start + size, num_classes))
 
 
-def own_rows(weight: Tensor, labels: Tensor) -> Tensor:
-    """Return the rows of a tensor (K, ...) at labels (B,), zero for labels outside 0..K-1."""
-    return weight[labels.clamp(0, len(weight) - 1)] * _is_inside(weight, labels)
+def own_rows(weight: Tensor, labels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the rows of a tensor (K, ...) at labels (B,), in its dtype if None, zero for labels outside 0..K-1."""
+    return weight[labels.clamp(0, len(weight) - 1)].to(dtype or weight.dtype) * _is_inside(weight, labels)
 
 
 def add_to_own_rows(weight: Tensor, labels: Tensor, values: Tensor) -> None:
@@ -99,7 +99,8 @@ class _OtherClasses(torch.autograd.Function):
         ctx.normalize = normalize
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(embeddings, weight, bias, labels, log_sum)
-        return log_sum, totals if sum_logits else None, own_rows(weight, labels).to(embeddings.dtype)
+        # Compiled by torch 2.11, the gradient of an output that is converted at last would get lost.
+        return log_sum, totals if sum_logits else None, own_rows(weight, labels, embeddings.dtype)
 
     @staticmethod
     @differentiable_once
