@@ -150,7 +150,9 @@ def search_configurations(
 
     products = itertools.product(*(axes[name] for name in scoring.grid))
     settings = [dict(zip(scoring.grid, values, strict=True)) for values in products]
-    weights, *_, positives, negatives = axes.values()
+    weights, positives, negatives = (
+        axes[name] for name in ("negative_weight", "positive_aggregation", "negative_aggregation")
+    )
     shape = (int(counts.max()), len(weights), len(settings), len(positives), len(negatives), len(questions))
     lowest = torch.empty(shape, dtype=torch.bool)
     for setting_index, setting in enumerate(settings):

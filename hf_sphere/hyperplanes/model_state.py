@@ -42,7 +42,10 @@ def evaluate_with(model: nn.Module, evaluate: Callable[[Any], Any], values: Mapp
     replaced = {
         f"model.{path}.{key}" if path else f"model.{key}": new[id(tensor)]
         for path, module in model.named_modules()
-        for key, tensor in {**module._parameters, **module._buffers}.items()
+        for key, tensor in (
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+        )
         if id(tensor) in new
     }
     return functional_call(Evaluation(model, evaluate), replaced, (), tie_weights=False)

@@ -7,9 +7,12 @@ To register `pretend` changes torch for the whole process, so that these tests a
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from hf_sphere.utils.devices import has_float64
 
 HERE = Path(__file__).parent
 
@@ -45,6 +48,15 @@ def pretend(device: str) -> Iterator[object]:
 
     pretend.reset()
     return pretend
+
+
+@pytest.fixture
+def narrow(pretend: Any) -> Iterator[str]:
+    """The device without float64."""
+    has_float64.cache_clear()
+    with pretend.without_float64():
+        yield pretend.NAME
+    has_float64.cache_clear()
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from hf_sphere.nn import (
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.search import NeighborSearch
-from hf_sphere.utils.devices import has_float64
 from hf_sphere.utils.texts import shortage
 
 X, LABELS = (
@@ -110,14 +109,6 @@ def test_the_messages_of_other_devices_are_understood(message, operation):
 )
 def test_other_errors_are_not_those_of_a_device(message):
     assert shortage(RuntimeError(message)) is None
-
-
-@pytest.fixture
-def narrow(pretend):
-    has_float64.cache_clear()
-    with pretend.without_float64():
-        yield pretend.NAME
-    has_float64.cache_clear()
 
 
 def test_integers_that_would_become_float64_are_refused(narrow):

@@ -6,7 +6,6 @@ from cases import CASES, EXCLUDED, HEAD_CASES, LOSS_CASES, METHOD_CASES, OPTIMIZ
 
 from hf_sphere.nn import build_head
 from hf_sphere.nn.heads import HEADS
-from hf_sphere.utils.devices import has_float64
 
 WAITS = {
     "geometry.frechet_mean": 9,
@@ -88,15 +87,6 @@ def test_a_call_waits_for_the_device_at_most_as_often_as_stated(name, pretend):
     compute()
     found = pretend.synchronizations()
     assert len(found) <= WAITS.get(name, 0), found
-
-
-@pytest.fixture
-def narrow(pretend):
-    """The device without float64."""
-    has_float64.cache_clear()
-    with pretend.without_float64():
-        yield pretend.NAME
-    has_float64.cache_clear()
 
 
 @pytest.mark.parametrize("name", sorted(set(CASES) - set(SEARCHES)))

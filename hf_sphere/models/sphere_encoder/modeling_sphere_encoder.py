@@ -12,7 +12,6 @@ Reference:
 import functools
 import itertools
 import re
-import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar
@@ -37,8 +36,10 @@ class SphericalMap(SphericalLinear):
 class SpherizedClassificationHead(nn.Module):
     """Classifier on features: hidden_size -> hidden_size / 2 - 1, spherization, a linear map without bias.
 
-    `dropout` is None for features (..., hidden_size). For hidden states (B, L, hidden_size), it is the dropout applied
-    to that of the first token, which gives the features.
+    Args:
+        config: The configuration.
+        dropout: None for features (..., hidden_size). For hidden states (B, L, hidden_size), the dropout applied to
+            that of the first token, which gives the features.
     """
 
     def __init__(self, config: Any, dropout: nn.Module | None = None) -> None:
@@ -71,8 +72,7 @@ class SphereEncoderMixin(PreTrainedModel):
     and outputs are those of the plain model.
 
     Attributes:
-        encoder_class: In a model with a head, the spherized encoder that is built in the place of the plain one; by
-            default that of the same file, so `SphereBertModel` in `SphereBertForMaskedLM`.
+        encoder_class: In a model with a head, the spherized encoder that is built in the place of the plain one.
         feed_forward_classes: In an encoder, the classes that are built in its spherized layers, by the names of those
             of transformers in whose places.
         layers_path: Path of the layers in the encoder.
@@ -99,10 +99,7 @@ class SphereEncoderMixin(PreTrainedModel):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if cls.encoder_class is None and not hasattr(cls, "feed_forward_classes"):
-            encoder = f"{cls.__name__.rpartition('For')[0]}Model"
-            cls.encoder_class = getattr(sys.modules[cls.__module__], encoder, None)
-        if vars(cls).get("encoder_class") is not None:
+        if "encoder_class" in vars(cls):
             cls.config_class = cls.encoder_class.config_class
             if "forward" not in vars(cls):
                 cls.forward = weighted_by_targets(cls.forward)
