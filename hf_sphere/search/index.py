@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_sphere.search.encoder import ImageEncoder, ImageSource
+from hf_sphere.search.encoder import ImageEncoder
 from hf_sphere.search.index_files import About, check_replaceable, read_index, read_version, write_index
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, table_states
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
+from hf_sphere.search.source import ImageSource
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 

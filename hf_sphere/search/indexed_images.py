@@ -17,7 +17,8 @@ from PIL.Image import Image as PILImage
 
 from hf_sphere.data.folders import TABLES, list_files
 from hf_sphere.data.image_files import open_image
-from hf_sphere.search.encoder import ImageEncoder, ImageSource
+from hf_sphere.search.encoder import ImageEncoder
+from hf_sphere.search.source import ImageSource
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.pixels import convert_image
 from hf_sphere.utils.progress import progress_bar
