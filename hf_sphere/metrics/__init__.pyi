@@ -23,3 +23,4 @@ from .selective import (
     area_under_risk_coverage as area_under_risk_coverage,
     risk_coverage as risk_coverage,
 )
+from .two_sample import energy_test as energy_test

@@ -18,7 +18,7 @@ from hf_sphere.search.extract import class_names, embed, embedding_metric, load_
 from hf_sphere.search.source import ImageSource
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import digest_weights
-from hf_sphere.utils.pixels import WHITE, convert_image
+from hf_sphere.utils.pixels import WHITE
 from hf_sphere.utils.progress import progress_bar
 
 logger = logging.getLogger(__name__)

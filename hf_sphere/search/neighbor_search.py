@@ -149,6 +149,34 @@ class NeighborSearch:
             raise ValueError(f"k must be from 1 to the number of references, {count:,}; got {k}.")
         return self._nearest(queries, k, k + SPARE)
 
+    @torch.no_grad()
+    def search_others(self, queries: Tensor, k: int, keys: Tensor, query_keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Search exactly and as `search`, but leave out the references that have the key of the query.
+
+        Args:
+            queries: (Q, d), finite.
+            k: Number of neighbors; where fewer are left, infinite distances and the row -1 fill up.
+            keys: (N,) int64, such as groups.
+            query_keys: (Q,) int64.
+        """
+        queries = _at_least_float32(queries)
+        vectors = padded(self._prepare(self.references, as_query=False, as_products=True))
+        count, total = min(k + SPARE, len(self.references)), len(self.references)
+        at_once = max(1, min(QUERIES, 4 * NUMBERS // total, NUMBERS // (count * queries.shape[1])))
+        neighbors = []
+        for block, own in zip(queries.split(at_once), query_keys.split(at_once), strict=True):
+            points = padded(self._prepare(block, as_query=True, as_products=True))
+            similarities = (points @ vectors.T)[: len(block), :total]
+            similarities.masked_fill_(own[:, None] == keys, -torch.inf)
+            largest, rows = similarities.topk(count)
+            rows = rows.masked_fill(largest == -torch.inf, -1).sort(dim=1).values  # equal distances are in their order
+            distances, order = self._distances(block, rows).sort(dim=1, stable=True)
+            neighbors.append((distances[:, :k], rows.gather(1, order)[:, :k]))
+        distances, rows = (torch.cat(pieces) for pieces in zip(*neighbors, strict=True))
+        return F.pad(distances, (0, k - distances.shape[1]), value=torch.inf), F.pad(
+            rows, (0, k - rows.shape[1]), value=-1
+        )
+
     def _nearest(self, queries: Tensor, k: int, count: int) -> tuple[Tensor, Tensor]:
         """Search among `count` candidates, and among more if the k-th neighbor is as far as the last of them."""
         most, copies = len(self._first), min(k, int(self._starts.diff().max()))
@@ -198,8 +226,11 @@ class NeighborSearch:
             return torch.from_numpy(faiss.knn(vectors.numpy(), self._vectors.numpy(), count, self._metric)[1])
         return torch.cat([_largest_products(block, self._vectors, count) for block in vectors.split(QUERIES)])
 
-    def _prepare(self, points: Tensor, *, as_query: bool) -> Tensor:
-        """Map points (n, d) to the vectors (n, e) whose inner products, or distances for FAISS, are compared."""
+    def _prepare(self, points: Tensor, *, as_query: bool, as_products: bool = False) -> Tensor:
+        """Map points (n, d) to the vectors (n, e) whose inner products, or distances for FAISS, are compared.
+
+        With `as_products`, inner products are compared whatever the kind is.
+        """
         if self.distance == "hyperbolic":
             return for_hyperbolic_distances(points, self.curvature)[0 if as_query else 1]
         # centered against cancellation
@@ -210,7 +241,7 @@ class NeighborSearch:
         squares, limits = points.square().sum(1, keepdim=True), torch.finfo(points.dtype)
         rule = f"{'queries' if as_query else 'references'} must be below {limits.max**0.5 / 8:.0e} to be compared"
         check_rows(squares[:, 0] < limits.max / 64, f"{rule} in {limits.dtype}", "are not")
-        if self.kind != "torch":
+        if self.kind != "torch" and not as_products:
             return points
         return torch.cat([points, torch.ones_like(squares) if as_query else -squares / 2], dim=1)
 

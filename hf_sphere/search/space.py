@@ -1,0 +1,476 @@
+"""A space of embeddings: search, matches at a false-accept level, identification."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.metrics.checks import check_embeddings, check_rows
+from hf_sphere.metrics.selective import area_under_risk_coverage
+from hf_sphere.metrics.two_sample import energy_test
+from hf_sphere.search.matching import Calibration, Matches, mix, name_keys, sample_rows
+from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
+
+logger = logging.getLogger(__name__)
+
+DENSITY_NEIGHBORS = 10
+"""Number of neighbors whose mean similarity is the local density."""
+
+CANDIDATES = 50
+"""Rows with the largest cosines, of which the density-corrected score chooses."""
+
+
+class EmbeddingSpace:
+    """Embeddings that are searched for matches, with a promise about queries that have none.
+
+    For a query of a group that is not in the space, the probability that any row is accepted is at most
+    `false_accept`, if its group is exchangeable with those of the calibration; see `Calibration`. Decisions are per
+    query. By default the calibration queries are rows of the space, each searched without its own group. So an index of
+    an approximate search, which may miss the best row, accepts at most less.
+
+    With one row per group and `score="cosine"` this holds exactly. For larger groups, and for the density-corrected
+    score, it was measured to hold.
+
+    Attributes:
+        vectors: (N, d) float32.
+        ids: (N,) int64. A row keeps its id when others are added or removed.
+        score: `cosine` or `density`.
+
+    Example:
+        >>> space = EmbeddingSpace.fit(embeddings, groups=labels)
+        >>> found = space.search(embeddings[:2], k=3, false_accept=0.9)
+        >>> found.rows.shape, found.accepted.dtype
+        (torch.Size([2, 3]), torch.bool)
+    """
+
+    def __init__(
+        self,
+        vectors: Tensor,
+        groups: Any = None,
+        *,
+        metric: dict[str, Any] | None = None,
+        kind: SearchKind | None = None,
+        rows_per_group: int = 4,
+        calibration_rows: int = 5_000,
+        seed: int = 0,
+    ) -> None:
+        self.vectors = vectors
+        self.ids = torch.arange(len(vectors))
+        self.next_id = len(vectors)
+        self.metric = metric or {"distance": "cosine"}
+        self.kind = kind
+        self.score = "cosine"
+        self._names: list[Any] | None = None if groups is None else []
+        self._groups = self._number(groups, self.ids)
+        self._options = (rows_per_group, calibration_rows, seed)
+        self._queries: tuple[Tensor, Tensor] | None = None  # separate ones, and their groups
+        self._calibration: Calibration | None = None
+        self._is_current = False
+        self._is_chosen = False  # the score, by a third of the groups, which do not calibrate then
+        self._search: NeighborSearch | None = None
+        self._densities: tuple[NeighborSearch, Tensor, Tensor] | None = None
+
+    @classmethod
+    def fit(
+        cls,
+        vectors: Any,
+        groups: Any = None,
+        *,
+        calibration: Any = None,
+        calibration_groups: Any = None,
+        score: str = "auto",
+        rows_per_group: int = 4,
+        calibration_rows: int = 5_000,
+        kind: SearchKind | None = None,
+        seed: int = 0,
+    ) -> "EmbeddingSpace":
+        """Make a space of vectors and calibrate it.
+
+        Args:
+            vectors: (N, d), finite and not zero: a tensor, an array, lists or a column of a dataset. They are
+                normalized, with a message if they are not unit vectors.
+            groups: (N,) names, text or integers: rows of one group match each other, such as the sentences of an
+                article or the photographs of a person. If None, each row is a group; then near-duplicates count as
+                matches of different groups, which makes the threshold high.
+            calibration: (C, d) vectors like the queries to come, which have no match in the space. If None, rows of the
+                space take their place.
+            calibration_groups: (C,) names of their groups; if None, each is a group.
+            score: `cosine`; `density`, 2 s - r(query) - r(row) with the cosine s and the mean cosine r to the ten
+                nearest rows, of other groups; or `auto`: the one with the smaller area under the risk-coverage curve
+                on a third of the groups, and the calibration by the others.
+            rows_per_group: Maximum number of rows of a group that are calibration queries.
+            calibration_rows: Maximum number of calibration queries that are rows of the space.
+            kind: Kind of the search, see `NeighborSearch`; if None, chosen by the number of rows.
+            seed: Seed of the choice of calibration queries.
+
+        Raises:
+            ValueError: If an argument is invalid, or there is only one group.
+        """
+        if score not in ("auto", "cosine", "density"):
+            raise ValueError(f"unknown score {score!r}; choose auto, cosine or density.")
+        if min(rows_per_group, calibration_rows) < 1:
+            raise ValueError(
+                f"rows_per_group and calibration_rows must be at least 1; got {rows_per_group}, {calibration_rows}."
+            )
+        space = cls(
+            _unit_vectors("vectors", vectors),
+            groups,
+            kind=kind,
+            rows_per_group=rows_per_group,
+            calibration_rows=calibration_rows,
+            seed=seed,
+        )
+        space.calibrate(calibration, calibration_groups, score=score)
+        return space
+
+    def calibrate(self, queries: Any = None, groups: Any = None, *, score: str = "auto") -> None:
+        """Calibrate the p-values again; the arguments are `calibration`, `calibration_groups` and `score` of `fit`.
+
+        Raises:
+            ValueError: If there is only one group, or an argument is invalid.
+        """
+        if queries is None and groups is not None:
+            raise ValueError("calibration_groups are those of calibration, which is not given.")
+        if queries is None and len(self._groups.unique()) < 2:
+            raise ValueError(
+                "the vectors are of one group, so no query without a match is known. Give groups=, or calibration "
+                "queries that have no match (calibration=)."
+            )
+        self._queries = None
+        if queries is not None:
+            queries = self._check("calibration", queries)
+            names = range(len(queries)) if groups is None else _names("calibration_groups", groups, len(queries))
+            numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+            self._queries = queries, torch.tensor([numbers[name] for name in names])
+        self._calibration, self._is_chosen = None, False
+        self.score = "cosine" if score == "auto" else score
+        if score == "auto":
+            self._choose_score()
+        self._calibration, self._is_current = self._updated(), True
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __repr__(self) -> str:
+        groups = "" if self._names is None else f", {len(self._groups.unique()):,} groups"
+        text = f"EmbeddingSpace({len(self):,} vectors of {self.vectors.shape[1]} dimensions{groups}"
+        if (known := self._calibration) is not None:
+            which = "rows" if self._queries is None else "separate queries"
+            text += f"; {self.score} score, calibrated by {len(known.ids):,} {which} of {known.num_groups:,} groups"
+        return text + ")"
+
+    @property
+    def groups(self) -> list[Any] | None:
+        """The name of the group of each row, or None."""
+        return None if self._names is None else [self._names[number] for number in self._groups.tolist()]
+
+    @property
+    def neighbor_search(self) -> NeighborSearch:
+        """The search, with its kind and recall; built when it is first used."""
+        if self._search is None:
+            self._search = NeighborSearch(self.vectors, kind=self.kind, **self.metric)
+        return self._search
+
+    @property
+    def calibration(self) -> Calibration:
+        """The calibration of the current rows; computed when it is first used, or after rows were changed.
+
+        Raises:
+            ValueError: If there is only one group.
+        """
+        if self._calibration is None:
+            self.calibrate(score=self.score)
+        elif not self._is_current:
+            self._calibration, self._is_current = self._updated(), True
+        assert self._calibration is not None
+        return self._calibration
+
+    @property
+    def smallest_p_value(self) -> float:
+        """The lowest level of false accepts for which the calibration has enough groups."""
+        return self.calibration.smallest_p_value
+
+    def search(self, queries: Any, k: int = 10, *, false_accept: float | None = None) -> Matches:
+        """Find the rows with the largest scores.
+
+        Args:
+            queries: (Q, d), or (d,) for one.
+            k: Number of rows, at most N.
+            false_accept: Level: the probability that anything is accepted for a query whose group is not in the space.
+
+        Raises:
+            ValueError: If a query or k is invalid, or the calibration has too few groups for the level.
+        """
+        if false_accept is not None:
+            self.calibration.check_level(false_accept)
+        scores, rows = self._nearest(self._check("queries", queries), k)
+        if false_accept is None and self._calibration is None:
+            return Matches(rows, scores)
+        p_values = self.calibration.p_values(scores, self.ids[rows[:, 0]].where(rows[:, 0] >= 0, -1))
+        p_values = p_values.masked_fill(rows < 0, 1.0)
+        return Matches(rows, scores, p_values, None if false_accept is None else accepts(p_values, false_accept))
+
+    def threshold(self, false_accept: float) -> float:
+        """Return the cosine from which on a row is a match, to filter by where another program searches.
+
+        A few of the queries that `search` accepts are below it: it does not know which row matches best.
+
+        Raises:
+            ValueError: If the score is not the cosine, or the calibration has too few groups for the level.
+        """
+        self.calibration.check_level(false_accept)
+        if self.score != "cosine" or self.metric["distance"] != "cosine":
+            used = self.score if self.metric["distance"] == "cosine" else f"{self.metric['distance']} distance"
+            raise ValueError(f"only cosines have a threshold, not the {used} score; fit with score='cosine'.")
+        return self.calibration.threshold(false_accept)
+
+    def identify(self, queries: Any, false_accept: float) -> Any:
+        """Return the name of the group that a query matches, or None.
+
+        Args:
+            queries: (d,), or (Q, d) for a list of names.
+            false_accept: See `search`.
+
+        Raises:
+            ValueError: If the groups have no names, and for the reasons of `search`.
+        """
+        if self._names is None:
+            raise ValueError("the rows have no names; fit with groups=.")
+        found = self.search(queries, 1, false_accept=false_accept)
+        assert found.accepted is not None
+        pairs = zip(found.rows[:, 0].tolist(), found.accepted[:, 0].tolist(), strict=True)
+        names = [self._names[int(self._groups[row])] if accepted else None for row, accepted in pairs]
+        return names[0] if torch.as_tensor(np.shape(queries)).numel() == 1 else names
+
+    def check_queries(self, queries: Any, *, seed: int = 0) -> float:
+        """Return the p-value of a two-sample test between queries and the calibration queries.
+
+        The promise of `search` is for queries like the calibration queries. A small p-value says that these are not,
+        such as texts in a space of images, or photographs of another camera. Up to 500 of each are compared; queries
+        that belong together, such as those of one user, look unlike even if each is fine.
+
+        Raises:
+            ValueError: If there are fewer than two queries, or they are invalid.
+        """
+        known = (
+            self._queries[0] if self._queries is not None else self.vectors[torch.isin(self.ids, self.calibration.ids)]
+        )
+        generator = torch.Generator().manual_seed(seed)
+        samples = [
+            points[torch.randperm(len(points), generator=generator)[:500]]
+            for points in (self._check("queries", queries), known)
+        ]
+        if self.metric["distance"] == "cosine":
+            samples = [project_to_sphere(points) for points in samples]
+        return energy_test(*samples, seed=seed)[1]
+
+    def add(self, groups: Any, vectors: Any) -> Tensor:
+        """Add rows and return their ids, (n,) int64. The calibration follows: for cosines by the new rows alone.
+
+        Args:
+            groups: A name for all, or one per vector; None for a space without groups.
+            vectors: (n, d), or (d,) for one.
+
+        Raises:
+            ValueError: If the vectors or groups are invalid.
+        """
+        vectors = self._check("vectors", vectors)
+        if isinstance(groups, (str, int)):
+            groups = [groups] * len(vectors)
+        if (groups is None) != (self._names is None):
+            raise ValueError(f"the space has {'no ' if self._names is None else ''}groups; add rows alike.")
+        ids = torch.arange(self.next_id, self.next_id + len(vectors))
+        added = self._number(groups, ids)
+        self._set(torch.cat([self.vectors, vectors]), torch.cat([self.ids, ids]), torch.cat([self._groups, added]))
+        self.next_id += len(ids)
+        return ids
+
+    def remove(self, groups: Any = None, *, ids: Any = None) -> int:
+        """Remove the rows of a group or of several, or those with ids; return their number.
+
+        Raises:
+            ValueError: If there is no such group or id, or no row remains.
+        """
+        if (groups is None) == (ids is None):
+            raise ValueError("give either groups or ids.")
+        wanted = [groups] if isinstance(groups, (str, int)) else list(ids if groups is None else groups)
+        wanted = [value.item() if hasattr(value, "item") else value for value in wanted]
+        known = self.ids.tolist() if groups is None else self.groups or []
+        if missing := {*wanted} - {*known}:
+            raise ValueError(f"there is no {'id' if groups is None else 'group'} {next(iter(missing))!r} in the space.")
+        kept = torch.tensor([value not in {*wanted} for value in known])
+        if not kept.any():
+            raise ValueError("no row would remain.")
+        self._set(self.vectors[kept], self.ids[kept], self._groups[kept])
+        return int((~kept).sum())
+
+    def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor) -> None:
+        self.vectors, self.ids, self._groups = vectors, ids, groups
+        self._search = self._densities = None
+        self._is_current = False
+
+    def _check(self, what: str, vectors: Any) -> Tensor:
+        """Return vectors (n, d) to compare with those of the space, unit vectors if it compares cosines."""
+        vectors = vectors[None] if np.ndim(vectors) == 1 else vectors
+        is_cosine = self.metric["distance"] == "cosine"
+        checked = _unit_vectors(what, vectors) if is_cosine else check_embeddings(vectors, 1, what).cpu().float()
+        if checked.shape[1] != (dim := self.vectors.shape[1]):
+            raise ValueError(f"{what} must have {dim} dimensions, as the space; got {checked.shape[1]}.")
+        return checked
+
+    def _number(self, groups: Any, ids: Tensor) -> Tensor:
+        """Return a number for each group, (n,) int64; without groups, that of a row is its id."""
+        if groups is None:
+            return ids
+        assert self._names is not None
+        names = _names("groups", groups, len(ids))
+        numbers = {name: number for number, name in enumerate(self._names)}
+        for name in names:
+            numbers.setdefault(name, len(numbers))
+        self._names = list(numbers)
+        return torch.tensor([numbers[name] for name in names])
+
+    def _keys(self) -> np.ndarray:
+        """Return a pseudo-random number of the group of each row, (N,) uint64."""
+        numbers = self._groups.numpy()
+        keys = mix(numbers) if self._names is None else name_keys(self._names)[numbers]
+        return mix(keys ^ mix(np.array([self._options[2]])))
+
+    def _nearest(self, queries: Tensor, k: int, left_out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the scores and rows of the best k, (Q, k) each; `left_out` are keys of all rows and of the queries.
+
+        Rows with the key of a query are left out of its search.
+        """
+        count = k if self.score == "cosine" else min(max(k, CANDIDATES), len(self))
+        if left_out is None:
+            distances, rows = self.neighbor_search.search(queries, count)
+        else:
+            distances, rows = self.neighbor_search.search_others(queries, count, *left_out)
+        scores = 1 - distances if self.metric["distance"] == "cosine" else -distances
+        if self.score == "density":
+            search, reference, of_rows = self._density()
+            keys = None if left_out is None else (left_out[0][reference], left_out[1])
+            scores = 2 * scores - _mean_cosine(search, queries, keys)[:, None] - of_rows[rows.clamp_min(0)]
+            scores = scores.masked_fill(rows < 0, -torch.inf)
+            order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+            scores, rows = scores.gather(1, order), rows.gather(1, order)
+        return scores, rows
+
+    def _density(self) -> tuple[NeighborSearch, Tensor, Tensor]:
+        """Return the search of the reference rows, which are these, and the mean cosine of each row to them, (N,)."""
+        if self._densities is None:
+            reference = self._sample()
+            search = NeighborSearch(self.vectors[reference], kind="torch")
+            own = self._groups[reference], self._groups
+            self._densities = search, reference, _mean_cosine(search, self.vectors, own)
+        return self._densities
+
+    def _sample(self) -> Tensor:
+        rows_per_group, most, _ = self._options
+        return sample_rows(self._groups, self._keys(), self.ids, rows_per_group, most)
+
+    def _updated(self) -> Calibration:
+        """Return the calibration of the current rows; scores that cannot have changed are kept."""
+        old = self._calibration
+        if self._queries is not None:
+            queries, groups = self._queries
+            ids, is_row = torch.full((len(queries),), -1), False
+            known = torch.arange(len(queries))
+        else:
+            rows = self._sample()
+            if self._is_chosen:
+                rows = rows[torch.from_numpy(self._keys()[rows.numpy()] % 3 > 0)]
+            queries, groups, ids, is_row = self.vectors[rows], self._groups[rows], self.ids[rows], True
+            known = positions(ids, old.ids) if old is not None else ids
+        scores, matches = torch.empty(len(ids), dtype=torch.float64), torch.full((len(ids),), -1)
+        is_known = torch.full((len(ids),), False)
+        if old is not None and self.score == "cosine":
+            is_known = known >= 0
+            scores[is_known], matches[is_known] = old.scores[known[is_known]], old.matches[known[is_known]]
+            is_known &= torch.isin(matches, self.ids)  # not if the best row was removed
+            added = (self.ids >= old.next_id).nonzero()[:, 0]
+            if len(added):
+                best, found = self._best(queries, groups if is_row else None, added)
+                better = is_known & (best > scores)
+                scores[better], matches[better] = best[better], found[better]
+        scores[~is_known], matches[~is_known] = self._best(queries[~is_known], groups[~is_known] if is_row else None)
+        return Calibration(groups, scores, matches, ids, self.next_id)
+
+    def _best(self, queries: Tensor, groups: Tensor | None, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the best scores of queries and the ids of their rows, (Q,) each, of other groups if theirs are given.
+
+        `among` are the only rows that are searched.
+        """
+        if not len(queries):
+            return torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.long)
+        if among is not None:
+            part = EmbeddingSpace(self.vectors[among], metric=self.metric, kind="torch")
+            part.ids, part._groups = self.ids[among], self._groups[among]
+            return part._best(queries, groups)
+        scores, rows = self._nearest(queries, 1, None if groups is None else (self._groups, groups))
+        return scores[:, 0], self.ids[rows[:, 0]].where(rows[:, 0] >= 0, -1)
+
+    def _choose_score(self) -> None:
+        """Choose the score by a third of the groups: their rows are queries among all other rows, and should match."""
+        counts = self._groups.unique(return_inverse=True, return_counts=True)
+        rows = self._sample()
+        rows = rows[torch.from_numpy(self._keys()[rows.numpy()] % 3 == 0) & (counts[2][counts[1][rows]] > 1)]
+        if not len(rows) or self.metric["distance"] != "cosine":
+            return
+        areas = {}
+        for self.score in ("density", "cosine"):
+            scores, found = self._nearest(self.vectors[rows], 1, (self.ids, self.ids[rows]))
+            correct = self._groups[found[:, 0]] == self._groups[rows]
+            areas[self.score] = area_under_risk_coverage(scores[:, 0], correct)
+        self.score = min(areas, key=areas.__getitem__)
+        self._is_chosen = True
+        logger.info(
+            "Areas under the risk-coverage curve of %d rows: %s; the score is %s.", len(rows), areas, self.score
+        )
+
+
+def accepts(p_values: Tensor, level: float) -> Tensor:
+    """Whether p-values are at most a level, up to rounding."""
+    return p_values <= level * (1 + 1e-12)
+
+
+def positions(values: Tensor, others: Tensor) -> Tensor:
+    """Return where each value is among others, which differ, (n,) int64; -1 if it is not there."""
+    order = others.argsort()
+    at = order[torch.searchsorted(others[order], values).clamp_max(len(others) - 1)]
+    return at.where(others[at] == values, -1)
+
+
+def _unit_vectors(what: str, vectors: Any) -> Tensor:
+    """Return finite vectors that are not zero as unit vectors, float32 on the CPU."""
+    vectors = check_embeddings(vectors, 1, what).cpu()
+    norms = torch.linalg.vector_norm(vectors.double(), dim=1)
+    check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero")
+    if len(odd := norms[(norms - 1).abs() > 1e-2]):
+        text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
+        logger.warning(text, len(odd), len(norms), what, odd.min(), odd.max())
+    return project_to_sphere(vectors).float()
+
+
+def _names(what: str, groups: Any, count: int) -> list[Any]:
+    """Return names of groups, texts or integers, one per row."""
+    names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    if len(names) != count:
+        raise ValueError(f"{what} must have one name per vector, {count:,}; got {len(names):,}.")
+    kinds = {type(name) for name in names}
+    if len(kinds) != 1 or not kinds <= {int, str}:
+        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"{what} must be all texts or all integers; got {found}.")
+    return names
+
+
+def _mean_cosine(search: NeighborSearch, queries: Tensor, left_out: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Return the mean cosine of queries to their nearest references, (Q,) float64; see `EmbeddingSpace._nearest`."""
+    count = min(DENSITY_NEIGHBORS, len(search.references))
+    found = search.search(queries, count) if left_out is None else search.search_others(queries, count, *left_out)
+    cosines = 1 - found[0]
+    finite = cosines.isfinite()
+    return cosines.where(finite, 0.0).sum(1) / finite.sum(1).clamp_min(1)
