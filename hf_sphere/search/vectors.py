@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.metrics.checks import check_embeddings
+from hf_sphere.search.space import unit_vectors
 
 
 def read_vectors(
@@ -59,3 +61,25 @@ def read_vectors(
             raise ValueError(f"dim must be from 1 to the number of dimensions, {vectors.shape[-1]}; got {dim}.")
         vectors = torch.nn.functional.normalize(vectors[:, :dim], dim=-1)
     return check_embeddings(vectors, what=what)
+
+
+class VectorEncoder:
+    """The encoder of vectors that are given, without a model; its interface is that of `ImageEncoder`."""
+
+    name = weights = settings = ""
+    content = "vector"
+    embeds_texts = False
+    metric = {"distance": "cosine"}
+
+    def encode(self, source: Any, rows: Sequence[int], **_: Any) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Yield the rows and their vectors, normalized."""
+        yield torch.tensor(rows), {"embedding": unit_vectors("vectors", source.encoded[list(rows)])}
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Raise an error: there is no model."""
+        raise ValueError("the index has no model that embeds texts; search with their vectors.")
+
+    def name_cells(self, source: Any, indices: Tensor, columns: Any) -> dict[str, list[Any]]:
+        """Return the row, the name and, if known, the label of each vector."""
+        cells = {"row": indices.tolist(), "file": [source.names[row] for row in indices]}
+        return cells | ({"label": [source.labels[row] for row in indices]} if source.labels else {})
