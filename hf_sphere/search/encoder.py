@@ -154,10 +154,7 @@ class ImageEncoder:
 
     def name_cells(self, source: ImageSource, indices: Tensor, columns: Mapping[str, Tensor]) -> dict[str, list[Any]]:
         """Return the row, file, label, prediction and certainty, as far as known, of the images of a batch."""
-        rows = indices.tolist()
-        cells = {"row": rows, "file": [source.names[row] for row in rows]}
-        if source.labels:
-            cells["label"] = [source.labels[row] for row in rows]
+        cells = source.name_rows(indices)
         if "prediction" in columns:
             cells["prediction"] = [self.class_names[index] for index in columns["prediction"].tolist()]
         return cells | {name: columns[name].tolist() for name in ("confidence", "concentration") if name in columns}
