@@ -12,10 +12,12 @@ search for many images (FAISS), and a manifest. `hf-sphere search` and `hf-spher
 
 import os
 import shlex
+import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.files import check_writable, lock_folder, resolve_output, restore_folder
@@ -80,8 +82,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_writable(folder)
     if args.output_dir is None and not resolve_output(folder).parent.exists():
         raise FileNotFoundError(f"there is no index {folder}; build it with --output_dir.")
-    with lock_folder(folder):  # so that nothing is lost that others add
-        restore_folder(folder)
+    from hf_sphere.training.run import start_accelerator
+
+    accelerator = start_accelerator(mixed_precision="no")
+    is_main = accelerator.is_main_process
+    with lock_folder(folder) if is_main else nullcontext():  # so that nothing is lost that others add
+        if is_main:
+            restore_folder(folder)
+        accelerator.wait_for_everyone()
         if args.output_dir is not None and any(Path(folder).glob("*")) and not args.overwrite_output_dir:
             raise FileExistsError(
                 f"{folder} is not empty. Choose another --output_dir, replace the index with "
@@ -91,10 +99,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         from hf_sphere.search.index import open_encoder
         from hf_sphere.search.index_files import check_replaceable
         from hf_sphere.search.neighbor_search import APPROXIMATE
+        from hf_sphere.search.pipeline import finished_batches
 
         check_replaceable(Path(folder))
-        options = {"batch_size": args.batch_size, "num_workers": args.num_workers, "progress": not args.disable_tqdm}
-        options["skip_unreadable"] = args.skip_unreadable_images
+        options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers}
+        options |= {"skip_unreadable": args.skip_unreadable_images, "progress": is_main and not args.disable_tqdm}
+        options |= {"folder": finished_batches(folder), "accelerator": accelerator}
         if args.remove_from is not None:
             index = ImageIndex.load(folder, args.model_name_or_path)
             done = f"removed   {index.remove(args.images):,} images of {args.images}"
@@ -111,7 +121,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             else:
                 added = index.add(source, **options)
             done = f"added     {added:,} of {len(source):,} {source.content}s of {args.images}"
+        accelerator.end_training()
+        if not is_main:
+            return
         index.save(folder)
+        shutil.rmtree(finished_batches(folder), ignore_errors=True)
         what = f"{index.encoder.content}s"
         search, image = index.neighbor_search, index.path(0) if len(index) else ""
         query = image.removeprefix(f"{Path.cwd()}/") if os.path.isfile(image) else "IMAGE"  # no file in a dataset

@@ -411,7 +411,8 @@ class ImageIndex(IndexedImages):
         if level is None:
             return Neighbors(queries, rows, distances)
         best = rows if classes is None else self.neighbor_search.search(embeddings, 1)[1]
-        found = self.space.judge(self.space.scores(distances), rows, best[:, 0], level)
+        scores = 1 - distances if self.encoder.metric["distance"] == "cosine" else -distances
+        found = self.space.judge(scores, rows, best[:, 0], level)
         return Neighbors(queries, rows, distances, found.p_values, found.accepted)
 
 

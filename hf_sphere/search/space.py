@@ -358,10 +358,6 @@ class EmbeddingSpace:
         keys = mix(numbers) if self._names is None else name_keys(self._names)[numbers]
         return mix(keys ^ mix(np.array([self._options[2]])))
 
-    def scores(self, distances: Tensor) -> Tensor:
-        """Return cosines, or for another distance its negative."""
-        return 1 - distances if self.metric["distance"] == "cosine" else -distances
-
     def _nearest(self, queries: Tensor, k: int, left_out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Return the scores and rows of the best k, (Q, k) each; `left_out` are keys of all rows and of the queries.
 
@@ -372,7 +368,7 @@ class EmbeddingSpace:
             distances, rows = self.neighbor_search.search(queries, count)
         else:
             distances, rows = self.neighbor_search.search_others(queries, count, *left_out)
-        scores = self.scores(distances)
+        scores = 1 - distances if self.metric["distance"] == "cosine" else -distances
         if self.score == "density":
             search, reference, of_rows = self._density()
             keys = None if left_out is None else (left_out[0][reference], left_out[1])
