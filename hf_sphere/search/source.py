@@ -1,37 +1,54 @@
-"""Images of any source."""
+"""Images, texts or vectors of any source."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datasets import Dataset, DatasetDict, Image, IterableDataset, IterableDatasetDict
 from PIL import Image as PILImage
+from torch import Tensor
 
 from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
+from hf_sphere.search.vectors import read_vectors
+from hf_sphere.utils.loading import load_dataset
 from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage
+
+Content = Literal["image", "text", "vector"]
+
+Groups = str | Sequence[str | int] | None
+
+COLUMNS = {"image": sources.IMAGE_COLUMNS, "text": ("text", "sentence"), "vector": ("embedding", "vector")}
+"""Usual names of columns, by their content."""
+
+FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".txt": "text"}
+"""Formats of `datasets` of single files of rows, by suffix."""
 
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Images that are opened on access.
+    """Images that are opened on access, or texts or vectors.
 
     Attributes:
-        name: Absolute path of the folder, or name of the dataset; empty for files and images in memory.
+        name: Absolute path of the folder or file of rows, or name of the dataset; empty for image files and what is in
+            memory.
         split: Split of the dataset, if it is one.
         names: Name of each image: its file, relative to the folder, or `<split>/<row>`.
         labels: Name of the class of each image; empty if the source has none.
-        encoded: The images in the column `image`, not decoded.
+        encoded: The images in the column `image`, not decoded; or texts, or vectors (N, d), as the content says.
+        table: The rows with all their columns, if it is a dataset.
     """
 
     name: str
     split: str | None
     names: list[str]
     labels: list[str]
-    encoded: Dataset = field(repr=False)
+    encoded: Any = field(repr=False)
+    content: Content = "image"
+    table: Dataset | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -48,45 +65,84 @@ class ImageSource:
         except Exception as error:  # of PIL and its plugins, of many classes
             raise ValueError(f"{self.names[index]} cannot be read as an image: {damage(error)}.") from error
 
+    def name_rows(self, indices: Tensor) -> dict[str, list[Any]]:
+        """Return the columns `row`, `file` and, as far as known, `label` and `text` of some rows."""
+        rows, text = indices.tolist(), self.encoded if self.content == "text" else []
+        columns = {"row": range(len(self)), "file": self.names, "label": self.labels, "text": text}
+        return {name: [cells[row] for row in rows] for name, cells in columns.items() if len(cells)}
+
+    def read_groups(self, groups: Groups) -> list[str | int]:
+        """Return the name of the group of each row: its label (`label`), its cell of a column, or the given name."""
+        columns = [] if self.table is None else self.table.column_names
+        if isinstance(groups, str) and groups not in columns and not (groups == "label" and self.labels):
+            raise ValueError(f"no column {groups!r} for groups; {self.name or 'the data'} has the columns {columns}.")
+        by_label = groups == "label" and self.labels
+        names: list[Any] = by_label or list(self.table[groups] if isinstance(groups, str) else groups)  # type: ignore
+        if len(names) != len(self) or not {None, ""}.isdisjoint(names):
+            raise ValueError(
+                f"groups must name the group of each of the {len(self):,} rows; some have none: {groups!r}."
+            )
+        return names
+
     @classmethod
-    def of(cls, images: Any, split: str | None = None) -> "ImageSource":
+    def of(
+        cls, images: Any, split: str | None = None, *, column: str | None = None, content: Content = "image"
+    ) -> "ImageSource":
         """Make a source of a folder, a dataset or its name, a file, an image of PIL, or several files and images.
 
         Args:
             images: The images. Those of a folder are all its image files, at any depth; the folder of a file is its
                 class. Any other folder, and any other text, is a dataset; see `hf_sphere.data.sources.load_splits`.
-                A folder that `datasets` reads from tables, or from a metadata file that names its images, is one too.
+                A folder that `datasets` reads from tables, or from a metadata file that names its images, is one too,
+                as are a parquet, CSV, JSON or text file, and several mappings. Texts and vectors can be lists.
             split: Split of a dataset; if None its evaluation split, or all images of a folder.
+            column: Column of a dataset; if None, the one with a usual name.
+            content: Whether these are images, texts or vectors.
 
         Raises:
             TypeError: If an image is an array or something else.
-            ValueError: If there are no images, or no such split.
+            ValueError: If there are no images, or no such split or column.
         """
         if isinstance(images, ImageSource):
             return images
+        of_rows: dict[str, Any] = {"split": split, "column": column, "content": content}
         if isinstance(images, (Dataset, DatasetDict, IterableDataset, IterableDatasetDict)):
-            return cls._of_splits("", sources.as_splits(images, {}), split)
+            return cls._of_splits("", sources.as_splits(images, {}), **of_rows)
         if isinstance(images, (str, os.PathLike)):
             path = Path(images)
+            if path.is_file() and (kind := FORMATS.get(path.suffix.lower())):
+                folders.check_depth([path])
+                return cls._of_splits(
+                    str(path), load_dataset(kind, data_files=[str(path)], source=str(path)), **of_rows
+                )
             if path.is_file():
-                return cls.of([path])
-            files = folders.list_files(path, folders.SUFFIXES)
-            if path.is_dir() and not files and not folders.list_files(path, folders.TABLES | folders.UNREADABLE):
-                raise ValueError(f"{path} has no images.")
-            if files and folders.has_metadata(path):
-                split = split or "all"
-            elif files and not folders.has_tables(path):
-                return cls._of_folder(path, files, split)
-            return cls._of_splits(str(images), sources.load_splits(str(images)), split)
+                return cls.of([path], content=content)
+            if content == "image" and column is None:
+                files = folders.list_files(path, folders.SUFFIXES)
+                if path.is_dir() and not files and not folders.list_files(path, folders.TABLES | folders.UNREADABLE):
+                    raise ValueError(f"{path} has no images.")
+                if files and folders.has_metadata(path):
+                    of_rows["split"] = split or "all"
+                elif files and not folders.has_tables(path):
+                    return cls._of_folder(path, files, split)
+            return cls._of_splits(str(images), sources.load_splits(str(images)), **of_rows)
         is_one = hasattr(images, "ndim") or isinstance(images, (PILImage.Image, Mapping, bytes))
-        several = list(images) if isinstance(images, Iterable) and not is_one else [images]
-        for image in several:
-            if not isinstance(image, (str, os.PathLike, PILImage.Image)):
-                hint = "Convert images by PIL.Image.fromarray; search embeddings with hf_sphere.search.NeighborSearch."
+        several = list(images) if isinstance(images, Iterable) and (content == "vector" or not is_one) else [images]
+        if several and not is_one and all(isinstance(row, Mapping) for row in several):
+            return cls._of_splits("", DatasetDict(train=Dataset.from_list(several)), **of_rows)
+        for image in several if content != "vector" else ():
+            if not isinstance(image, (str, os.PathLike, PILImage.Image) if content == "image" else str):
+                hint = "Convert images by PIL.Image.fromarray; search embeddings with hf_sphere.search.EmbeddingSpace."
                 got = "an array" if hasattr(image, "ndim") else type(image).__name__
-                raise TypeError(f"images are files, a folder, a dataset or images of PIL; got {got}. {hint}")
+                what = (
+                    "images are files, a folder, a dataset or images of PIL" if content == "image" else "texts are str"
+                )
+                raise TypeError(f"{what}; got {got}. {hint}")
         if not several:
-            raise ValueError("no images are given.")
+            raise ValueError(f"no {content}s are given.")
+        if content != "image":
+            encoded = read_vectors(images if is_one else several) if content == "vector" else several
+            return cls("", None, [f"{content} {n}" for n in range(len(several))], [], encoded, content)
         names = [
             f"image {n}" if isinstance(image, PILImage.Image) else str(Path(image).parent.resolve() / Path(image).name)
             for n, image in enumerate(several)
@@ -103,24 +159,34 @@ class ImageSource:
         return cls(str(path.resolve()), None, [*map(str, inside)], labels if any(labels) else [], _encode(files))
 
     @classmethod
-    def _of_splits(cls, name: str, splits: DatasetDict, split: str | None) -> "ImageSource":
+    def _of_splits(
+        cls, name: str, splits: DatasetDict, split: str | None, column: str | None, content: Content
+    ) -> "ImageSource":
         """Make a source of a dataset; `name` is empty if it is in memory."""
         split = sources.choose_eval_split(splits, split) or next(iter(splits))
         rows = sources.find_split(splits, split, "--split")
-        column = sources.find_column(rows, None, sources.IMAGE_COLUMNS, "image")
+        column = sources.find_column(rows, column, COLUMNS[content], content, option="--column")
         labels: list[str] = []
         label = next((candidate for candidate in sources.LABEL_COLUMNS if candidate in rows.column_names), None)
         if label is not None and has_labels(rows, label):
             classes = read_class_names(rows, label)
             labels = [classes[index] for index in read_labels(rows, label, classes, split).tolist()]
-        names = image_files.file_names(rows, column, name)
+        names = image_files.file_names(rows, column, name) if content == "image" else []
         # Images without files, or with the names of another folder's files.
         if len(set(names) - {""}) < len(rows) or not (name or all(map(os.path.isabs, names))):
-            names = [f"{split}/{row}" if name else f"image {row}" for row in range(len(rows))]
-        encoded = image_files.encoded_images(rows, column)
-        encoded = encoded if column == "image" else encoded.rename_column(column, "image")
-        name = str(Path(name).resolve()) if name and Path(name).is_dir() else name
-        return cls(name, split if name else None, names, labels, encoded)
+            names = [f"{split}/{row}" if name else f"{content} {row}" for row in range(len(rows))]
+        what, encoded = f"column {column} of {name or 'the data'}", None
+        if content == "image":
+            encoded = image_files.encoded_images(rows, column)
+            encoded = encoded if column == "image" else encoded.rename_column(column, "image")
+        elif content == "vector":
+            encoded = read_vectors(rows.with_format("numpy")[column][:], what)
+        else:
+            encoded = rows[column][:]
+        if content == "text" and not all(isinstance(text, str) for text in encoded):
+            raise ValueError(f"{what} has {rows.features[column]} or rows without text; name a column of texts.")
+        name = str(Path(name).resolve()) if name and Path(name).exists() else name
+        return cls(name, split if name else None, names, labels, encoded, content, rows)
 
 
 def _encode(images: Sequence[Any]) -> Dataset:

@@ -1,6 +1,7 @@
 """A space of embeddings: search, matches at a false-accept level, identification."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,7 @@ class EmbeddingSpace:
                 f"rows_per_group and calibration_rows must be at least 1; got {rows_per_group}, {calibration_rows}."
             )
         space = cls(
-            _unit_vectors("vectors", vectors),
+            unit_vectors("vectors", vectors),
             groups,
             kind=kind,
             rows_per_group=rows_per_group,
@@ -207,8 +208,11 @@ class EmbeddingSpace:
         scores, rows = self._nearest(self._check("queries", queries), k)
         if false_accept is None and self._calibration is None:
             return Matches(rows, scores)
-        p_values = self.calibration.p_values(scores, self.ids[rows[:, 0]].where(rows[:, 0] >= 0, -1))
-        p_values = p_values.masked_fill(rows < 0, 1.0)
+        return self.judge(scores, rows, rows[:, 0], false_accept)
+
+    def judge(self, scores: Tensor, rows: Tensor, best: Tensor, false_accept: float | None) -> Matches:
+        """Return scores and rows (Q, k) with p-values; `best` (Q,) are the best rows of all, if these are of some."""
+        p_values = self.calibration.p_values(scores, self.ids[best].where(best >= 0, -1)).masked_fill(rows < 0, 1.0)
         return Matches(rows, scores, p_values, None if false_accept is None else accepts(p_values, false_accept))
 
     def threshold(self, false_accept: float) -> float:
@@ -305,6 +309,21 @@ class EmbeddingSpace:
         self._set(self.vectors[kept], self.ids[kept], self._groups[kept])
         return int((~kept).sum())
 
+    def replace(self, vectors: Tensor, ids: Tensor, groups: Any = None) -> None:
+        """Replace all rows, (N, d), with their ids (N,) and the names of their groups, if the space has groups.
+
+        If a row has the id of an old one, but another vector or group, all scores of the calibration are recomputed.
+        """
+        numbers, at = self._number(groups, ids), positions(ids, self.ids)
+        kept, old = at >= 0, at[at >= 0]
+        is_same = torch.equal(self.vectors[old], vectors[kept]) and torch.equal(self._groups[old], numbers[kept])
+        if is_same and torch.equal(ids, self.ids):
+            return
+        if self._calibration is not None and not is_same:
+            self._calibration = replace(self._calibration, matches=torch.full_like(self._calibration.matches, -1))
+        self._set(vectors, ids, numbers)
+        self.next_id = max(self.next_id, int(ids.max()) + 1)
+
     def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor) -> None:
         self.vectors, self.ids, self._groups = vectors, ids, groups
         self._search = self._density = None
@@ -314,7 +333,7 @@ class EmbeddingSpace:
         """Return vectors (n, d) to compare with those of the space, unit vectors if it compares cosines."""
         vectors = vectors[None] if np.ndim(vectors) == 1 else vectors
         is_cosine = self.metric["distance"] == "cosine"
-        checked = _unit_vectors(what, vectors) if is_cosine else check_embeddings(vectors, 1, what).cpu().float()
+        checked = unit_vectors(what, vectors) if is_cosine else check_embeddings(vectors, 1, what).cpu().float()
         if checked.shape[1] != (dim := self.vectors.shape[1]):
             raise ValueError(f"{what} must have {dim} dimensions, as the space; got {checked.shape[1]}.")
         return checked
@@ -431,7 +450,7 @@ def positions(values: Tensor, others: Tensor) -> Tensor:
     return at.where(others[at] == values, -1)
 
 
-def _unit_vectors(what: str, vectors: Any) -> Tensor:
+def unit_vectors(what: str, vectors: Any) -> Tensor:
     """Return finite vectors that are not zero as unit vectors, float32 on the CPU."""
     vectors = check_embeddings(vectors, 1, what).cpu()
     norms = torch.linalg.vector_norm(vectors.double(), dim=1)

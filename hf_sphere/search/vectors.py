@@ -1,0 +1,71 @@
+"""Vectors as APIs and databases deliver them."""
+
+import base64
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_sphere.metrics.checks import check_embeddings
+from hf_sphere.search.space import unit_vectors
+from hf_sphere.utils.checks import error_text
+
+
+def read_vectors(
+    values: Any, what: str = "vectors", *, scale: Any = None, offset: Any = 0.0, dim: int | None = None
+) -> Tensor:
+    """Return vectors as float32 on the CPU, (N, d).
+
+    Args:
+        values: (N, d) floating-point numbers of any precision, integers, or texts: the base64 of little-endian float32.
+        what: Their name in messages.
+        scale: Step of integers: a number, whose value does not change cosines (1.0), or one per dimension, which does.
+        offset: Value of the integer 0, a number or one per dimension. With `ranges` of sentence-transformers'
+            `quantize_embeddings`, scale = (ranges[1] - ranges[0]) / 255 and offset = ranges[0] + 128 * scale.
+        dim: Number of leading dimensions to keep, of a model trained for that (Matryoshka); normalized again.
+
+    Raises:
+        ValueError: If lengths differ, numbers are not finite, or integers have no scale.
+    """
+    try:
+        if not isinstance(values, Tensor):
+            rows = list(values)
+            if all(isinstance(row, str) for row in rows):
+                rows = [np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in rows]
+            values = torch.stack([row if isinstance(row, Tensor) else torch.from_numpy(np.array(row)) for row in rows])
+        if not values.is_floating_point() and scale is None:
+            hint = "scale=1.0 if all dimensions have the same, else one number per dimension, and the offset, if any"
+            raise ValueError(f"integers ({values.dtype}) need their scale: {hint}")
+        values = values.detach().cpu().float()
+        if scale is not None:
+            values = values * torch.as_tensor(scale).float() + torch.as_tensor(offset).float()
+        if dim is not None and not 1 <= dim <= values.shape[1]:
+            raise ValueError(f"dim must be from 1 to {values.shape[1]}; got {dim}")
+    except (TypeError, ValueError, RuntimeError) as error:  # of torch, for lengths that differ
+        text = "must be numbers, the same number of them for each, or the base64 of float32"
+        raise ValueError(f"{what} {text}: {error_text(error).rstrip('.')}.") from error
+    vectors = check_embeddings(values, what=what)
+    return vectors if dim is None else torch.nn.functional.normalize(vectors[:, :dim], dim=1)
+
+
+class VectorEncoder:
+    """The encoder of given vectors, without a model; its interface is that of `ImageEncoder`."""
+
+    name = weights = settings = ""
+    content = "vector"
+    embeds_texts = False
+    metric = {"distance": "cosine"}
+
+    def encode(self, source: Any, rows: Sequence[int], **_: Any) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Yield the rows and their vectors, normalized."""
+        yield torch.tensor(rows), {"embedding": unit_vectors("vectors", source.encoded[list(rows)])}
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Raise an error: there is no model."""
+        raise ValueError("the index has no model that embeds texts; search with their vectors.")
+
+    def name_cells(self, source: Any, indices: Tensor, columns: Any) -> dict[str, list[Any]]:
+        """Return the columns of `ImageSource.name_rows`."""
+        return source.name_rows(indices)
