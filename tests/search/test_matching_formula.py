@@ -30,7 +30,7 @@ def p_values(found, to_rows, groups, calibration, own_scores, others=None) -> li
         groups: (N,) of the rows.
         calibration: Rows that are calibration queries.
         own_scores: (N,), their best scores among other groups.
-        others: Function of a query and a group that returns the best score without this group; if None, that of `to_rows`.
+        others: Function of a query and a group, the best score without this group; if None, that of `to_rows`.
     """
     names = sorted({groups[row] for row in calibration})
     p = []
