@@ -2,6 +2,8 @@
 
 import logging
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.search.density import LeftOut, LocalDensity
-from hf_sphere.search.matching import Calibration, Matches, mix, name_keys, sample_rows
+from hf_sphere.search.matching import Best, Calibration, Matches, accepts, mix, name_keys, sample_rows
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
+from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 logger = logging.getLogger(__name__)
 
@@ -205,25 +208,41 @@ class EmbeddingSpace:
         """
         if false_accept is not None:
             self.calibration.check_level(false_accept)
-        scores, rows = self._nearest(self._check("queries", queries), k)
+        if not 1 <= k <= len(self):
+            raise ValueError(f"k must be from 1 to the number of rows, {len(self):,}; got {k}.")
+        queries = self._check("queries", queries)
         if false_accept is None and self._calibration is None:
-            return Matches(rows, scores)
-        return self.judge(scores, rows, rows[:, 0], false_accept)
+            return Matches(*self._nearest(queries, k)[::-1])
+        scores, rows = self._nearest(queries, min(max(k, CANDIDATES), len(self)))
+        return self._judge(scores[:, :k], rows[:, :k], self._best_rows(queries, scores, rows), false_accept)
 
-    def judge(self, scores: Tensor, rows: Tensor, best: Tensor, false_accept: float | None) -> Matches:
-        """Return scores and rows (Q, k) with p-values; `best` (Q,) are the best rows of all, if these are of some."""
-        p_values = self.calibration.p_values(scores, self.ids[best].where(best >= 0, -1)).masked_fill(rows < 0, 1.0)
-        return Matches(rows, scores, p_values, None if false_accept is None else accepts(p_values, false_accept))
+    def judge(self, queries: Tensor, scores: Tensor, rows: Tensor, false_accept: float) -> Matches:
+        """Return rows and scores (Q, k) that another search found for queries (Q, d), with p-values at a level."""
+        found = self._nearest(queries, min(CANDIDATES, len(self)))
+        return self._judge(scores, rows, self._best_rows(queries, *found), false_accept)
+
+    def _judge(self, scores: Tensor, rows: Tensor, best: Best, level: float | None) -> Matches:
+        p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0)
+        return Matches(rows, scores, p_values, None if level is None else accepts(p_values, level))
+
+    def _best_rows(self, queries: Tensor, scores: Tensor, rows: Tensor) -> Best:
+        """Return the best row of each query and its best score in another group, of rows that were found (Q, c)."""
+        groups = self._groups[rows.clamp_min(0)]
+        is_other = (groups != groups[:, :1]) & (rows >= 0)
+        elsewhere = scores.where(is_other, -torch.inf).amax(1)
+        if not self.calibration.is_separate and (lacking := ~is_other.any(1)).any():
+            elsewhere[lacking] = self._nearest(queries[lacking], 1, (self._groups, groups[lacking, 0]))[0][:, 0]
+        return Best(self.ids[rows[:, 0]].where(rows[:, 0] >= 0, -1), groups[:, 0].contiguous(), elsewhere)
 
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.
 
-        A few of the queries that `search` accepts are below it: it does not know which row matches best.
+        It is a little too high: some rows that `search` accepts are below it, which knows the group of the best row. If
+        rows of the space are the calibration queries, the level needs 2 / level - 1 groups.
 
         Raises:
             ValueError: If the score is not the cosine, or the calibration has too few groups for the level.
         """
-        self.calibration.check_level(false_accept)
         if self.score != "cosine" or self.metric["distance"] != "cosine":
             used = self.score if self.metric["distance"] == "cosine" else f"{self.metric['distance']} distance"
             raise ValueError(f"only cosines have a threshold, not the {used} score; fit with score='cosine'.")
@@ -323,6 +342,33 @@ class EmbeddingSpace:
             self._calibration = replace(self._calibration, matches=torch.full_like(self._calibration.matches, -1))
         self._set(vectors, ids, numbers)
         self.next_id = max(self.next_id, int(ids.max()) + 1)
+
+    def save(self, folder: str | PathLike) -> None:
+        """Write the space and its calibration to a folder, in the format of an `ImageIndex`; an older one is replaced.
+
+        Raises:
+            FileExistsError: If the folder contains other files.
+        """
+        from hf_sphere.search import index_files
+
+        columns = {"id": self.ids.tolist()} | ({} if self.groups is None else {"group": self.groups})
+        about = index_files.describe_space(self, groups=None if self._names is None else "")
+        with lock_folder(folder):
+            index_files.check_replaceable(Path(folder))
+            with atomic_folder(folder) as unfinished:
+                index_files.write_index(unfinished, about, columns, self)
+
+    @classmethod
+    def load(cls, folder: str | PathLike) -> "EmbeddingSpace":
+        """Read a space that `save` wrote, or that of an `ImageIndex`; the vectors stay on disk, mapped into memory.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If a file is damaged.
+        """
+        from hf_sphere.search import index_files
+
+        return read_whole(folder, index_files.read_index)[2]
 
     def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor) -> None:
         self.vectors, self.ids, self._groups = vectors, ids, groups
@@ -436,11 +482,6 @@ class EmbeddingSpace:
         logger.info(
             "Areas under the risk-coverage curve of %d rows: %s; the score is %s.", len(rows), areas, self.score
         )
-
-
-def accepts(p_values: Tensor, level: float) -> Tensor:
-    """Whether p-values are at most a level, up to rounding."""
-    return p_values <= level * (1 + 1e-12)
 
 
 def positions(values: Tensor, others: Tensor) -> Tensor:

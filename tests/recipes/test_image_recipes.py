@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -294,6 +295,67 @@ def test_simultaneous_additions_lose_nothing(root, start, copy, photos, tmp_path
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def indexed(folder: Path) -> tuple[list, torch.Tensor]:
+    index = ImageIndex.load(folder)
+    return [index.images[name] for name in ("id", "file", "label", "prediction", "digest")], index.embeddings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--output_dir"], ["--add_to"]])
+def test_two_processes_share_an_index_that_equals_that_of_one(words, root, start, build, model, folder, tmp_path):
+    """The images are divided unevenly, as 178 batches of 2, of which the last has one image."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    if words == ["--add_to"]:
+        for copied in (one, two):
+            shutil.copytree(folder, copied)
+    words = ["--model_name_or_path", model, "--images", "digits", "--batch_size", "2", "--disable_tqdm", *words]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    process = start(*launch, root / "recipes" / "build_index.py", *words, two)
+    printed = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, printed
+    build(*words[2:], one)
+    (names, embeddings), (expected_names, expected) = indexed(two), indexed(one)
+    assert names == expected_names
+    torch.testing.assert_close(embeddings, expected)
+    assert printed.count("wrote     ") == 1
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+KILLED = """
+import os, signal, sys
+from hf_sphere.commands.index import main
+from hf_sphere.search import ImageEncoder
+embed, most = ImageEncoder._embed, int(sys.argv[2])
+def count(self, names, **inputs):
+    with open(sys.argv[1], "a") as file:
+        file.write("".join(name + "\\n" for name in names))
+    if len(open(sys.argv[1]).readlines()) > most:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return embed(self, names, **inputs)
+ImageEncoder._embed = count
+main(sys.argv[3:])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_build_continues_and_embeds_only_what_is_missing(start, build, model, tmp_path):
+    words = ["--model_name_or_path", model, "--images", "digits", "--batch_size", "50", "--disable_tqdm"]
+    outputs = []
+    for most in (200, 10**9):
+        file = tmp_path / f"{most}.txt"
+        process = start("-c", KILLED, file, most, *words, "--output_dir", tmp_path / "index")
+        outputs.append((process.communicate(timeout=300)[0], process.returncode, len(file.read_text().split())))
+    (_, killed, _), (printed, code, embedded) = outputs
+    assert (killed, code) == (-signal.SIGKILL, 0), outputs
+    assert embedded == 355 - 200
+    assert "Continuing after 200 of 355 images" in printed
+    build(*words[2:], "--output_dir", tmp_path / "whole")
+    (names, embeddings), (expected_names, expected) = indexed(tmp_path / "index"), indexed(tmp_path / "whole")
+    assert names == expected_names
+    assert torch.equal(embeddings, expected)
+    assert not finished_batches(tmp_path / "index").exists()
+
+
 @pytest.mark.parametrize("words", [["--output_dir", "new"], ["--add_to", "index"], ["--output_dir", "."]])
 def test_an_index_that_cannot_be_written_is_an_error_before_the_work(words, build, copy, photos, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -374,6 +436,7 @@ def test_an_index_is_replaced_only_if_asked(build, copy, photos):
         (["--add_to", "index"], "give one of --output_dir for a new index, --add_to and --remove_from"),
         (["--split", "test"], "--remove_from removes a dataset as a whole"),
         (["--kind", "ivf"], "--kind ivf is for a new index; another one has its own"),
+        (["--group_column", "label"], "--group_column label is for a new index; another one has its own"),
         (["--overwrite_output_dir"], "--overwrite_output_dir is for --output_dir; other indices are changed"),
         (["--images", "cats"], "cats does not name images of the index"),
     ],
@@ -388,6 +451,46 @@ def test_an_index_needs_one_folder_and_a_search_one_query(run, folder):
     for words in (["build_index", "--images", "digits"], ["search_images", "--index", folder]):
         with pytest.raises((ValueError, SystemExit)):
             run(*words)
+
+
+@pytest.fixture
+def vectors(tmp_path) -> Path:
+    """A file of 20 vectors of ten articles."""
+    rows = {"embedding": torch.randn(20, 4).tolist(), "article": [f"a{n // 2}" for n in range(20)]}
+    pd.DataFrame(rows).to_parquet(tmp_path / "vectors.parquet")
+    return tmp_path / "vectors.parquet"
+
+
+def test_a_file_of_vectors_is_indexed_without_a_model(run, vectors, tmp_path, capsys):
+    run(
+        "build_index", vectors, "--column", "embedding", "--group_column", "article", "--output_dir", tmp_path / "index"
+    )
+    assert "added     20 of 20 vectors of" in capsys.readouterr().out
+    index = ImageIndex.load(tmp_path / "index")
+    assert (index.groups, index.space.calibration.num_groups) == ("article", 10)
+
+
+def test_an_index_is_calibrated_by_images_that_have_no_match(build, photos, tmp_path, capsys):
+    build("--images", photos / "b", "--calibration", photos / "a", "--output_dir", tmp_path / "index")
+    assert ImageIndex.load(tmp_path / "index").space.calibration.num_groups == 4
+    with pytest.raises(ValueError, match="4 of the calibration images are in the index; leave them out"):
+        build("--images", photos, "--calibration", photos / "a", "--output_dir", tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--column", "vector"], "no vector column 'vector'; the data has the columns ['embedding', 'article']"),
+        ([], "a new index needs --model_name_or_path, or the --column of vectors"),
+        (["--column", "article"], "must be numbers, the same number of them for each, or the base64 of float32"),
+        (["--column", "embedding", "--group_column", "page"], "no column 'page' for groups"),
+    ],
+)
+def test_what_a_file_of_vectors_lacks_is_an_error_that_names_it(words, message, run, vectors, tmp_path, capsys):
+    with pytest.raises((ValueError, SystemExit)) as error:
+        run("build_index", vectors, "--output_dir", tmp_path / "index", *words)
+    assert message in str(error.value) + capsys.readouterr().err
+    assert not (tmp_path / "index").exists()
 
 
 # ONNX
