@@ -20,7 +20,6 @@ from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify,
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.search.source import Content, Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
-from hf_sphere.search.vectors import VectorEncoder
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
@@ -109,7 +108,7 @@ class ImageIndex(IndexedImages):
             ValueError: If there are no images, or one cannot be read, or the kind does not support the distance.
             ImportError: If the kind needs FAISS and it is not installed.
         """
-        encoder = open_encoder(model)
+        encoder = load_encoder(model)
         space = EmbeddingSpace(torch.empty(0, 0), metric=encoder.metric, kind=kind)
         rule = groups if groups is None or isinstance(groups, str) else ""
         index = cls(encoder, {}, space, [], rule, encoder.content)
@@ -332,7 +331,7 @@ class ImageIndex(IndexedImages):
         beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
         model_name = beside if about.model_folder and Path(beside).is_dir() else about.model
         try:
-            encoder = open_encoder(model or model_name)
+            encoder = load_encoder(model or model_name)
         except FileNotFoundError as error:
             hint = "" if model else f" If the model of {folder} was moved, name its folder (--model_name_or_path)."
             raise FileNotFoundError(f"{error_text(error).rstrip('.')}.{hint}") from error
@@ -412,8 +411,3 @@ class ImageIndex(IndexedImages):
         scores = 1 - distances if self.encoder.metric["distance"] == "cosine" else -distances
         found = self.space.judge(embeddings, scores, rows, level)
         return Neighbors(queries, rows, distances, found.p_values, found.accepted)
-
-
-def open_encoder(model: Any) -> Any:
-    """Return a model that is an encoder, or else the encoder of its name, or that of vectors without a model."""
-    return (load_encoder(model) if model else VectorEncoder()) if isinstance(model, str | None) else model

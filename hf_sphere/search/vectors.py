@@ -1,7 +1,6 @@
 """Vectors as APIs and databases deliver them."""
 
 import base64
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor
 
 from hf_sphere.metrics.checks import check_embeddings
-from hf_sphere.search.rows import unit_vectors
 from hf_sphere.utils.checks import error_text
 
 
@@ -48,24 +46,3 @@ def read_vectors(
         raise ValueError(f"{what} {text}: {error_text(error).rstrip('.')}.") from error
     vectors = check_embeddings(values, what=what)
     return vectors if dim is None else torch.nn.functional.normalize(vectors[:, :dim], dim=1)
-
-
-class VectorEncoder:
-    """The encoder of given vectors, without a model; its interface is that of `ImageEncoder`."""
-
-    name = weights = settings = ""
-    content = "vector"
-    embeds_texts = False
-    metric = {"distance": "cosine"}
-
-    def encode(self, source: Any, rows: Sequence[int], **_: Any) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Yield the rows and their vectors, normalized."""
-        yield torch.tensor(rows), {"embedding": unit_vectors("vectors", source.encoded[list(rows)])}
-
-    def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """Raise an error: there is no model."""
-        raise ValueError("the index has no model that embeds texts; search with their vectors.")
-
-    def name_cells(self, source: Any, indices: Tensor, columns: Any) -> dict[str, list[Any]]:
-        """Return the columns of `ImageSource.name_rows`."""
-        return source.name_rows(indices)
