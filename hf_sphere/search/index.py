@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -330,7 +331,7 @@ class ImageIndex(IndexedImages):
         """
         folder = Path(folder)
         # All before the model, which takes seconds to load.
-        about, images, space, version = read_whole(folder, read_index)
+        about, images, space, version = read_whole(folder, partial(read_index, EmbeddingSpace))
         if not about.sources:
             raise ValueError(f"{folder} has no sources; load it with hf_sphere.search.EmbeddingSpace.load.")
         beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
