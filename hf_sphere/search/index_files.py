@@ -17,6 +17,7 @@ from torch import Tensor
 from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.search.matching import Calibration
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
+from hf_sphere.search.rows import positions
 from hf_sphere.search.source import Content
 from hf_sphere.utils.checks import check_regular, error_text
 from hf_sphere.utils.files import MANIFEST_FILE, digest_file, find_damage, read_json, write_json, write_manifest
@@ -210,6 +211,11 @@ def _read_space(
             raise ValueError(f"{EMBEDDINGS_FILE} has invalid {name} of the calibration")
     if "queries" in tensors:
         space._queries = tensors.pop("queries"), tensors["groups"]
+    elif tensors:
+        rows = positions(tensors["ids"], space.ids)
+        if rows.min() < 0:
+            raise ValueError(f"{EMBEDDINGS_FILE} has a calibration by rows that are not there")
+        tensors["groups"] = space._groups[rows]
     if tensors:
         space._calibration, space._is_current = Calibration(**tensors, next_id=about.next_id), True
     if about.search in APPROXIMATE and has_faiss:

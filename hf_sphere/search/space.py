@@ -171,9 +171,9 @@ class EmbeddingSpace(GroupedVectors):
         """
         if false_accept is not None:
             self.calibration.check_level(false_accept)
+        queries = self._check("queries", queries)
         if not 1 <= k <= len(self):
             raise ValueError(f"k must be from 1 to the number of rows, {len(self):,}; got {k}.")
-        queries = self._check("queries", queries)
         if false_accept is None and self._calibration is None:
             return Matches(*self._nearest(queries, k)[::-1])
         scores, rows = self._nearest(queries, min(max(k, CANDIDATES), len(self)))
