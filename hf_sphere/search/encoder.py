@@ -49,6 +49,8 @@ class ImageEncoder:
         ...     print(columns["embedding"].shape)
     """
 
+    content = "image"
+
     def __init__(self, name: str, device: torch.device | str | None = None) -> None:
         self.name = name
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,6 +1,5 @@
-"""Search for similar images: an index of embeddings in a folder of safetensors, parquet and JSON files."""
+"""Search for similar images or texts: an index of embeddings in a folder of safetensors, parquet and JSON files."""
 
-import importlib.util
 import itertools
 import logging
 import os
@@ -14,11 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.encoder import ImageEncoder
-from hf_sphere.search.index_files import About, check_replaceable, read_index, read_version, write_index
+from hf_sphere.search.index_files import check_replaceable, describe_space, read_index, read_version, write_index
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, table_states
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
-from hf_sphere.search.source import ImageSource
+from hf_sphere.search.source import Content, ImageSource
+from hf_sphere.search.space import EmbeddingSpace, accepts
+from hf_sphere.search.vectors import VectorEncoder
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
@@ -33,76 +35,133 @@ class Neighbors:
         queries: Columns of the queries by name, as those of `ImageIndex.images`.
         rows: (Q, k), rows of the index, nearest first; -1 where an approximate search found none.
         distances: (Q, k), float64.
+        p_values: (Q, k), float64, and
+        accepted: (Q, k), bool, see `hf_sphere.search.Matches`; None without a level of false accepts.
     """
 
     queries: dict[str, list[Any]]
     rows: Tensor
     distances: Tensor
+    p_values: Tensor | None = None
+    accepted: Tensor | None = None
 
 
 @dataclass(repr=False)
 class ImageIndex(IndexedImages):
-    """Embeddings of images, searchable by image and, for a model such as CLIP, by text.
+    """A space of the embeddings of images or texts, searchable by these and, for a model such as CLIP, by text.
 
     Attributes:
-        encoder: The model.
+        encoder: The model, or a `VectorEncoder` for vectors without one.
         images: Columns of the indexed images: `id`, `file`, `source` (a number), `row` of the source, and as far as
-            known `label`, `prediction`, `confidence` and `concentration`; and what tells whether an image changed:
-            `size`, `time`, `digest` and the `settings` of the model. An image keeps its `id` when others are added or
-            removed, and when it is moved or overwritten.
-        embeddings: (N, d), float32.
+            known `label`, `group`, `text`, `prediction`, `confidence` and `concentration`; and what tells whether an
+            image changed: `size`, `time`, `digest` and the `settings` of the model. An image keeps its `id` when others
+            are added or removed, and when it is moved or overwritten.
+        space: The embeddings (N, d), float32, with their search and its calibration by cosines.
+        groups: What the groups are: `label`, a column, an empty text for names that are given, or None.
+        calibrated_with: Content of the queries that calibrate.
         sources: Folder or dataset and split of the images, by number.
-        kind: Kind of the search; if None, chosen by the number of images.
-        next_id: The `id` of the next new image.
 
     Example:
         >>> index = ImageIndex.build("outputs/birds", "photos")
-        >>> found = index.search("bird.jpg", 5)
+        >>> found = index.search("bird.jpg", 5, false_accept=0.05)
         >>> [index.images["file"][row] for row in found.rows[0]]
     """
 
-    encoder: ImageEncoder
+    encoder: Any
     images: dict[str, list[Any]]
-    embeddings: Tensor
+    space: EmbeddingSpace
     sources: list[tuple[str, str | None]]
-    kind: SearchKind | None = None
-    next_id: int = 0
-    _search: NeighborSearch | None = None
+    groups: str | None = None
+    calibrated_with: Content = "image"
     _tables: list[dict[str, list[int]]] = field(default_factory=list)
     _opened: dict[int, ImageSource] = field(default_factory=dict)
     _loaded: tuple[Path, str | None] | None = None
 
     @classmethod
     def build(
-        cls, model: str | ImageEncoder, images: Any, *, kind: SearchKind | None = None, **options: Any
+        cls,
+        model: Any,
+        images: Any,
+        *,
+        groups: str | Sequence[str | int] | None = None,
+        calibration: Any = None,
+        calibration_groups: str | Sequence[str | int] | None = None,
+        kind: SearchKind | None = None,
+        **options: Any,
     ) -> "ImageIndex":
-        """Embed images.
+        """Embed images, texts or vectors, and calibrate their matches.
 
         Args:
-            model: The model, or its folder or Hub id.
+            model: The model, or its folder or Hub id; None for vectors.
             images: See `ImageSource.of`.
+            groups: Groups of rows that match each other: `label`, a column of the dataset, or one name per row. If
+                None, each row is its own group; see `EmbeddingSpace.fit`.
+            calibration: Images that have no match in the index; see `calibrate`. If None, those of the index are used.
+            calibration_groups: Their groups.
             kind: Kind of the search; if None, chosen by the number of images.
-            **options: Options of `ImageEncoder.encode`.
+            **options: Options of `encode` of the encoder.
 
         Raises:
-            TypeError: If an image is an array; search embeddings with `hf_sphere.search.NeighborSearch`.
+            TypeError: If an image is an array; search embeddings with `EmbeddingSpace`.
             ValueError: If there are no images, or one cannot be read, or the kind does not support the distance.
             ImportError: If the kind needs FAISS and it is not installed.
         """
-        index = cls(model if isinstance(model, ImageEncoder) else ImageEncoder(model), {}, torch.empty(0, 0), [], kind)
+        encoder = open_encoder(model) if model is None or isinstance(model, str) else model
+        space = EmbeddingSpace(torch.empty(0, 0), metric=encoder.metric, kind=kind)
+        space._names = None if groups is None else []
+        index = cls(encoder, {}, space, [], groups if groups is None or isinstance(groups, str) else "")
         if kind is not None:
             check_kind(kind, index.encoder.metric.get("distance", "cosine"))
-        index.add(images, **options)
+        if calibration is not None:
+            calibration = ImageSource.of(calibration, content=encoder.content)
+        index.add(images, groups, **options)
+        if calibration is not None:
+            index.calibrate(calibration, calibration_groups, **options)
         return index
 
-    def add(self, images: Any, **options: Any) -> int:
+    def calibrate(self, images: Any, groups: str | Sequence[str | int] | None = None, **options: Any) -> None:
+        """Calibrate by separate queries, see `EmbeddingSpace.calibrate`; they are no images of the index.
+
+        Args:
+            images: See `ImageSource.of`. For a model such as CLIP they can be texts that describe none of the images,
+                `ImageSource.of(texts, content="text")`; then only searches by text have a level.
+            groups: See `build`.
+            **options: Options of `encode` of the encoder.
+
+        Raises:
+            ValueError: If one of them is in the index, or the groups are invalid.
+        """
+        source = ImageSource.of(images, content=self.encoder.content)
+        names = None if groups is None else source.read_groups(groups)
+        if source.content != self.encoder.content:
+            parts = [self.encoder.encode_texts(source.encoded[at : at + 256]) for at in range(0, len(source), 256)]
+            rows, embeddings = list(range(len(source))), torch.cat(parts)
+        else:
+            states = identify(source, range(len(source)), progress=options.get("progress", True))
+            known = {*self.images["digest"]} - {None}
+            if shared := [source.names[row] for row, state in states.items() if state.digest in known]:
+                raise ValueError(
+                    f"{len(shared):,} calibration {source.content}s are in the index, such as {shared[0]}."
+                )
+            cells, embeddings = self._embed(source, range(len(source)), options)
+            rows = cells["row"]
+        queries = project_to_sphere(embeddings) if self.space.metric["distance"] == "cosine" else embeddings
+        self.space.calibrate(queries, names and [names[row] for row in rows], score="cosine")
+        self.calibrated_with = source.content
+
+    def add(self, images: Any, groups: str | Sequence[str | int] | None = None, **options: Any) -> int:
         """Embed and add images that the index does not have yet; return their number.
 
         Images whose content, preprocessing or class names have changed are embedded again, and keep their `id`. Those
         that were moved are found by their content, and get their new source and file. An approximate search is built
-        again. The arguments are those of `build`.
+        again. The arguments are those of `build`; groups that are labels or a column are the same as before.
         """
-        source = ImageSource.of(images)
+        source = ImageSource.of(images, content=self.encoder.content)
+        groups = self.groups if groups is None else groups
+        if groups == "" or (groups is None) != (self.groups is None):
+            rule = "no groups; leave out groups" if self.groups is None else "groups; give one name per row (groups=)"
+            raise ValueError(f"the index has {rule}.")
+        names = None if groups is None else source.read_groups(groups)
         key, settings = (source.name, source.split), self.encoder.settings
         source_id = self.sources.index(key) if key in self.sources else len(self.sources)
         tables = table_states(*key)
@@ -119,7 +178,9 @@ class ImageIndex(IndexedImages):
         moved = sum(self.place(rows[n]) != locations[n] for n in rows)
         outdated = [n for n in unsure if n not in same]
         # Nothing is changed before all is embedded.
-        added, embeddings = self._embed(source, outdated, options) if outdated else ({"row": []}, self.embeddings[:0])
+        added, embeddings = (
+            self._embed(source, outdated, options) if outdated else ({"row": []}, self.space.vectors[:0])
+        )
         if source.labels:
             self.images.setdefault("label", [None] * len(self))
         elif source.split is None and "label" in self.images:  # an image alone is not in a class folder
@@ -128,6 +189,7 @@ class ImageIndex(IndexedImages):
         for n in kept.keys() - outdated:
             cells = {"file": source.names[n], "row": n, "source": source_id}
             cells |= {"label": source.labels[n]} if source.labels else {}
+            cells |= {"group": names[n]} if names else {}
             for name, value in (cells | (states[n]._asdict() if n in states else {})).items():
                 self.images[name][kept[n]] = value
         again = {rows[n] for n in added["row"] if n in rows}
@@ -137,11 +199,11 @@ class ImageIndex(IndexedImages):
         if source.name and (lost := rows_here - {*kept.values()} - replaced):
             text = "%d images of the index are no longer in %s, such as %s; remove them."
             logger.warning(text, len(lost), source.name, self.images["file"][min(lost)])
-        fresh = itertools.count(self.next_id)
+        fresh = itertools.count(self.space.next_id)
         added["id"] = [self.images["id"][rows[n]] if n in rows else next(fresh) for n in added["row"]]
         added |= {"source": [source_id] * len(embeddings), "settings": [settings] * len(embeddings)}
         added |= {name: [getattr(states[n], name) for n in added["row"]] for name in ImageState._fields}
-        self.next_id = next(fresh)
+        added |= {"group": [names[n] for n in added["row"]]} if names else {}
         self.sources, self._tables = [*self.sources, key], [*self._tables, {}]
         self._tables[source_id] = tables
         self._replace(again | replaced, added, embeddings)
@@ -170,47 +232,69 @@ class ImageIndex(IndexedImages):
                 raise ValueError(f"{images} does not name images of the index: there is {candidates}.")
         if len(removed) == len(self):
             raise ValueError(f"{images} names all images of the index; remove its folder instead.")
-        self._replace(removed, {}, self.embeddings[:0])
+        self._replace(removed, {}, self.space.vectors[:0])
         return len(removed)
 
     def __len__(self) -> int:
-        return len(self.embeddings)
+        return len(self.space)
 
     def __repr__(self) -> str:
         return f"ImageIndex({len(self):,} images, model {self.encoder.name!r})"
 
     @property
+    def embeddings(self) -> Tensor:
+        """The embeddings, (N, d) float32."""
+        return self.space.vectors
+
+    @property
     def neighbor_search(self) -> NeighborSearch:
         """The search, with its kind and recall; built when it is first used."""
-        if self._search is None:
-            self._search = NeighborSearch(self.embeddings, kind=self.kind, **self.encoder.metric)
-        return self._search
+        return self.space.neighbor_search
 
-    def search(self, images: Any, k: int = 10, *, classes: Sequence[str] | None = None, **options: Any) -> Neighbors:
+    def search(
+        self,
+        images: Any,
+        k: int = 10,
+        *,
+        classes: Sequence[str] | None = None,
+        false_accept: float | None = None,
+        **options: Any,
+    ) -> Neighbors:
         """Find the nearest indexed images of images.
 
         Args:
             images: See `ImageSource.of`.
             k: Number of neighbors, at most that of the images to choose from.
             classes: Find only images whose class (see `classes`) is one of these, by an exact search.
-            **options: Options of `ImageEncoder.encode`.
+            false_accept: Level of false accepts, see `EmbeddingSpace.search`.
+            **options: Options of `encode` of the encoder.
 
         Raises:
-            ValueError: If k is too large, no image has one of the classes, or an image cannot be read.
+            ValueError: If k is too large, no image has one of the classes, an image cannot be read, or the calibration
+                has too few groups for the level, or is one by texts.
         """
-        source = ImageSource.of(images)
+        self._check_level(false_accept, self.encoder.content)
+        source = ImageSource.of(images, content=self.encoder.content)
         queries, embeddings = self._embed(source, range(len(source)), options)
         if not len(embeddings):
             raise ValueError(f"none of the {len(source)} images can be read.")
-        return self._find(queries, embeddings, k, classes)
+        return self._find(queries, embeddings, k, classes, false_accept)
 
-    def search_texts(self, texts: Sequence[str], k: int = 10, *, classes: Sequence[str] | None = None) -> Neighbors:
+    def search_texts(
+        self,
+        texts: Sequence[str],
+        k: int = 10,
+        *,
+        classes: Sequence[str] | None = None,
+        false_accept: float | None = None,
+    ) -> Neighbors:
         """Find the indexed images that are nearest to texts; see `search`.
 
         Raises:
             ValueError: If the model embeds no texts, and for the reasons of `search`.
         """
-        return self._find({"file": list(texts)}, self.encoder.encode_texts(texts), k, classes)
+        self._check_level(false_accept, "text")
+        return self._find({"file": list(texts)}, self.encoder.encode_texts(texts), k, classes, false_accept)
 
     def classes(self, *, mark: str = "") -> list[str]:
         """Return the class of each image: its label, else its prediction and a `mark`, else an empty text."""
@@ -227,19 +311,17 @@ class ImageIndex(IndexedImages):
             FileExistsError: If the folder contains other files, or has changed since the index was loaded from it.
         """
         folder = Path(folder)
-        search, target = self.neighbor_search, folder.resolve()
-        about = About(
+        target, is_folder = folder.resolve(), os.path.isdir(self.encoder.name)
+        about = describe_space(
+            self.space,
             model=self.encoder.name,
             weights=self.encoder.weights,
             # Found from every working directory, and not absolute, which is private.
-            model_folder=os.path.relpath(self.encoder.name, target) if Path(self.encoder.name).is_dir() else None,
+            model_folder=os.path.relpath(self.encoder.name, target) if is_folder else None,
             sources=self.sources,
             tables=self._tables,
-            kind=self.kind,
-            search=search.kind,
-            recall=search.recall,
-            next_id=self.next_id,
-            **self.encoder.metric,
+            groups=self.groups,
+            calibrated_with=self.calibrated_with,
         )
         with lock_folder(folder):
             check_replaceable(folder)
@@ -248,11 +330,11 @@ class ImageIndex(IndexedImages):
                 hint = "Load it again, repeat the changes, and save it"
                 raise FileExistsError(f"{folder} is not replaced: it has changed since it was loaded. {hint}.")
             with atomic_folder(folder) as unfinished:
-                write_index(unfinished, about, self.images, self.embeddings, search)
+                write_index(unfinished, about, self.images, self.space)
             self._loaded = target, read_version(folder)
 
     @classmethod
-    def load(cls, folder: str | PathLike, model: str | ImageEncoder | None = None) -> "ImageIndex":
+    def load(cls, folder: str | PathLike, model: Any = None) -> "ImageIndex":
         """Read an index that `save` wrote; the embeddings stay on disk, mapped into memory.
 
         Without FAISS the search is exact. A warning says what has changed, see `changes`. Later changes of the folder
@@ -268,21 +350,19 @@ class ImageIndex(IndexedImages):
         """
         folder = Path(folder)
         # All before the model, which takes seconds to load.
-        about, images, embeddings, search, version = read_whole(folder, read_index)
+        about, images, space, version = read_whole(folder, read_index)
         beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
         model_name = beside if about.model_folder and Path(beside).is_dir() else about.model
         try:
-            encoder = model if isinstance(model, ImageEncoder) else ImageEncoder(model or model_name)
+            encoder = open_encoder(model or model_name) if model is None or isinstance(model, str) else model
         except FileNotFoundError as error:
             hint = "" if model else f" If the model of {folder} was moved, name its folder (--model_name_or_path)."
             raise FileNotFoundError(f"{error_text(error).rstrip('.')}.{hint}") from error
         if encoder.weights != about.weights or encoder.metric != about.metric:
             which = f"is of another model than {encoder.name}, or that one was trained further: the weights differ"
             raise ValueError(f"the index {folder} {which}. Load its model ({about.model}), or build it again.")
-        index = cls(encoder, images, embeddings, about.sources, about.kind, about.next_id, search, about.tables)
+        index = cls(encoder, images, space, about.sources, about.groups, about.calibrated_with, about.tables)
         index._loaded = folder.resolve(), version
-        if importlib.util.find_spec("faiss") is None:
-            index.kind = None  # exact; with a message for many images
         if texts := index.changes():
             hint = "Add the images of each source again, which embeds what has changed; remove those that are gone"
             logger.warning("The index %s is not up to date: %s. %s.", folder, "; ".join(texts), hint)
@@ -298,10 +378,13 @@ class ImageIndex(IndexedImages):
             embeddings.append(columns["embedding"])
             for name, values in self.encoder.name_cells(source, indices, columns).items():
                 cells[name] += values
+        if source.content == "text":
+            cells["text"] = [source.encoded[row] for row in cells["row"]]
         if not embeddings and not len(self):
             raise ValueError(f"none of the {len(rows)} images can be read.")
         if len(self) and embeddings and embeddings[0].shape[1] != (dim := self.embeddings.shape[1]):
-            raise ValueError(f"the embeddings of the index have {dim} dimensions, unlike its model's; build it again.")
+            owner = "its model's" if self.encoder.name else f"these, which have {embeddings[0].shape[1]}"
+            raise ValueError(f"the embeddings of the index have {dim} dimensions, unlike {owner}; build it again.")
         return dict(cells), torch.cat([self.embeddings[:0], *embeddings] if len(self) else embeddings)
 
     def _replace(self, removed: set[int], added: Mapping[str, list[Any]], embeddings: Tensor) -> None:
@@ -314,17 +397,53 @@ class ImageIndex(IndexedImages):
         self.images["source"] = [used.index(index) for index in self.images["source"]]
         self.sources, self._tables = [self.sources[n] for n in used], [self._tables[n] for n in used]
         self._opened = {}
-        if removed or len(embeddings):
-            old = [self.embeddings[kept] if removed else self.embeddings] if kept else []
-            self.embeddings, self._search = torch.cat([*old, embeddings]), None
+        old = [self.embeddings[kept] if removed else self.embeddings] if kept else []
+        self.space.replace(torch.cat([*old, embeddings]), torch.tensor(self.images["id"]), self.images.get("group"))
 
-    def _find(self, queries: dict[str, Any], embeddings: Tensor, k: int, classes: Sequence[str] | None) -> Neighbors:
+    def _check_level(self, false_accept: float | None, content: str) -> None:
+        if false_accept is not None and content != self.calibrated_with:
+            which = f"searches by {content} have other similarities than the {self.calibrated_with}s that calibrate it"
+            raise ValueError(f"the index has no level for them: {which}. Calibrate it with {content}s (calibrate).")
+        if false_accept is not None:
+            self.space.calibration.check_level(false_accept)
+
+    def _find(
+        self,
+        queries: dict[str, Any],
+        embeddings: Tensor,
+        k: int,
+        classes: Sequence[str] | None,
+        level: float | None,
+    ) -> Neighbors:
         if classes is None:
-            return Neighbors(queries, *reversed(self.neighbor_search.search(embeddings, k)))
+            distances, rows = self.neighbor_search.search(embeddings, k)
+            return Neighbors(queries, rows, distances, *self._matches(distances, rows, rows[:, 0], level))
         matching = torch.tensor([row for row, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
         if len(matching) == 0:
             names = ", ".join(sorted(set(self.classes())))
             raise ValueError(f"no image has the class {' or '.join(classes)}; there are {names}.")
         exact = NeighborSearch(self.embeddings[matching], kind="torch", **self.encoder.metric)
         distances, rows = exact.search(embeddings, k)
-        return Neighbors(queries, matching[rows], distances)
+        # The promise is about all rows, so the best of all counts.
+        best = rows[:, 0] if level is None else self.neighbor_search.search(embeddings, 1)[1][:, 0]
+        return Neighbors(queries, matching[rows], distances, *self._matches(distances, rows, best, level))
+
+    def _matches(self, distances: Tensor, rows: Tensor, best: Tensor, level: float | None) -> tuple[Tensor, ...]:
+        """Return the p-values and whether they are accepted, (Q, k) each, if there is a level."""
+        if level is None:
+            return ()
+        scores = self.space.scores(distances)
+        p_values = self.space.calibration.p_values(scores, self.space.ids[best].where(best >= 0, -1))
+        p_values = p_values.masked_fill(rows < 0, 1.0)
+        return p_values, accepts(p_values, level)
+
+
+def open_encoder(name: str | None) -> Any:
+    """Return the encoder of a model: of texts if it is a SentenceTransformer, of vectors if there is no model."""
+    if not name:
+        return VectorEncoder()
+    if os.path.exists(os.path.join(name, "modules.json")):
+        from hf_sphere.search.encoder import TextEncoder
+
+        return TextEncoder(name)
+    return ImageEncoder(name)

@@ -1,11 +1,10 @@
-"""The folder of an `ImageIndex`: its files, and the validation of all that is read from them."""
+"""The folder of an `EmbeddingSpace` or `ImageIndex`: its files, and the validation of all that is read from them."""
 
 import importlib.util
 import os
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hf_sphere.metrics.neighbors import Distance
+from hf_sphere.search.matching import Calibration
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
+from hf_sphere.search.space import EmbeddingSpace
 from hf_sphere.utils.checks import check_regular, error_text
 from hf_sphere.utils.files import MANIFEST_FILE, digest_file, find_damage, read_json, write_json, write_manifest
 
@@ -24,17 +25,23 @@ ABOUT_FILE = "index.json"
 """Model, distance, sources and kind of search."""
 
 EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE = "embeddings.safetensors", "images.parquet", "search.safetensors"
-"""Embeddings; the columns of the images; and the index of an approximate search."""
+"""Embeddings and calibration; the columns of the rows; and the index of an approximate search."""
 
 FILES = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE}
 
 TYPES = dict.fromkeys(("id", "source", "row", "size", "time"), pa.int64())
-TYPES |= dict.fromkeys(("file", "digest", "settings", "label", "prediction"), pa.string())
-TYPES |= dict.fromkeys(("confidence", "concentration"), pa.float64())
-"""Types of the columns of the images."""
+TYPES |= dict.fromkeys(("file", "digest", "settings", "label", "prediction", "text"), pa.string())
+TYPES |= dict.fromkeys(("confidence", "concentration"), pa.float64()) | {"group": None}
+"""Types of the columns of the rows; groups are texts or integers."""
 
-OPTIONAL = {"label", "prediction", "confidence", "concentration"}
+OPTIONAL = {"label", "prediction", "confidence", "concentration", "text", "group"}
 """Columns that images without labels, and models without a head, lack."""
+
+CALIBRATION = {
+    **dict.fromkeys(("groups", "matches", "ids", "query_groups"), torch.int64),
+    **{"scores": torch.float64, "queries": torch.float32},
+}
+"""Types of the tensors of the calibration; the last ones of separate queries."""
 
 
 @strict
@@ -53,6 +60,13 @@ class About:
     model_folder: str | None = None  # relative to the folder of the index
     tables: list[dict[str, list[int]]]  # size and time of each table, by source; only datasets in folders have some
     next_id: int  # of the next new image
+    groups: str | None = None
+    calibrated_with: Literal["image", "text", "vector"] = "image"
+    score: Literal["cosine", "density"] = "cosine"
+    is_chosen: bool = False
+    rows_per_group: int = 4
+    calibration_rows: int = 5_000
+    seed: int = 0
 
     @property
     def metric(self) -> dict[str, Any]:
@@ -60,8 +74,8 @@ class About:
         return {"distance": self.distance} | ({} if self.curvature is None else {"curvature": self.curvature})
 
 
-def read_index(folder: Path) -> tuple[About, dict[str, list[Any]], Tensor, NeighborSearch | None, str | None]:
-    """Read and validate all files of an index: description, images, embeddings, approximate search, and version.
+def read_index(folder: Path) -> tuple[About, dict[str, list[Any]], EmbeddingSpace, str | None]:
+    """Read and validate all files of an index: description, columns of the rows, space, and version.
 
     Without FAISS there is no approximate search. Files that are damaged or do not fit together are an error.
     """
@@ -74,13 +88,14 @@ def read_index(folder: Path) -> tuple[About, dict[str, list[Any]], Tensor, Neigh
         for name in (EMBEDDINGS_FILE, IMAGES_FILE):
             check_regular(folder / name)
         about = _read_about(folder)
-        embeddings = load_file(folder / EMBEDDINGS_FILE)["embeddings"]
+        tensors = load_file(folder / EMBEDDINGS_FILE)
+        embeddings = tensors.pop("embeddings")
         if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype != torch.float32:
             raise ValueError(f"{EMBEDDINGS_FILE} has {embeddings.dtype} numbers of the shape {tuple(embeddings.shape)}")
         if not torch.stack(embeddings.aminmax()).isfinite().all():
             raise ValueError(f"{EMBEDDINGS_FILE} has numbers that are not finite")
         images = _read_images(folder, len(embeddings), about)
-        return about, images, embeddings, _read_search(folder, about, embeddings), version
+        return about, images, _read_space(folder, about, embeddings, images, tensors), version
     except MemoryError:
         raise
     except Exception as error:  # of pyarrow, safetensors and FAISS, of many classes
@@ -93,14 +108,37 @@ def check_replaceable(folder: Path) -> None:
         raise FileExistsError(f"{folder} is not replaced: {other} is not part of an index.")
 
 
-def write_index(
-    folder: Path, about: About, images: dict[str, list[Any]], embeddings: Tensor, search: NeighborSearch
-) -> None:
-    """Write all files of an index to an empty folder."""
-    save_file({"embeddings": embeddings.contiguous()}, folder / EMBEDDINGS_FILE)
-    pq.write_table(pa.table(images, schema=_schema(images)), folder / IMAGES_FILE)
+def describe_space(space: EmbeddingSpace, **about: Any) -> About:
+    """Return the description of a space, and of the sources and model of its rows, if there are any."""
+    rows_per_group, calibration_rows, seed = space._options
+    search, options = space.neighbor_search, {"model": "", "weights": "", "sources": [], "tables": [], **about}
+    return About(
+        **options,
+        kind=space.kind,
+        search=search.kind,
+        recall=search.recall,
+        next_id=space.next_id,
+        score=space.score,
+        is_chosen=space._is_chosen,
+        rows_per_group=rows_per_group,
+        calibration_rows=calibration_rows,
+        seed=seed,
+        **space.metric,
+    )
+
+
+def write_index(folder: Path, about: About, images: dict[str, list[Any]], space: EmbeddingSpace) -> None:
+    """Write all files of an index to an empty folder; rows of several groups are calibrated first."""
+    tensors = {"embeddings": space.vectors}
+    if space._queries is not None or len(space._groups.unique()) > 1:
+        tensors |= {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
+    if space._queries is not None:
+        tensors |= dict(zip(("queries", "query_groups"), space._queries, strict=True))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / EMBEDDINGS_FILE)
+    table = pa.table({name: pa.array(cells, TYPES[name]) for name, cells in images.items()})
+    pq.write_table(table, folder / IMAGES_FILE)
     if about.search in APPROXIMATE:
-        search.save(folder / SEARCH_FILE)
+        space.neighbor_search.save(folder / SEARCH_FILE)
     write_json(folder / ABOUT_FILE, asdict(about), strict=True)
     write_manifest(folder)
 
@@ -108,10 +146,6 @@ def write_index(
 def read_version(folder: Path) -> str | None:
     """Return a digest that identifies the contents of an index, or None if there is none."""
     return digest_file(folder / MANIFEST_FILE)
-
-
-def _schema(names: Iterable[str]) -> pa.Schema:
-    return pa.schema([(name, TYPES[name]) for name in names])
 
 
 def _read_about(folder: Path) -> About:
@@ -126,7 +160,9 @@ def _read_about(folder: Path) -> About:
         "curvature": about.curvature is None or 0 < about.curvature < torch.inf,
         "sources": all(split is not None or os.path.isabs(name or "/") for name, split in about.sources),
         "model_folder": not os.path.isabs(about.model_folder or ""),
-        "tables": len(about.tables) == len(about.sources) and all(n == 2 and _is_below(name) for name, n in tables),
+        "tables": len(about.tables) == len(about.sources)
+        and all(n == 2 and (name == "." or _is_below(name)) for name, n in tables),
+        "calibration_rows": min(about.rows_per_group, about.calibration_rows, about.seed + 1) >= 1,
     }
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:
         raise ValueError(f"{wrong[0]} of {ABOUT_FILE} is invalid: {getattr(about, wrong[0])}")
@@ -138,33 +174,60 @@ def _read_images(folder: Path, count: int, about: About) -> dict[str, list[Any]]
         if file.metadata.num_rows != count:
             raise ValueError(f"{IMAGES_FILE} has {file.metadata.num_rows:,} rows, but {EMBEDDINGS_FILE} {count:,}")
         table = file.read([name for name in file.schema_arrow.names if name in TYPES])
-    table = table.cast(_schema(table.column_names))
-    if missing := TYPES.keys() - OPTIONAL - {*table.column_names}:
+    table = table.cast(pa.schema([(column.name, TYPES[column.name] or column.type) for column in table.schema]))
+    needed = TYPES.keys() - OPTIONAL if about.sources else {"id"}
+    needed |= {"group"} if about.groups is not None else set()
+    if missing := needed - {*table.column_names}:
         raise ValueError(f"{IMAGES_FILE} has no column {min(missing)}")
-    for name in ("file", "source", "row", "id", "settings"):
+    for name in needed & {"file", "source", "row", "id", "settings"}:
         if table[name].null_count:
             raise ValueError(f"column {name} of {IMAGES_FILE} has missing values")
     for name in {"confidence", "concentration"} & {*table.column_names}:
         if not pc.all(pc.is_finite(table[name]), min_count=0).as_py():
             raise ValueError(f"column {name} of {IMAGES_FILE} has values that are not finite")
     images = table.to_pydict()
-    for name, limit in (("source", len(about.sources)), ("id", about.next_id), ("row", 1 << 62)):
+    limits = {"id": about.next_id} | ({"source": len(about.sources), "row": 1 << 62} if about.sources else {})
+    for name, limit in limits.items():
         if not 0 <= min(images[name]) <= max(images[name]) < limit or (name == "id" and len(set(images[name])) < count):
             raise ValueError(f"column {name} of {IMAGES_FILE} has numbers that are out of range, or equal")
     folders = [name if split is None else "" for name, split in about.sources]
-    for name, source in zip(images["file"], images["source"], strict=True):
+    for name, source in zip(images.get("file", []), images.get("source", []), strict=True):
         if "\0" in name or (folders[source] and not _is_below(name)):
             raise ValueError(f"{IMAGES_FILE} has the file {name!r}, which is not in {about.sources[source][0]}")
     return images
 
 
-def _read_search(folder: Path, about: About, embeddings: Tensor) -> NeighborSearch | None:
-    if about.search not in APPROXIMATE or importlib.util.find_spec("faiss") is None:
-        return None
-    check_regular(folder / SEARCH_FILE)
-    search = NeighborSearch(embeddings, kind=about.search, file=folder / SEARCH_FILE, **about.metric)
-    search.recall = about.recall
-    return search
+def _read_space(
+    folder: Path, about: About, embeddings: Tensor, images: dict[str, list[Any]], tensors: dict[str, Tensor]
+) -> EmbeddingSpace:
+    has_faiss = importlib.util.find_spec("faiss") is not None
+    space = EmbeddingSpace(
+        embeddings,
+        images.get("group"),
+        metric=about.metric,
+        kind=about.kind if has_faiss else None,  # exact; with a message for many images
+        rows_per_group=about.rows_per_group,
+        calibration_rows=about.calibration_rows,
+        seed=about.seed,
+    )
+    space.ids, space.next_id = torch.tensor(images["id"]), about.next_id
+    space._groups = space.ids if "group" not in images else space._groups
+    space.score, space._is_chosen = about.score, about.is_chosen
+    for name, tensor in tensors.items():
+        count = len(tensors["queries" if name == "query_groups" else name if name == "queries" else "scores"])
+        shape = (count, embeddings.shape[1]) if name == "queries" else (count,)
+        if tensor.dtype != CALIBRATION.get(name) or tensor.shape != shape or tensor.isnan().any() or not count:
+            raise ValueError(f"{EMBEDDINGS_FILE} has invalid {name} of the calibration")
+    if "queries" in tensors:
+        space._queries = tensors["queries"], tensors["query_groups"]
+    if "scores" in tensors:
+        known = {name: tensors[name] for name in ("groups", "scores", "matches", "ids")}
+        space._calibration, space._is_current = Calibration(**known, next_id=about.next_id), True
+    if about.search in APPROXIMATE and has_faiss:
+        check_regular(folder / SEARCH_FILE)
+        space._search = NeighborSearch(embeddings, kind=about.search, file=folder / SEARCH_FILE, **about.metric)
+        space._search.recall = about.recall
+    return space
 
 
 def _is_below(name: str) -> bool:

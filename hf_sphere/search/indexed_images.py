@@ -17,7 +17,6 @@ from PIL.Image import Image as PILImage
 
 from hf_sphere.data.folders import TABLES, list_files
 from hf_sphere.data.image_files import open_image
-from hf_sphere.search.encoder import ImageEncoder
 from hf_sphere.search.source import ImageSource
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.pixels import convert_image
@@ -44,6 +43,7 @@ def file_state(path: str) -> tuple[int, int] | None:
 def table_states(name: str, split: str | None) -> dict[str, list[int]]:
     """Return size and time of each table of a dataset in a folder; no other source has any."""
     files = list_files(Path(name), TABLES) if split is not None and os.path.isdir(name) else []
+    files += [Path(name)] if split is not None and os.path.isfile(name) else []
     return {str(file.relative_to(name)): list(file_state(str(file)) or ()) for file in files}
 
 
@@ -67,6 +67,10 @@ def identify(source: ImageSource, rows: Sequence[int], *, progress: bool = True)
 
 
 def _identify(source: ImageSource, row: int) -> ImageState:
+    if source.content != "image":
+        cell = source.encoded[row]
+        content = cell.encode() if source.content == "text" else cell.numpy().tobytes()
+        return ImageState(len(content), None, _digest(content))
     record, name = source.encoded[row]["image"], os.path.join(source.name, source.names[row])
     path = record["path"] if record and record["bytes"] is None else None
     if path and source.split is not None and not _is_remote(path):
@@ -110,7 +114,7 @@ def _digest(content: bytes) -> str:
 class IndexedImages:
     """Columns and sources of the images of an index; see `ImageIndex`."""
 
-    encoder: ImageEncoder
+    encoder: Any
     images: dict[str, list[Any]]
     sources: list[tuple[str, str | None]]
     _tables: list[dict[str, list[int]]]
@@ -128,8 +132,8 @@ class IndexedImages:
         """
         source, path, digest = self.images["source"][row], self.path(row), self.images["digest"][row]
         try:
-            if self.place(row) is None:
-                raise ValueError("it was in memory")
+            if self.place(row) is None or self.encoder.content != "image":
+                raise ValueError("it was in memory, or is no image")
             record: Any = {"bytes": None, "path": path}
             if self.sources[source][1] is not None:
                 if self.has_changed(source):
@@ -176,7 +180,7 @@ class IndexedImages:
         """Whether the tables of a dataset in a folder are not those that were recorded."""
         (name, split), tables = self.sources[source], self._tables[source]
         is_folder = split is not None and os.path.isabs(name)
-        states = {file: file_state(os.path.join(name, file)) for file in tables}
+        states = {file: file_state(str(Path(name, file))) for file in tables}
         return is_folder and (not tables or any(states[file] != tuple(tables[file]) for file in tables))
 
     def match(

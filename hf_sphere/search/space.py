@@ -1,6 +1,7 @@
 """A space of embeddings: search, matches at a false-accept level, identification."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,7 @@ class EmbeddingSpace:
                 f"rows_per_group and calibration_rows must be at least 1; got {rows_per_group}, {calibration_rows}."
             )
         space = cls(
-            _unit_vectors("vectors", vectors),
+            unit_vectors("vectors", vectors),
             groups,
             kind=kind,
             rows_per_group=rows_per_group,
@@ -307,6 +308,26 @@ class EmbeddingSpace:
         self._set(self.vectors[kept], self.ids[kept], self._groups[kept])
         return int((~kept).sum())
 
+    def replace(self, vectors: Tensor, ids: Tensor, groups: Any = None) -> None:
+        """Replace all rows. Those with ids of old rows may have other vectors or groups; then all scores are computed.
+
+        Args:
+            vectors: (N, d), as the old ones.
+            ids: (N,) int64, different.
+            groups: (N,) names, if the space has groups.
+        """
+        numbers, before = self._number(groups, ids), positions(ids, self.ids) if len(self) else torch.full_like(ids, -1)
+        kept, old = before >= 0, before[before >= 0]
+        is_same = torch.equal(self.vectors[old], vectors[kept]) if len(old) else True
+        is_same = is_same and torch.equal(self._groups[old], numbers[kept])
+        if is_same and torch.equal(ids, self.ids):
+            return
+        if self._calibration is not None and not is_same:
+            unknown = torch.full_like(self._calibration.matches, -1)
+            self._calibration = replace(self._calibration, matches=unknown)
+        self._set(vectors, ids, numbers)
+        self.next_id = max(self.next_id, int(ids.max()) + 1)
+
     def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor) -> None:
         self.vectors, self.ids, self._groups = vectors, ids, groups
         self._search = self._densities = None
@@ -316,7 +337,7 @@ class EmbeddingSpace:
         """Return vectors (n, d) to compare with those of the space, unit vectors if it compares cosines."""
         vectors = vectors[None] if np.ndim(vectors) == 1 else vectors
         is_cosine = self.metric["distance"] == "cosine"
-        checked = _unit_vectors(what, vectors) if is_cosine else check_embeddings(vectors, 1, what).cpu().float()
+        checked = unit_vectors(what, vectors) if is_cosine else check_embeddings(vectors, 1, what).cpu().float()
         if checked.shape[1] != (dim := self.vectors.shape[1]):
             raise ValueError(f"{what} must have {dim} dimensions, as the space; got {checked.shape[1]}.")
         return checked
@@ -339,6 +360,10 @@ class EmbeddingSpace:
         keys = mix(numbers) if self._names is None else name_keys(self._names)[numbers]
         return mix(keys ^ mix(np.array([self._options[2]])))
 
+    def scores(self, distances: Tensor) -> Tensor:
+        """Return cosines, or for another distance its negative."""
+        return 1 - distances if self.metric["distance"] == "cosine" else -distances
+
     def _nearest(self, queries: Tensor, k: int, left_out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Return the scores and rows of the best k, (Q, k) each; `left_out` are keys of all rows and of the queries.
 
@@ -349,7 +374,7 @@ class EmbeddingSpace:
             distances, rows = self.neighbor_search.search(queries, count)
         else:
             distances, rows = self.neighbor_search.search_others(queries, count, *left_out)
-        scores = 1 - distances if self.metric["distance"] == "cosine" else -distances
+        scores = self.scores(distances)
         if self.score == "density":
             search, reference, of_rows = self._density()
             keys = None if left_out is None else (left_out[0][reference], left_out[1])
@@ -444,7 +469,7 @@ def positions(values: Tensor, others: Tensor) -> Tensor:
     return at.where(others[at] == values, -1)
 
 
-def _unit_vectors(what: str, vectors: Any) -> Tensor:
+def unit_vectors(what: str, vectors: Any) -> Tensor:
     """Return finite vectors that are not zero as unit vectors, float32 on the CPU."""
     vectors = check_embeddings(vectors, 1, what).cpu()
     norms = torch.linalg.vector_norm(vectors.double(), dim=1)

@@ -697,7 +697,7 @@ def test_an_index_finds_its_model_from_another_working_directory(save_model, pho
 
 def test_arrays_are_an_error_that_names_the_search_of_embeddings(encoder):
     for images in (torch.zeros(3, 4), [torch.zeros(4)]):
-        with pytest.raises(TypeError, match=r"got an array.*hf_sphere.search.NeighborSearch"):
+        with pytest.raises(TypeError, match=r"got an array.*hf_sphere.search.EmbeddingSpace"):
             ImageIndex.build(encoder, images, **QUIET)
 
 
