@@ -119,8 +119,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             batch_size=args.batch_size,
             device=accelerator.device,
             seed=args.seed,
-            process_index=accelerator.process_index,
-            num_processes=accelerator.num_processes,
             progress=progress,
         )
     head = f"{model.config.head} head, {len(names)} classes" if hasattr(model, "head") else "no head"

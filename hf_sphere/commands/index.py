@@ -1,5 +1,7 @@
-"""Embed the images of a folder or dataset for search, or add images to an index or remove them from it.
+"""Embed images or texts for search, or add some to an index or remove them from it.
 
+hf-sphere index texts.parquet --column text --model_name_or_path all-MiniLM-L6-v2 --output_dir outputs/index
+hf-sphere index vectors.parquet --column embedding --group_column article --output_dir outputs/index
 hf-sphere index --model_name_or_path outputs/birds --images photos --output_dir outputs/index
 hf-sphere index --images more-photos --add_to outputs/index
 hf-sphere index --images photos/blurred --remove_from outputs/index
@@ -10,12 +12,14 @@ search for many images (FAISS), and a manifest. `hf-sphere search` and `hf-spher
 
 import os
 import shlex
+import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.files import check_writable, lock_folder, resolve_output, restore_folder
 
 
@@ -24,10 +28,22 @@ class IndexArguments(Arguments):
     """Model, images and index."""
 
     images: str = argument(
-        help="Folder of images (at any depth), image file, or name of a dataset; to remove, also that of an image."
+        help="Folder of images (at any depth), image file, parquet, CSV, JSON or text file, or name of a dataset; to "
+        "remove, also that of an image. It can be the first argument."
     )
     model_name_or_path: str | None = argument(
-        None, "Model of this library, or image encoder of transformers: folder or Hub id. Required for a new index."
+        None,
+        "Model of this library, image encoder of transformers, or SentenceTransformer: folder or Hub id. Without one, "
+        "a new index is of vectors.",
+    )
+    column: str | None = argument(None, "Column of the images, texts or vectors of a dataset, if its name is unusual.")
+    group_column: str | None = argument(
+        None,
+        "Column of the groups of a new index, whose rows match each other, or `label` for the class. If not set, each "
+        "row is a group.",
+    )
+    calibration: str | None = argument(
+        None, "Images, texts or vectors without a match in a new index, to calibrate it, with groups by group_column."
     )
     output_dir: str | None = argument(None, "Folder of a new index.")
     overwrite_output_dir: bool = argument(False, "Replace the index in output_dir.")
@@ -48,10 +64,11 @@ class IndexArguments(Arguments):
         super().__post_init__()
         if sum(folder is not None for folder in (self.output_dir, self.add_to, self.remove_from)) != 1:
             raise ValueError("give one of --output_dir for a new index, --add_to and --remove_from.")
-        if self.output_dir is not None and self.model_name_or_path is None:
-            raise ValueError("a new index needs --model_name_or_path.")
-        if self.output_dir is None and self.kind is not None:
-            raise ValueError(f"--kind {self.kind} is for a new index; another one has its own. Leave it out.")
+        if self.output_dir is not None and self.model_name_or_path is None and self.column is None:
+            raise ValueError("a new index needs --model_name_or_path, or the --column of vectors.")
+        for name in ("kind", "group_column", "calibration"):
+            if self.output_dir is None and (value := getattr(self, name)) is not None:
+                raise ValueError(f"--{name} {value} is for a new index; another one has its own. Leave it out.")
         if self.remove_from is not None and self.split is not None:
             raise ValueError("--split is for images to add; --remove_from removes a dataset as a whole. Leave it out.")
         if self.output_dir is None and self.overwrite_output_dir:
@@ -60,44 +77,62 @@ class IndexArguments(Arguments):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Build or change an index, and describe it."""
-    (args,) = parse_arguments((IndexArguments,), argv, "Embed images for search.")
+    (args,) = parse_arguments((IndexArguments,), named_first("images", argv), "Embed images or texts for search.")
     folder = next(name for name in (args.output_dir, args.add_to, args.remove_from) if name is not None)
     check_writable(folder)
     if args.output_dir is None and not resolve_output(folder).parent.exists():
         raise FileNotFoundError(f"there is no index {folder}; build it with --output_dir.")
-    with lock_folder(folder):  # so that nothing is lost that others add
-        restore_folder(folder)
+    from hf_sphere.training.run import start_accelerator
+
+    accelerator = start_accelerator(mixed_precision="no")
+    is_main = accelerator.is_main_process
+    with lock_folder(folder) if is_main else nullcontext():  # so that nothing is lost that others add
+        if is_main:
+            restore_folder(folder)
+        accelerator.wait_for_everyone()
         if args.output_dir is not None and any(Path(folder).glob("*")) and not args.overwrite_output_dir:
             raise FileExistsError(
                 f"{folder} is not empty. Choose another --output_dir, replace the index with "
                 "--overwrite_output_dir, or add images to it with --add_to."
             )
         from hf_sphere.search import ImageIndex, ImageSource
+        from hf_sphere.search.index import open_encoder
         from hf_sphere.search.index_files import check_replaceable
         from hf_sphere.search.neighbor_search import APPROXIMATE
+        from hf_sphere.search.pipeline import finished_batches
 
         check_replaceable(Path(folder))
-        options = {"batch_size": args.batch_size, "num_workers": args.num_workers, "progress": not args.disable_tqdm}
-        options["skip_unreadable"] = args.skip_unreadable_images
+        options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers}
+        options |= {"skip_unreadable": args.skip_unreadable_images, "progress": is_main and not args.disable_tqdm}
+        options |= {"folder": finished_batches(folder), "accelerator": accelerator}
         if args.remove_from is not None:
             index = ImageIndex.load(folder, args.model_name_or_path)
             done = f"removed   {index.remove(args.images):,} images of {args.images}"
         else:
-            source = ImageSource.of(args.images, args.split)
-            if args.add_to is None:
-                index = ImageIndex.build(args.model_name_or_path, source, kind=args.kind, **options)
+            index: Any = None if args.add_to is None else ImageIndex.load(folder, args.model_name_or_path)
+            encoder = open_encoder(args.model_name_or_path) if index is None else index.encoder
+            of_rows = {"column": args.column, "content": encoder.content}
+            source = ImageSource.of(args.images, args.split, **of_rows)
+            if index is None:
+                calibration = args.calibration and ImageSource.of(args.calibration, **of_rows)
+                options |= {"kind": args.kind, "groups": args.group_column, "calibration": calibration}
+                index = ImageIndex.build(encoder, source, **options)
                 added = len(index)
             else:
-                index = ImageIndex.load(folder, args.model_name_or_path)
                 added = index.add(source, **options)
-            done = f"added     {added:,} of {len(source):,} images of {args.images}"
+            done = f"added     {added:,} of {len(source):,} {source.content}s of {args.images}"
+        accelerator.end_training()
+        if not is_main:
+            return
         index.save(folder)
+        shutil.rmtree(finished_batches(folder), ignore_errors=True)
+        what = f"{index.encoder.content}s"
         search, image = index.neighbor_search, index.path(0) if len(index) else ""
         query = image.removeprefix(f"{Path.cwd()}/") if os.path.isfile(image) else "IMAGE"  # no file in a dataset
         recall = f", recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else ", exact"
         print(
             f"{done}\n"
-            f"wrote     {folder}: {len(index):,} images, {search.references.shape[1]}-dimensional embeddings\n"
+            f"wrote     {folder}: {len(index):,} {what}, {search.references.shape[1]}-dimensional embeddings\n"
             f"search    {search.kind}{recall}, {search.distance} distance\n"
             f"next step hf-sphere search --index {shlex.quote(folder)} --query {shlex.quote(query)}"
         )

@@ -8,17 +8,17 @@ probability; `concentration`, if the head has one; and `prediction_2`, `confiden
 continues where it stopped when the command is repeated.
 """
 
-import hashlib
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hf_sphere import search
+from hf_sphere.search.pipeline import finished_batches
 from hf_sphere.training.output_dir import check_output_file
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.files import atomic_file, lock_folder
-from hf_sphere.utils.json_lines import JsonLines
 from hf_sphere.utils.texts import write_csv
 
 SUFFIXES = (".csv", ".parquet")
@@ -54,11 +54,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     encoder = search.ImageEncoder(args.model_name_or_path)
     if not encoder.class_names:
         raise ValueError(f"{args.model_name_or_path} has no classes to predict; give a model with a head.")
-    unfinished = output.with_name(f".{output.name}.unfinished.jsonl")
     with lock_folder(output, wait=False):
-        rows = predict(args, encoder, source, unfinished)
+        rows = predict(args, encoder, source, finished_batches(output))
         write_table(rows, output)
-        unfinished.unlink()
+        shutil.rmtree(finished_batches(output), ignore_errors=True)
     print(f"wrote     {output}: {len(rows):,} of {len(source):,} images")
     labeled = [row for row in rows if row.get("label") in encoder.class_names]
     if labeled:
@@ -67,34 +66,22 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def predict(
-    args: PredictionArguments, encoder: "search.ImageEncoder", source: "search.ImageSource", unfinished: Path
+    args: PredictionArguments, encoder: "search.ImageEncoder", source: "search.ImageSource", folder: Path
 ) -> list[dict[str, Any]]:
-    """Return a row per image; those of finished batches are kept in the unfinished file."""
-    digest = hashlib.sha256("\0".join(source.names).encode()).hexdigest()
-    settings: dict[str, Any] = {"weights": encoder.weights, "source": source.name, "split": source.split}
-    settings |= {"names": digest, "top_k": args.top_k, "skip": args.skip_unreadable_images}
-    done = JsonLines(unfinished)
-    if done and done.get("settings") != settings:
-        print(f"restart   {unfinished.name} is of another model, other images or other options")
-        unfinished.unlink()
-        done = JsonLines(unfinished)
-    if not done:
-        done["settings"] = settings
-    start = max((index + 1 for index in done if index != "settings"), default=0)
-    if start:
-        print(f"continue  after {start:,} of {len(source):,} images")
-    options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers}
+    """Return a row per image; finished batches are kept in the folder."""
+    table: list[dict[str, Any]] = []
+    options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers, "folder": folder}
     options |= {"skip_unreadable": args.skip_unreadable_images, "progress": not args.disable_tqdm}
-    for indices, columns in encoder.encode(source, range(start, len(source)), **options):
+    for indices, columns in encoder.encode(source, **options):
         cells = encoder.name_cells(source, indices, columns)
         # Stable: of classes with equal probabilities, the first is the prediction.
         ranked = columns["logits"].softmax(-1).sort(descending=True, stable=True)
         for rank in range(1, min(args.top_k, len(encoder.class_names))):
             cells[f"prediction_{rank + 1}"] = [encoder.class_names[n] for n in ranked.indices[:, rank].tolist()]
             cells[f"confidence_{rank + 1}"] = ranked.values[:, rank].tolist()
-        rows = cells.pop("row")
-        done.add({row: dict(zip(cells, r, strict=True)) for row, *r in zip(rows, *cells.values(), strict=True)})
-    return [row for index, row in done.items() if index != "settings"]
+        del cells["row"]
+        table += [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    return table
 
 
 def write_table(table: list[dict[str, Any]], output: Path) -> None:

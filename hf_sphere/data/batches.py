@@ -90,7 +90,7 @@ class ImageBatches(IterableDataset):
         self.process_index = process_index
         self.num_processes = num_processes
         self._epoch = 0
-        self._rows = torch.arange(len(labels)) if rows is None else rows
+        self.rows = torch.arange(len(labels)) if rows is None else rows
         self._weights = None
         if balanced:
             _, inverse, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
@@ -159,7 +159,7 @@ class ImageBatches(IterableDataset):
 
     def epoch_rows(self, epoch: int = 0) -> Tensor:
         """Return the row of the dataset of each image of an epoch, in the order of the batches, int64 on the CPU."""
-        return self._rows[self._order(epoch)[: len(self) * self.batch_size]]
+        return self.rows[self._order(epoch)[: len(self) * self.batch_size]]
 
     def take(self, indices: Tensor, batch_size: int) -> Iterator[Tensor]:
         """Yield images by index, (N,) on the CPU, without augmentation: float32 (`batch_size`, C, H, W)."""

@@ -141,7 +141,7 @@ def decode_all(
     the decoded data by the fingerprint of the dataset. Decoding processes are one per core by default, or 0 for small
     data.
     """
-    cache = _cache_file(images, cache_dir)
+    cache = cache_file(images, cache_dir)
     stored = _read_cache(cache)
     if stored is not None and (skip_corrupt or len(stored["indices"]) == len(images)):
         _report_transparent(images, int(stored["transparent"]))
@@ -242,7 +242,8 @@ def _report_left_out(images: EncodedImages, kept: Tensor) -> None:
     logger.warning("Left out %d corrupt image(s) of %d: %s%s.", count, len(images), ", ".join(shown), more)
 
 
-def _cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None) -> Path:
+def cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None = None) -> Path:
+    """Return the file of the cache that has the decoded images; its name identifies all but a `transform`."""
     folder = Path(cache_dir) if cache_dir is not None else Path(HF_HOME) / "hf_sphere" / "decoded"
     shape, used = images.shape, images.dataset
     if len(images) < len(used):
@@ -252,15 +253,16 @@ def _cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None) -> P
     name += "" if shape.crop_pct is None else f"-{shape.crop_pct:g}"
     name += "" if shape.interpolation == "bilinear" else f"-{shape.interpolation}"
     name += "-" + bytes(shape.background).hex()
-    return folder / f"{name}{_state_of_files(images)}.safetensors"
+    state = state_of_files(images._records.select(images.rows.tolist()), images.column)
+    return folder / f"{name}{state}.safetensors"
 
 
-def _state_of_files(images: EncodedImages) -> str:
+def state_of_files(records: Dataset, column: str) -> str:
     """Return a digest of sizes and times of the files that are named but not contained, or an empty string."""
-    if not pc.struct_field(images._records.data.column(images.column), "bytes").null_count:
+    if not pc.struct_field(records.data.column(column), "bytes").null_count:
         return ""
-    records = images._records.select(images.rows.tolist())[images.column]
-    paths = [record["path"] for record in records if record and record["bytes"] is None and record["path"]]
+    cells = records[column]
+    paths = [record["path"] for record in cells if record and record["bytes"] is None and record["path"]]
     files = [(path, os.stat(path)) for path in paths if os.path.isfile(path)]
     states = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in files]
     return "-" + hashlib.sha256(repr(states).encode()).hexdigest()[:16] if states else ""

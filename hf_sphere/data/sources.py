@@ -72,13 +72,13 @@ def require_splits(splits: Any, name: str) -> DatasetDict:
 
 
 def find_column(
-    dataset: Dataset, name: str | None, candidates: tuple[str, ...], what: str, *, instead: str = ""
+    dataset: Dataset, name: str | None, candidates: tuple[str, ...], what: str, *, instead: str = "", option: str = ""
 ) -> str:
     """Return the column `name`, else the first of the usual names `candidates` that exists, or the only one of images.
 
     If there is none, the error lists the columns, says `what` was looked for, and what can be done `instead`.
     """
-    option = f"--{what}_column_name"
+    option = option or f"--{what}_column_name"
     if name is not None and name not in dataset.column_names:
         close = difflib.get_close_matches(name, dataset.column_names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""

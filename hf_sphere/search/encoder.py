@@ -6,6 +6,7 @@ import logging
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,13 @@ from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, AutoTokenizer
 
 from hf_sphere.data import image_files
+from hf_sphere.data.decoding import state_of_files
 from hf_sphere.search.extract import class_names, embed, embedding_metric, load_embedding_model
+from hf_sphere.search.pipeline import Batch, embed_batches
 from hf_sphere.search.source import ImageSource
 from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import WHITE
-from hf_sphere.utils.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +96,7 @@ class ImageEncoder:
         num_workers: int | None = None,
         skip_unreadable: bool = False,
         progress: bool = True,
+        **sharing: Any,
     ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Yield the indices of the images of each batch, (b,), and the columns of `hf_sphere.search.extract.embed`.
 
@@ -104,12 +107,30 @@ class ImageEncoder:
             num_workers: Number of decoding processes; if None, one per core, or 0 for few images.
             skip_unreadable: Leave out images that cannot be read, with a warning, instead of raising an error.
             progress: Whether to show a progress bar.
+            **sharing: The `accelerator` and the `folder` of `hf_sphere.search.pipeline.embed_batches`.
 
         Raises:
             ValueError: If an image cannot be read, or an output is not finite; the message names the image.
         """
         source = ImageSource.of(images)
         rows = range(len(source)) if rows is None else rows
+        if sharing.get("folder") is not None:
+            files = state_of_files(source.encoded.select(rows), "image")
+            options = [self.weights, self.settings, skip_unreadable, source.name, source.split, [*rows], files]
+            # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches.
+            sharing["identity"] = [*options, source.encoded._fingerprint]
+        embed = partial(self._embed_images, source, num_workers, skip_unreadable, progress)
+        return embed_batches(embed, rows, batch_size=batch_size, progress=progress, **sharing)
+
+    def _embed_images(
+        self,
+        source: ImageSource,
+        num_workers: int | None,
+        skip_unreadable: bool,
+        progress: bool,
+        batches: list[Sequence[int]],
+    ) -> Iterator[Batch]:
+        rows = [row for batch in batches for row in batch]
         if num_workers is None:
             num_workers = min(os.cpu_count() or 1, 16) if len(rows) > 500 else 0
         hint = "Repair or remove it, or skip such images: --skip_unreadable_images."
@@ -121,21 +142,18 @@ class ImageEncoder:
         image_files.log_transparent(transparent, len(rows), background)
         loader: DataLoader = DataLoader(
             _Prepared(source, self.processor, getattr(self.model.config, "num_channels", 3), background),
-            batch_sampler=[list(rows[at : at + batch_size]) for at in range(0, len(rows), batch_size)],
+            batch_sampler=[list(batch) for batch in batches],
             num_workers=num_workers,
             collate_fn=operator.itemgetter(0),
             generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
         )
-        with progress_bar(total=len(rows), unit="image", disable=not progress, leave=False) as bar:
-            for indices, pixels, errors in loader:
-                if errors and not skip_unreadable:
-                    raise ValueError(f"{errors[0]} {hint}")
-                for error in errors:
-                    logger.warning("Skipped: %s", error)
-                if pixels is not None:
-                    names = [source.names[index] for index in indices.tolist()]
-                    yield indices, self._embed(names, pixel_values=pixels)
-                bar.update(len(indices) + len(errors))
+        for indices, pixels, errors in loader:
+            if errors and not skip_unreadable:
+                raise ValueError(f"{errors[0]} {hint}")
+            for error in errors:
+                logger.warning("Skipped: %s", error)
+            names = [source.names[index] for index in indices.tolist()]
+            yield {"row": indices} | ({} if pixels is None else self._embed(names, pixel_values=pixels))
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
         """Return the embeddings of texts, (B, d), float32 on the CPU.
@@ -154,10 +172,7 @@ class ImageEncoder:
 
     def name_cells(self, source: ImageSource, indices: Tensor, columns: Mapping[str, Tensor]) -> dict[str, list[Any]]:
         """Return the row, file, label, prediction and certainty, as far as known, of the images of a batch."""
-        rows = indices.tolist()
-        cells = {"row": rows, "file": [source.names[row] for row in rows]}
-        if source.labels:
-            cells["label"] = [source.labels[row] for row in rows]
+        cells = source.name_rows(indices)
         if "prediction" in columns:
             cells["prediction"] = [self.class_names[index] for index in columns["prediction"].tolist()]
         return cells | {name: columns[name].tolist() for name in ("confidence", "concentration") if name in columns}

@@ -1,27 +1,30 @@
 """Compute the predictions and embeddings of an image split with a saved model."""
 
-import math
+import hashlib
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
 from torch import Tensor
 from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
 from transformers.modeling_outputs import ModelOutput
 
-from hf_sphere.data import ImageBatches, ImageSourceOptions, ImageSplit, load_image_split
+from hf_sphere.data import ImagesFromDisk, ImageSourceOptions, ImageSplit, load_image_split
+from hf_sphere.data.decoding import cache_file
 from hf_sphere.data.provenance import DataRecord
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
-from hf_sphere.search.store import Columns, embeddings_writer
+from hf_sphere.search.pipeline import Batch, embed_batches, finished_batches
+from hf_sphere.search.store import embeddings_writer
 from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.model_sources import processor_options
-from hf_sphere.utils.progress import progress_bar
+from hf_sphere.utils.modules import digest_weights
 
 MODELS = {
     "SphereVisionForImageClassification": SphereVisionForImageClassification,
@@ -128,22 +131,6 @@ def load_source_images(model_name: str, options: ImageSourceOptions, split: str 
     return load_image_split(replace(options, **preprocessing), split, **loading)
 
 
-def embed_split(
-    model: Any, batches: ImageBatches, accelerator: Accelerator, *, labeled: bool = True
-) -> Iterator[Columns]:
-    """Yield the columns of `hf_sphere.search.store` in the order of the split, on every process.
-
-    Process p of n has the images p, p + n, ..., so simultaneous batches of all processes form a contiguous part of the
-    split; they are yielded together. The labels of the batches are classes if it is `labeled`.
-    """
-    local = _embed_batches(model, batches, accelerator, labeled)
-    most_images = math.ceil(batches.num_examples / batches.num_processes)  # of any process
-    for _ in range(math.ceil(most_images / batches.batch_size)):
-        gathered = [columns for columns in gather_object([next(local, None)]) if columns is not None]
-        order = torch.cat([columns["index"] for columns in gathered]).argsort()
-        yield {name: torch.cat([columns[name] for columns in gathered])[order] for name in gathered[0]}
-
-
 def extract_embeddings(
     model: Any,
     images: ImageSplit,
@@ -179,20 +166,43 @@ def extract_embeddings(
     split = "all_splits" if images.name == "all" else re.sub(r"\W+", "_", images.name).strip("_")  # for `datasets`
     is_main = accelerator.is_main_process
     writer = embeddings_writer(folder, split, about, **names) if is_main else nullcontext(lambda columns: None)
-    columns: Columns = {}
-    style: dict[str, Any] = {"desc": "Embedding", "unit": "image", "disable": not (progress and is_main)}
-    with writer as write, progress_bar(total=images.num_images, **style) as bar:
-        for columns in embed_split(model, images.batches, accelerator, labeled=bool(images.class_names)):
-            columns = {**columns, "row_id": images.ids[columns["index"]]}
+    kept, columns = finished_batches(folder), dict[str, Tensor]()
+    settings = [digest_weights(model), accelerator.mixed_precision, _identify(images), images.ids, images.class_names]
+    with writer as write:
+        for _, batch in embed_batches(
+            partial(_embed_split, model, images, accelerator),
+            range(images.num_images),
+            batch_size=images.batches.batch_size,
+            identity=settings,
+            folder=kept,
+            accelerator=accelerator,
+            progress=progress,
+        ):
+            columns = {**batch, "row_id": images.ids[batch["index"]]}
             write(columns)
-            bar.update(len(columns["index"]))
+    if is_main:
+        shutil.rmtree(kept, ignore_errors=True)
     return list(columns)
 
 
-def _embed_batches(model: Any, batches: ImageBatches, accelerator: Accelerator, labeled: bool) -> Iterator[Columns]:
-    """Yield the columns of each batch of this process."""
-    for batch, rows in zip(batches.epoch(), batches.epoch_rows().split(batches.batch_size), strict=True):
+def _identify(images: ImageSplit) -> list[Any]:
+    """Return what identifies the pixel values of a split."""
+    batches: Any = images.batches
+    if isinstance(batches, ImagesFromDisk):
+        pixels = [cache_file(batches.encoded).name, batches.encoded.transform]
+    else:
+        pixels = [hashlib.sha256(batches.images.cpu().flatten().numpy()).hexdigest()]
+    return [*pixels, batches.labels, batches.rows, batches._scale, batches._shift]
+
+
+def _embed_split(
+    model: Any, images: ImageSplit, accelerator: Accelerator, batches: list[Sequence[int]]
+) -> Iterator[Batch]:
+    """Yield the columns of `hf_sphere.search.store` of each batch of indices."""
+    split, indices = images.batches, [torch.tensor(batch) for batch in batches]
+    for rows, pixels in zip(indices, split.take(torch.cat(indices), split.batch_size) if indices else (), strict=True):
+        dataset_rows = split.rows[rows]
         with accelerator.autocast():
-            columns = embed(model, [f"image {row}" for row in rows.tolist()], pixel_values=batch["pixel_values"])
-        labels = {"label": batch["labels"].cpu()} if labeled else {}
-        yield {"embedding": columns.pop("embedding"), **labels, **columns, "index": rows}
+            columns = embed(model, [f"image {row}" for row in dataset_rows.tolist()], pixel_values=pixels)
+        labels = {"label": split.labels.cpu()[rows]} if images.class_names else {}
+        yield {"row": rows, "embedding": columns.pop("embedding"), **labels, **columns, "index": dataset_rows}

@@ -18,13 +18,15 @@ from hf_sphere.search.encoder import ImageEncoder
 from hf_sphere.search.index_files import check_replaceable, describe_space, read_index, read_version, write_index
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, table_states
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
-from hf_sphere.search.source import Content, ImageSource
-from hf_sphere.search.space import EmbeddingSpace, accepts
+from hf_sphere.search.source import Content, Groups, ImageSource
+from hf_sphere.search.space import EmbeddingSpace
 from hf_sphere.search.vectors import VectorEncoder
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 logger = logging.getLogger(__name__)
+
+Classes = Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -83,21 +85,20 @@ class ImageIndex(IndexedImages):
         model: Any,
         images: Any,
         *,
-        groups: str | Sequence[str | int] | None = None,
+        groups: Groups = None,
         calibration: Any = None,
-        calibration_groups: str | Sequence[str | int] | None = None,
         kind: SearchKind | None = None,
         **options: Any,
     ) -> "ImageIndex":
-        """Embed images, texts or vectors, and calibrate their matches.
+        """Embed images, texts or vectors.
 
         Args:
             model: The model, or its folder or Hub id; None for vectors.
             images: See `ImageSource.of`.
-            groups: Groups of rows that match each other: `label`, a column of the dataset, or one name per row. If
-                None, each row is its own group; see `EmbeddingSpace.fit`.
-            calibration: Images that have no match in the index; see `calibrate`. If None, those of the index are used.
-            calibration_groups: Their groups.
+            groups: Groups of rows that match each other, see `EmbeddingSpace.fit`: `label`, a column of the dataset,
+                or one name per row. If None, each row is a group.
+            calibration: See `calibrate`; its groups are labels or a column too, or each is one. If None, the rows of
+                the index calibrate.
             kind: Kind of the search; if None, chosen by the number of images.
             **options: Options of `encode` of the encoder.
 
@@ -106,25 +107,24 @@ class ImageIndex(IndexedImages):
             ValueError: If there are no images, or one cannot be read, or the kind does not support the distance.
             ImportError: If the kind needs FAISS and it is not installed.
         """
-        encoder = open_encoder(model) if model is None or isinstance(model, str) else model
+        encoder = open_encoder(model)
         space = EmbeddingSpace(torch.empty(0, 0), metric=encoder.metric, kind=kind)
-        space._names = None if groups is None else []
-        index = cls(encoder, {}, space, [], groups if groups is None or isinstance(groups, str) else "")
+        rule = groups if groups is None or isinstance(groups, str) else ""
+        index = cls(encoder, {}, space, [], rule, encoder.content)
         if kind is not None:
-            check_kind(kind, index.encoder.metric.get("distance", "cosine"))
-        if calibration is not None:
-            calibration = ImageSource.of(calibration, content=encoder.content)
+            check_kind(kind, encoder.metric.get("distance", "cosine"))
+        calibration = None if calibration is None else ImageSource.of(calibration, content=encoder.content)
         index.add(images, groups, **options)
         if calibration is not None:
-            index.calibrate(calibration, calibration_groups, **options)
+            index.calibrate(calibration, rule or None, **options | {"folder": None})
         return index
 
-    def calibrate(self, images: Any, groups: str | Sequence[str | int] | None = None, **options: Any) -> None:
-        """Calibrate by separate queries, see `EmbeddingSpace.calibrate`; they are no images of the index.
+    def calibrate(self, images: Any, groups: Groups = None, **options: Any) -> None:
+        """Calibrate by separate queries, see `EmbeddingSpace.calibrate`.
 
         Args:
-            images: See `ImageSource.of`. For a model such as CLIP they can be texts that describe none of the images,
-                `ImageSource.of(texts, content="text")`; then only searches by text have a level.
+            images: Images, texts or vectors that have no match in the index. For a model such as CLIP they can be
+                texts, `ImageSource.of(texts, content="text")`; then only searches by text have a level.
             groups: See `build`.
             **options: Options of `encode` of the encoder.
 
@@ -132,35 +132,31 @@ class ImageIndex(IndexedImages):
             ValueError: If one of them is in the index, or the groups are invalid.
         """
         source = ImageSource.of(images, content=self.encoder.content)
-        names = None if groups is None else source.read_groups(groups)
+        names, rows = None if groups is None else source.read_groups(groups), list(range(len(source)))
         if source.content != self.encoder.content:
-            parts = [self.encoder.encode_texts(source.encoded[at : at + 256]) for at in range(0, len(source), 256)]
-            rows, embeddings = list(range(len(source))), torch.cat(parts)
+            embeddings = torch.cat([self.encoder.encode_texts(source.encoded[n : n + 256]) for n in rows[::256]])
         else:
-            states = identify(source, range(len(source)), progress=options.get("progress", True))
-            known = {*self.images["digest"]} - {None}
-            if shared := [source.names[row] for row, state in states.items() if state.digest in known]:
+            digests = {state.digest for state in identify(source, rows, progress=False).values()} - {None}
+            if shared := digests.intersection(self.images["digest"]):
                 raise ValueError(
-                    f"{len(shared):,} calibration {source.content}s are in the index, such as {shared[0]}."
+                    f"{len(shared):,} of the calibration {source.content}s are in the index; leave them out."
                 )
-            cells, embeddings = self._embed(source, range(len(source)), options)
+            cells, embeddings = self._embed(source, rows, options)
             rows = cells["row"]
-        queries = project_to_sphere(embeddings) if self.space.metric["distance"] == "cosine" else embeddings
+        queries = project_to_sphere(embeddings) if self.encoder.metric["distance"] == "cosine" else embeddings
         self.space.calibrate(queries, names and [names[row] for row in rows], score="cosine")
         self.calibrated_with = source.content
 
-    def add(self, images: Any, groups: str | Sequence[str | int] | None = None, **options: Any) -> int:
+    def add(self, images: Any, groups: Groups = None, **options: Any) -> int:
         """Embed and add images that the index does not have yet; return their number.
 
         Images whose content, preprocessing or class names have changed are embedded again, and keep their `id`. Those
         that were moved are found by their content, and get their new source and file. An approximate search is built
-        again. The arguments are those of `build`; groups that are labels or a column are the same as before.
+        again. The arguments are those of `build`. Groups by label or column are the same for all.
         """
         source = ImageSource.of(images, content=self.encoder.content)
-        groups = self.groups if groups is None else groups
-        if groups == "" or (groups is None) != (self.groups is None):
-            rule = "no groups; leave out groups" if self.groups is None else "groups; give one name per row (groups=)"
-            raise ValueError(f"the index has {rule}.")
+        if (groups := self.groups if groups is None else groups) is not None and self.groups is None:
+            raise ValueError("the index has no groups; leave out groups, or build it again with them.")
         names = None if groups is None else source.read_groups(groups)
         key, settings = (source.name, source.split), self.encoder.settings
         source_id = self.sources.index(key) if key in self.sources else len(self.sources)
@@ -252,13 +248,7 @@ class ImageIndex(IndexedImages):
         return self.space.neighbor_search
 
     def search(
-        self,
-        images: Any,
-        k: int = 10,
-        *,
-        classes: Sequence[str] | None = None,
-        false_accept: float | None = None,
-        **options: Any,
+        self, images: Any, k: int = 10, *, classes: Classes = None, false_accept: float | None = None, **options: Any
     ) -> Neighbors:
         """Find the nearest indexed images of images.
 
@@ -281,12 +271,7 @@ class ImageIndex(IndexedImages):
         return self._find(queries, embeddings, k, classes, false_accept)
 
     def search_texts(
-        self,
-        texts: Sequence[str],
-        k: int = 10,
-        *,
-        classes: Sequence[str] | None = None,
-        false_accept: float | None = None,
+        self, texts: Sequence[str], k: int = 10, *, classes: Classes = None, false_accept: float | None = None
     ) -> Neighbors:
         """Find the indexed images that are nearest to texts; see `search`.
 
@@ -354,7 +339,7 @@ class ImageIndex(IndexedImages):
         beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
         model_name = beside if about.model_folder and Path(beside).is_dir() else about.model
         try:
-            encoder = open_encoder(model or model_name) if model is None or isinstance(model, str) else model
+            encoder = open_encoder(model or model_name)
         except FileNotFoundError as error:
             hint = "" if model else f" If the model of {folder} was moved, name its folder (--model_name_or_path)."
             raise FileNotFoundError(f"{error_text(error).rstrip('.')}.{hint}") from error
@@ -378,13 +363,10 @@ class ImageIndex(IndexedImages):
             embeddings.append(columns["embedding"])
             for name, values in self.encoder.name_cells(source, indices, columns).items():
                 cells[name] += values
-        if source.content == "text":
-            cells["text"] = [source.encoded[row] for row in cells["row"]]
         if not embeddings and not len(self):
             raise ValueError(f"none of the {len(rows)} images can be read.")
         if len(self) and embeddings and embeddings[0].shape[1] != (dim := self.embeddings.shape[1]):
-            owner = "its model's" if self.encoder.name else f"these, which have {embeddings[0].shape[1]}"
-            raise ValueError(f"the embeddings of the index have {dim} dimensions, unlike {owner}; build it again.")
+            raise ValueError(f"the embeddings of the index have {dim} dimensions, unlike its model's; build it again.")
         return dict(cells), torch.cat([self.embeddings[:0], *embeddings] if len(self) else embeddings)
 
     def _replace(self, removed: set[int], added: Mapping[str, list[Any]], embeddings: Tensor) -> None:
@@ -397,54 +379,52 @@ class ImageIndex(IndexedImages):
         self.images["source"] = [used.index(index) for index in self.images["source"]]
         self.sources, self._tables = [self.sources[n] for n in used], [self._tables[n] for n in used]
         self._opened = {}
-        old = [self.embeddings[kept] if removed else self.embeddings] if kept else []
-        self.space.replace(torch.cat([*old, embeddings]), torch.tensor(self.images["id"]), self.images.get("group"))
+        vectors = torch.cat([self.embeddings[kept] if removed else self.embeddings] * bool(kept) + [embeddings])
+        ids, groups = torch.tensor(self.images["id"]), self.images.get("group")
+        if len(self):
+            self.space.replace(vectors, ids, groups)
+        else:
+            self.space = EmbeddingSpace(vectors, groups, metric=self.space.metric, kind=self.space.kind)
 
-    def _check_level(self, false_accept: float | None, content: str) -> None:
-        if false_accept is not None and content != self.calibrated_with:
-            which = f"searches by {content} have other similarities than the {self.calibrated_with}s that calibrate it"
-            raise ValueError(f"the index has no level for them: {which}. Calibrate it with {content}s (calibrate).")
-        if false_accept is not None:
-            self.space.calibration.check_level(false_accept)
+    def _check_level(self, level: float | None, content: str) -> None:
+        if level is not None and content != self.calibrated_with:
+            text = (
+                f"the index is calibrated with {self.calibrated_with}s, whose similarities are not those of {content}s"
+            )
+            raise ValueError(f"{text}; leave out the level, or calibrate it with {content}s (ImageIndex.calibrate).")
+        if level is not None:
+            self.space.calibration.check_level(level)
 
     def _find(
-        self,
-        queries: dict[str, Any],
-        embeddings: Tensor,
-        k: int,
-        classes: Sequence[str] | None,
-        level: float | None,
+        self, queries: dict[str, Any], embeddings: Tensor, k: int, classes: Classes, level: float | None
     ) -> Neighbors:
         queries = queries | {"embedding": embeddings}
         if classes is None:
             distances, rows = self.neighbor_search.search(embeddings, k)
-            return Neighbors(queries, rows, distances, *self._matches(distances, rows, rows[:, 0], level))
-        matching = torch.tensor([row for row, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
-        if len(matching) == 0:
-            names = ", ".join(sorted(set(self.classes())))
-            raise ValueError(f"no image has the class {' or '.join(classes)}; there are {names}.")
-        exact = NeighborSearch(self.embeddings[matching], kind="torch", **self.encoder.metric)
-        distances, rows = exact.search(embeddings, k)
-        # The promise is about all rows, so the best of all counts.
-        best = rows[:, 0] if level is None else self.neighbor_search.search(embeddings, 1)[1][:, 0]
-        return Neighbors(queries, matching[rows], distances, *self._matches(distances, rows, best, level))
-
-    def _matches(self, distances: Tensor, rows: Tensor, best: Tensor, level: float | None) -> tuple[Tensor, ...]:
-        """Return the p-values and whether they are accepted, (Q, k) each, if there is a level."""
+        else:
+            matching = torch.tensor([n for n, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
+            if len(matching) == 0:
+                names = ", ".join(sorted(set(self.classes())))
+                raise ValueError(f"no image has the class {' or '.join(classes)}; there are {names}.")
+            exact = NeighborSearch(self.embeddings[matching], kind="torch", **self.encoder.metric)
+            distances, rows = exact.search(embeddings, k)
+            rows = matching[rows]
         if level is None:
-            return ()
-        scores = self.space.scores(distances)
-        p_values = self.space.calibration.p_values(scores, self.space.ids[best].where(best >= 0, -1))
-        p_values = p_values.masked_fill(rows < 0, 1.0)
-        return p_values, accepts(p_values, level)
+            return Neighbors(queries, rows, distances)
+        best = rows if classes is None else self.neighbor_search.search(embeddings, 1)[1]
+        scores = 1 - distances if self.encoder.metric["distance"] == "cosine" else -distances
+        found = self.space.judge(scores, rows, best[:, 0], level)
+        return Neighbors(queries, rows, distances, found.p_values, found.accepted)
 
 
-def open_encoder(name: str | None) -> Any:
+def open_encoder(model: Any) -> Any:
     """Return the encoder of a model: of texts if it is a SentenceTransformer, of vectors if there is no model."""
-    if not name:
+    if not isinstance(model, str | None):
+        return model
+    if not model:
         return VectorEncoder()
-    if os.path.exists(os.path.join(name, "modules.json")):
+    if os.path.exists(os.path.join(model, "modules.json")):
         from hf_sphere.search.encoder import TextEncoder
 
-        return TextEncoder(name)
-    return ImageEncoder(name)
+        return TextEncoder(model)
+    return ImageEncoder(model)

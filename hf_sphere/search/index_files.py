@@ -2,9 +2,9 @@
 
 import importlib.util
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +17,7 @@ from torch import Tensor
 from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.search.matching import Calibration
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
+from hf_sphere.search.source import Content
 from hf_sphere.search.space import EmbeddingSpace
 from hf_sphere.utils.checks import check_regular, error_text
 from hf_sphere.utils.files import MANIFEST_FILE, digest_file, find_damage, read_json, write_json, write_manifest
@@ -37,11 +38,11 @@ TYPES |= dict.fromkeys(("confidence", "concentration"), pa.float64()) | {"group"
 OPTIONAL = {"label", "prediction", "confidence", "concentration", "text", "group"}
 """Columns that images without labels, and models without a head, lack."""
 
-CALIBRATION = {
-    **dict.fromkeys(("groups", "matches", "ids", "query_groups"), torch.int64),
-    **{"scores": torch.float64, "queries": torch.float32},
-}
-"""Types of the tensors of the calibration; the last ones of separate queries."""
+CALIBRATION = dict.fromkeys(("groups", "matches", "ids"), torch.int64)
+CALIBRATION |= {"scores": torch.float64, "queries": torch.float32}
+"""Types of the tensors of the calibration; queries are those that are not rows."""
+
+OPTIONS = ("rows_per_group", "calibration_rows", "seed")
 
 
 @strict
@@ -61,12 +62,8 @@ class About:
     tables: list[dict[str, list[int]]]  # size and time of each table, by source; only datasets in folders have some
     next_id: int  # of the next new image
     groups: str | None = None
-    calibrated_with: Literal["image", "text", "vector"] = "image"
-    score: Literal["cosine", "density"] = "cosine"
-    is_chosen: bool = False
-    rows_per_group: int = 4
-    calibration_rows: int = 5_000
-    seed: int = 0
+    calibrated_with: Content = "image"
+    space: dict[str, Any] = field(default_factory=dict)  # score and options of its calibration
 
     @property
     def metric(self) -> dict[str, Any]:
@@ -109,22 +106,11 @@ def check_replaceable(folder: Path) -> None:
 
 
 def describe_space(space: EmbeddingSpace, **about: Any) -> About:
-    """Return the description of a space, and of the sources and model of its rows, if there are any."""
-    rows_per_group, calibration_rows, seed = space._options
-    search, options = space.neighbor_search, {"model": "", "weights": "", "sources": [], "tables": [], **about}
-    return About(
-        **options,
-        kind=space.kind,
-        search=search.kind,
-        recall=search.recall,
-        next_id=space.next_id,
-        score=space.score,
-        is_chosen=space._is_chosen,
-        rows_per_group=rows_per_group,
-        calibration_rows=calibration_rows,
-        seed=seed,
-        **space.metric,
-    )
+    """Return the description of a space, with the model and sources of its rows if it is one of an index."""
+    search, options = space.neighbor_search, dict(zip(OPTIONS, space._options, strict=True))
+    values: dict[str, Any] = {"model": "", "weights": "", "sources": [], "tables": [], **about, **space.metric}
+    values["space"] = {"score": space.score, "is_chosen": space._is_chosen, **options}
+    return About(kind=space.kind, search=search.kind, recall=search.recall, next_id=space.next_id, **values)
 
 
 def write_index(folder: Path, about: About, images: dict[str, list[Any]], space: EmbeddingSpace) -> None:
@@ -133,7 +119,7 @@ def write_index(folder: Path, about: About, images: dict[str, list[Any]], space:
     if space._queries is not None or len(space._groups.unique()) > 1:
         tensors |= {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
     if space._queries is not None:
-        tensors |= dict(zip(("queries", "query_groups"), space._queries, strict=True))
+        tensors["queries"] = space._queries[0]
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / EMBEDDINGS_FILE)
     table = pa.table({name: pa.array(cells, TYPES[name]) for name, cells in images.items()})
     pq.write_table(table, folder / IMAGES_FILE)
@@ -162,7 +148,9 @@ def _read_about(folder: Path) -> About:
         "model_folder": not os.path.isabs(about.model_folder or ""),
         "tables": len(about.tables) == len(about.sources)
         and all(n == 2 and (name == "." or _is_below(name)) for name, n in tables),
-        "calibration_rows": min(about.rows_per_group, about.calibration_rows, about.seed + 1) >= 1,
+        "space": {*about.space} <= {"score", "is_chosen", *OPTIONS}
+        and about.space.get("score", "cosine") in ("cosine", "density")
+        and all(type(value) in (int, bool) and value >= 0 for name, value in about.space.items() if name != "score"),
     }
     if wrong := [name for name, is_valid in valid.items() if not is_valid]:
         raise ValueError(f"{wrong[0]} of {ABOUT_FILE} is invalid: {getattr(about, wrong[0])}")
@@ -201,28 +189,25 @@ def _read_space(
     folder: Path, about: About, embeddings: Tensor, images: dict[str, list[Any]], tensors: dict[str, Tensor]
 ) -> EmbeddingSpace:
     has_faiss = importlib.util.find_spec("faiss") is not None
-    space = EmbeddingSpace(
-        embeddings,
-        images.get("group"),
-        metric=about.metric,
-        kind=about.kind if has_faiss else None,  # exact; with a message for many images
-        rows_per_group=about.rows_per_group,
-        calibration_rows=about.calibration_rows,
-        seed=about.seed,
-    )
+    kind = about.kind if has_faiss else None  # exact; with a message for many images
+    options = {name: value for name, value in about.space.items() if name in OPTIONS}
+    space = EmbeddingSpace(embeddings, images.get("group"), metric=about.metric, kind=kind, **options)
     space.ids, space.next_id = torch.tensor(images["id"]), about.next_id
-    space._groups = space.ids if "group" not in images else space._groups
-    space.score, space._is_chosen = about.score, about.is_chosen
+    space._groups = space._groups if "group" in images else space.ids
+    space.score, space._is_chosen = about.space.get("score", "cosine"), about.space.get("is_chosen", False)
     for name, tensor in tensors.items():
-        count = len(tensors["queries" if name == "query_groups" else name if name == "queries" else "scores"])
-        shape = (count, embeddings.shape[1]) if name == "queries" else (count,)
-        if tensor.dtype != CALIBRATION.get(name) or tensor.shape != shape or tensor.isnan().any() or not count:
+        shape = (len(tensors["scores"]), embeddings.shape[1])[: 1 + (name == "queries")]
+        if (
+            tensor.dtype != CALIBRATION[name]
+            or tensor.shape != shape
+            or not len(tensor)
+            or not (tensor < torch.inf).all()
+        ):
             raise ValueError(f"{EMBEDDINGS_FILE} has invalid {name} of the calibration")
     if "queries" in tensors:
-        space._queries = tensors["queries"], tensors["query_groups"]
-    if "scores" in tensors:
-        known = {name: tensors[name] for name in ("groups", "scores", "matches", "ids")}
-        space._calibration, space._is_current = Calibration(**known, next_id=about.next_id), True
+        space._queries = tensors.pop("queries"), tensors["groups"]
+    if tensors:
+        space._calibration, space._is_current = Calibration(**tensors, next_id=about.next_id), True
     if about.search in APPROXIMATE and has_faiss:
         check_regular(folder / SEARCH_FILE)
         space._search = NeighborSearch(embeddings, kind=about.search, file=folder / SEARCH_FILE, **about.metric)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import ClassLabel, Dataset, DatasetDict, Image, IterableDataset, IterableDatasetDict
+from datasets import Dataset, DatasetDict, Image, IterableDataset, IterableDatasetDict
 from PIL import Image as PILImage
+from torch import Tensor
 
 from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
@@ -17,6 +18,8 @@ from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage
 
 Content = Literal["image", "text", "vector"]
+
+Groups = str | Sequence[str | int] | None
 
 COLUMNS = {"image": sources.IMAGE_COLUMNS, "text": ("text", "sentence"), "vector": ("embedding", "vector")}
 """Usual names of columns, by their content."""
@@ -35,8 +38,7 @@ class ImageSource:
         split: Split of the dataset, if it is one.
         names: Name of each image: its file, relative to the folder, or `<split>/<row>`.
         labels: Name of the class of each image; empty if the source has none.
-        encoded: The images in the column `image`, not decoded; or a list of texts, or vectors (N, d).
-        content: What these are.
+        encoded: The images in the column `image`, not decoded; or texts, or vectors (N, d), as the content says.
         table: The rows with all their columns, if it is a dataset.
     """
 
@@ -63,26 +65,23 @@ class ImageSource:
         except Exception as error:  # of PIL and its plugins, of many classes
             raise ValueError(f"{self.names[index]} cannot be read as an image: {damage(error)}.") from error
 
-    def read_groups(self, groups: str | Sequence[str | int]) -> list[str | int]:
-        """Return the name of the group of each row: its label (`label`), its cell of a column, or the given names.
+    def name_rows(self, indices: Tensor) -> dict[str, list[Any]]:
+        """Return the columns `row`, `file` and, as far as known, `label` and `text` of some rows."""
+        rows, text = indices.tolist(), self.encoded if self.content == "text" else []
+        columns = {"row": range(len(self)), "file": self.names, "label": self.labels, "text": text}
+        return {name: [cells[row] for row in rows] for name, cells in columns.items() if len(cells)}
 
-        Raises:
-            ValueError: If there is no such column, or a row has no name.
-        """
-        names: list[Any] = list(groups)
-        if groups == "label":
-            names = self.labels or [None]
-        elif isinstance(groups, str):
-            columns = [] if self.table is None else self.table.column_names
-            if self.table is None or groups not in columns:
-                raise ValueError(f"no column {groups!r} for groups; {self.name or 'the data'} has {columns or 'none'}.")
-            feature, names = self.table.features[groups], self.table[groups][:]
-            if isinstance(feature, ClassLabel):
-                names = [feature.names[number] if number is not None and number >= 0 else None for number in names]
-        elif len(names) != len(self):
-            raise ValueError(f"groups must have one name per row, {len(self):,}; got {len(names):,}.")
-        if (missing := next((row for row, name in enumerate(names) if name in (None, "")), None)) is not None:
-            raise ValueError(f"{self.names[missing]} has no group: name one for each row, or leave out groups.")
+    def read_groups(self, groups: Groups) -> list[str | int]:
+        """Return the name of the group of each row: its label (`label`), its cell of a column, or the given name."""
+        columns = [] if self.table is None else self.table.column_names
+        if isinstance(groups, str) and groups not in columns and not (groups == "label" and self.labels):
+            raise ValueError(f"no column {groups!r} for groups; {self.name or 'the data'} has the columns {columns}.")
+        by_label = groups == "label" and self.labels
+        names: list[Any] = by_label or list(self.table[groups] if isinstance(groups, str) else groups)  # type: ignore
+        if len(names) != len(self) or not {None, ""}.isdisjoint(names):
+            raise ValueError(
+                f"groups must name the group of each of the {len(self):,} rows; some have none: {groups!r}."
+            )
         return names
 
     @classmethod
@@ -95,10 +94,9 @@ class ImageSource:
             images: The images. Those of a folder are all its image files, at any depth; the folder of a file is its
                 class. Any other folder, and any other text, is a dataset; see `hf_sphere.data.sources.load_splits`.
                 A folder that `datasets` reads from tables, or from a metadata file that names its images, is one too,
-                and so are a parquet, CSV, JSON (lines) or text file, and several rows as mappings. Texts and vectors
-                are the same, or lists of them.
+                as are a parquet, CSV, JSON or text file, and several mappings. Texts and vectors can be lists.
             split: Split of a dataset; if None its evaluation split, or all images of a folder.
-            column: Column of a dataset; if None, one of the usual names.
+            column: Column of a dataset; if None, the one with a usual name.
             content: Whether these are images, texts or vectors.
 
         Raises:
@@ -107,15 +105,16 @@ class ImageSource:
         """
         if isinstance(images, ImageSource):
             return images
-        of_rows = {"split": split, "column": column, "content": content}
+        of_rows: dict[str, Any] = {"split": split, "column": column, "content": content}
         if isinstance(images, (Dataset, DatasetDict, IterableDataset, IterableDatasetDict)):
             return cls._of_splits("", sources.as_splits(images, {}), **of_rows)
         if isinstance(images, (str, os.PathLike)):
             path = Path(images)
-            if path.is_file() and path.suffix.lower() in FORMATS:
+            if path.is_file() and (kind := FORMATS.get(path.suffix.lower())):
                 folders.check_depth([path])
-                rows = load_dataset(FORMATS[path.suffix.lower()], data_files=[str(path)], source=str(path))
-                return cls._of_splits(str(path), rows, **of_rows)
+                return cls._of_splits(
+                    str(path), load_dataset(kind, data_files=[str(path)], source=str(path)), **of_rows
+                )
             if path.is_file():
                 return cls.of([path], content=content)
             if content == "image" and column is None:
@@ -127,17 +126,12 @@ class ImageSource:
                 elif files and not folders.has_tables(path):
                     return cls._of_folder(path, files, split)
             return cls._of_splits(str(images), sources.load_splits(str(images)), **of_rows)
-        is_array = hasattr(images, "ndim")
-        is_one = isinstance(images, (PILImage.Image, Mapping, bytes)) or (is_array and content != "vector")
-        several = list(images) if isinstance(images, Iterable) and not (is_one or is_array) else [images]
-        if several and all(isinstance(row, Mapping) for row in several) and not is_one:
+        is_one = hasattr(images, "ndim") or isinstance(images, (PILImage.Image, Mapping, bytes))
+        several = list(images) if isinstance(images, Iterable) and (content == "vector" or not is_one) else [images]
+        if several and not is_one and all(isinstance(row, Mapping) for row in several):
             return cls._of_splits("", DatasetDict(train=Dataset.from_list(several)), **of_rows)
-        if content == "vector":
-            vectors = read_vectors(images if is_array else several)
-            return cls("", None, [f"vector {n}" for n in range(len(vectors))], [], vectors, content)
-        expected = (str, os.PathLike, PILImage.Image) if content == "image" else str
-        for image in several:
-            if not isinstance(image, expected):
+        for image in several if content != "vector" else ():
+            if not isinstance(image, (str, os.PathLike, PILImage.Image) if content == "image" else str):
                 hint = "Convert images by PIL.Image.fromarray; search embeddings with hf_sphere.search.EmbeddingSpace."
                 got = "an array" if hasattr(image, "ndim") else type(image).__name__
                 what = (
@@ -146,8 +140,9 @@ class ImageSource:
                 raise TypeError(f"{what}; got {got}. {hint}")
         if not several:
             raise ValueError(f"no {content}s are given.")
-        if content == "text":
-            return cls("", None, [f"text {n}" for n in range(len(several))], [], several, content)
+        if content != "image":
+            encoded = read_vectors(images if is_one else several) if content == "vector" else several
+            return cls("", None, [f"{content} {n}" for n in range(len(several))], [], encoded, content)
         names = [
             f"image {n}" if isinstance(image, PILImage.Image) else str(Path(image).parent.resolve() / Path(image).name)
             for n, image in enumerate(several)
@@ -170,14 +165,7 @@ class ImageSource:
         """Make a source of a dataset; `name` is empty if it is in memory."""
         split = sources.choose_eval_split(splits, split) or next(iter(splits))
         rows = sources.find_split(splits, split, "--split")
-        if content != "image":
-            column = column or next((name for name in COLUMNS[content] if name in rows.column_names), None)
-        if content == "image" and column is None:
-            column = sources.find_column(rows, None, sources.IMAGE_COLUMNS, "image")
-        elif column not in rows.column_names:
-            raise ValueError(
-                f"no column {column or content!r}; {name or 'the data'} has {rows.column_names} (--column)."
-            )
+        column = sources.find_column(rows, column, COLUMNS[content], content, option="--column")
         labels: list[str] = []
         label = next((candidate for candidate in sources.LABEL_COLUMNS if candidate in rows.column_names), None)
         if label is not None and has_labels(rows, label):
@@ -187,19 +175,16 @@ class ImageSource:
         # Images without files, or with the names of another folder's files.
         if len(set(names) - {""}) < len(rows) or not (name or all(map(os.path.isabs, names))):
             names = [f"{split}/{row}" if name else f"{content} {row}" for row in range(len(rows))]
-        encoded: Any = None
+        what, encoded = f"column {column} of {name or 'the data'}", None
         if content == "image":
             encoded = image_files.encoded_images(rows, column)
             encoded = encoded if column == "image" else encoded.rename_column(column, "image")
         elif content == "vector":
-            encoded = read_vectors(rows.with_format("numpy")[column][:], f"column {column} of {name or 'the data'}")
+            encoded = read_vectors(rows.with_format("numpy")[column][:], what)
         else:
             encoded = rows[column][:]
-            wrong = next((row for row, text in enumerate(encoded) if not isinstance(text, str)), None)
-            if wrong is not None:
-                raise ValueError(
-                    f"column {column} of {name or 'the data'} has no text in row {wrong}; name another one."
-                )
+        if content == "text" and not all(isinstance(text, str) for text in encoded):
+            raise ValueError(f"{what} has {rows.features[column]} or rows without text; name a column of texts.")
         name = str(Path(name).resolve()) if name and Path(name).exists() else name
         return cls(name, split if name else None, names, labels, encoded, content, rows)
 

@@ -210,8 +210,11 @@ class EmbeddingSpace:
         scores, rows = self._nearest(self._check("queries", queries), k)
         if false_accept is None and self._calibration is None:
             return Matches(rows, scores)
-        p_values = self.calibration.p_values(scores, self.ids[rows[:, 0]].where(rows[:, 0] >= 0, -1))
-        p_values = p_values.masked_fill(rows < 0, 1.0)
+        return self.judge(scores, rows, rows[:, 0], false_accept)
+
+    def judge(self, scores: Tensor, rows: Tensor, best: Tensor, false_accept: float | None) -> Matches:
+        """Return scores and rows (Q, k) with p-values; `best` (Q,) are the best rows of all, if these are of some."""
+        p_values = self.calibration.p_values(scores, self.ids[best].where(best >= 0, -1)).masked_fill(rows < 0, 1.0)
         return Matches(rows, scores, p_values, None if false_accept is None else accepts(p_values, false_accept))
 
     def threshold(self, false_accept: float) -> float:
@@ -309,22 +312,17 @@ class EmbeddingSpace:
         return int((~kept).sum())
 
     def replace(self, vectors: Tensor, ids: Tensor, groups: Any = None) -> None:
-        """Replace all rows. Those with ids of old rows may have other vectors or groups; then all scores are computed.
+        """Replace all rows, (N, d), with their ids (N,) and the names of their groups, if the space has groups.
 
-        Args:
-            vectors: (N, d), as the old ones.
-            ids: (N,) int64, different.
-            groups: (N,) names, if the space has groups.
+        If a row has the id of an old one, but another vector or group, all scores of the calibration are recomputed.
         """
-        numbers, before = self._number(groups, ids), positions(ids, self.ids) if len(self) else torch.full_like(ids, -1)
-        kept, old = before >= 0, before[before >= 0]
-        is_same = torch.equal(self.vectors[old], vectors[kept]) if len(old) else True
-        is_same = is_same and torch.equal(self._groups[old], numbers[kept])
+        numbers, at = self._number(groups, ids), positions(ids, self.ids)
+        kept, old = at >= 0, at[at >= 0]
+        is_same = torch.equal(self.vectors[old], vectors[kept]) and torch.equal(self._groups[old], numbers[kept])
         if is_same and torch.equal(ids, self.ids):
             return
         if self._calibration is not None and not is_same:
-            unknown = torch.full_like(self._calibration.matches, -1)
-            self._calibration = replace(self._calibration, matches=unknown)
+            self._calibration = replace(self._calibration, matches=torch.full_like(self._calibration.matches, -1))
         self._set(vectors, ids, numbers)
         self.next_id = max(self.next_id, int(ids.max()) + 1)
 
@@ -360,10 +358,6 @@ class EmbeddingSpace:
         keys = mix(numbers) if self._names is None else name_keys(self._names)[numbers]
         return mix(keys ^ mix(np.array([self._options[2]])))
 
-    def scores(self, distances: Tensor) -> Tensor:
-        """Return cosines, or for another distance its negative."""
-        return 1 - distances if self.metric["distance"] == "cosine" else -distances
-
     def _nearest(self, queries: Tensor, k: int, left_out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Return the scores and rows of the best k, (Q, k) each; `left_out` are keys of all rows and of the queries.
 
@@ -374,7 +368,7 @@ class EmbeddingSpace:
             distances, rows = self.neighbor_search.search(queries, count)
         else:
             distances, rows = self.neighbor_search.search_others(queries, count, *left_out)
-        scores = self.scores(distances)
+        scores = 1 - distances if self.metric["distance"] == "cosine" else -distances
         if self.score == "density":
             search, reference, of_rows = self._density()
             keys = None if left_out is None else (left_out[0][reference], left_out[1])

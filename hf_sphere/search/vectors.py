@@ -1,7 +1,6 @@
 """Vectors as APIs and databases deliver them."""
 
 import base64
-import binascii
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,60 +10,48 @@ from torch import Tensor
 
 from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.search.space import unit_vectors
+from hf_sphere.utils.checks import error_text
 
 
 def read_vectors(
-    values: Any, what: str = "the vectors", *, scale: Any = None, offset: Any = 0.0, dim: int | None = None
+    values: Any, what: str = "vectors", *, scale: Any = None, offset: Any = 0.0, dim: int | None = None
 ) -> Tensor:
     """Return vectors as float32 on the CPU, (N, d).
 
     Args:
-        values: (N, d): a tensor or array of any floating dtype, lists of numbers, or texts, the base64 of little-endian
-            float32, as with `encoding_format="base64"`. Integers need a scale.
-        what: What they are, for messages.
-        scale: Value of one step of integers: a number, or one per dimension. Cosines are the same for any common
-            number, such as 1; they need the numbers per dimension, if those differ.
-        offset: Value of the integer 0, a number or one per dimension. It changes cosines. With ranges (2, d), as in
-            sentence-transformers' `quantize_embeddings`, the scale of int8 is the difference of the ranges / 255, and
-            the offset `ranges[0] + 128 * scale`.
-        dim: Number of leading dimensions to keep, of models trained for it (Matryoshka); they are normalized again.
+        values: (N, d) floating-point numbers of any precision, integers, or texts: the base64 of little-endian float32.
+        what: Their name in messages.
+        scale: Step of integers: a number, whose value does not change cosines (1.0), or one per dimension, which does.
+        offset: Value of the integer 0, a number or one per dimension. With `ranges` of sentence-transformers'
+            `quantize_embeddings`, scale = (ranges[1] - ranges[0]) / 255 and offset = ranges[0] + 128 * scale.
+        dim: Number of leading dimensions to keep, of a model trained for that (Matryoshka); normalized again.
 
     Raises:
-        ValueError: If the vectors have several lengths, or values that are not finite, or integers have no scale.
+        ValueError: If lengths differ, numbers are not finite, or integers have no scale.
     """
-    if not hasattr(values, "ndim") or getattr(values, "dtype", None) == np.dtype(object):
-        values = list(values)
-        if all(isinstance(value, str) for value in values):
-            try:
-                values = [np.frombuffer(base64.b64decode(value, validate=True), "<f4") for value in values]
-            except (binascii.Error, ValueError) as error:
-                raise ValueError(f"{what} are texts that are not the base64 of float32: {error}.") from error
-        lengths = {np.size(value) if np.ndim(value) == 1 else -1 for value in values}
-        if len(lengths) != 1 or -1 in lengths:
-            found = ", ".join("no vector" if size < 0 else str(size) for size in sorted(lengths)) or "none"
-            raise ValueError(f"{what} must be vectors of one length; there are lengths {found}.")
-        values = torch.stack([torch.as_tensor(value) for value in values])
-    vectors = torch.as_tensor(values).detach().cpu()
-    if not vectors.is_floating_point() and scale is None:
-        raise ValueError(
-            f"{what} are integers ({vectors.dtype}) without their scale. Give scale=1.0 if all dimensions have the "
-            "same, which cosines do not need, or else one number per dimension, and the offset, if any."
-        )
-    vectors = vectors.float()
-    if scale is not None:
-        scale, offset = (torch.as_tensor(number, dtype=torch.float32) for number in (scale, offset))
-        if {scale.shape, offset.shape} - {(), vectors.shape[1:]}:
-            raise ValueError(f"scale and offset of {what} must be numbers, or {vectors.shape[1]} each.")
-        vectors = vectors * scale + offset
-    if dim is not None:
-        if not 1 <= dim <= vectors.shape[-1]:
-            raise ValueError(f"dim must be from 1 to the number of dimensions, {vectors.shape[-1]}; got {dim}.")
-        vectors = torch.nn.functional.normalize(vectors[:, :dim], dim=-1)
-    return check_embeddings(vectors, what=what)
+    try:
+        if not isinstance(values, Tensor):
+            rows = list(values)
+            if all(isinstance(row, str) for row in rows):
+                rows = [np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in rows]
+            values = torch.stack([row if isinstance(row, Tensor) else torch.from_numpy(np.array(row)) for row in rows])
+        if not values.is_floating_point() and scale is None:
+            hint = "scale=1.0 if all dimensions have the same, else one number per dimension, and the offset, if any"
+            raise ValueError(f"integers ({values.dtype}) need their scale: {hint}")
+        values = values.detach().cpu().float()
+        if scale is not None:
+            values = values * torch.as_tensor(scale).float() + torch.as_tensor(offset).float()
+        if dim is not None and not 1 <= dim <= values.shape[1]:
+            raise ValueError(f"dim must be from 1 to {values.shape[1]}; got {dim}")
+    except (TypeError, ValueError, RuntimeError) as error:  # of torch, for lengths that differ
+        text = "must be numbers, the same number of them for each, or the base64 of float32"
+        raise ValueError(f"{what} {text}: {error_text(error).rstrip('.')}.") from error
+    vectors = check_embeddings(values, what=what)
+    return vectors if dim is None else torch.nn.functional.normalize(vectors[:, :dim], dim=1)
 
 
 class VectorEncoder:
-    """The encoder of vectors that are given, without a model; its interface is that of `ImageEncoder`."""
+    """The encoder of given vectors, without a model; its interface is that of `ImageEncoder`."""
 
     name = weights = settings = ""
     content = "vector"
@@ -80,6 +67,5 @@ class VectorEncoder:
         raise ValueError("the index has no model that embeds texts; search with their vectors.")
 
     def name_cells(self, source: Any, indices: Tensor, columns: Any) -> dict[str, list[Any]]:
-        """Return the row, the name and, if known, the label of each vector."""
-        cells = {"row": indices.tolist(), "file": [source.names[row] for row in indices]}
-        return cells | ({"label": [source.labels[row] for row in indices]} if source.labels else {})
+        """Return the columns of `ImageSource.name_rows`."""
+        return source.name_rows(indices)

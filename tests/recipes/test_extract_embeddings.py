@@ -39,6 +39,7 @@ from hf_sphere import (
 from hf_sphere.data import sources
 from hf_sphere.data.sources import load_splits
 from hf_sphere.search import extract as extraction
+from hf_sphere.search.pipeline import finished_batches
 
 SCRIPT = "recipes/extract_embeddings.py"
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -508,19 +509,28 @@ def test_folders_with_other_contents_are_never_replaced(extract, tmp_path, argv)
     assert (tmp_path / "embedded" / "thesis.tex").exists()
 
 
-def test_an_interrupted_run_keeps_only_the_old_embeddings(extract, tmp_path, monkeypatch):
-    extract("--max_samples", 5)
+def test_an_interrupted_run_keeps_the_old_embeddings_and_continues(extract, extracted, tmp_path, monkeypatch, caplog):
+    folder = extract("--max_samples", 5)
     before = sorted(tmp_path.rglob("*"))
-    complete = extraction.embed_split
+    embed, embedded = extraction.embed, []
 
-    def stop_after_one(*args, **options):
-        yield next(complete(*args, **options))
-        raise KeyboardInterrupt
+    def interrupt(model, names, **inputs):
+        if len(embedded) == 300:
+            raise KeyboardInterrupt
+        embedded.extend(names)
+        return embed(model, names, **inputs)
 
-    monkeypatch.setattr(extraction, "embed_split", stop_after_one)
-    with pytest.raises(KeyboardInterrupt):
-        extract("--overwrite_output_dir", "--batch_size", 150)
-    assert sorted(tmp_path.rglob("*")) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(extraction, "embed", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            extract("--overwrite_output_dir", "--batch_size", 150)
+    kept = finished_batches(folder)
+    assert [path for path in sorted(tmp_path.rglob("*")) if not path.is_relative_to(kept)] == before
+    rows, expected = rows_of(extract("--overwrite_output_dir", "--batch_size", 40)), rows_of(extracted)
+    for name in COLUMNS:
+        torch.testing.assert_close(rows[name][:], expected[name][:])
+    assert "Continuing after 300 of 355 images" in caplog.text
+    assert not kept.exists()
 
 
 # Several processes

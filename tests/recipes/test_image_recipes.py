@@ -23,6 +23,7 @@ from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource
+from hf_sphere.search.pipeline import finished_batches
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def test_names_that_look_like_formulas_are_texts_in_the_table(predict, photos, t
     assert exact["label"].tolist() == ["=1+1"] * 4
 
 
-def test_an_interrupted_run_continues(predict, monkeypatch, capsys, tmp_path):
+def test_an_interrupted_run_continues(predict, monkeypatch, caplog, tmp_path):
     expected = predict("whole.csv", "--batch_size", "2").read_text()
     original, embedded = ImageEncoder._embed, []
 
@@ -165,19 +166,33 @@ def test_an_interrupted_run_continues(predict, monkeypatch, capsys, tmp_path):
         patch.setattr(ImageEncoder, "_embed", interrupt)
         with pytest.raises(KeyboardInterrupt):
             predict("table.csv", "--batch_size", "2")
-    unfinished = tmp_path / ".table.csv.unfinished.jsonl"
-    with unfinished.open("a") as file:
-        file.write('[4, {"fi')  # as if the process was killed while writing
-    assert predict("table.csv", "--batch_size", "2").read_text() == expected
-    assert "continue  after 4 of 9 images" in capsys.readouterr().out
-    assert not unfinished.exists()
+    (finished,) = finished_batches(tmp_path / "table.csv").iterdir()
+    (finished / "2.safetensors").write_bytes(b"as after a power failure")
+    assert predict("table.csv", "--batch_size", "3").read_text() == expected
+    assert "Continuing after 2 of 9 images" in caplog.text
+    assert not finished.parent.exists()
 
 
-def test_predictions_of_other_options_are_not_continued(predict, tmp_path, capsys):
-    unfinished = tmp_path / ".table.csv.unfinished.jsonl"
-    unfinished.write_text('["settings", {"weights": "other"}]\n[7, {}]\n')
-    assert len(pd.read_csv(predict("table.csv"))) == 9
-    assert "is of another model, other images or other options" in capsys.readouterr().out
+@pytest.mark.parametrize("change", ["another image", "other contents", "another option"])
+def test_batches_of_an_interrupted_run_on_other_data_are_not_used(
+    change, predict, photos, tmp_path, monkeypatch, caplog
+):
+    images = shutil.copytree(photos, tmp_path / "photos")
+    words = ["--images", str(images), "--batch_size", "2"]
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_sphere.commands.predict.write_table", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            predict("table.csv", *words)
+    if change == "another image":
+        shutil.copy(images / "a" / "0.png", images / "a" / "00.png")
+    elif change == "other contents":
+        shutil.copy(images / "a" / "0.png", images / "b" / "4.png")
+    else:
+        words.append("--skip_unreadable_images")
+    rows = pd.read_csv(predict("table.csv", *words))
+    assert "Continuing" not in caplog.text
+    pd.testing.assert_frame_equal(rows, pd.read_csv(predict("fresh.csv", *words)))
+    assert not finished_batches(tmp_path / "table.csv").exists()
 
 
 def test_predictions_of_unreadable_images_are_left_out_if_requested(predict, photos, tmp_path):

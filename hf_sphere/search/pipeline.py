@@ -1,0 +1,93 @@
+"""The way from a source to embeddings: shared by processes, resumable after a kill, with progress."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from datasets.fingerprint import Hasher
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hf_sphere.utils.files import UNFINISHED, resolve_output
+from hf_sphere.utils.progress import progress_bar
+
+logger = logging.getLogger(__name__)
+
+Batch = dict[str, Tensor]
+"""Columns of a batch by name, each (B, ...), and the `row` of each; without rows there are no other columns."""
+
+
+def finished_batches(output: str | os.PathLike) -> Path:
+    """Return the folder, beside an output, that keeps finished batches; remove it when the output is written."""
+    target = resolve_output(output)
+    return target.with_name(f".{target.name}.batches{UNFINISHED}")
+
+
+def embed_batches(
+    embed: Callable[[list[Sequence[int]]], Iterator[Batch]],
+    rows: Sequence[int],
+    *,
+    batch_size: int,
+    identity: Any = None,
+    folder: Path | None = None,
+    accelerator: Accelerator | None = None,
+    progress: bool = True,
+    unit: str = "image",
+) -> Iterator[tuple[Tensor, Batch]]:
+    """Yield the rows and the columns of batches in the order of the rows, the same on every process.
+
+    Args:
+        embed: Yields a batch for each list of rows, with those that can be read, on the CPU.
+        rows: All rows, of which each process embeds every n-th batch.
+        batch_size: Rows per batch.
+        identity: What identifies the model, its settings and the source; those of another one are not used.
+        folder: Keep finished batches here, see `finished_batches`, and embed only what is missing.
+        accelerator: The processes; this one alone if None.
+        progress: Whether the main process shows a progress bar.
+        unit: What a row is.
+    """
+    index, count = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
+    gather: Callable[[list[Any]], list[Any]] = gather_object if count > 1 else list
+    kept = folder / Hasher.hash(identity) if folder is not None and index == 0 else None
+    done = 0
+    style: dict[str, Any] = {"desc": "Embedding", "unit": unit, "disable": not progress or index > 0, "leave": False}
+    with progress_bar(total=len(rows), **style) as bar:
+        while (batch := gather([_read(kept, done)])[0]) is not None:
+            done = int(batch.pop("done"))
+            bar.update(done - bar.n)
+            yield batch.pop("row"), batch
+        if done and index == 0:
+            logger.warning("Continuing after %s of %s %ss, which an interrupted run embedded.", done, len(rows), unit)
+        batches = [rows[at : at + batch_size] for at in range(done, len(rows), batch_size)]
+        local = embed(batches[index::count])
+        for at in range(0, len(batches), count):
+            start, done = done, done + sum(map(len, batches[at : at + count]))
+            parts = [part for part in gather([next(local, None)]) if part is not None]
+            full = [part for part in parts if len(part["row"])] or parts[:1]
+            batch = {name: torch.cat([part[name] for part in full]) for name in full[0]}
+            if kept is not None:
+                _write(kept, start, batch | {"done": torch.tensor(done)})
+            bar.update(done - start)
+            if len(batch["row"]):
+                yield batch.pop("row"), batch
+
+
+def _read(kept: Path | None, start: int) -> Batch | None:
+    """Read the finished batch that starts at a position among all rows, if it is there and complete."""
+    try:
+        return None if kept is None else load_file(kept / f"{start}.safetensors")
+    except (OSError, SafetensorError):
+        return None
+
+
+def _write(kept: Path, start: int, batch: Batch) -> None:
+    """Write a batch by one rename; not flushed, since a damaged one is only embedded again."""
+    kept.mkdir(parents=True, exist_ok=True)
+    save_file(batch, kept / "unfinished")
+    (kept / "unfinished").replace(kept / f"{start}.safetensors")
