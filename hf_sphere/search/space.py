@@ -12,15 +12,13 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.metrics.two_sample import energy_test
+from hf_sphere.search.density import LeftOut, LocalDensity
 from hf_sphere.search.matching import Calibration, Matches, mix, name_keys, sample_rows
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 
 logger = logging.getLogger(__name__)
 
-DENSITY_NEIGHBORS = 10
-"""Number of neighbors whose mean similarity is the local density."""
-
-CANDIDATES = 50
+CANDIDATES = 20
 """Rows with the largest cosines, of which the density-corrected score chooses."""
 
 
@@ -54,7 +52,7 @@ class EmbeddingSpace:
         *,
         metric: dict[str, Any] | None = None,
         kind: SearchKind | None = None,
-        rows_per_group: int = 4,
+        rows_per_group: int = 8,
         calibration_rows: int = 5_000,
         seed: int = 0,
     ) -> None:
@@ -72,7 +70,7 @@ class EmbeddingSpace:
         self._is_current = False
         self._is_chosen = False  # the score, by a third of the groups, which do not calibrate then
         self._search: NeighborSearch | None = None
-        self._densities: tuple[NeighborSearch, Tensor, Tensor] | None = None
+        self._density: LocalDensity | None = None
 
     @classmethod
     def fit(
@@ -83,7 +81,7 @@ class EmbeddingSpace:
         calibration: Any = None,
         calibration_groups: Any = None,
         score: str = "auto",
-        rows_per_group: int = 4,
+        rows_per_group: int = 8,
         calibration_rows: int = 5_000,
         kind: SearchKind | None = None,
         seed: int = 0,
@@ -328,7 +326,7 @@ class EmbeddingSpace:
 
     def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor) -> None:
         self.vectors, self.ids, self._groups = vectors, ids, groups
-        self._search = self._densities = None
+        self._search = self._density = None
         self._is_current = False
 
     def _check(self, what: str, vectors: Any) -> Tensor:
@@ -358,11 +356,8 @@ class EmbeddingSpace:
         keys = mix(numbers) if self._names is None else name_keys(self._names)[numbers]
         return mix(keys ^ mix(np.array([self._options[2]])))
 
-    def _nearest(self, queries: Tensor, k: int, left_out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """Return the scores and rows of the best k, (Q, k) each; `left_out` are keys of all rows and of the queries.
-
-        Rows with the key of a query are left out of its search.
-        """
+    def _nearest(self, queries: Tensor, k: int, left_out: LeftOut | None = None) -> tuple[Tensor, Tensor]:
+        """Return the scores and rows of the best k, (Q, k) each."""
         count = k if self.score == "cosine" else min(max(k, CANDIDATES), len(self))
         if left_out is None:
             distances, rows = self.neighbor_search.search(queries, count)
@@ -370,22 +365,14 @@ class EmbeddingSpace:
             distances, rows = self.neighbor_search.search_others(queries, count, *left_out)
         scores = 1 - distances if self.metric["distance"] == "cosine" else -distances
         if self.score == "density":
-            search, reference, of_rows = self._density()
-            keys = None if left_out is None else (left_out[0][reference], left_out[1])
-            scores = 2 * scores - _mean_cosine(search, queries, keys)[:, None] - of_rows[rows.clamp_min(0)]
+            if self._density is None:
+                self._density = LocalDensity(self.vectors, self._groups, self._sample(), self._options[0])
+            of_rows = self._density.of_rows(rows.clamp_min(0), left_out)
+            scores = 2 * scores - self._density.of_queries(queries, left_out)[:, None] - of_rows
             scores = scores.masked_fill(rows < 0, -torch.inf)
             order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
             scores, rows = scores.gather(1, order), rows.gather(1, order)
         return scores, rows
-
-    def _density(self) -> tuple[NeighborSearch, Tensor, Tensor]:
-        """Return the search of the reference rows, which are these, and the mean cosine of each row to them, (N,)."""
-        if self._densities is None:
-            reference = self._sample()
-            search = NeighborSearch(self.vectors[reference], kind="torch")
-            own = self._groups[reference], self._groups
-            self._densities = search, reference, _mean_cosine(search, self.vectors, own)
-        return self._densities
 
     def _sample(self) -> Tensor:
         rows_per_group, most, _ = self._options
@@ -484,12 +471,3 @@ def _names(what: str, groups: Any, count: int) -> list[Any]:
         found = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(f"{what} must be all texts or all integers; got {found}.")
     return names
-
-
-def _mean_cosine(search: NeighborSearch, queries: Tensor, left_out: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return the mean cosine of queries to their nearest references, (Q,) float64; see `EmbeddingSpace._nearest`."""
-    count = min(DENSITY_NEIGHBORS, len(search.references))
-    found = search.search(queries, count) if left_out is None else search.search_others(queries, count, *left_out)
-    cosines = 1 - found[0]
-    finite = cosines.isfinite()
-    return cosines.where(finite, 0.0).sum(1) / finite.sum(1).clamp_min(1)
