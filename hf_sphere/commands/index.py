@@ -106,10 +106,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         options |= {"skip_unreadable": args.skip_unreadable_images, "progress": is_main and not args.disable_tqdm}
         options |= {"folder": finished_batches(folder), "accelerator": accelerator}
         if args.remove_from is not None:
-            index = ImageIndex.load(folder, args.model_name_or_path)
+            index: Any = ImageIndex.load(folder, args.model_name_or_path)
             done = f"removed   {index.remove(args.images):,} images of {args.images}"
         else:
-            index: Any = None if args.add_to is None else ImageIndex.load(folder, args.model_name_or_path)
+            index = None if args.add_to is None else ImageIndex.load(folder, args.model_name_or_path)
             encoder = open_encoder(args.model_name_or_path) if index is None else index.encoder
             of_rows = {"column": args.column, "content": encoder.content}
             source = ImageSource.of(args.images, args.split, **of_rows)

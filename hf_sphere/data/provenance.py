@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from datasets import DatasetDict, Image
 from torch import Tensor
-from transformers.utils import cached_file
 
 from hf_sphere.data.sources import find_rows
 from hf_sphere.utils.checks import check_regular
 from hf_sphere.utils.files import RECORD_FILE, read_json, write_json
+from hf_sphere.utils.loading import find_file
 from hf_sphere.utils.shared_rows import ROW_BITS
 
 logger = logging.getLogger(__name__)
@@ -93,10 +93,7 @@ class DataRecord:
     @classmethod
     def read(cls, model: str | os.PathLike) -> "DataRecord | None":
         """Read the record of a model, in a folder or on the Hub; None if it has none. A damaged record is an error."""
-        causes = ("gated_repo", "missing_entries", "connection_errors")
-        path = None
-        with contextlib.suppress(OSError):  # loading the model reports it
-            path = cached_file(str(model), RECORD_FILE, **{f"_raise_exceptions_for_{cause}": False for cause in causes})
+        path = find_file(model, RECORD_FILE)
         if path is None:
             return None
         saved = read_json(path)

@@ -6,7 +6,6 @@ import logging
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,17 +15,39 @@ from transformers import AutoImageProcessor, AutoTokenizer
 
 from hf_sphere.data import image_files
 from hf_sphere.data.decoding import state_of_files
-from hf_sphere.search.extract import class_names, embed, embedding_metric, load_embedding_model
+from hf_sphere.search.extract import check_finite, class_names, embed, embedding_metric, load_embedding_model
 from hf_sphere.search.pipeline import Batch, embed_batches
 from hf_sphere.search.source import ImageSource
-from hf_sphere.utils.loading import load_pretrained
+from hf_sphere.utils.checks import check_extra
+from hf_sphere.utils.loading import find_file, load_pretrained, load_sentence_transformer
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import WHITE
 
 logger = logging.getLogger(__name__)
 
 
-class ImageEncoder:
+class Encoder:
+    """What an `ImageEncoder` and a `TextEncoder` have in common."""
+
+    class_names: list[str]
+    preprocessing: dict[str, Any]
+
+    @property
+    def settings(self) -> str:
+        """Digests of the preprocessing and of the class names, which the weights do not identify."""
+        options = {name: value for name, value in self.preprocessing.items() if value is not None}
+        texts = (json.dumps(values, sort_keys=True, default=str) for values in (options, self.class_names))
+        return "-".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
+
+    def name_cells(self, source: ImageSource, indices: Tensor, columns: Mapping[str, Tensor]) -> dict[str, list[Any]]:
+        """Return the row, file, label, prediction and certainty, as far as known, of the images of a batch."""
+        cells = source.name_rows(indices)
+        if "prediction" in columns:
+            cells["prediction"] = [self.class_names[index] for index in columns["prediction"].tolist()]
+        return cells | {name: columns[name].tolist() for name in ("confidence", "concentration") if name in columns}
+
+
+class ImageEncoder(Encoder):
     """A saved model that embeds images, and texts if it is a model such as CLIP.
 
     Args:
@@ -34,9 +55,11 @@ class ImageEncoder:
         device: Device of the model; a GPU if there is one.
 
     Attributes:
+        content: What it embeds.
         name: The name.
         model: The model, in eval mode.
-        processor: Its image processor.
+        processor: Its image processor, and
+        preprocessing: the options of this.
         class_names: Names of the classes, by index; empty for a model without a head.
         embeds_texts: Whether the model embeds texts.
         metric: Distance of the embeddings, as options of `NeighborSearch`.
@@ -65,6 +88,7 @@ class ImageEncoder:
                 f"{name} has no image processor, so the preprocessing of its images is unknown. Save the one of its "
                 "training there by its `save_pretrained`."
             ) from error
+        self.preprocessing = self.processor.to_dict()
         self.model = model.to(device).eval()
         self.class_names = class_names(model)
         channels = [getattr(source, "num_channels", None) for source in (self.processor, model.config)]
@@ -79,13 +103,6 @@ class ImageEncoder:
         self._texts: Any = load_pretrained(AutoTokenizer, name) if self.embeds_texts else None
         self.metric = embedding_metric(model)
         self.weights = digest_weights(model)
-
-    @property
-    def settings(self) -> str:
-        """Digests of the preprocessing and of the class names, which the weights do not identify."""
-        options = {name: value for name, value in self.processor.to_dict().items() if value is not None}
-        texts = (json.dumps(values, sort_keys=True, default=str) for values in (options, self.class_names))
-        return "-".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
 
     def encode(
         self,
@@ -119,41 +136,33 @@ class ImageEncoder:
             options = [self.weights, self.settings, skip_unreadable, source.name, source.split, [*rows], files]
             # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches.
             sharing["identity"] = [*options, source.encoded._fingerprint]
-        embed = partial(self._embed_images, source, num_workers, skip_unreadable, progress)
-        return embed_batches(embed, rows, batch_size=batch_size, progress=progress, **sharing)
-
-    def _embed_images(
-        self,
-        source: ImageSource,
-        num_workers: int | None,
-        skip_unreadable: bool,
-        progress: bool,
-        batches: list[Sequence[int]],
-    ) -> Iterator[Batch]:
-        rows = [row for batch in batches for row in batch]
-        if num_workers is None:
-            num_workers = min(os.cpu_count() or 1, 16) if len(rows) > 500 else 0
-        hint = "Repair or remove it, or skip such images: --skip_unreadable_images."
         background = getattr(self.processor, "background_color", WHITE)
-        damaged, transparent = image_files.examine_files(source.encoded, "image", rows, progress=progress)
-        if damaged and not skip_unreadable:
-            row, error = next(iter(damaged.items()))
-            raise ValueError(f"{source.names[row]} cannot be read as an image: {error}. {hint}")
-        image_files.log_transparent(transparent, len(rows), background)
-        loader: DataLoader = DataLoader(
-            _Prepared(source, self.processor, getattr(self.model.config, "num_channels", 3), background),
-            batch_sampler=[list(batch) for batch in batches],
-            num_workers=num_workers,
-            collate_fn=operator.itemgetter(0),
-            generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
-        )
-        for indices, pixels, errors in loader:
-            if errors and not skip_unreadable:
-                raise ValueError(f"{errors[0]} {hint}")
-            for error in errors:
-                logger.warning("Skipped: %s", error)
-            names = [source.names[index] for index in indices.tolist()]
-            yield {"row": indices} | ({} if pixels is None else self._embed(names, pixel_values=pixels))
+        hint = "Repair or remove it, or skip such images: --skip_unreadable_images."
+
+        def embed(batches: list[Sequence[int]]) -> Iterator[Batch]:
+            wanted = [row for batch in batches for row in batch]
+            damaged, transparent = image_files.examine_files(source.encoded, "image", wanted, progress=progress)
+            if damaged and not skip_unreadable:
+                row, error = next(iter(damaged.items()))
+                raise ValueError(f"{source.names[row]} cannot be read as an image: {error}. {hint}")
+            image_files.log_transparent(transparent, len(wanted), background)
+            default_workers = min(os.cpu_count() or 1, 16) if len(wanted) > 500 else 0
+            loader: DataLoader = DataLoader(
+                _Prepared(source, self.processor, getattr(self.model.config, "num_channels", 3), background),
+                batch_sampler=[list(batch) for batch in batches],
+                num_workers=default_workers if num_workers is None else num_workers,
+                collate_fn=operator.itemgetter(0),
+                generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
+            )
+            for indices, pixels, errors in loader:
+                if errors and not skip_unreadable:
+                    raise ValueError(f"{errors[0]} {hint}")
+                for error in errors:
+                    logger.warning("Skipped: %s", error)
+                names = [source.names[index] for index in indices.tolist()]
+                yield {"row": indices} | ({} if pixels is None else self._embed(names, pixel_values=pixels))
+
+        return embed_batches(embed, rows, batch_size=batch_size, progress=progress, **sharing)
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
         """Return the embeddings of texts, (B, d), float32 on the CPU.
@@ -170,15 +179,77 @@ class ImageEncoder:
         tokens: Any = self._texts(list(texts), truncation=True, return_tensors="pt", **padding)
         return self._embed(list(texts), **tokens)["embedding"]
 
-    def name_cells(self, source: ImageSource, indices: Tensor, columns: Mapping[str, Tensor]) -> dict[str, list[Any]]:
-        """Return the row, file, label, prediction and certainty, as far as known, of the images of a batch."""
-        cells = source.name_rows(indices)
-        if "prediction" in columns:
-            cells["prediction"] = [self.class_names[index] for index in columns["prediction"].tolist()]
-        return cells | {name: columns[name].tolist() for name in ("confidence", "concentration") if name in columns}
-
     def _embed(self, names: Sequence[str], **inputs: Tensor) -> dict[str, Tensor]:
         return embed(self.model, names, **{name: value.to(self.model.device) for name, value in inputs.items()})
+
+
+class TextEncoder(Encoder):
+    """A SentenceTransformer, which embeds documents, and texts that search in them; see `ImageEncoder`.
+
+    Args:
+        model: Folder, Hub id, or a `SentenceTransformer`. Code of a folder or of the Hub is never run.
+        device: Device of a model that is loaded; a GPU if there is one.
+
+    Raises:
+        ImportError: If sentence-transformers is not installed.
+        ValueError: If the model is damaged, is none of sentence-transformers, or has modules of other libraries.
+
+    Example:
+        >>> TextEncoder("sentence-transformers/all-MiniLM-L6-v2").encode_texts(["a dog"]).shape  # doctest: +SKIP
+        torch.Size([1, 384])
+    """
+
+    content, embeds_texts = "text", True
+
+    def __init__(self, model: Any, device: torch.device | str | None = None) -> None:
+        check_extra("sentence-transformers", "a model of texts", "sentence_transformers")
+        self.name = model if isinstance(model, str) else type(model).__name__
+        self.model = load_sentence_transformer(model, device) if isinstance(model, str) else model.eval()
+        self.class_names, self.metric, self.weights = [], {"distance": "cosine"}, digest_weights(self.model)
+        prompts = [
+            self.model.prompts,
+            self.model.default_prompt_name,
+            self.model.truncate_dim,
+            self.model.max_seq_length,
+        ]
+        modules = [(type(module).__name__, module.get_config_dict()) for module in self.model]
+        vocabulary: Any = getattr(self.model.tokenizer, "get_vocab", dict)()
+        self.preprocessing = {"modules": repr(modules), "prompts": prompts, "vocabulary": vocabulary}
+
+    def encode(
+        self, texts: Any, rows: Sequence[int] | None = None, *, batch_size: int = 64, progress: bool = True, **more: Any
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Yield the indices of the texts of each batch, (b,), and the column `embedding`; see `ImageEncoder.encode`.
+
+        The texts are a sequence, or an `ImageSource` of them. Options of decoding have no effect.
+        """
+        texts = getattr(texts, "encoded", texts)
+        rows = range(len(texts)) if rows is None else rows
+        if more.get("folder") is not None:
+            more["identity"] = [self.weights, self.settings, [texts[row] for row in rows]]
+
+        def embed(batches: list[Sequence[int]]) -> Iterator[Batch]:
+            for batch in batches:
+                embeddings = self._embed(self.model.encode_document, [texts[row] for row in batch], batch_size)
+                yield {"row": torch.tensor(batch), "embedding": embeddings}
+
+        sharing = {name: value for name, value in more.items() if name not in ("num_workers", "skip_unreadable")}
+        # Of many texts, those of about one length are embedded together.
+        return embed_batches(embed, rows, batch_size=16 * batch_size, progress=progress, unit="text", **sharing)
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Return the embeddings of texts that search in others, (B, d), float32 on the CPU."""
+        return self._embed(self.model.encode_query, list(texts), 64)
+
+    def _embed(self, encode: Any, texts: list[str], batch_size: int) -> Tensor:
+        embeddings = encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_tensor=True).float().cpu()
+        check_finite({"embedding": embeddings}, texts)
+        return embeddings
+
+
+def load_encoder(name: str, device: torch.device | str | None = None) -> ImageEncoder | TextEncoder:
+    """Load a `TextEncoder` for a model of sentence-transformers, or else an `ImageEncoder`."""
+    return ImageEncoder(name, device) if find_file(name, "modules.json") is None else TextEncoder(name, device)
 
 
 class _Prepared(torch.utils.data.Dataset):

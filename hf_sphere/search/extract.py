@@ -81,12 +81,17 @@ def embed(model: Any, names: Sequence[str], **inputs: Tensor) -> dict[str, Tenso
         columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
     if output.get("concentration") is not None:
         columns["concentration"] = output.concentration.float().cpu()
+    check_finite(columns, names)
+    return columns
+
+
+def check_finite(columns: Mapping[str, Tensor], names: Sequence[str]) -> None:
+    """Raise an error that has the name of the first row with a value that is not finite."""
     for column, values in columns.items():
         finite = values.isfinite().reshape(len(names), -1).all(-1)
         if not finite.all():
             name, hint = names[int((~finite).nonzero()[0])], "With --fp16 values may overflow: try --bf16"
             raise ValueError(f"{column} of {name} is not finite. Is the model trained? {hint}, or neither.")
-    return columns
 
 
 def embedding_metric(model: Any) -> dict[str, Any]:
@@ -167,13 +172,18 @@ def extract_embeddings(
     is_main = accelerator.is_main_process
     writer = embeddings_writer(folder, split, about, **names) if is_main else nullcontext(lambda columns: None)
     kept, columns = finished_batches(folder), dict[str, Tensor]()
-    settings = [digest_weights(model), accelerator.mixed_precision, _identify(images), images.ids, images.class_names]
+    batches: Any = images.batches
+    if isinstance(batches, ImagesFromDisk):
+        pixels = cache_file(batches.encoded).name, batches.encoded.transform
+    else:
+        pixels = hashlib.sha256(batches.images.cpu().flatten().numpy()).hexdigest(), None
+    settings = [digest_weights(model), accelerator.mixed_precision, pixels, batches._scale, batches._shift]
     with writer as write:
         for _, batch in embed_batches(
             partial(_embed_split, model, images, accelerator),
             range(images.num_images),
-            batch_size=images.batches.batch_size,
-            identity=settings,
+            batch_size=batches.batch_size,
+            identity=[*settings, images.ids, images.class_names, batches.rows, batches.labels],
             folder=kept,
             accelerator=accelerator,
             progress=progress,
@@ -183,16 +193,6 @@ def extract_embeddings(
     if is_main:
         shutil.rmtree(kept, ignore_errors=True)
     return list(columns)
-
-
-def _identify(images: ImageSplit) -> list[Any]:
-    """Return what identifies the pixel values of a split."""
-    batches: Any = images.batches
-    if isinstance(batches, ImagesFromDisk):
-        pixels = [cache_file(batches.encoded).name, batches.encoded.transform]
-    else:
-        pixels = [hashlib.sha256(batches.images.cpu().flatten().numpy()).hexdigest()]
-    return [*pixels, batches.labels, batches.rows, batches._scale, batches._shift]
 
 
 def _embed_split(

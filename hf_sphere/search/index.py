@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.search.encoder import ImageEncoder
+from hf_sphere.search.encoder import load_encoder
 from hf_sphere.search.index_files import check_replaceable, describe_space, read_index, read_version, write_index
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, table_states
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
@@ -132,19 +132,13 @@ class ImageIndex(IndexedImages):
             ValueError: If one of them is in the index, or the groups are invalid.
         """
         source = ImageSource.of(images, content=self.encoder.content)
-        names, rows = None if groups is None else source.read_groups(groups), list(range(len(source)))
-        if source.content != self.encoder.content:
-            embeddings = torch.cat([self.encoder.encode_texts(source.encoded[n : n + 256]) for n in rows[::256]])
-        else:
-            digests = {state.digest for state in identify(source, rows, progress=False).values()} - {None}
-            if shared := digests.intersection(self.images["digest"]):
-                raise ValueError(
-                    f"{len(shared):,} of the calibration {source.content}s are in the index; leave them out."
-                )
-            cells, embeddings = self._embed(source, rows, options)
-            rows = cells["row"]
+        names = None if groups is None else source.read_groups(groups)
+        digests = {state.digest for state in identify(source, range(len(source)), progress=False).values()} - {None}
+        if count := len(digests.intersection(self.images["digest"])):
+            raise ValueError(f"{count:,} of the calibration {source.content}s are in the index; leave them out.")
+        cells, embeddings = self._embed_queries(source, options)
         queries = project_to_sphere(embeddings) if self.encoder.metric["distance"] == "cosine" else embeddings
-        self.space.calibrate(queries, names and [names[row] for row in rows], score="cosine")
+        self.space.calibrate(queries, names and [names[row] for row in cells["row"]], score="cosine")
         self.calibrated_with = source.content
 
     def add(self, images: Any, groups: Groups = None, **options: Any) -> int:
@@ -207,22 +201,23 @@ class ImageIndex(IndexedImages):
             logger.warning("%d images of the index were embedded again, and %d have moved.", len(again), moved)
         return len(embeddings) - len(again)
 
-    def remove(self, images: str | PathLike) -> int:
-        """Remove an image by its path or name, or all images of a folder or dataset; return their number.
+    def remove(self, images: str | PathLike | int) -> int:
+        """Remove an image by its id, path or name, or all images of a folder or dataset; return their number.
 
         Args:
             images: Path of a file or folder, which need not exist any more; name of a dataset; or that of an image, as
-                in the column `file`.
+                in the column `file`; or an id.
 
         Raises:
             ValueError: If there are no such images, images of several sources have the name, or no others remain.
         """
-        above = {str(images), os.path.abspath(images), os.path.realpath(images)}
+        column, name = "id" if isinstance(images, int) else "file", str(images)
+        above = set() if column == "id" else {name, os.path.abspath(name), os.path.realpath(name)}
         paths = [self.path(row) for row in range(len(self))]
         below = tuple(os.path.join(path, "") for path in above)
         removed = {row for row, path in enumerate(paths) if path in above or path.startswith(below)}
         if not removed:
-            removed = {row for row, name in enumerate(self.images["file"]) if name == str(images)}
+            removed = {row for row, cell in enumerate(self.images[column]) if str(cell) == name}
             if len(removed) != 1:
                 candidates = ", ".join(paths[row] for row in removed) or "no such image, folder or dataset"
                 raise ValueError(f"{images} does not name images of the index: there is {candidates}.")
@@ -263,9 +258,9 @@ class ImageIndex(IndexedImages):
             ValueError: If k is too large, no image has one of the classes, an image cannot be read, or the calibration
                 has too few groups for the level, or is one by texts.
         """
-        self._check_level(false_accept, self.encoder.content)
         source = ImageSource.of(images, content=self.encoder.content)
-        queries, embeddings = self._embed(source, range(len(source)), options)
+        self._check_level(false_accept, source.content)
+        queries, embeddings = self._embed_queries(source, options)
         if not len(embeddings):
             raise ValueError(f"none of the {len(source)} images can be read.")
         return self._find(queries, embeddings, k, classes, false_accept)
@@ -353,6 +348,13 @@ class ImageIndex(IndexedImages):
             logger.warning("The index %s is not up to date: %s. %s.", folder, "; ".join(texts), hint)
         return index
 
+    def _embed_queries(self, source: ImageSource, options: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
+        """Return the columns and embeddings (Q, d) of queries; models may embed texts that search in their own way."""
+        if source.content != "text":
+            return self._embed(source, range(len(source)), options)
+        parts = [self.encoder.encode_texts(source.encoded[at : at + 256]) for at in range(0, len(source), 256)]
+        return source.name_rows(torch.arange(len(source))), torch.cat(parts)
+
     def _embed(
         self, source: ImageSource, rows: Sequence[int], options: dict[str, Any]
     ) -> tuple[dict[str, Any], Tensor]:
@@ -418,13 +420,5 @@ class ImageIndex(IndexedImages):
 
 
 def open_encoder(model: Any) -> Any:
-    """Return the encoder of a model: of texts if it is a SentenceTransformer, of vectors if there is no model."""
-    if not isinstance(model, str | None):
-        return model
-    if not model:
-        return VectorEncoder()
-    if os.path.exists(os.path.join(model, "modules.json")):
-        from hf_sphere.search.encoder import TextEncoder
-
-        return TextEncoder(model)
-    return ImageEncoder(model)
+    """Return a model that is an encoder, or else the encoder of its name, or that of vectors without a model."""
+    return (load_encoder(model) if model else VectorEncoder()) if isinstance(model, str | None) else model

@@ -58,7 +58,7 @@ def embed_batches(
     done = 0
     style: dict[str, Any] = {"desc": "Embedding", "unit": unit, "disable": not progress or index > 0, "leave": False}
     with progress_bar(total=len(rows), **style) as bar:
-        while (batch := gather([_read(kept, done)])[0]) is not None:
+        while (batch := gather([_read(kept, done) if kept else None])[0]) is not None:
             done = int(batch.pop("done"))
             bar.update(done - bar.n)
             yield batch.pop("row"), batch
@@ -72,22 +72,17 @@ def embed_batches(
             full = [part for part in parts if len(part["row"])] or parts[:1]
             batch = {name: torch.cat([part[name] for part in full]) for name in full[0]}
             if kept is not None:
-                _write(kept, start, batch | {"done": torch.tensor(done)})
+                kept.mkdir(parents=True, exist_ok=True)
+                save_file(batch | {"done": torch.tensor(done)}, kept / "unfinished")
+                (kept / "unfinished").replace(kept / f"{start}.safetensors")
             bar.update(done - start)
             if len(batch["row"]):
                 yield batch.pop("row"), batch
 
 
-def _read(kept: Path | None, start: int) -> Batch | None:
-    """Read the finished batch that starts at a position among all rows, if it is there and complete."""
+def _read(kept: Path, start: int) -> Batch | None:
+    """Read the finished batch that starts at a row; one that is damaged, as after a power failure, is None."""
     try:
-        return None if kept is None else load_file(kept / f"{start}.safetensors")
+        return load_file(kept / f"{start}.safetensors")
     except (OSError, SafetensorError):
         return None
-
-
-def _write(kept: Path, start: int, batch: Batch) -> None:
-    """Write a batch by one rename; not flushed, since a damaged one is only embedded again."""
-    kept.mkdir(parents=True, exist_ok=True)
-    save_file(batch, kept / "unfinished")
-    (kept / "unfinished").replace(kept / f"{start}.safetensors")

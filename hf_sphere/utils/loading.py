@@ -1,6 +1,8 @@
 """Loading of saved models and datasets: whatever a damaged file causes is one error that names the model or data."""
 
+import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -110,6 +112,50 @@ def load_model(
     if wrong:
         raise ValueError(f"{wrong[0]} of {name} is not finite: the file is damaged, or its training diverged.")
     return model
+
+
+def find_file(name: str | os.PathLike, file: str) -> str | None:
+    """Return the path of a file of a model, in a folder or on the Hub; None if it is not there or cannot be reached."""
+    from transformers.utils import cached_file
+
+    causes = ("gated_repo", "missing_entries", "connection_errors")
+    with suppress(OSError):  # loading the model reports it
+        return cached_file(str(name), file, **{f"_raise_exceptions_for_{cause}": False for cause in causes})
+    return None
+
+
+def load_sentence_transformer(name: str, device: Any = None) -> Any:
+    """Load a SentenceTransformer in float32; neither custom code nor other files are loaded, see `load_pretrained`."""
+    from huggingface_hub import snapshot_download
+    from sentence_transformers import SentenceTransformer
+    from transformers import AutoConfig
+
+    if find_file(name, "modules.json") is None:
+        load_pretrained(AutoConfig, name)  # its error says that there is no such model
+        hint = "Save it, with its pooling, as a model of sentence-transformers."
+        raise ValueError(f"{name} has no modules.json, so the pooling of its token embeddings is unknown. {hint}")
+    needed: Any = {
+        "allow_patterns": ["*.json", "*.safetensors", "*.txt", "*.model"],
+        "ignore_patterns": ["onnx/*", "openvino/*"],
+    }
+    folder = Path(name) if Path(name).is_dir() else Path(snapshot_download(name, **needed))
+    try:
+        for file in folder.rglob("*"):
+            check_regular(file)
+            if file.name == "adapter_config.json":
+                raise ValueError("it has an adapter; merge it with PEFT's merge_and_unload, and save the merged model.")
+            if file.name.endswith("config.json"):
+                check_settings(json.loads(file.read_text(encoding="utf-8")))
+        for module in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
+            if not re.fullmatch(r"sentence_transformers\.(\w+\.)*(models|modules)(\.\w+)+", module["type"]):
+                hint = "if you trust it, load it yourself, and pass the model"
+                raise ValueError(f"its module {module['type']} is code of another library or of its own; {hint}.")
+        options: Any = {"local_files_only": True, "trust_remote_code": False, "model_kwargs": {"dtype": "float32"}}
+        return SentenceTransformer(str(folder), device=device and str(device), **options).eval()
+    except (ImportError, OSError):
+        raise
+    except Exception as error:  # of json, safetensors, torch or sentence-transformers
+        raise ValueError(f"{name} cannot be loaded as SentenceTransformer: {error_text(error)}") from error
 
 
 def load_dataset(name: str, *args: Any, source: str | None = None, **options: Any) -> Any:

@@ -3,6 +3,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from transformers import (
 
 from hf_sphere import SphereViTConfig, SphereViTForImageClassification
 from hf_sphere.search import (
+    EmbeddingSpace,
     ImageEncoder,
     ImageIndex,
     ImageSource,
@@ -40,6 +42,7 @@ from hf_sphere.search import (
 from hf_sphere.utils.files import write_manifest
 
 QUIET = {"progress": False}
+OLD = Path(__file__).parent / "index_of_version_1"
 STATE = {"size", "time", "digest", "settings"}
 
 
@@ -798,3 +801,225 @@ def clip(tmp_path_factory) -> str:
     sizes = {"size": {"shortest_edge": 8}, "crop_size": {"height": 8, "width": 8}}
     CLIPProcessor(CLIPImageProcessor(**sizes), tokenizer).save_pretrained(folder)
     return str(folder)
+
+
+# Groups, calibration and levels
+
+
+def build_digits(encoder, **options: Any) -> ImageIndex:
+    return ImageIndex.build(encoder, ImageSource.of("digits", "train"), **QUIET, batch_size=500, **options)
+
+
+def p_values(index: ImageIndex, count: int = 20) -> torch.Tensor:
+    """The p-values of two neighbors of digits that are not in the index."""
+    return index.search([ImageSource.of("digits").open(n) for n in range(count)], 2, false_accept=0.9, **QUIET).p_values
+
+
+@pytest.mark.parametrize("kind", ["label", "column", "names"])
+def test_groups_are_what_was_asked_for(kind, encoder, photos, digits):
+    rows = Dataset.from_dict({"image": digits[:4], "person": ["ann", "bob", "ann", "bob"]})
+    images, groups, expected = {
+        "label": (photos / "even", "label", ["even"] * 3),
+        "column": (rows.cast_column("image", ImageFeature()), "person", rows["person"][:]),
+        "names": (digits[:3], [7, 8, 7], [7, 8, 7]),
+    }[kind]
+    if kind == "label":
+        images = photos
+        (photos / "test_6.png").unlink()
+        expected = ["even"] * 3 + ["odd"] * 3
+    index = ImageIndex.build(encoder, images, groups=groups, **QUIET)
+    assert index.space.groups == index.images["group"] == expected
+
+
+def test_without_groups_each_row_is_one(index):
+    assert index.space.groups is None
+    assert index.space.calibration.num_groups == 7
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ("article", r"no column 'article' for groups; .*photos has the columns \[\]"),
+        ("label", "groups must name the group of each of the 7 rows"),  # one image is in no class folder
+        (["a"] * 6, "groups must name the group of each of the 7 rows"),
+        (["a"] * 6 + [None], "groups must name the group of each of the 7 rows"),
+    ],
+)
+def test_groups_that_are_not_there_are_an_error_before_the_work(groups, message, encoder, photos, monkeypatch):
+    monkeypatch.setattr(encoder, "encode", lambda *_, **__: pytest.fail("embedded"))
+    with pytest.raises(ValueError, match=message):
+        ImageIndex.build(encoder, photos, groups=groups, **QUIET)
+
+
+def test_images_that_are_added_have_groups_too(encoder, digits, photos):
+    index = ImageIndex.build(encoder, digits[:3], groups=["a", "b", "a"], **QUIET)
+    index.add(digits[3:5], ["b", "c"], **QUIET)
+    assert index.space.groups == ["a", "b", "a", "b", "c"]
+    with pytest.raises(ValueError, match="no column '' for groups"):
+        index.add(digits[5:6], **QUIET)
+    with pytest.raises(ValueError, match="the index has no groups; leave out groups"):
+        ImageIndex.build(encoder, digits[:3], **QUIET).add(digits[4], ["a"], **QUIET)
+
+
+def test_a_search_without_a_level_accepts_and_rejects_nothing(index, digits):
+    found = index.search(digits[8], 2, **QUIET)
+    assert (found.p_values, found.accepted) == (None, None)
+
+
+def test_p_values_are_those_of_a_space_of_the_embeddings(encoder):
+    index = build_digits(encoder, groups="label")
+    space = EmbeddingSpace.fit(index.embeddings, index.images["group"], score="cosine")
+    images = ImageSource.of("digits")
+    queries = torch.cat([columns["embedding"] for _, columns in encoder.encode(images, range(20), **QUIET)])
+    torch.testing.assert_close(p_values(index), space.search(queries, 2, false_accept=0.9).p_values)
+    found = index.search(images, 1, false_accept=0.5, **QUIET)
+    assert torch.equal(found.accepted, found.p_values <= 0.5)
+
+
+def test_a_search_among_classes_accepts_no_more_than_among_all(encoder):
+    index = build_digits(encoder)
+    images = ImageSource.of("digits")
+    best = index.search(images, 1, false_accept=0.9, **QUIET).p_values
+    of_class = index.search(images, 1, classes=["3", "5"], false_accept=0.9, **QUIET).p_values
+    assert (of_class >= best).all()
+
+
+@pytest.mark.parametrize("calibration", ["rows", "separate"])
+@pytest.mark.parametrize("kind", [None, "ivf"])
+def test_a_saved_index_has_the_same_p_values(kind, calibration, encoder, tmp_path):
+    separate = {"calibration": "digits", "groups": "label"} if calibration == "separate" else {}
+    index = build_digits(encoder, kind=kind, **separate)
+    expected = p_values(index)
+    index.save(tmp_path / "index")
+    loaded = ImageIndex.load(tmp_path / "index", encoder)
+    assert loaded.space._is_current
+    assert torch.equal(p_values(loaded), expected)
+    assert (loaded.space.groups, loaded.groups, repr(loaded.space)) == (
+        index.space.groups,
+        index.groups,
+        repr(index.space),
+    )
+
+
+@pytest.mark.parametrize("change", [overwrite, move, remove])
+def test_the_calibration_is_that_of_the_changed_images(change, encoder, photos, tmp_path):
+    (photos / "test_6.png").unlink()
+    ImageIndex.build(encoder, photos, groups="label", **QUIET).save(tmp_path / "index")
+    index = ImageIndex.load(tmp_path / "index", encoder)
+    change(photos, photos)
+    index.add(photos, **QUIET)
+    if change is remove:
+        index.remove(0)
+    fresh = ImageIndex.build(encoder, photos, groups="label", **QUIET)
+    assert sorted(index.space.groups) == sorted(fresh.space.groups)
+    by_score = [sorted(each.space.calibration.scores.tolist()) for each in (index, fresh)]
+    assert by_score[0] == pytest.approx(by_score[1], abs=1e-6)
+
+
+def test_calibration_images_that_are_in_the_index_are_an_error(index, photos):
+    with pytest.raises(ValueError, match="3 of the calibration images are in the index; leave them out"):
+        index.calibrate(photos / "even", **QUIET)
+
+
+def test_texts_have_no_level_by_a_calibration_with_images(clip, photos):
+    index = ImageIndex.build(clip, photos, **QUIET)
+    with pytest.raises(ValueError, match=r"calibrated with images, .* not those of texts.*calibrate it with texts"):
+        index.search_texts(["a"], 1, false_accept=0.5)
+
+
+def test_texts_have_a_level_by_a_calibration_with_texts(clip, photos, tmp_path):
+    index = ImageIndex.build(clip, photos, **QUIET)
+    index.calibrate(ImageSource.of(["a", "b", "a b"], content="text"), **QUIET)
+    index.save(tmp_path / "index")
+    index = ImageIndex.load(tmp_path / "index")
+    assert index.search_texts(["a"], 1, false_accept=0.5).p_values.item() >= 0.5  # the calibration has this text too
+    with pytest.raises(ValueError, match="calibrated with texts, whose similarities are not those of images"):
+        index.search(photos, 1, false_accept=0.5, **QUIET)
+
+
+def test_an_image_is_removed_by_its_id(index):
+    assert index.remove(3) == 1
+    assert index.images["id"] == [0, 1, 2, 4, 5, 6]
+    with pytest.raises(ValueError, match="3 does not name images of the index"):
+        index.remove(3)
+
+
+# Files of other versions, and crafted ones
+
+
+def test_an_index_of_the_first_version_is_loaded_calibrated_and_saved(tmp_path):
+    encoder = SimpleNamespace(name="model", weights="0" * 64, metric={"distance": "cosine"}, content="image")
+    encoder.settings = pq.read_table(OLD / "images.parquet")["settings"][0].as_py()
+    index = ImageIndex.load(OLD, encoder)
+    assert (index.images["id"], index.space.ids.tolist(), index.space.next_id) == ([0, 1, 3, 4], [0, 1, 3, 4], 5)
+    assert index.space.search(index.embeddings, 1, false_accept=0.9).rows[:, 0].tolist() == [0, 1, 2, 3]
+    index.save(tmp_path / "index")
+    again = ImageIndex.load(tmp_path / "index", encoder)
+    assert torch.equal(again.embeddings, index.embeddings)
+    assert again.images == index.images
+
+
+SCORES = dict.fromkeys(("groups", "matches", "ids"), torch.arange(3)) | {"scores": torch.zeros(3).double()}
+CRAFTED_CALIBRATIONS = {
+    "scores that are no numbers": {"scores": torch.full((3,), torch.nan).double()},
+    "scores of another type": {"scores": torch.zeros(3)},
+    "more groups": {"groups": torch.arange(4)},
+    "no scores": {"scores": None},
+    "no calibration queries": {name: value[:0] for name, value in SCORES.items()},
+    "queries of other dimensions": {"queries": torch.zeros(3, 5)},
+    "other tensors": {"weights": torch.zeros(3)},
+}
+
+
+@pytest.mark.parametrize("tensors", CRAFTED_CALIBRATIONS.values(), ids=CRAFTED_CALIBRATIONS)
+def test_a_crafted_calibration_is_one_error_that_names_the_index(tensors, index, tmp_path):
+    index.save(tmp_path / "index")
+    stored = {"embeddings": index.embeddings, **SCORES, **tensors}
+    save_file({n: t.clone() for n, t in stored.items() if t is not None}, tmp_path / "index" / "embeddings.safetensors")
+    with pytest.raises(ValueError, match=r"^the index .*index is damaged: [^\n]+\. Build it again\.$"):
+        ImageIndex.load(rewrite(tmp_path / "index"), index.encoder)
+
+
+# Vectors and texts
+
+
+def test_vectors_are_indexed_without_a_model(tmp_path):
+    vectors = torch.randn(50, 4)
+    ImageIndex.build(None, vectors, groups=[n // 2 for n in range(50)], **QUIET).save(tmp_path / "index")
+    index = ImageIndex.load(tmp_path / "index")
+    found = index.search(vectors[:3], 2, false_accept=0.5, **QUIET)
+    assert found.rows[:, 0].tolist() == [0, 1, 2]
+    assert found.accepted[:, 0].all()
+    assert index.space.groups[:4] == [0, 0, 1, 1]
+    assert index.add(torch.randn(2, 4), [30, 30], **QUIET) == 2
+
+
+def test_vectors_that_are_not_unit_are_normalized_once_and_that_is_said(caplog):
+    index = ImageIndex.build(None, 3 * torch.randn(5, 4), **QUIET)
+    assert caplog.text.count("are not unit vectors") == 1
+    torch.testing.assert_close(index.embeddings.norm(dim=1), torch.ones(5))
+
+
+def test_an_index_of_vectors_has_no_model_for_texts_and_no_other_dimensions():
+    index = ImageIndex.build(None, torch.randn(5, 4), **QUIET)
+    with pytest.raises(ValueError, match="no model that embeds texts; search with their vectors"):
+        index.search_texts(["a"])
+    with pytest.raises(ValueError, match="the embeddings of the index have 4 dimensions"):
+        index.add(torch.randn(2, 3), **QUIET)
+
+
+def test_an_index_of_vectors_is_not_one_of_a_model(encoder, tmp_path):
+    ImageIndex.build(None, torch.randn(5, 4), **QUIET).save(tmp_path / "index")
+    with pytest.raises(ValueError, match="is of another model than"):
+        ImageIndex.load(tmp_path / "index", encoder)
+
+
+def test_rows_of_a_file_that_did_not_change_are_not_added_again(tmp_path):
+    Dataset.from_dict({"embedding": torch.randn(5, 4).numpy()}).to_parquet(tmp_path / "a.parquet")
+    ImageIndex.build(None, tmp_path / "a.parquet", **QUIET).save(tmp_path / "index")
+    index = ImageIndex.load(tmp_path / "index")
+    assert (index.changes(), index.add(tmp_path / "a.parquet", **QUIET)) == ([], 0)
+    Dataset.from_dict({"embedding": torch.randn(6, 4).numpy()}).to_parquet(tmp_path / "a.parquet")
+    assert index.changes() == [f"the dataset {tmp_path / 'a.parquet'} changed"]
+    assert index.add(tmp_path / "a.parquet", **QUIET) == 1
+    assert sorted(index.images["id"]) == list(range(6))
