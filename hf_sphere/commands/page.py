@@ -61,39 +61,30 @@ def build_page(index: "search.ImageIndex") -> Any:
 
     shown = "All if none is chosen; of images without a label, predictions."
     classes = sorted(set(index.classes()) - {""})
-    searched, content, lowest = index.neighbor_search, index.encoder.content, 1.0
-    of_images, recent = content == "image", collections.deque[Any](maxlen=100)
+    searched, kind, lowest = index.neighbor_search, index.encoder.content, 1.0
+    is_image, recent = kind == "image", collections.deque[Any](maxlen=100)
     with contextlib.suppress(ValueError):  # there is one group
         lowest = math.ceil(1000 * index.space.smallest_p_value) / 1000
     # Uploads and the pictures that were shown are removed after an hour.
-    with gr.Blocks(title=f"{content.title()} search", analytics_enabled=False, delete_cache=(600, 3600)) as page:
+    with gr.Blocks(title=f"{kind.title()} search", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gr.Markdown(
-            f"# {content.title()} search\n"
-            f"{len(index):,} {content}s, {searched.distance} distance, search `{searched.kind}`"
+            f"# {kind.title()} search\n{len(index):,} {kind}s, {searched.distance} distance, search `{searched.kind}`"
             + (f" with a recall@10 of {searched.recall:.3f}" if searched.kind in APPROXIMATE else "")
         )
         with gr.Row():
             with gr.Column(scale=1):
                 image = gr.Image(
-                    type="filepath", sources=["upload", "clipboard"], image_mode=None, height=260, visible=of_images
+                    type="filepath", sources=["upload", "clipboard"], image_mode=None, height=260, visible=is_image
                 )
                 text = gr.Textbox(label="Text", visible=index.encoder.embeds_texts)
                 class_filter = gr.Dropdown(classes, multiselect=True, label="Classes", info=shown, visible=any(classes))
                 count = gr.Slider(1, min(50, len(index)), min(10, len(index)), step=1, label="Neighbors")
-                info = "Chance to accept anything for a query whose group is not in the index."
-                share: dict[str, Any] = {
-                    "value": max(lowest, 0.05),
-                    "step": 0.001,
-                    "label": "False accepts",
-                    "info": info,
-                }
-                levels = [gr.Slider(lowest, 0.5, **share)] if lowest <= 0.5 else []
+                about = "False accepts: chance to accept anything for a query whose group is not in the index"
+                levels = [gr.Slider(lowest, 0.5, max(lowest, 0.05), step=0.001, label=about)] if lowest < 0.5 else []
                 button = gr.Button("Search", variant="primary")
             with gr.Column(scale=2):
                 note = gr.HTML()
-                gallery = gr.Gallery(
-                    label="Neighbors", columns=5, object_fit="contain", height="auto", visible=of_images
-                )
+                items = gr.Gallery(label="Neighbors", columns=5, object_fit="contain", height="auto", visible=is_image)
 
         def find(path: str | None, *inputs: Any) -> Any:
             # gradio lets clients of its API name any file, and with the suffix of an SVG any folder or dataset.
@@ -104,24 +95,14 @@ def build_page(index: "search.ImageIndex") -> Any:
 
         inputs = [image, text, class_filter, count, *levels]
         for event in (image.upload, text.submit, button.click, *(slider.release for slider in levels)):
-            event(find, inputs, [note, gallery])
+            event(find, inputs, [note, items])
     return page
 
 
 def show(
-    index: "search.ImageIndex",
-    image: Any,
-    text: str,
-    classes: Any,
-    count: Any,
-    level: Any = None,
-    *,
-    recent: Any = None,
+    index: Any, image: Any, text: str, classes: Any, count: float, level: Any = None, *, recent: Any
 ) -> tuple[str, list[Any]]:
-    """Search, and return a note as HTML, with texts that were found and errors, and the images with captions.
-
-    `recent` are the embeddings of the last queries, to which that of this one is added.
-    """
+    """Search, and return a note as HTML with texts or an error, and images with captions; add the query to `recent`."""
     names, query = index.classes(), "image" if image else "text"
     try:
         k = min(int(count), sum(name in classes for name in names) if classes else len(index))
@@ -135,7 +116,7 @@ def show(
             neighbors = index.search(image, k, progress=False, **options)
     except (ValueError, OSError) as error:
         return f"<b>Error</b>: {html.escape(str(error))}", []
-    note = html.escape(describe(neighbors.queries, 0, "Query"))
+    note = html.escape(describe(neighbors.queries, 0, "Query").removesuffix("Query: unknown"))
     if neighbors.accepted is not None:
         matches = int(neighbors.accepted[0].sum())
         result = f"{matches} of {k} neighbors match" if matches else "No match"
@@ -157,7 +138,7 @@ def list_neighbors(index: "search.ImageIndex", neighbors: "search.Neighbors") ->
         if row < 0:
             continue
         decision, name = verdict(neighbors, 0, rank), f"{index.images['file'][row]} {names[row]}".strip()
-        title = f"{name}, distance {neighbors.distances[0, rank]:.4g}{decision}, id {index.images['id'][row]}"
+        title = f"{decision}{name}, distance {neighbors.distances[0, rank]:.4g}, id {index.images['id'][row]}"
         if "text" in index.images:
             body = f"{html.escape(index.images['text'][row])}<br><small>{html.escape(title)}</small>"
             texts += f'<p style="opacity: {0.5 if "rejected" in decision else 1}">{body}</p>'
@@ -173,7 +154,6 @@ def list_neighbors(index: "search.ImageIndex", neighbors: "search.Neighbors") ->
 
 def describe(columns: dict[str, list[Any]], row: int, title: str) -> str:
     """Describe the prediction and the certainty of an image."""
-    names = [name for name in ("prediction", "confidence", "concentration") if name in columns]
-    values = [columns[name][row] for name in names]
-    shown = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
-    return f"{title}: " + (", ".join(f"{name} {value}" for name, value in zip(names, shown, strict=True)) or "unknown")
+    cells = {name: columns[name][row] for name in ("prediction", "confidence", "concentration") if name in columns}
+    texts = [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in cells.items()]
+    return f"{title}: {', '.join(texts) or 'unknown'}"

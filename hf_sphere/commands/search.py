@@ -112,7 +112,7 @@ def leave_out_queries(index: "search.ImageIndex", neighbors: Any, source: Any, t
 
 def compare_queries(index: "search.ImageIndex", embeddings: Any) -> str:
     """Return a warning if at least 30 queries look unlike those of the calibration, else an empty text."""
-    if len(embeddings) < 30 or (p_value := index.space.check_queries(embeddings)) > 0.001:
+    if len(embeddings) < 30 or (p_value := index.space.check_queries(embeddings)) > 0.005:
         return ""
     which = f"the {len(embeddings):,} queries look unlike those of the calibration (p-value {p_value:.2g})"
     return f"warning   {which}, so the level may not hold; calibrate with queries of their kind without a match.\n"
@@ -163,9 +163,8 @@ def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Neighbors"
             scale = (CELL - 6) / max(image.size)
             size = tuple(max(1, round(side * scale)) for side in image.size)
             image = image.convert("RGB").resize(size)
-            sheet.paste(
-                image.point(lambda value: 170 + value // 3) if ", rejected" in text else image, (left + 3, top + 3)
-            )
+            is_rejected = "rejected" in text.split("\n")[0]
+            sheet.paste(image.point(lambda value: 170 + value // 3) if is_rejected else image, (left + 3, top + 3))
         draw.multiline_text((left + 3, top + CELL), text, fill="black", font_size=10, spacing=1)
 
     for line, image in enumerate(queries):
@@ -179,8 +178,8 @@ def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Neighbors"
                 note = classes[row].removesuffix("?")[:22] + "?" * classes[row].endswith("?")
             except (ValueError, OSError):
                 neighbor, note = None, "(missing or changed)"
-            distance = f"{round(float(neighbors.distances[line, column - 1]), 4):.4g}"
-            place(column, line, neighbor, f"{distance}{verdict(neighbors, line, column - 1)}\n{note}")
+            text = f"{verdict(neighbors, line, column - 1)}{round(float(neighbors.distances[line, column - 1]), 4):.4g}"
+            place(column, line, neighbor, f"{text}\n{note}")
     return sheet
 
 
@@ -188,4 +187,4 @@ def verdict(neighbors: Any, query: int, rank: int) -> str:
     """Return the p-value of a neighbor, and whether it is rejected; an empty text without a level."""
     if neighbors.accepted is None:
         return ""
-    return f", p {neighbors.p_values[query, rank]:.2g}" + ", rejected" * (not neighbors.accepted[query, rank])
+    return "rejected, " * (not neighbors.accepted[query, rank]) + f"p {neighbors.p_values[query, rank]:.2g}, "
