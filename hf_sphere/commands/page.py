@@ -141,7 +141,7 @@ def list_neighbors(index: "search.ImageIndex", neighbors: "search.Neighbors") ->
         title = f"{decision}{name}, distance {neighbors.distances[0, rank]:.4g}, id {index.images['id'][row]}"
         if "text" in index.images:
             body = f"{html.escape(index.images['text'][row])}<br><small>{html.escape(title)}</small>"
-            texts += f'<p style="opacity: {0.5 if "rejected" in decision else 1}">{body}</p>'
+            texts += f'<p style="opacity: {0.6 if "rejected" in decision else 1}">{body}</p>'
             continue
         try:
             image = index.open_image(row)

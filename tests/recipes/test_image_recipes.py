@@ -633,7 +633,7 @@ def test_the_page_of_an_index_of_texts_shows_texts_and_is_searched_by_text(load_
     note, images = page.show(index, None, texts[0], [], 2, 0.2, recent=[])
     assert images == []
     assert "<b>1 of 2 neighbors match</b> at 20 % false accepts" in note
-    assert note.index("aaaa &lt;b&gt;") < note.index('<p style="opacity: 0.5">') < note.index("rejected, p ")
+    assert note.index("aaaa &lt;b&gt;") < note.index('<p style="opacity: 0.6">') < note.index("rejected, p ")
     note, _ = page.show(index, None, "hgfedcba", [], 2, 0.2, recent=[])
     assert "<b>No match</b>" in note
     blocks = page.build_page(index).blocks.values()
