@@ -1,4 +1,4 @@
-from .encoder import ImageEncoder as ImageEncoder
+from .encoder import ImageEncoder as ImageEncoder, TextEncoder as TextEncoder
 from .extract import extract_embeddings as extract_embeddings, load_embedding_model as load_embedding_model
 from .index import ImageIndex as ImageIndex, Neighbors as Neighbors
 from .matching import Matches as Matches
@@ -6,3 +6,4 @@ from .neighbor_search import NeighborSearch as NeighborSearch
 from .source import ImageSource as ImageSource
 from .space import EmbeddingSpace as EmbeddingSpace
 from .store import Embeddings as Embeddings, embeddings_writer as embeddings_writer, read_embeddings as read_embeddings
+from .vectors import read_vectors as read_vectors

@@ -230,7 +230,7 @@ class ImageIndex(IndexedImages):
         return len(self.space)
 
     def __repr__(self) -> str:
-        return f"ImageIndex({len(self):,} images, model {self.encoder.name!r})"
+        return f"ImageIndex({len(self):,} {self.encoder.content}s, model {self.encoder.name!r})"
 
     @property
     def embeddings(self) -> Tensor:
@@ -331,6 +331,8 @@ class ImageIndex(IndexedImages):
         folder = Path(folder)
         # All before the model, which takes seconds to load.
         about, images, space, version = read_whole(folder, read_index)
+        if not about.sources:
+            raise ValueError(f"{folder} has no sources; load it with hf_sphere.search.EmbeddingSpace.load.")
         beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
         model_name = beside if about.model_folder and Path(beside).is_dir() else about.model
         try:

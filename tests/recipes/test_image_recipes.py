@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -293,6 +294,67 @@ def test_simultaneous_additions_lose_nothing(root, start, copy, photos, tmp_path
     for row in range(len(index)):  # each name has the embedding of its image
         assert index.open_image(row).size == (8, 8)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def indexed(folder: Path) -> tuple[list, torch.Tensor]:
+    index = ImageIndex.load(folder)
+    return [index.images[name] for name in ("id", "file", "label", "prediction", "digest")], index.embeddings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--output_dir"], ["--add_to"]])
+def test_two_processes_share_an_index_that_equals_that_of_one(words, root, start, build, model, folder, tmp_path):
+    """The images are divided unevenly, as 178 batches of 2, of which the last has one image."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    if words == ["--add_to"]:
+        for copied in (one, two):
+            shutil.copytree(folder, copied)
+    words = ["--model_name_or_path", model, "--images", "digits", "--batch_size", "2", "--disable_tqdm", *words]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    process = start(*launch, root / "recipes" / "build_index.py", *words, two)
+    printed = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, printed
+    build(*words[2:], one)
+    (names, embeddings), (expected_names, expected) = indexed(two), indexed(one)
+    assert names == expected_names
+    torch.testing.assert_close(embeddings, expected)
+    assert printed.count("wrote     ") == 1
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+KILLED = """
+import os, signal, sys
+from hf_sphere.commands.index import main
+from hf_sphere.search import ImageEncoder
+embed, most = ImageEncoder._embed, int(sys.argv[2])
+def count(self, names, **inputs):
+    with open(sys.argv[1], "a") as file:
+        file.write("".join(name + "\\n" for name in names))
+    if len(open(sys.argv[1]).readlines()) > most:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return embed(self, names, **inputs)
+ImageEncoder._embed = count
+main(sys.argv[3:])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_build_continues_and_embeds_only_what_is_missing(start, build, model, tmp_path):
+    words = ["--model_name_or_path", model, "--images", "digits", "--batch_size", "50", "--disable_tqdm"]
+    outputs = []
+    for most in (200, 10**9):
+        file = tmp_path / f"{most}.txt"
+        process = start("-c", KILLED, file, most, *words, "--output_dir", tmp_path / "index")
+        outputs.append((process.communicate(timeout=300)[0], process.returncode, len(file.read_text().split())))
+    (_, killed, _), (printed, code, embedded) = outputs
+    assert (killed, code) == (-signal.SIGKILL, 0), outputs
+    assert embedded == 355 - 200
+    assert "Continuing after 200 of 355 images" in printed
+    build(*words[2:], "--output_dir", tmp_path / "whole")
+    (names, embeddings), (expected_names, expected) = indexed(tmp_path / "index"), indexed(tmp_path / "whole")
+    assert names == expected_names
+    assert torch.equal(embeddings, expected)
+    assert not finished_batches(tmp_path / "index").exists()
 
 
 @pytest.mark.parametrize("words", [["--output_dir", "new"], ["--add_to", "index"], ["--output_dir", "."]])

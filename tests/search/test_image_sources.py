@@ -1,3 +1,4 @@
+import base64
 import io
 import json
 import math
@@ -14,7 +15,7 @@ from PIL import Image
 
 from hf_sphere.data.decoding import EncodedImages, ImageShape
 from hf_sphere.data.image_files import examine_files
-from hf_sphere.search import ImageSource
+from hf_sphere.search import ImageSource, read_vectors
 
 
 def test_a_folder_has_all_its_image_files_with_their_class_folders(photos):
@@ -252,3 +253,152 @@ def test_a_model_whose_weights_are_not_finite_is_an_error(save_model, tmp_path):
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match="is not finite: the file is damaged, or its training diverged"):
         ImageEncoder(str(folder))
+
+
+# Texts and vectors
+
+TEXTS = ["a cat", "a dog, red", "a bird"]
+
+
+def write_rows(path: Path) -> Path:
+    rows = Dataset.from_dict({"text": TEXTS, "label": ["x", "y", "x"], "article": [1, 1, 2]})
+    if path.suffix == ".txt":
+        path.write_text("\n".join(TEXTS))
+    else:
+        {".parquet": rows.to_parquet, ".csv": rows.to_csv, ".jsonl": rows.to_json}[path.suffix](path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl", ".txt"])
+def test_a_file_of_rows_has_its_texts_and_classes(suffix, tmp_path):
+    path = write_rows(tmp_path / f"texts{suffix}")
+    source = ImageSource.of(path, content="text")
+    assert (source.encoded, source.name, source.split) == (TEXTS, str(path), "train")
+    assert source.labels == ([] if suffix == ".txt" else ["x", "y", "x"])
+    assert source.names == ["train/0", "train/1", "train/2"]
+
+
+@pytest.mark.parametrize("kind", ["list", "generator", "mappings", "dataset", "stream"])
+def test_texts_in_memory_are_read_in_their_order(kind):
+    rows = Dataset.from_dict({"text": TEXTS})
+    texts = {
+        "list": TEXTS,
+        "generator": (text for text in TEXTS),
+        "mappings": ({"text": text} for text in TEXTS),
+        "dataset": rows,
+        "stream": rows.to_iterable_dataset(),
+    }[kind]
+    source = ImageSource.of(texts, content="text")
+    assert (source.encoded, source.names) == (TEXTS, ["text 0", "text 1", "text 2"])
+
+
+def test_images_of_a_file_of_rows_are_opened(tmp_path, digits):
+    rows = Dataset.from_dict({"image": digits[:3]}).cast_column("image", ImageFeature())
+    rows.to_parquet(tmp_path / "digits.parquet")
+    assert ImageSource.of(tmp_path / "digits.parquet").open(2, 1).tobytes() == digits[2].tobytes()
+
+
+def test_groups_are_the_cells_of_a_column(tmp_path):
+    assert ImageSource.of(write_rows(tmp_path / "a.csv"), content="text").read_groups("article") == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"column": "txt"}, r"no text column 'txt'; the data has the columns \['text', 'label', 'article'\]. Did you"),
+        ({"column": "article"}, "column article of .* rows without text; name a column of texts"),
+        ({"content": "vector"}, r"found no vector column: none of .* is in \['text', .*Name it with --column"),
+        ({"content": "vector", "column": "text"}, "column text of .* must be numbers, .* or the base64 of float32"),
+        ({"content": "image", "column": "text"}, "column 'text' does not contain images"),
+        ({"split": "test"}, "no split 'test'; the data has train"),
+    ],
+)
+def test_other_columns_than_those_of_the_file_are_an_error_that_lists_them(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        ImageSource.of(write_rows(tmp_path / "a.parquet"), **{"content": "text", **options})
+
+
+def test_a_missing_text_is_an_error():
+    with pytest.raises(ValueError, match="rows without text"):
+        ImageSource.of(Dataset.from_dict({"text": ["a", None]}), content="text")
+
+
+def test_numbers_are_no_texts():
+    with pytest.raises(TypeError, match="texts are str; got int"):
+        ImageSource.of([1, 2], content="text")
+
+
+def encode_base64(vectors: torch.Tensor) -> list[str]:
+    return [base64.b64encode(vector.numpy().tobytes()).decode() for vector in vectors]
+
+
+FORMATS = {
+    "float16": lambda v: v.half(),
+    "bfloat16": lambda v: list(v.bfloat16()),
+    "float64 array": lambda v: v.double().numpy(),
+    "lists": lambda v: v.tolist(),
+    "base64": encode_base64,
+    "a column": lambda v: Dataset.from_dict({"v": v.tolist()})["v"],
+    "a column of base64": lambda v: Dataset.from_dict({"v": encode_base64(v)})["v"],
+}
+
+
+@pytest.mark.parametrize("convert", FORMATS.values(), ids=FORMATS)
+def test_vectors_are_read_in_every_format_of_an_api(convert):
+    vectors = torch.randn(5, 4)
+    read = read_vectors(convert(vectors))
+    assert read.dtype == torch.float32
+    torch.testing.assert_close(read, vectors, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.tolist, torch.Tensor.half, encode_base64], ids=["lists", "16", "64"])
+def test_vectors_of_a_parquet_file_are_read_in_its_format(convert, tmp_path):
+    vectors = torch.randn(5, 4)
+    cells = convert(vectors)
+    cells = cells.numpy() if isinstance(cells, torch.Tensor) else cells
+    Dataset.from_dict({"embedding": cells}).to_parquet(tmp_path / "v.parquet")
+    read = ImageSource.of(tmp_path / "v.parquet", content="vector").encoded
+    torch.testing.assert_close(read, vectors, rtol=1e-3, atol=1e-3)
+
+
+def test_one_scale_of_integers_does_not_change_cosines():
+    integers = torch.randint(-128, 128, (5, 4), dtype=torch.int8)
+    cosines = [torch.nn.functional.normalize(read_vectors(integers, scale=scale)) for scale in (1.0, 0.01)]
+    torch.testing.assert_close(*cosines)
+
+
+def test_quantized_vectors_are_those_of_their_ranges():
+    quantization = pytest.importorskip("sentence_transformers.quantization")
+    vectors = torch.randn(200, 4) * torch.tensor([1.0, 2.0, 0.1, 5.0]) + 0.3
+    ranges = torch.stack([vectors.amin(0), vectors.amax(0)]).numpy()
+    integers = quantization.quantize_embeddings(vectors.numpy(), "int8", ranges=ranges)
+    scale = (ranges[1] - ranges[0]) / 255
+    read = read_vectors(integers, scale=scale, offset=ranges[0] + 128 * scale)
+    assert ((read - vectors).abs() <= 1.01 * torch.tensor(scale)).all()
+
+
+def test_cut_vectors_are_normalized_again():
+    vectors = torch.nn.functional.normalize(torch.randn(5, 8))
+    cut = read_vectors(vectors, dim=3)
+    torch.testing.assert_close(cut, torch.nn.functional.normalize(vectors[:, :3]))
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        (torch.ones(2, 3, dtype=torch.int8), {}, r"integers \(torch.int8\) need their scale"),
+        ([[1, 2], [3, 4]], {}, r"integers \(torch.int64\) need their scale"),
+        (torch.ones(2, 3, dtype=torch.int8), {"scale": [1.0, 2.0]}, "must be numbers, the same number"),
+        ([[1.0, 2.0], [1.0]], {}, "must be numbers, the same number of them for each"),
+        ([[1.0, None]], {}, "must be numbers, the same number of them for each"),
+        (["AAAAAAA="], {}, "or the base64 of float32: buffer size"),
+        (["no base64!"], {}, "or the base64 of float32"),
+        ([[1.0, math.nan]], {}, "must be finite; 1 of 1 are not, the first at index 0"),
+        (torch.ones(2, 3), {"dim": 4}, "dim must be from 1 to 3; got 4"),
+        (torch.ones(3), {}, r"must have the shape \(N, d\)"),
+        ([], {}, "must be numbers"),
+    ],
+)
+def test_vectors_that_cannot_be_compared_are_one_error(values, options, message):
+    with pytest.raises(ValueError, match=f"^vectors {message}|^vectors .*{message}"):
+        read_vectors(values, **options)

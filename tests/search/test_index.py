@@ -35,6 +35,7 @@ from hf_sphere.search import (
     ImageEncoder,
     ImageIndex,
     ImageSource,
+    TextEncoder,
     encoder as encoder_module,
     index_files,
     neighbor_search,
@@ -1023,3 +1024,44 @@ def test_rows_of_a_file_that_did_not_change_are_not_added_again(tmp_path):
     assert index.changes() == [f"the dataset {tmp_path / 'a.parquet'} changed"]
     assert index.add(tmp_path / "a.parquet", **QUIET) == 1
     assert sorted(index.images["id"]) == list(range(6))
+
+
+@pytest.fixture(scope="module")
+def text_encoder(tmp_path_factory) -> TextEncoder:
+    """A tiny random SentenceTransformer."""
+    pytest.importorskip("sentence_transformers")
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import StaticEmbedding
+
+    words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token=WORDS[0]))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    torch.manual_seed(0)
+    folder = str(tmp_path_factory.mktemp("texts"))
+    SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=8)]).save(folder)
+    return TextEncoder(folder)
+
+
+WORDS = ["no", "dog", "cat", "bird", "red", "blue", "sees", "eats"]
+
+
+def test_texts_are_indexed_with_their_groups_and_found(text_encoder, tmp_path):
+    rows = [{"text": f"{a} {b} {c}", "who": a} for a in WORDS[1:4] for b in WORDS[6:] for c in WORDS[4:6]]
+    ImageIndex.build(text_encoder, (row for row in rows), groups="who", **QUIET).save(tmp_path / "index")
+    index = ImageIndex.load(tmp_path / "index")
+    assert index.images["text"] == [row["text"] for row in rows]
+    found = index.search_texts(["cat eats red"], 1, false_accept=0.9)
+    assert index.images["text"][found.rows.item()] == "cat eats red"
+    again = index.search(ImageSource.of(["cat eats red"], content="text"), 1, false_accept=0.9, **QUIET)
+    assert torch.equal(again.p_values, found.p_values)
+    assert index.space.groups == [row["who"] for row in rows]
+
+
+def test_a_space_without_sources_is_not_an_index(tmp_path):
+    EmbeddingSpace.fit(torch.randn(5, 4)).save(tmp_path / "space")
+    with pytest.raises(ValueError, match=r"has no sources; load it with hf_sphere.search.EmbeddingSpace.load"):
+        ImageIndex.load(tmp_path / "space")
+
+
+def test_the_space_of_an_index_is_loaded_without_its_model(index, tmp_path):
+    index.save(tmp_path / "index")
+    assert torch.equal(EmbeddingSpace.load(tmp_path / "index").vectors, index.embeddings)
