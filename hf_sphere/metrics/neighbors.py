@@ -81,8 +81,8 @@ class Gallery:
 
 
 def padded(rows: Tensor) -> Tensor:
-    """Pad the rows of a matrix with zeros to a multiple of `TILE`."""
-    return F.pad(rows, (0, 0, 0, -len(rows) % TILE))
+    """Pad the rows of a matrix with zeros to a multiple of `TILE`; it is not copied if it has one."""
+    return F.pad(rows, (0, 0, 0, -len(rows) % TILE)) if len(rows) % TILE else rows
 
 
 def _largest(values: Tensor, count: int) -> Tensor:

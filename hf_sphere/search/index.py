@@ -415,9 +415,8 @@ class ImageIndex(IndexedImages):
             rows = matching[rows]
         if level is None:
             return Neighbors(queries, rows, distances)
-        best = rows if classes is None else self.neighbor_search.search(embeddings, 1)[1]
         scores = 1 - distances if self.encoder.metric["distance"] == "cosine" else -distances
-        found = self.space.judge(scores, rows, best[:, 0], level)
+        found = self.space.judge(embeddings, scores, rows, level)
         return Neighbors(queries, rows, distances, found.p_values, found.accepted)
 
 

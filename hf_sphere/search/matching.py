@@ -3,9 +3,11 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -28,17 +30,31 @@ class Matches:
 
 
 @dataclass(frozen=True)
+class Best:
+    """The best row of each query: its id and group, (Q,) int64, and the best score in other groups, (Q,) float64."""
+
+    ids: Tensor
+    groups: Tensor
+    elsewhere: Tensor
+
+
+@dataclass(frozen=True)
 class Calibration:
     r"""Best scores of queries whose group is not searched, and the p-values that follow from them.
 
-    Let $s$ be the best score of a query of a new group, and $S_1, ..., S_C$ those of the calibration queries, each
+    Let $s$ be the best score of a query $q$ of a new group, and $S_1, ..., S_C$ those of the calibration queries, each
     among the rows of other groups. Each of the $G$ groups has the weight 1, divided among its queries. Then
     $p = (1 + \sum_i w_i [S_i \geq s]) / (G + 1)$.
 
-    If the calibration queries are rows of the gallery, they are searched among one group fewer than the new query. With
-    the new query $q$ as one more row of the gallery all scores would be exchangeable, and so $p$ uniform or larger for
-    one row per group. That changes $S_i$ to $\max(S_i, s(x_i, q))$, which is at least $s$ only for the row that matches
-    $q$ best. So that row is counted as $\geq s$ if it is a calibration query, and nothing else changes.
+    If the calibration queries are rows of the gallery, they are searched among one group fewer than $q$. Only the group
+    of the best row of $q$ makes a difference, and the larger of two counts is taken for it:
+
+    - With $q$ as one more row of the gallery, all scores would be exchangeable for one row per group, and so $p$
+      uniform or larger. That changes $S_i$ to $\max(S_i, s(x_i, q))$, which is at least $s$ for the best row only. So
+      that row is counted, if it is a calibration query.
+    - $q$ and $x_i$ are compared in the same groups: those that are neither of the two. So $S_i$ is compared with the
+      best score of $q$ in other groups than that of $x_i$ (the jackknife+ of Barber, Candes, Ramdas and Tibshirani,
+      Annals of Statistics 2021). That matters for groups of almost equal rows.
 
     Attributes:
         groups: (C,) int64, number of the group of each query.
@@ -57,57 +73,82 @@ class Calibration:
     @property
     def num_groups(self) -> int:
         """Number of groups."""
-        return len(self.groups.unique())
+        return len(self._members[0])
 
     @property
-    def weights(self) -> Tensor:
+    def is_separate(self) -> bool:
+        """Whether the queries are no rows of the gallery."""
+        return bool((self.ids < 0).all())
+
+    @property
+    def smallest_p_value(self) -> float:
+        """The p-value of a query that matches better than all calibration queries do."""
+        own = 0.0 if self.is_separate else float(self._weights.amax())
+        return (1 + own) / (self.num_groups + 1)
+
+    def check_level(self, level: float, smallest: float | None = None) -> None:
+        """Raise an error if a level is not in (0, 1), or below the smallest p-value."""
+        smallest = smallest or self.smallest_p_value
+        if not 0 < level < 1:
+            raise ValueError(f"false_accept must be between 0 and 1; got {level}.")
+        if not accepts(torch.tensor(smallest), level):
+            needed = int(np.ceil(smallest * (self.num_groups + 1) / level * (1 - 1e-12))) - 1
+            raise ValueError(
+                f"false_accept={level:g} needs {needed:,} calibration groups; there are {self.num_groups:,}, whose "
+                f"smallest p-value is {smallest:.3g}. Choose a higher level, or fit with more groups or with separate "
+                "calibration queries (calibration=)."
+            )
+
+    def p_values(self, scores: Tensor, best: Best) -> Tensor:
+        """Return the p-values of scores (Q, k) of queries, (Q, k) float64."""
+        order = self.scores.argsort()
+        below = F.pad(self._weights[order].cumsum(0), (1, 0))
+        counts = self.num_groups - below[torch.searchsorted(self.scores[order], scores.contiguous())]
+        if not self.is_separate:
+            names, members = self._members
+            at = torch.searchsorted(names, best.groups).clamp_max(len(names) - 1)
+            queries = members[at].where((names[at] == best.groups)[:, None], -1)  # of the group of the best row
+            weights = self._weights[queries].masked_fill(queries < 0, 0.0)[..., None]
+            own, lowest = self.scores[queries][..., None], torch.minimum(scores, best.elsewhere[:, None])
+            at_least = own >= scores[:, None]
+            is_best = (self.ids[queries] == best.ids[:, None])[..., None]
+            by_row, by_group = (weights * (at_least | is_best)).sum(1), (weights * (own >= lowest[:, None])).sum(1)
+            counts += torch.maximum(by_row, by_group) - (weights * at_least).sum(1)
+        return ((1 + counts) / (self.num_groups + 1)).clamp_max(1.0)
+
+    def threshold(self, level: float) -> float:
+        """Return the smallest score that is accepted even if the whole group of the best row counts.
+
+        Raises:
+            ValueError: If there are too few groups.
+        """
+        own = 0 if self.is_separate else 1
+        self.check_level(level, (1 + own) / (self.num_groups + 1))
+        order = self.scores.argsort(descending=True)
+        rejected = ~accepts((1 + own + self._weights[order].cumsum(0)) / (self.num_groups + 1), level)
+        # Just above the best score that is rejected; all are accepted if none is.
+        highest = self.scores[order][rejected][:1]
+        return float(np.nextafter(highest.numpy(), np.inf)[0]) if len(highest) else -np.inf
+
+    @cached_property
+    def _weights(self) -> Tensor:
         """Weight of each query, (C,) float64: those of a group sum up to 1."""
         _, group, counts = self.groups.unique(return_inverse=True, return_counts=True)
         return 1 / counts[group].double()
 
-    @property
-    def own_weight(self) -> float:
-        """The largest weight of a row that is a query itself, and so counts if it matches best; 0 for separate ones."""
-        return float(self.weights.where(self.ids >= 0, 0.0).amax())
+    @cached_property
+    def _members(self) -> tuple[Tensor, Tensor]:
+        """The groups (G,), in increasing order, and the queries of each, (G, m), filled up with -1."""
+        names, counts = self.groups.unique(return_counts=True)
+        columns = torch.arange(int(counts.max()))
+        at = (counts.cumsum(0) - counts)[:, None] + columns
+        queries = self.groups.argsort(stable=True)[at.clamp_max(len(self.groups) - 1)]
+        return names, queries.where(columns < counts[:, None], -1)
 
-    @property
-    def smallest_p_value(self) -> float:
-        """The p-value of a query that matches better than all calibration queries do, whatever its best row is."""
-        return (1 + self.own_weight) / (self.num_groups + 1)
 
-    def check_level(self, level: float) -> None:
-        """Raise an error if a level is not in (0, 1), or below the smallest p-value."""
-        if not 0 < level < 1:
-            raise ValueError(f"false_accept must be between 0 and 1; got {level}.")
-        if level < self.smallest_p_value:
-            needed = int(np.ceil((1 + self.own_weight) / level * (1 - 1e-12))) - 1
-            raise ValueError(
-                f"false_accept={level:g} needs {needed:,} calibration groups; there are {self.num_groups:,}, whose "
-                f"smallest p-value is {self.smallest_p_value:.3g}. Choose a higher level, or fit with more groups or "
-                "with separate calibration queries (calibration=)."
-            )
-
-    def p_values(self, scores: Tensor, matches: Tensor) -> Tensor:
-        """Return the p-values of scores (Q, k), given the ids (Q,) of the best rows of the queries, (Q, k) float64."""
-        order = self.scores.argsort()
-        below = torch.cat([torch.zeros(1, dtype=torch.float64), self.weights[order].cumsum(0)])
-        smaller = torch.searchsorted(self.scores[order], scores.contiguous())
-        counts = self.num_groups - below[smaller]
-        by_id = self.ids.argsort()
-        position = torch.searchsorted(self.ids[by_id], matches.contiguous()).clamp_max(len(self.ids) - 1)
-        best = by_id[position]  # the calibration query that is the best row, if it is one
-        is_query = (self.ids[best] == matches) & (matches >= 0)
-        counts = counts + self.weights[best, None] * (is_query[:, None] & (self.scores[best, None] < scores))
-        return ((1 + counts) / (self.num_groups + 1)).clamp_max(1.0)
-
-    def threshold(self, level: float) -> float:
-        """Return the smallest score that is accepted whatever row matches best."""
-        order = self.scores.argsort(descending=True)
-        counts = 1 + self.own_weight + self.weights[order].cumsum(0)  # of a score equal to each
-        rejected = counts > level * (self.num_groups + 1) * (1 + 1e-12)
-        # Just above the best score that is rejected; all are accepted if none is.
-        highest = self.scores[order][rejected][:1]
-        return float(np.nextafter(highest.numpy(), np.inf)[0]) if len(highest) else -np.inf
+def accepts(p_values: Tensor, level: float) -> Tensor:
+    """Whether p-values are at most a level, up to rounding."""
+    return p_values <= level * (1 + 1e-12)
 
 
 def sample_rows(groups: Tensor, keys: np.ndarray, ids: Tensor, per_group: int, most: int) -> Tensor:
@@ -125,6 +166,7 @@ def sample_rows(groups: Tensor, keys: np.ndarray, ids: Tensor, per_group: int, m
     """
     order = torch.from_numpy(np.lexsort((mix(ids.numpy()), groups.numpy(), keys)))
     _, counts = groups[order].unique_consecutive(return_counts=True)
+    per_group = max(1, min(per_group, most // len(counts)))  # more groups rather than more rows of each
     rank = torch.arange(len(order)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     end = counts.clamp_max(per_group).cumsum(0).repeat_interleave(counts)  # of the rows of complete groups so far
     chosen = (rank < per_group) & (end <= max(most, int(end[0])))

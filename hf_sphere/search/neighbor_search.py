@@ -38,6 +38,9 @@ TUNING_QUERIES = 500
 SPARE = 8
 """Additional candidates, whose order is corrected by distances in float64; more if all are at the same distance."""
 
+FEW_QUERIES = 64
+"""Number of queries from which products of matrices by torch are faster than FAISS's exact search."""
+
 QUERIES, REFERENCES, NUMBERS = 512, 8192, 1 << 24
 """Sizes of a block of similarities, 16 MiB, and of one of candidates for exact distances, 128 MiB."""
 
@@ -220,7 +223,7 @@ class NeighborSearch:
         if self._index is not None:
             return torch.from_numpy(self._index.search(vectors.numpy(), count)[1])
         assert self._vectors is not None
-        if self.kind == "flat":
+        if self.kind == "flat" and (self.distance != "cosine" or len(queries) < FEW_QUERIES):
             import faiss
 
             return torch.from_numpy(faiss.knn(vectors.numpy(), self._vectors.numpy(), count, self._metric)[1])

@@ -2,6 +2,8 @@
 
 import logging
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,20 +11,17 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.metrics.two_sample import energy_test
-from hf_sphere.search.density import LeftOut, LocalDensity
-from hf_sphere.search.matching import Calibration, Matches, mix, name_keys, sample_rows
-from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
+from hf_sphere.search.matching import Best, Calibration, Matches, accepts
+from hf_sphere.search.neighbor_search import SearchKind
+from hf_sphere.search.rows import CANDIDATES, GroupedVectors, check_names, positions, unit_vectors
+from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 logger = logging.getLogger(__name__)
 
-CANDIDATES = 20
-"""Rows with the largest cosines, of which the density-corrected score chooses."""
 
-
-class EmbeddingSpace:
+class EmbeddingSpace(GroupedVectors):
     """Embeddings that are searched for matches, with a promise about queries that have none.
 
     For a query of a group that is not in the space, the probability that any row is accepted is at most
@@ -45,32 +44,12 @@ class EmbeddingSpace:
         (torch.Size([2, 3]), torch.bool)
     """
 
-    def __init__(
-        self,
-        vectors: Tensor,
-        groups: Any = None,
-        *,
-        metric: dict[str, Any] | None = None,
-        kind: SearchKind | None = None,
-        rows_per_group: int = 8,
-        calibration_rows: int = 5_000,
-        seed: int = 0,
-    ) -> None:
-        self.vectors = vectors
-        self.ids = torch.arange(len(vectors))
-        self.next_id = len(vectors)
-        self.metric = metric or {"distance": "cosine"}
-        self.kind = kind
-        self.score = "cosine"
-        self._names: list[Any] | None = None if groups is None else []
-        self._groups = self._number(groups, self.ids)
-        self._options = (rows_per_group, calibration_rows, seed)
+    def __init__(self, vectors: Tensor, groups: Any = None, **options: Any) -> None:
+        super().__init__(vectors, groups, **options)
         self._queries: tuple[Tensor, Tensor] | None = None  # separate ones, and their groups
         self._calibration: Calibration | None = None
         self._is_current = False
         self._is_chosen = False  # the score, by a third of the groups, which do not calibrate then
-        self._search: NeighborSearch | None = None
-        self._density: LocalDensity | None = None
 
     @classmethod
     def fit(
@@ -141,7 +120,7 @@ class EmbeddingSpace:
         self._queries = None
         if queries is not None:
             queries = self._check("calibration", queries)
-            names = range(len(queries)) if groups is None else _names("calibration_groups", groups, len(queries))
+            names = range(len(queries)) if groups is None else check_names("calibration_groups", groups, len(queries))
             numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
             self._queries = queries, torch.tensor([numbers[name] for name in names])
         self._calibration, self._is_chosen = None, False
@@ -150,9 +129,6 @@ class EmbeddingSpace:
             self._choose_score()
         self._calibration, self._is_current = self._updated(), True
 
-    def __len__(self) -> int:
-        return len(self.vectors)
-
     def __repr__(self) -> str:
         groups = "" if self._names is None else f", {len(self._groups.unique()):,} groups"
         text = f"EmbeddingSpace({len(self):,} vectors of {self.vectors.shape[1]} dimensions{groups}"
@@ -160,18 +136,6 @@ class EmbeddingSpace:
             which = "rows" if self._queries is None else "separate queries"
             text += f"; {self.score} score, calibrated by {len(known.ids):,} {which} of {known.num_groups:,} groups"
         return text + ")"
-
-    @property
-    def groups(self) -> list[Any] | None:
-        """The name of the group of each row, or None."""
-        return None if self._names is None else [self._names[number] for number in self._groups.tolist()]
-
-    @property
-    def neighbor_search(self) -> NeighborSearch:
-        """The search, with its kind and recall; built when it is first used."""
-        if self._search is None:
-            self._search = NeighborSearch(self.vectors, kind=self.kind, **self.metric)
-        return self._search
 
     @property
     def calibration(self) -> Calibration:
@@ -205,25 +169,41 @@ class EmbeddingSpace:
         """
         if false_accept is not None:
             self.calibration.check_level(false_accept)
-        scores, rows = self._nearest(self._check("queries", queries), k)
+        if not 1 <= k <= len(self):
+            raise ValueError(f"k must be from 1 to the number of rows, {len(self):,}; got {k}.")
+        queries = self._check("queries", queries)
         if false_accept is None and self._calibration is None:
-            return Matches(rows, scores)
-        return self.judge(scores, rows, rows[:, 0], false_accept)
+            return Matches(*self._nearest(queries, k)[::-1])
+        scores, rows = self._nearest(queries, min(max(k, CANDIDATES), len(self)))
+        return self._judge(scores[:, :k], rows[:, :k], self._best_rows(queries, scores, rows), false_accept)
 
-    def judge(self, scores: Tensor, rows: Tensor, best: Tensor, false_accept: float | None) -> Matches:
-        """Return scores and rows (Q, k) with p-values; `best` (Q,) are the best rows of all, if these are of some."""
-        p_values = self.calibration.p_values(scores, self.ids[best].where(best >= 0, -1)).masked_fill(rows < 0, 1.0)
-        return Matches(rows, scores, p_values, None if false_accept is None else accepts(p_values, false_accept))
+    def judge(self, queries: Tensor, scores: Tensor, rows: Tensor, false_accept: float) -> Matches:
+        """Return rows and scores (Q, k) that another search found for queries (Q, d), with p-values at a level."""
+        found = self._nearest(queries, min(CANDIDATES, len(self)))
+        return self._judge(scores, rows, self._best_rows(queries, *found), false_accept)
+
+    def _judge(self, scores: Tensor, rows: Tensor, best: Best, level: float | None) -> Matches:
+        p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0)
+        return Matches(rows, scores, p_values, None if level is None else accepts(p_values, level))
+
+    def _best_rows(self, queries: Tensor, scores: Tensor, rows: Tensor) -> Best:
+        """Return the best row of each query and its best score in another group, of rows that were found (Q, c)."""
+        groups = self._groups[rows.clamp_min(0)]
+        is_other = (groups != groups[:, :1]) & (rows >= 0)
+        elsewhere = scores.where(is_other, -torch.inf).amax(1)
+        if not self.calibration.is_separate and (lacking := ~is_other.any(1)).any():
+            elsewhere[lacking] = self._nearest(queries[lacking], 1, (self._groups, groups[lacking, 0]))[0][:, 0]
+        return Best(self.ids[rows[:, 0]].where(rows[:, 0] >= 0, -1), groups[:, 0].contiguous(), elsewhere)
 
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.
 
-        A few of the queries that `search` accepts are below it: it does not know which row matches best.
+        It is a little too high: some rows that `search` accepts are below it, which knows the group of the best row. If
+        rows of the space are the calibration queries, the level needs 2 / level - 1 groups.
 
         Raises:
             ValueError: If the score is not the cosine, or the calibration has too few groups for the level.
         """
-        self.calibration.check_level(false_accept)
         if self.score != "cosine" or self.metric["distance"] != "cosine":
             used = self.score if self.metric["distance"] == "cosine" else f"{self.metric['distance']} distance"
             raise ValueError(f"only cosines have a threshold, not the {used} score; fit with score='cosine'.")
@@ -257,9 +237,10 @@ class EmbeddingSpace:
         Raises:
             ValueError: If there are fewer than two queries, or they are invalid.
         """
-        known = (
-            self._queries[0] if self._queries is not None else self.vectors[torch.isin(self.ids, self.calibration.ids)]
-        )
+        if self._queries is not None:
+            known = self._queries[0]
+        else:
+            known = self.vectors[torch.isin(self.ids, self.calibration.ids)]
         generator = torch.Generator().manual_seed(seed)
         samples = [
             points[torch.randperm(len(points), generator=generator)[:500]]
@@ -324,59 +305,36 @@ class EmbeddingSpace:
         self._set(vectors, ids, numbers)
         self.next_id = max(self.next_id, int(ids.max()) + 1)
 
+    def save(self, folder: str | PathLike) -> None:
+        """Write the space and its calibration to a folder, in the format of an `ImageIndex`; an older one is replaced.
+
+        Raises:
+            FileExistsError: If the folder contains other files.
+        """
+        from hf_sphere.search import index_files
+
+        columns = {"id": self.ids.tolist()} | ({} if self.groups is None else {"group": self.groups})
+        about = index_files.describe_space(self, groups=None if self._names is None else "")
+        with lock_folder(folder):
+            index_files.check_replaceable(Path(folder))
+            with atomic_folder(folder) as unfinished:
+                index_files.write_index(unfinished, about, columns, self)
+
+    @classmethod
+    def load(cls, folder: str | PathLike) -> "EmbeddingSpace":
+        """Read a space that `save` wrote, or that of an `ImageIndex`; the vectors stay on disk, mapped into memory.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If a file is damaged.
+        """
+        from hf_sphere.search import index_files
+
+        return read_whole(folder, index_files.read_index)[2]
+
     def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor) -> None:
-        self.vectors, self.ids, self._groups = vectors, ids, groups
-        self._search = self._density = None
+        super()._set(vectors, ids, groups)
         self._is_current = False
-
-    def _check(self, what: str, vectors: Any) -> Tensor:
-        """Return vectors (n, d) to compare with those of the space, unit vectors if it compares cosines."""
-        vectors = vectors[None] if np.ndim(vectors) == 1 else vectors
-        is_cosine = self.metric["distance"] == "cosine"
-        checked = unit_vectors(what, vectors) if is_cosine else check_embeddings(vectors, 1, what).cpu().float()
-        if checked.shape[1] != (dim := self.vectors.shape[1]):
-            raise ValueError(f"{what} must have {dim} dimensions, as the space; got {checked.shape[1]}.")
-        return checked
-
-    def _number(self, groups: Any, ids: Tensor) -> Tensor:
-        """Return a number for each group, (n,) int64; without groups, that of a row is its id."""
-        if groups is None:
-            return ids
-        assert self._names is not None
-        names = _names("groups", groups, len(ids))
-        numbers = {name: number for number, name in enumerate(self._names)}
-        for name in names:
-            numbers.setdefault(name, len(numbers))
-        self._names = list(numbers)
-        return torch.tensor([numbers[name] for name in names])
-
-    def _keys(self) -> np.ndarray:
-        """Return a pseudo-random number of the group of each row, (N,) uint64."""
-        numbers = self._groups.numpy()
-        keys = mix(numbers) if self._names is None else name_keys(self._names)[numbers]
-        return mix(keys ^ mix(np.array([self._options[2]])))
-
-    def _nearest(self, queries: Tensor, k: int, left_out: LeftOut | None = None) -> tuple[Tensor, Tensor]:
-        """Return the scores and rows of the best k, (Q, k) each."""
-        count = k if self.score == "cosine" else min(max(k, CANDIDATES), len(self))
-        if left_out is None:
-            distances, rows = self.neighbor_search.search(queries, count)
-        else:
-            distances, rows = self.neighbor_search.search_others(queries, count, *left_out)
-        scores = 1 - distances if self.metric["distance"] == "cosine" else -distances
-        if self.score == "density":
-            if self._density is None:
-                self._density = LocalDensity(self.vectors, self._groups, self._sample(), self._options[0])
-            of_rows = self._density.of_rows(rows.clamp_min(0), left_out)
-            scores = 2 * scores - self._density.of_queries(queries, left_out)[:, None] - of_rows
-            scores = scores.masked_fill(rows < 0, -torch.inf)
-            order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
-            scores, rows = scores.gather(1, order), rows.gather(1, order)
-        return scores, rows
-
-    def _sample(self) -> Tensor:
-        rows_per_group, most, _ = self._options
-        return sample_rows(self._groups, self._keys(), self.ids, rows_per_group, most)
 
     def _updated(self) -> Calibration:
         """Return the calibration of the current rows; scores that cannot have changed are kept."""
@@ -405,26 +363,14 @@ class EmbeddingSpace:
         scores[~is_known], matches[~is_known] = self._best(queries[~is_known], groups[~is_known] if is_row else None)
         return Calibration(groups, scores, matches, ids, self.next_id)
 
-    def _best(self, queries: Tensor, groups: Tensor | None, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the best scores of queries and the ids of their rows, (Q,) each, of other groups if theirs are given.
-
-        `among` are the only rows that are searched.
-        """
-        if not len(queries):
-            return torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.long)
-        if among is not None:
-            part = EmbeddingSpace(self.vectors[among], metric=self.metric, kind="torch")
-            part.ids, part._groups = self.ids[among], self._groups[among]
-            return part._best(queries, groups)
-        scores, rows = self._nearest(queries, 1, None if groups is None else (self._groups, groups))
-        return scores[:, 0], self.ids[rows[:, 0]].where(rows[:, 0] >= 0, -1)
-
     def _choose_score(self) -> None:
         """Choose the score by a third of the groups: their rows are queries among all other rows, and should match."""
         counts = self._groups.unique(return_inverse=True, return_counts=True)
         rows = self._sample()
-        rows = rows[torch.from_numpy(self._keys()[rows.numpy()] % 3 == 0) & (counts[2][counts[1][rows]] > 1)]
-        if not len(rows) or self.metric["distance"] != "cosine":
+        is_chooser = torch.from_numpy(self._keys()[rows.numpy()] % 3 == 0)
+        can_calibrate = self._queries is not None or not is_chooser.all()
+        rows = rows[is_chooser & (counts[2][counts[1][rows]] > 1)]
+        if not len(rows) or not can_calibrate or self.metric["distance"] != "cosine":
             return
         areas = {}
         for self.score in ("density", "cosine"):
@@ -436,38 +382,3 @@ class EmbeddingSpace:
         logger.info(
             "Areas under the risk-coverage curve of %d rows: %s; the score is %s.", len(rows), areas, self.score
         )
-
-
-def accepts(p_values: Tensor, level: float) -> Tensor:
-    """Whether p-values are at most a level, up to rounding."""
-    return p_values <= level * (1 + 1e-12)
-
-
-def positions(values: Tensor, others: Tensor) -> Tensor:
-    """Return where each value is among others, which differ, (n,) int64; -1 if it is not there."""
-    order = others.argsort()
-    at = order[torch.searchsorted(others[order], values).clamp_max(len(others) - 1)]
-    return at.where(others[at] == values, -1)
-
-
-def unit_vectors(what: str, vectors: Any) -> Tensor:
-    """Return finite vectors that are not zero as unit vectors, float32 on the CPU."""
-    vectors = check_embeddings(vectors, 1, what).cpu()
-    norms = torch.linalg.vector_norm(vectors.double(), dim=1)
-    check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero")
-    if len(odd := norms[(norms - 1).abs() > 1e-2]):
-        text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
-        logger.warning(text, len(odd), len(norms), what, odd.min(), odd.max())
-    return project_to_sphere(vectors).float()
-
-
-def _names(what: str, groups: Any, count: int) -> list[Any]:
-    """Return names of groups, texts or integers, one per row."""
-    names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
-    if len(names) != count:
-        raise ValueError(f"{what} must have one name per vector, {count:,}; got {len(names):,}.")
-    kinds = {type(name) for name in names}
-    if len(kinds) != 1 or not kinds <= {int, str}:
-        found = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise ValueError(f"{what} must be all texts or all integers; got {found}.")
-    return names

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.metrics.checks import check_embeddings
-from hf_sphere.search.space import unit_vectors
+from hf_sphere.search.rows import unit_vectors
 from hf_sphere.utils.checks import error_text
 
 

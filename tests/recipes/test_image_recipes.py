@@ -512,6 +512,7 @@ def test_an_index_is_replaced_only_if_asked(build, copy, photos):
         (["--add_to", "index"], "give one of --output_dir for a new index, --add_to and --remove_from"),
         (["--split", "test"], "--remove_from removes a dataset as a whole"),
         (["--kind", "ivf"], "--kind ivf is for a new index; another one has its own"),
+        (["--group_column", "label"], "--group_column label is for a new index; another one has its own"),
         (["--overwrite_output_dir"], "--overwrite_output_dir is for --output_dir; other indices are changed"),
         (["--images", "cats"], "cats does not name images of the index"),
     ],
@@ -526,6 +527,46 @@ def test_an_index_needs_one_folder_and_a_search_one_query(run, folder):
     for words in (["build_index", "--images", "digits"], ["search_images", "--index", folder]):
         with pytest.raises((ValueError, SystemExit)):
             run(*words)
+
+
+@pytest.fixture
+def vectors(tmp_path) -> Path:
+    """A file of 20 vectors of ten articles."""
+    rows = {"embedding": torch.randn(20, 4).tolist(), "article": [f"a{n // 2}" for n in range(20)]}
+    pd.DataFrame(rows).to_parquet(tmp_path / "vectors.parquet")
+    return tmp_path / "vectors.parquet"
+
+
+def test_a_file_of_vectors_is_indexed_without_a_model(run, vectors, tmp_path, capsys):
+    run(
+        "build_index", vectors, "--column", "embedding", "--group_column", "article", "--output_dir", tmp_path / "index"
+    )
+    assert "added     20 of 20 vectors of" in capsys.readouterr().out
+    index = ImageIndex.load(tmp_path / "index")
+    assert (index.groups, index.space.calibration.num_groups) == ("article", 10)
+
+
+def test_an_index_is_calibrated_by_images_that_have_no_match(build, photos, tmp_path, capsys):
+    build("--images", photos / "b", "--calibration", photos / "a", "--output_dir", tmp_path / "index")
+    assert ImageIndex.load(tmp_path / "index").space.calibration.num_groups == 4
+    with pytest.raises(ValueError, match="4 of the calibration images are in the index; leave them out"):
+        build("--images", photos, "--calibration", photos / "a", "--output_dir", tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--column", "vector"], "no vector column 'vector'; the data has the columns ['embedding', 'article']"),
+        ([], "a new index needs --model_name_or_path, or the --column of vectors"),
+        (["--column", "article"], "must be numbers, the same number of them for each, or the base64 of float32"),
+        (["--column", "embedding", "--group_column", "page"], "no column 'page' for groups"),
+    ],
+)
+def test_what_a_file_of_vectors_lacks_is_an_error_that_names_it(words, message, run, vectors, tmp_path, capsys):
+    with pytest.raises((ValueError, SystemExit)) as error:
+        run("build_index", vectors, "--output_dir", tmp_path / "index", *words)
+    assert message in str(error.value) + capsys.readouterr().err
+    assert not (tmp_path / "index").exists()
 
 
 # ONNX

