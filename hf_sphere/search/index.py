@@ -61,6 +61,7 @@ class ImageIndex(IndexedImages):
         space: The embeddings (N, d), float32, with their search and its calibration by cosines.
         groups: What the groups are: `label`, a column, an empty text for names that are given, or None.
         calibrated_with: Content of the queries that calibrate.
+        columns: Column of the images of a dataset, by its name, if that was asked for.
         sources: Folder or dataset and split of the images, by number.
 
     Example:
@@ -75,6 +76,7 @@ class ImageIndex(IndexedImages):
     sources: list[tuple[str, str | None]]
     groups: str | None = None
     calibrated_with: Content = "image"
+    columns: dict[str, str] = field(default_factory=dict)
     _tables: list[dict[str, list[int]]] = field(default_factory=list)
     _opened: dict[int, ImageSource] = field(default_factory=dict)
     _loaded: tuple[Path, str | None] | None = None
@@ -122,14 +124,8 @@ class ImageIndex(IndexedImages):
     def calibrate(self, images: Any, groups: Groups = None, **options: Any) -> None:
         """Calibrate by separate queries, see `EmbeddingSpace.calibrate`.
 
-        Args:
-            images: Images, texts or vectors that have no match in the index. For a model such as CLIP they can be
-                texts, `ImageSource.of(texts, content="text")`; then only searches by text have a level.
-            groups: See `build`.
-            **options: Options of `encode` of the encoder.
-
-        Raises:
-            ValueError: If one of them is in the index, or the groups are invalid.
+        The images, texts or vectors have no match in the index; the other arguments are those of `build`. For a model
+        such as CLIP they can be texts, `ImageSource.of(texts, content="text")`; then only searches by text have levels.
         """
         source = ImageSource.of(images, content=self.encoder.content)
         names = None if groups is None else source.read_groups(groups)
@@ -168,9 +164,7 @@ class ImageIndex(IndexedImages):
         moved = sum(self.place(rows[n]) != locations[n] for n in rows)
         outdated = [n for n in unsure if n not in same]
         # Nothing is changed before all is embedded.
-        added, embeddings = (
-            self._embed(source, outdated, options) if outdated else ({"row": []}, self.space.vectors[:0])
-        )
+        added, embeddings = self._embed(source, outdated, options) if outdated else ({"row": []}, self.embeddings[:0])
         if source.labels:
             self.images.setdefault("label", [None] * len(self))
         elif source.split is None and "label" in self.images:  # an image alone is not in a class folder
@@ -194,6 +188,7 @@ class ImageIndex(IndexedImages):
         added |= {"source": [source_id] * len(embeddings), "settings": [settings] * len(embeddings)}
         added |= {name: [getattr(states[n], name) for n in added["row"]] for name in ImageState._fields}
         added |= {"group": [names[n] for n in added["row"]]} if names else {}
+        self.columns |= {source.name: source.column} if source.column else {}
         self.sources, self._tables = [*self.sources, key], [*self._tables, {}]
         self._tables[source_id] = tables
         self._replace(again | replaced, added, embeddings)
@@ -223,7 +218,7 @@ class ImageIndex(IndexedImages):
                 raise ValueError(f"{images} does not name images of the index: there is {candidates}.")
         if len(removed) == len(self):
             raise ValueError(f"{images} names all images of the index; remove its folder instead.")
-        self._replace(removed, {}, self.space.vectors[:0])
+        self._replace(removed, {}, self.embeddings[:0])
         return len(removed)
 
     def __len__(self) -> int:
@@ -291,17 +286,18 @@ class ImageIndex(IndexedImages):
             FileExistsError: If the folder contains other files, or has changed since the index was loaded from it.
         """
         folder = Path(folder)
-        target, is_folder = folder.resolve(), os.path.isdir(self.encoder.name)
+        target = folder.resolve()
         about = describe_space(
             self.space,
             model=self.encoder.name,
             weights=self.encoder.weights,
             # Found from every working directory, and not absolute, which is private.
-            model_folder=os.path.relpath(self.encoder.name, target) if is_folder else None,
+            model_folder=os.path.relpath(self.encoder.name, target) if os.path.isdir(self.encoder.name) else None,
             sources=self.sources,
             tables=self._tables,
             groups=self.groups,
             calibrated_with=self.calibrated_with,
+            columns=self.columns,
         )
         with lock_folder(folder):
             check_replaceable(folder)
@@ -343,7 +339,8 @@ class ImageIndex(IndexedImages):
         if encoder.weights != about.weights or encoder.metric != about.metric:
             which = f"is of another model than {encoder.name}, or that one was trained further: the weights differ"
             raise ValueError(f"the index {folder} {which}. Load its model ({about.model}), or build it again.")
-        index = cls(encoder, images, space, about.sources, about.groups, about.calibrated_with, about.tables)
+        index = cls(encoder, images, space, about.sources, about.groups, about.calibrated_with, about.columns)
+        index._tables = about.tables
         index._loaded = folder.resolve(), version
         if texts := index.changes():
             hint = "Add the images of each source again, which embeds what has changed; remove those that are gone"
@@ -392,10 +389,8 @@ class ImageIndex(IndexedImages):
 
     def _check_level(self, level: float | None, content: str) -> None:
         if level is not None and content != self.calibrated_with:
-            text = (
-                f"the index is calibrated with {self.calibrated_with}s, whose similarities are not those of {content}s"
-            )
-            raise ValueError(f"{text}; leave out the level, or calibrate it with {content}s (ImageIndex.calibrate).")
+            text = f"the index is calibrated with {self.calibrated_with}s, whose similarities are not those of"
+            raise ValueError(f"{text} {content}s; leave out the level, or calibrate it with {content}s (calibrate).")
         if level is not None:
             self.space.calibration.check_level(level)
 

@@ -63,6 +63,7 @@ class About:
     next_id: int  # of the next new image
     groups: str | None = None
     calibrated_with: Content = "image"
+    columns: dict[str, str] = field(default_factory=dict)
     space: dict[str, Any] = field(default_factory=dict)  # score and options of its calibration
 
     @property
@@ -197,12 +198,8 @@ def _read_space(
     space.score, space._is_chosen = about.space.get("score", "cosine"), about.space.get("is_chosen", False)
     for name, tensor in tensors.items():
         shape = (len(tensors["scores"]), embeddings.shape[1])[: 1 + (name == "queries")]
-        if (
-            tensor.dtype != CALIBRATION[name]
-            or tensor.shape != shape
-            or not len(tensor)
-            or not (tensor < torch.inf).all()
-        ):
+        is_valid = tensor.dtype == CALIBRATION[name] and tensor.shape == shape and len(tensor) > 0
+        if not is_valid or not (tensor < torch.inf).all():
             raise ValueError(f"{EMBEDDINGS_FILE} has invalid {name} of the calibration")
     if "queries" in tensors:
         space._queries = tensors.pop("queries"), tensors["groups"]

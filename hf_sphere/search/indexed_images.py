@@ -117,6 +117,7 @@ class IndexedImages:
     encoder: Any
     images: dict[str, list[Any]]
     sources: list[tuple[str, str | None]]
+    columns: dict[str, str]
     _tables: list[dict[str, list[int]]]
     _opened: dict[int, ImageSource]
 
@@ -139,7 +140,8 @@ class IndexedImages:
                 if self.has_changed(source):
                     raise ValueError("its dataset has changed; add it again")
                 if source not in self._opened:
-                    self._opened[source] = ImageSource.of(*self.sources[source])
+                    name, split = self.sources[source]
+                    self._opened[source] = ImageSource.of(name, split, column=self.columns.get(name))
                 record = self._opened[source].encoded[self.images["row"][row]]["image"]
             content = _read(record, self.images["size"][row])
             if _digest(content) != digest:

@@ -1,6 +1,7 @@
 """Images, texts or vectors of any source."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,7 @@ class ImageSource:
         labels: Name of the class of each image; empty if the source has none.
         encoded: The images in the column `image`, not decoded; or texts, or vectors (N, d), as the content says.
         table: The rows with all their columns, if it is a dataset.
+        column: The column that was asked for.
     """
 
     name: str
@@ -49,6 +51,7 @@ class ImageSource:
     encoded: Any = field(repr=False)
     content: Content = "image"
     table: Dataset | None = field(default=None, repr=False)
+    column: str | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -71,17 +74,18 @@ class ImageSource:
         columns = {"row": range(len(self)), "file": self.names, "label": self.labels, "text": text}
         return {name: [cells[row] for row in rows] for name, cells in columns.items() if len(cells)}
 
-    def read_groups(self, groups: Groups) -> list[str | int]:
+    def read_groups(self, groups: Any) -> list[Any]:
         """Return the name of the group of each row: its label (`label`), its cell of a column, or the given name."""
-        columns = [] if self.table is None else self.table.column_names
-        if isinstance(groups, str) and groups not in columns and not (groups == "label" and self.labels):
+        table: Any = self.table
+        columns = [] if table is None else table.column_names
+        if isinstance(groups, str) and groups not in (*columns, *["label"] * bool(self.labels)):
             raise ValueError(f"no column {groups!r} for groups; {self.name or 'the data'} has the columns {columns}.")
-        by_label = groups == "label" and self.labels
-        names: list[Any] = by_label or list(self.table[groups] if isinstance(groups, str) else groups)  # type: ignore
+        if isinstance(groups, str):
+            names = self.labels if groups == "label" and self.labels else table[groups][:]
+        else:
+            names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
         if len(names) != len(self) or not {None, ""}.isdisjoint(names):
-            raise ValueError(
-                f"groups must name the group of each of the {len(self):,} rows; some have none: {groups!r}."
-            )
+            raise ValueError(f"groups must name the group of each of the {len(self):,} rows; some have none.")
         return names
 
     @classmethod
@@ -112,11 +116,13 @@ class ImageSource:
             path = Path(images)
             if path.is_file() and (kind := FORMATS.get(path.suffix.lower())):
                 folders.check_depth([path])
-                return cls._of_splits(
-                    str(path), load_dataset(kind, data_files=[str(path)], source=str(path)), **of_rows
-                )
+                # Otherwise these characters would be a pattern.
+                pattern = re.sub(r"[*?[]", r"[\g<0>]", str(path))
+                return cls._of_splits(str(path), load_dataset(kind, data_files=pattern, source=str(path)), **of_rows)
+            if path.is_file() and content != "image":
+                raise ValueError(f"{path} has no rows: its suffix is none of {', '.join(FORMATS)}.")
             if path.is_file():
-                return cls.of([path], content=content)
+                return cls.of([path])
             if content == "image" and column is None:
                 files = folders.list_files(path, folders.SUFFIXES)
                 if path.is_dir() and not files and not folders.list_files(path, folders.TABLES | folders.UNREADABLE):
@@ -134,10 +140,8 @@ class ImageSource:
             if not isinstance(image, (str, os.PathLike, PILImage.Image) if content == "image" else str):
                 hint = "Convert images by PIL.Image.fromarray; search embeddings with hf_sphere.search.EmbeddingSpace."
                 got = "an array" if hasattr(image, "ndim") else type(image).__name__
-                what = (
-                    "images are files, a folder, a dataset or images of PIL" if content == "image" else "texts are str"
-                )
-                raise TypeError(f"{what}; got {got}. {hint}")
+                what = f"files, a folder, a dataset or {'images of PIL' if content == 'image' else 'str'}; got {got}"
+                raise TypeError(f"{content}s are {what}. {hint}")
         if not several:
             raise ValueError(f"no {content}s are given.")
         if content != "image":
@@ -165,7 +169,7 @@ class ImageSource:
         """Make a source of a dataset; `name` is empty if it is in memory."""
         split = sources.choose_eval_split(splits, split) or next(iter(splits))
         rows = sources.find_split(splits, split, "--split")
-        column = sources.find_column(rows, column, COLUMNS[content], content, option="--column")
+        named, column = column, sources.find_column(rows, column, COLUMNS[content], content, option="--column")
         labels: list[str] = []
         label = next((candidate for candidate in sources.LABEL_COLUMNS if candidate in rows.column_names), None)
         if label is not None and has_labels(rows, label):
@@ -186,7 +190,7 @@ class ImageSource:
         if content == "text" and not all(isinstance(text, str) for text in encoded):
             raise ValueError(f"{what} has {rows.features[column]} or rows without text; name a column of texts.")
         name = str(Path(name).resolve()) if name and Path(name).exists() else name
-        return cls(name, split if name else None, names, labels, encoded, content, rows)
+        return cls(name, split if name else None, names, labels, encoded, content, rows, named)
 
 
 def _encode(images: Sequence[Any]) -> Dataset:

@@ -324,7 +324,7 @@ def test_a_missing_text_is_an_error():
 
 
 def test_numbers_are_no_texts():
-    with pytest.raises(TypeError, match="texts are str; got int"):
+    with pytest.raises(TypeError, match="texts are files, a folder, a dataset or str; got int"):
         ImageSource.of([1, 2], content="text")
 
 
@@ -402,3 +402,18 @@ def test_cut_vectors_are_normalized_again():
 def test_vectors_that_cannot_be_compared_are_one_error(values, options, message):
     with pytest.raises(ValueError, match=f"^vectors {message}|^vectors .*{message}"):
         read_vectors(values, **options)
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_read(tmp_path):
+    assert ImageSource.of(write_rows(tmp_path / "a[1]*?.csv"), content="text").encoded == TEXTS
+
+
+def test_a_file_without_rows_is_an_error_that_lists_the_formats(tmp_path):
+    (tmp_path / "a.md").write_text("text")
+    with pytest.raises(ValueError, match=r"a.md has no rows: its suffix is none of \.parquet, \.csv"):
+        ImageSource.of(tmp_path / "a.md", content="text")
+
+
+@pytest.mark.parametrize("groups", [torch.tensor([1, 1, 2]), torch.tensor([1, 1, 2]).numpy(), (1, 1, 2)])
+def test_groups_are_names_of_any_sequence(groups):
+    assert ImageSource.of(TEXTS, content="text").read_groups(groups) == [1, 1, 2]

@@ -1065,3 +1065,14 @@ def test_a_space_without_sources_is_not_an_index(tmp_path):
 def test_the_space_of_an_index_is_loaded_without_its_model(index, tmp_path):
     index.save(tmp_path / "index")
     assert torch.equal(EmbeddingSpace.load(tmp_path / "index").vectors, index.embeddings)
+
+
+def test_an_image_of_a_column_that_was_named_is_opened(encoder, digits, tmp_path):
+    rows = Dataset.from_dict({"front": digits[:3], "back": digits[3:6]})
+    for column in rows.column_names:
+        rows = rows.cast_column(column, ImageFeature())
+    rows.to_parquet(tmp_path / "pairs.parquet")
+    source = ImageSource.of(tmp_path / "pairs.parquet", column="back")
+    ImageIndex.build(encoder, source, **QUIET).save(tmp_path / "index")
+    opened = ImageIndex.load(tmp_path / "index", encoder).open_image(1)
+    assert opened.convert("L").tobytes() == digits[4].tobytes()
