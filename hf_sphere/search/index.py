@@ -35,14 +35,14 @@ class Neighbors:
     """The nearest images of queries.
 
     Attributes:
-        queries: Columns of the queries by name, as those of `ImageIndex.images`.
+        queries: Columns of the queries by name, as those of `ImageIndex.images`, and `embedding`, (Q, d).
         rows: (Q, k), rows of the index, nearest first; -1 where an approximate search found none.
         distances: (Q, k), float64.
         p_values: (Q, k), float64, and
         accepted: (Q, k), bool, see `hf_sphere.search.Matches`; None without a level of false accepts.
     """
 
-    queries: dict[str, list[Any]]
+    queries: dict[str, Any]
     rows: Tensor
     distances: Tensor
     p_values: Tensor | None = None
@@ -398,6 +398,7 @@ class ImageIndex(IndexedImages):
     def _find(
         self, queries: dict[str, Any], embeddings: Tensor, k: int, classes: Classes, level: float | None
     ) -> Neighbors:
+        queries = queries | {"embedding": embeddings}
         if classes is None:
             distances, rows = self.neighbor_search.search(embeddings, k)
         else:
