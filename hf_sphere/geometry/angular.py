@@ -46,11 +46,7 @@ OPERATORS: dict[str, Operator] = {
 
 
 def find_operator(name: str) -> Operator:
-    """Return an operator by its name.
-
-    Raises:
-        ValueError: If there is no operator of that name.
-    """
+    """Return an operator by its name."""
     if name not in OPERATORS:
         raise ValueError(f"unknown operator {name!r}; the operators are: {', '.join(OPERATORS)}.")
     return OPERATORS[name]

@@ -97,22 +97,13 @@ def tangent_directions(loc: Tensor, normals: Tensor) -> Tensor:
 def sample_cosine(
     concentration: Tensor, dim: int, generator: torch.Generator | None = None, *, keys: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Draw one cosine w between sample and mean direction per concentration.
+    """Draw one cosine w between sample and mean direction per concentration: w and `sqrt(1 - w^2)`, of its shape.
 
-    Exact in any dimension and at any concentration, by Wood's rejection sampling in a form without cancellation. The
-    derivative with respect to the concentration is given by implicit reparameterization, `dw/dkappa = -(dF/dkappa) / f`
-    with the distribution function F and the density f of w.
-
-    Args:
-        concentration: Concentration kappa >= 0, of any shape, float32 or float64.
-        dim: Number of coordinates d, at least 2.
-        generator: Random number generator; torch's global one if None.
-        keys: int64, of the shape of `concentration`. Replaces the generator: a sample depends only on its
-            concentration and key, see `hf_sphere.geometry.sampling`.
-
-    Returns:
-        w and `sqrt(1 - w^2)`, both with the shape of `concentration` and once differentiable with respect to it. The
-        sine keeps its full relative accuracy where w is close to 1.
+    Exact in any dimension and at any concentration, by Wood's rejection sampling in a form without cancellation: the
+    sine keeps its full relative accuracy where w is close to 1. The derivative with respect to the concentration is
+    given, once, by implicit reparameterization, `dw/dkappa = -(dF/dkappa) / f` with the distribution function F and the
+    density f of w. With `keys`, int64, of the shape of the concentration, a sample depends only on its concentration
+    and key, and not on a generator; see `hf_sphere.geometry.sampling`.
 
     Reference:
         Wood, "Simulation of the von Mises Fisher distribution", Communications in Statistics 1994; Figurnov, Mohamed
