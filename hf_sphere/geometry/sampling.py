@@ -136,15 +136,10 @@ def _proposals(count: int, like: Tensor) -> Tensor:
 
 
 class Noise(NamedTuple):
-    """Random numbers that determine samples for given mean directions and concentrations.
+    """Random numbers that determine samples for given mean directions and concentrations."""
 
-    Attributes:
-        uniforms: (3, n, ...), uniform numbers for n proposals of the cosine.
-        normals: (..., d), Gaussian noise for the tangent.
-    """
-
-    uniforms: Tensor
-    normals: Tensor
+    uniforms: Tensor  # (3, n, ...), uniform numbers for n proposals of the cosine
+    normals: Tensor  # (..., d), Gaussian noise for the tangent
 
 
 def fixed_noise(shape: tuple[int, ...], dim: int, seed: int | range, dtype: torch.dtype, device: torch.device) -> Noise:
@@ -207,8 +202,7 @@ def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, 
     `w = (x + c) / (1 + c x)` with `c = 2 kappa / (sqrt(4 kappa^2 + (d-1)^2) + d - 1)`. In this form nothing cancels:
     the log acceptance probability is `(d - 1) (1 - 1 / z - log z)` with `z = 1 + c x`.
 
-    Returns:
-        `1 - w` and `1 + w`, (2, n, ...), and whether the proposals are accepted, (n, ...).
+    Returns `1 - w` and `1 + w`, (2, n, ...), and whether the proposals are accepted, (n, ...).
     """
     first, second, third = uniforms
     # Two coordinates of a uniform point in polar form. Their squared radius is 1 - rest; in two dimensions it is 1.

@@ -70,14 +70,11 @@ class EmbeddingSimilarity(Scoring):
 
     Mikolov, Yih, Zweig, "Linguistic Regularities in Continuous Space Word Representations", NAACL 2013. The cosine is 0
     where two words of a pair have the same embedding.
-
-    Attributes:
-        template: None embeds each word alone; a template, as in the other scorings, embeds it in the sentence.
     """
 
     name = "embedding_similarity"
 
-    template: str | None = None
+    template: str | None = None  # embeds each word in the sentence; None embeds it alone
 
     def __post_init__(self) -> None:
         super().__post_init__()
