@@ -107,11 +107,10 @@ class SphereOptimizer(NamedOptimizer):
         if options["decoupled_weight_decay"] and options["lr"] * options["weight_decay"] >= 1.0:
             rate = f"{options['weight_decay']} at lr {options['lr']}"
             raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
-        if options["low_precision"] not in layout.LOW_PRECISION:
-            raise ValueError(
-                f"low_precision must be one of {', '.join(layout.LOW_PRECISION)}; got {options['low_precision']!r}."
-            )
-        if options["low_precision"] == "stochastic" and options["capturable"]:
+        mode = options["low_precision"]
+        if mode not in layout.LOW_PRECISION:
+            raise ValueError(f"low_precision must be one of {', '.join(layout.LOW_PRECISION)}; got {mode!r}.")
+        if mode == "stochastic" and options["capturable"]:
             raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
 
     def _check_parameter(self, name: str, parameter: Tensor, group: Group) -> None:
