@@ -1,7 +1,7 @@
-"""Find the most similar images of an index, print a table and draw a contact sheet.
+"""Find the most similar images or texts of an index, print a table and draw a contact sheet.
 
 hf-sphere search --index outputs/index --query bird.jpg --top_k 5 --contact_sheet found.png
-hf-sphere search --index outputs/index --query photos --table found.csv
+hf-sphere search --index outputs/index --query photos --table found.csv --false_accept 0.05
 hf-sphere search --index outputs/clip-index --text "a red bird"
 
 `hf-sphere index` builds the index.
@@ -30,9 +30,13 @@ class SearchArguments(Arguments):
     """Index, query and output."""
 
     index: str = argument(help="Folder of the index.")
-    query: str | None = argument(None, "Image file, folder of images, or name of a dataset.")
-    text: str | None = argument(None, "Instead, a text, for a model such as CLIP.")
+    query: str | None = argument(None, "Image file, folder of images, name of a dataset, or file of texts or vectors.")
+    column: str | None = argument(None, "Column of a dataset or file; one of the usual names if not set.")
+    text: str | None = argument(None, "Instead, a text, for a model such as CLIP, or an index of texts.")
     top_k: int = argument(5, "Number of neighbors; a query that is in the index is one of them.", ge=1)
+    false_accept: float | None = argument(
+        None, "Mark what is a match: chance to accept anything for a query whose group is not in the index, as 0.05."
+    )
     leave_out_query: bool = argument(False, "Leave out a neighbor that is the same file, or row of a dataset.")
     classes: list[str] | None = argument(
         None, "Find only images of these classes; that of an image without a label is its prediction, shown with a '?'."
@@ -61,13 +65,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     count = sum(name in args.classes for name in index.classes()) if args.classes else len(index)
     if 0 < count < args.top_k:
         raise ValueError(f"--top_k must be at most {count:,}, the number of images to find; got {args.top_k}.")
+    if args.contact_sheet is not None and index.encoder.content != "image":
+        raise ValueError(f"--contact_sheet shows images; this is an index of {index.encoder.content}s. Leave it out.")
+    options: dict[str, Any] = {"classes": args.classes, "false_accept": args.false_accept}
     if args.text is not None:
-        neighbors = index.search_texts([args.text], args.top_k, classes=args.classes)
+        neighbors = index.search_texts([args.text], args.top_k, **options)
     else:
-        source = search.ImageSource.of(args.query)
-        options: dict[str, Any] = {"skip_unreadable": args.skip_unreadable_images, "progress": len(source) > 500}
+        source = search.ImageSource.of(args.query, column=args.column, content=index.encoder.content)
+        options |= {"skip_unreadable": args.skip_unreadable_images, "progress": len(source) > 500}
         top_k = min(args.top_k + args.leave_out_query, count)
-        neighbors = index.search(source, top_k, classes=args.classes, **options)
+        neighbors = index.search(source, top_k, **options)
         if args.leave_out_query:
             neighbors = leave_out_queries(index, neighbors, source, args.top_k)
     rows = make_table(index, neighbors)
@@ -79,6 +86,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         with atomic_file(args.table) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
             write_csv(rows, file)
         print(f"wrote     {args.table}: {len(rows):,} rows")
+    if neighbors.accepted is not None:  # on stderr, since stdout may be the table
+        matched = f"{int(neighbors.accepted.any(dim=1).sum()):,} of {len(neighbors.rows):,} queries have a match"
+        print(f"matches   {matched} at {100 * args.false_accept:.3g} % false accepts", file=sys.stderr)
+        print(compare_queries(index, neighbors.queries["embedding"]), end="", file=sys.stderr)
     if args.contact_sheet is not None:
         queries = [source.open(row) if source else None for row in neighbors.queries.get("row", [0])[:MOST_QUERIES]]
         sheet = draw_contact_sheet(index, neighbors, queries)
@@ -93,14 +104,25 @@ def leave_out_queries(index: "search.ImageIndex", neighbors: Any, source: Any, t
     pairs = zip(neighbors.rows.tolist(), queries, strict=True)
     same = neighbors.rows.new_tensor([[row >= 0 and index.path(row) == query for row in rows] for rows, query in pairs])
     order = same.argsort(dim=1, stable=True)[:, :top_k]  # queries are moved to the end
-    rows = neighbors.rows.masked_fill(same.bool(), -1)
-    return replace(neighbors, rows=rows.gather(1, order), distances=neighbors.distances.gather(1, order))
+    columns = {"rows": neighbors.rows.masked_fill(same > 0, -1), "distances": neighbors.distances}
+    if neighbors.accepted is not None:
+        columns |= {"p_values": neighbors.p_values, "accepted": neighbors.accepted & (same == 0)}
+    return replace(neighbors, **{name: column.gather(1, order) for name, column in columns.items()})
 
 
-def make_table(index: "search.ImageIndex", neighbors: "search.Neighbors") -> list[dict[str, Any]]:
+def compare_queries(index: "search.ImageIndex", embeddings: Any) -> str:
+    """Return a warning if at least 30 queries look unlike those of the calibration, else an empty text."""
+    if len(embeddings) < 30 or (p_value := index.space.check_queries(embeddings)) > 0.005:
+        return ""
+    which = f"the {len(embeddings):,} queries look unlike those of the calibration (p-value {p_value:.2g})"
+    return f"warning   {which}, so the level may not hold; calibrate with queries of their kind without a match.\n"
+
+
+def make_table(index: "search.ImageIndex", neighbors: Any) -> list[dict[str, Any]]:
     """Return one row per neighbor: query, rank, id, file, class, distance, and the certainty of query and neighbor.
 
-    Paths below the working directory are relative to it. A class with a question mark is a prediction.
+    Paths below the working directory are relative to it. A class with a question mark is a prediction. Rejected
+    neighbors are in the table: a query has no match if none of its rows is accepted.
     """
     classes, rows, here = index.classes(mark="?"), [], f"{Path.cwd()}/"
     for query, pairs in enumerate(zip(neighbors.rows.tolist(), neighbors.distances.tolist(), strict=True)):
@@ -109,7 +131,12 @@ def make_table(index: "search.ImageIndex", neighbors: "search.Neighbors") -> lis
                 continue
             cells = {"query": neighbors.queries["file"][query].removeprefix(here), "rank": rank}
             cells |= {"id": index.images["id"][row], "file": index.path(row).removeprefix(here), "class": classes[row]}
+            if "text" in index.images:
+                cells["text"] = index.images["text"][row]
             cells["distance"] = f"{round(distance, 6):.6g}"
+            if neighbors.accepted is not None:
+                cells["p_value"] = f"{neighbors.p_values[query, rank - 1]:.4g}"
+                cells["accepted"] = str(bool(neighbors.accepted[query, rank - 1])).lower()
             for name in ("confidence", "concentration"):
                 if name in neighbors.queries:
                     certainty = index.images.get(name, {row: None})[row]
@@ -122,7 +149,7 @@ def make_table(index: "search.ImageIndex", neighbors: "search.Neighbors") -> lis
 def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Neighbors", queries: Sequence[Any]) -> Any:
     """Draw a row of images per query: the query, and its neighbors with distance and class; "?" marks predictions.
 
-    The image of a query that is a text is None.
+    The image of a query that is a text is None. Rejected neighbors are faded, and a query without a match is marked.
     """
     from PIL import Image, ImageDraw
 
@@ -135,11 +162,14 @@ def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Neighbors"
         if image is not None:
             scale = (CELL - 6) / max(image.size)
             size = tuple(max(1, round(side * scale)) for side in image.size)
-            sheet.paste(image.convert("RGB").resize(size), (left + 3, top + 3))
+            image = image.convert("RGB").resize(size)
+            is_rejected = "rejected" in text.split("\n")[0]
+            sheet.paste(image.point(lambda value: 170 + value // 3) if is_rejected else image, (left + 3, top + 3))
         draw.multiline_text((left + 3, top + CELL), text, fill="black", font_size=10, spacing=1)
 
     for line, image in enumerate(queries):
-        place(0, line, image, f"query\n{Path(neighbors.queries['file'][line]).name[:22]}")
+        mark = "query" if neighbors.accepted is None or neighbors.accepted[line].any() else "query: no match"
+        place(0, line, image, f"{mark}\n{Path(neighbors.queries['file'][line]).name[:22]}")
         for column, row in enumerate(neighbors.rows[line].tolist(), start=1):
             if row < 0:
                 continue
@@ -148,5 +178,13 @@ def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Neighbors"
                 note = classes[row].removesuffix("?")[:22] + "?" * classes[row].endswith("?")
             except (ValueError, OSError):
                 neighbor, note = None, "(missing or changed)"
-            place(column, line, neighbor, f"{round(float(neighbors.distances[line, column - 1]), 4):.4g}\n{note}")
+            text = f"{verdict(neighbors, line, column - 1)}{round(float(neighbors.distances[line, column - 1]), 4):.4g}"
+            place(column, line, neighbor, f"{text}\n{note}")
     return sheet
+
+
+def verdict(neighbors: Any, query: int, rank: int) -> str:
+    """Return the p-value of a neighbor, and whether it is rejected; an empty text without a level."""
+    if neighbors.accepted is None:
+        return ""
+    return "rejected, " * (not neighbors.accepted[query, rank]) + f"p {neighbors.p_values[query, rank]:.2g}, "

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from datasets.fingerprint import Hasher
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, AutoTokenizer
@@ -133,10 +134,12 @@ class ImageEncoder(Encoder):
         source = ImageSource.of(images)
         rows = range(len(source)) if rows is None else rows
         if sharing.get("folder") is not None:
-            files = state_of_files(source.encoded.select(rows), "image")
-            options = [self.weights, self.settings, skip_unreadable, source.name, source.split, [*rows], files]
-            # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches.
-            sharing["identity"] = [*options, source.encoded._fingerprint]
+            options = [self.weights, self.settings, skip_unreadable, source.name, source.split, [*rows]]
+            chosen = source.encoded.select(rows)
+            # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches; it is
+            # another one whenever a stream is read.
+            contents = [source.encoded._fingerprint] if source.name else map(Hasher.hash, chosen)
+            sharing["identity"] = [*options, state_of_files(chosen, "image"), *contents]
         background = getattr(self.processor, "background_color", WHITE)
         hint = "Repair or remove it, or skip such images: --skip_unreadable_images."
 

@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,14 @@ class Neighbors:
     """The nearest images of queries.
 
     Attributes:
-        queries: Columns of the queries by name, as those of `ImageIndex.images`.
+        queries: Columns of the queries by name, as those of `ImageIndex.images`, and `embedding`, (Q, d).
         rows: (Q, k), rows of the index, nearest first; -1 where an approximate search found none.
         distances: (Q, k), float64.
         p_values: (Q, k), float64, and
         accepted: (Q, k), bool, see `hf_sphere.search.Matches`; None without a level of false accepts.
     """
 
-    queries: dict[str, list[Any]]
+    queries: dict[str, Any]
     rows: Tensor
     distances: Tensor
     p_values: Tensor | None = None
@@ -325,7 +326,7 @@ class ImageIndex(IndexedImages):
         """
         folder = Path(folder)
         # All before the model, which takes seconds to load.
-        about, images, space, version = read_whole(folder, read_index)
+        about, images, space, version = read_whole(folder, partial(read_index, EmbeddingSpace))
         if not about.sources:
             raise ValueError(f"{folder} has no sources; load it with hf_sphere.search.EmbeddingSpace.load.")
         beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
@@ -396,6 +397,7 @@ class ImageIndex(IndexedImages):
     def _find(
         self, queries: dict[str, Any], embeddings: Tensor, k: int, classes: Classes, level: float | None
     ) -> Neighbors:
+        queries = queries | {"embedding": embeddings}
         if classes is None:
             distances, rows = self.neighbor_search.search(embeddings, k)
         else:

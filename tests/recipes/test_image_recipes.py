@@ -25,6 +25,7 @@ from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource
 from hf_sphere.search.pipeline import finished_batches
+from hf_sphere.search.vectors import VectorEncoder
 
 
 @pytest.fixture(scope="module")
@@ -421,6 +422,81 @@ def test_a_search_without_any_other_image_is_an_error(build, search, query, tmp_
         search("--query", image, "--leave_out_query", "--top_k", "1", index=tmp_path / "index")
 
 
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory) -> Path:
+    """A folder of 40 images that look like none of the photos."""
+    folder, numbers = tmp_path_factory.mktemp("noise"), np.random.default_rng(0)
+    for index in range(40):
+        pixels = numbers.integers(0, 2, (8, 8), dtype=np.uint8) * 255
+        Image.fromarray(pixels).save(folder / f"rejected_{index}.png")
+    return folder
+
+
+def test_a_level_marks_matches_in_the_table_the_console_and_the_contact_sheet(search, photos, noise, tmp_path, capsys):
+    queries = tmp_path / "queries"
+    queries.mkdir()
+    for file in (photos / "a" / "2.png", noise / "rejected_0.png"):
+        shutil.copy(file, queries)
+    words = ["--query", queries, "--top_k", "2", "--false_accept", "0.2", "--contact_sheet", tmp_path / "found.png"]
+    rows = search(*words)
+    assert [row["accepted"] for row in rows] == ["true", "false", "false", "false"]
+    assert rows[0]["p_value"] == "0.2"
+    assert all(float(row["p_value"]) > 0.2 for row in rows[1:])
+    assert "matches   1 of 2 queries have a match at 20 % false accepts" in capsys.readouterr().err
+    sheet = np.asarray(Image.open(tmp_path / "found.png"))
+    images = [[sheet[at * 158 + 3 : at * 158 + 125, n * 128 + 3 : n * 128 + 125] for n in range(3)] for at in range(2)]
+    assert [[image.min() >= 170 for image in line] for line in images] == [[False, False, True], [False, True, True]]
+
+
+def test_a_query_that_is_left_out_is_no_match_of_itself(search, photos, capsys):
+    rows = search("--query", photos, "--top_k", "9", "--leave_out_query", "--false_accept", "0.3")
+    matched = {row["query"] for row in rows if row["accepted"] == "true"}
+    assert len(rows) == 72
+    assert len(matched) < 9
+    assert f"matches   {len(matched)} of 9 queries" in capsys.readouterr().err
+
+
+def test_queries_that_look_unlike_the_calibration_are_reported(search, photos, noise, capsys):
+    search("--query", noise, "--false_accept", "0.2")
+    assert "the 40 queries look unlike those of the calibration (p-value 0.001)" in capsys.readouterr().err
+    for words in (["--query", noise], ["--query", photos, "--false_accept", "0.2"]):  # no level, and few queries
+        search(*words)
+        assert "look unlike" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("level", "message"),
+    [("0.1", "false_accept=0.1 needs 19 calibration groups; there are 9"), ("1", "must be between 0 and 1; got 1.0")],
+)
+def test_a_level_that_the_index_does_not_allow_is_an_error(level, message, search, query):
+    with pytest.raises(ValueError, match=message):
+        search("--query", query, "--false_accept", level)
+
+
+@pytest.fixture
+def vectors(run, tmp_path) -> Path:
+    """An index of 60 vectors; their file is beside it."""
+    values = np.random.default_rng(0).normal(size=(60, 8))
+    pd.DataFrame({"article": np.arange(60) // 2, "point": list(values)}).to_parquet(tmp_path / "vectors.parquet")
+    words = ["--column", "point", "--group_column", "article", "--output_dir", tmp_path / "vectors"]
+    run("build_index", tmp_path / "vectors.parquet", *words, "--disable_tqdm")
+    return tmp_path / "vectors"
+
+
+def test_vectors_of_a_file_are_searched_at_a_level(search, vectors, tmp_path):
+    words = ["--query", tmp_path / "vectors.parquet", "--column", "point", "--top_k", "1", "--false_accept", "0.1"]
+    rows = search(*words, index=vectors)
+    assert [row["id"] for row in rows] == [str(row) for row in range(60)]
+    assert {row["accepted"] for row in rows} == {"true"}
+
+
+def test_what_needs_images_or_a_model_is_an_error_for_vectors(search, run, vectors, tmp_path):
+    with pytest.raises(ValueError, match="--contact_sheet shows images; this is an index of vectors"):
+        search("--query", tmp_path / "vectors.parquet", "--contact_sheet", tmp_path / "a.png", index=vectors)
+    with pytest.raises(ValueError, match="has no model that embeds what a visitor enters; use hf-sphere search"):
+        run("search_page", "--index", vectors)
+
+
 def test_an_index_is_replaced_only_if_asked(build, copy, photos):
     words = ["--images", photos / "b", "--output_dir", copy]
     with pytest.raises(FileExistsError, match=r"is not empty.*--overwrite_output_dir, or add images to it with"):
@@ -611,6 +687,82 @@ def test_the_page_shows_neighbors_errors_and_classes(address, photos, chromium):
     assert others == []
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_says_that_nothing_matches_and_labels_what_is_rejected(width, address, photos, noise, chromium):
+    page = chromium.new_page(viewport={"width": width, "height": 900})
+    page.set_default_timeout(60_000)
+    page.goto(address)
+    page.locator("input[type=file]").first.set_input_files(noise / "rejected_0.png")
+    page.get_by_text("No match at 20 % false accepts").wait_for()
+    page.get_by_text(re.compile("^rejected, p ")).first.wait_for()
+    level = page.get_by_role("slider", name="False accepts")
+    assert (level.get_attribute("min"), level.input_value()) == ("0.2", "0.2")  # the lowest of nine groups
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.get_by_label("Remove Image").or_(page.get_by_label("Clear")).first.click()
+    page.locator("input[type=file]").first.set_input_files(photos / "a" / "2.png")
+    page.get_by_text("1 of 9 neighbors match at 20 % false accepts").wait_for()
+    page.close()
+
+
+def test_the_page_reports_that_the_last_queries_look_unlike_the_calibration(load_recipe, folder, noise):
+    page, index, recent = load_recipe("search_page"), ImageIndex.load(folder), []
+    notes = [page.show(index, str(file), "", [], 1, 0.2, recent=recent)[0] for file in sorted(noise.iterdir())]
+    assert not any("look unlike" in note for note in notes[:29])
+    assert "look unlike" in notes[-1]
+    again = recent[:1] * 60  # one query again and again
+    assert "look unlike" not in page.show(index, str(noise / "rejected_0.png"), "", [], 1, 0.2, recent=again)[0]
+
+
+class Letters(VectorEncoder):
+    """An encoder of texts by the frequencies of their letters."""
+
+    content, embeds_texts = "text", True
+
+    def encode(self, source, rows, **_):
+        """Yield the rows and the vectors of their texts."""
+        yield torch.tensor(rows), {"embedding": self.encode_texts([source.encoded[row] for row in rows])}
+
+    def encode_texts(self, texts):
+        """Return unit vectors of texts."""
+        counts = torch.tensor([[text.count(letter) + 0.1 for letter in "abcdefgh"] for text in texts])
+        return torch.nn.functional.normalize(counts, dim=1)
+
+
+def test_the_page_of_an_index_of_texts_shows_texts_and_is_searched_by_text(load_recipe):
+    gradio = pytest.importorskip("gradio")
+    page = load_recipe("search_page")
+    texts = [f"{'abcdefgh'[n % 8] * 3}{'abcdefgh'[n // 8]} <b>" for n in range(16)]
+    index = ImageIndex.build(Letters(), texts, progress=False)
+    note, images = page.show(index, None, texts[0], [], 2, 0.2, recent=[])
+    assert images == []
+    assert "<b>1 of 2 neighbors match</b> at 20 % false accepts" in note
+    assert note.index("aaaa &lt;b&gt;") < note.index('<p style="opacity: 0.6">') < note.index("rejected, p ")
+    note, _ = page.show(index, None, "hgfedcba", [], 2, 0.2, recent=[])
+    assert "<b>No match</b>" in note
+    blocks = page.build_page(index).blocks.values()
+    assert not any(block.visible for block in blocks if isinstance(block, (gradio.Image, gradio.Gallery)))
+    assert "enter a text first" in page.show(index, None, "", [], 2, 0.2, recent=[])[0]
+
+
+def test_the_page_has_no_level_if_the_calibration_has_too_few_groups(load_recipe):
+    gradio = pytest.importorskip("gradio")
+    page = load_recipe("search_page")
+    for groups in (["a", "b"] * 2, ["a"] * 4):
+        index = ImageIndex.build(Letters(), ["abcd", "bcde", "cdef", "defg"], groups=groups, progress=False)
+        blocks = page.build_page(index).blocks.values()
+        assert [block.label for block in blocks if isinstance(block, gradio.Slider)] == ["Neighbors"]
+        assert "match" not in page.show(index, None, "abcd", [], 2, recent=[])[0]
+
+
+def test_a_search_by_text_without_its_own_calibration_says_that_it_has_no_level(load_recipe):
+    page = load_recipe("search_page")
+    index = ImageIndex.build(Letters(), ["abcd", "bcde", "cdef", "defg"], progress=False)
+    index.calibrated_with = "image"
+    note, _ = page.show(index, None, "abcd", [], 2, 0.4, recent=[])
+    assert "No level: the index is calibrated for searches by image." in note
+    assert "rejected" not in note
+
+
 @pytest.mark.parametrize("target", ["file", "folder", "dataset"])
 def test_visitors_of_the_page_cannot_name_files_folders_or_data_sets(target, address, photos):
     file = {
@@ -619,7 +771,7 @@ def test_visitors_of_the_page_cannot_name_files_folders_or_data_sets(target, add
         "dataset": {"path": "json", "orig_name": "drawing.svg"},
     }[target]
     call = f"{address}/gradio_api/call/find"
-    event = httpx.post(call, json={"data": [file, "", [], 1]}).json()["event_id"]
+    event = httpx.post(call, json={"data": [file, "", [], 1, 0.2]}).json()["event_id"]
     answer = httpx.get(f"{call}/{event}", timeout=60).text
     assert "event: error" in answer
     assert "upload an image." in answer
@@ -630,6 +782,6 @@ def test_the_page_shows_texts_of_models_and_names_of_files_without_markup(load_r
     page, index = load_recipe("search_page"), ImageIndex.load(folder)
     monkeypatch.setattr(index.encoder, "class_names", ["<img src=x>"] * len(index.encoder.class_names))
     for image in (str(photos / "a" / "2.png"), "<img src=x>.png"):
-        assert "&lt;img src=x&gt;" in page.show(index, image, "", [], 1)[0]
+        assert "&lt;img src=x&gt;" in page.show(index, image, "", [], 1, recent=[])[0]
     outputs = next(iter(page.build_page(index).fns.values())).outputs
     assert isinstance(outputs[0], gradio.HTML)  # Markdown would load images from any server
