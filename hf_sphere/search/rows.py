@@ -149,11 +149,11 @@ def positions(values: Tensor, others: Tensor) -> Tensor:
 
 
 def unit_vectors(what: str, vectors: Any) -> Tensor:
-    """Return finite vectors that are not zero as unit vectors, float32 on the CPU."""
+    """Return finite vectors that are not zero as unit vectors, float32 on the CPU; other than queries with a message."""
     vectors = check_embeddings(vectors, 1, what).cpu()
     norms = torch.linalg.vector_norm(vectors.double(), dim=1)
     check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero")
-    if len(odd := norms[(norms - 1).abs() > 1e-2]):
+    if what != "queries" and len(odd := norms[(norms - 1).abs() > 1e-2]):
         text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
         logger.warning(text, len(odd), len(norms), what, odd.min(), odd.max())
     return project_to_sphere(vectors).float()

@@ -249,7 +249,7 @@ class EmbeddingSpace(GroupedVectors):
         generator = torch.Generator().manual_seed(seed)
         samples = [
             points[torch.randperm(len(points), generator=generator)[:500]]
-            for points in (check_embeddings(queries, 2, "queries").cpu().float(), known)
+            for points in (self._check("queries", queries), known)
         ]
         if self.metric["distance"] == "cosine":
             samples = [project_to_sphere(points) for points in samples]

@@ -530,16 +530,23 @@ def test_an_index_needs_one_folder_and_a_search_one_query(run, folder):
 
 
 @pytest.fixture
-def vectors(tmp_path) -> Path:
+def vector_file(tmp_path) -> Path:
     """A file of 20 vectors of ten articles."""
     rows = {"embedding": torch.randn(20, 4).tolist(), "article": [f"a{n // 2}" for n in range(20)]}
     pd.DataFrame(rows).to_parquet(tmp_path / "vectors.parquet")
     return tmp_path / "vectors.parquet"
 
 
-def test_a_file_of_vectors_is_indexed_without_a_model(run, vectors, tmp_path, capsys):
+def test_a_file_of_vectors_is_indexed_without_a_model(run, vector_file, tmp_path, capsys):
     run(
-        "build_index", vectors, "--column", "embedding", "--group_column", "article", "--output_dir", tmp_path / "index"
+        "build_index",
+        vector_file,
+        "--column",
+        "embedding",
+        "--group_column",
+        "article",
+        "--output_dir",
+        tmp_path / "index",
     )
     assert "added     20 of 20 vectors of" in capsys.readouterr().out
     index = ImageIndex.load(tmp_path / "index")
@@ -562,9 +569,9 @@ def test_an_index_is_calibrated_by_images_that_have_no_match(build, photos, tmp_
         (["--column", "embedding", "--group_column", "page"], "no column 'page' for groups"),
     ],
 )
-def test_what_a_file_of_vectors_lacks_is_an_error_that_names_it(words, message, run, vectors, tmp_path, capsys):
+def test_what_a_file_of_vectors_lacks_is_an_error_that_names_it(words, message, run, vector_file, tmp_path, capsys):
     with pytest.raises((ValueError, SystemExit)) as error:
-        run("build_index", vectors, "--output_dir", tmp_path / "index", *words)
+        run("build_index", vector_file, "--output_dir", tmp_path / "index", *words)
     assert message in str(error.value) + capsys.readouterr().err
     assert not (tmp_path / "index").exists()
 
