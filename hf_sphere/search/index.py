@@ -349,9 +349,11 @@ class ImageIndex(IndexedImages):
 
     def _embed_queries(self, source: ImageSource, options: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
         """Return the columns and embeddings (Q, d) of queries; models may embed texts that search in their own way."""
-        if source.content != "text":
-            return self._embed(source, range(len(source)), options)
-        parts = [self.encoder.encode_texts(source.encoded[at : at + 256]) for at in range(0, len(source), 256)]
+        rows = range(len(source))
+        if source.content == "image":
+            return self._embed(source, rows, options)
+        parts = [source.encoded[at : at + 256] for at in rows[::256]]
+        parts = parts if source.content == "vector" else [self.encoder.encode_texts(texts) for texts in parts]
         return source.name_rows(torch.arange(len(source))), torch.cat(parts)
 
     def _embed(
