@@ -473,30 +473,6 @@ def test_a_level_that_the_index_does_not_allow_is_an_error(level, message, searc
         search("--query", query, "--false_accept", level)
 
 
-@pytest.fixture
-def vectors(run, tmp_path) -> Path:
-    """An index of 60 vectors; their file is beside it."""
-    values = np.random.default_rng(0).normal(size=(60, 8))
-    pd.DataFrame({"article": np.arange(60) // 2, "point": list(values)}).to_parquet(tmp_path / "vectors.parquet")
-    words = ["--column", "point", "--group_column", "article", "--output_dir", tmp_path / "vectors"]
-    run("build_index", tmp_path / "vectors.parquet", *words, "--disable_tqdm")
-    return tmp_path / "vectors"
-
-
-def test_vectors_of_a_file_are_searched_at_a_level(search, vectors, tmp_path):
-    words = ["--query", tmp_path / "vectors.parquet", "--column", "point", "--top_k", "1", "--false_accept", "0.1"]
-    rows = search(*words, index=vectors)
-    assert [row["id"] for row in rows] == [str(row) for row in range(60)]
-    assert {row["accepted"] for row in rows} == {"true"}
-
-
-def test_what_needs_images_or_a_model_is_an_error_for_vectors(search, run, vectors, tmp_path):
-    with pytest.raises(ValueError, match="--contact_sheet shows images; this is an index of vectors"):
-        search("--query", tmp_path / "vectors.parquet", "--contact_sheet", tmp_path / "a.png", index=vectors)
-    with pytest.raises(ValueError, match="has no model that embeds what a visitor enters; use hf-sphere search"):
-        run("search_page", "--index", vectors)
-
-
 def test_an_index_is_replaced_only_if_asked(build, copy, photos):
     words = ["--images", photos / "b", "--output_dir", copy]
     with pytest.raises(FileExistsError, match=r"is not empty.*--overwrite_output_dir, or add images to it with"):
@@ -535,6 +511,28 @@ def vectors(tmp_path) -> Path:
     rows = {"embedding": torch.randn(20, 4).tolist(), "article": [f"a{n // 2}" for n in range(20)]}
     pd.DataFrame(rows).to_parquet(tmp_path / "vectors.parquet")
     return tmp_path / "vectors.parquet"
+
+
+@pytest.fixture
+def vector_index(run, vectors, tmp_path) -> Path:
+    """An index of the vectors."""
+    words = ["--column", "embedding", "--group_column", "article", "--output_dir", tmp_path / "vectors"]
+    run("build_index", vectors, *words, "--disable_tqdm")
+    return tmp_path / "vectors"
+
+
+def test_vectors_of_a_file_are_searched_at_a_level(search, vector_index, vectors):
+    words = ["--query", vectors, "--column", "embedding", "--top_k", "1", "--false_accept", "0.2"]
+    rows = search(*words, index=vector_index)
+    assert [row["id"] for row in rows] == [str(row) for row in range(20)]
+    assert {row["accepted"] for row in rows} == {"true"}
+
+
+def test_what_needs_images_or_a_model_is_an_error_for_vectors(search, run, vector_index, vectors, tmp_path):
+    with pytest.raises(ValueError, match="--contact_sheet shows images; this is an index of vectors"):
+        search("--query", vectors, "--contact_sheet", tmp_path / "a.png", index=vector_index)
+    with pytest.raises(ValueError, match="has no model that embeds what a visitor enters; use hf-sphere search"):
+        run("search_page", "--index", vector_index)
 
 
 def test_a_file_of_vectors_is_indexed_without_a_model(run, vectors, tmp_path, capsys):
