@@ -124,7 +124,7 @@ def show(
         note = f"<b>{result}</b> at {100 * level:.3g} % false accepts.<br>{note}"
         note += f"<br>{html.escape(compare_queries(index, [*{*recent}]))}"
     elif level is not None:
-        note += f"<br>No level: the index is calibrated for searches by {index.calibrated_with}."
+        note += f"<br>No level: the index is calibrated for searches by {html.escape(index.calibrated_with)}."
     texts, images = list_neighbors(index, neighbors)
     return note + texts, images
 

@@ -25,7 +25,7 @@ from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource
 from hf_sphere.search.pipeline import finished_batches
-from hf_sphere.search.vectors import VectorEncoder
+from hf_sphere.search.encoder import VectorEncoder
 
 
 @pytest.fixture(scope="module")
@@ -473,30 +473,6 @@ def test_a_level_that_the_index_does_not_allow_is_an_error(level, message, searc
         search("--query", query, "--false_accept", level)
 
 
-@pytest.fixture
-def vectors(run, tmp_path) -> Path:
-    """An index of 60 vectors; their file is beside it."""
-    values = np.random.default_rng(0).normal(size=(60, 8))
-    pd.DataFrame({"article": np.arange(60) // 2, "point": list(values)}).to_parquet(tmp_path / "vectors.parquet")
-    words = ["--column", "point", "--group_column", "article", "--output_dir", tmp_path / "vectors"]
-    run("build_index", tmp_path / "vectors.parquet", *words, "--disable_tqdm")
-    return tmp_path / "vectors"
-
-
-def test_vectors_of_a_file_are_searched_at_a_level(search, vectors, tmp_path):
-    words = ["--query", tmp_path / "vectors.parquet", "--column", "point", "--top_k", "1", "--false_accept", "0.1"]
-    rows = search(*words, index=vectors)
-    assert [row["id"] for row in rows] == [str(row) for row in range(60)]
-    assert {row["accepted"] for row in rows} == {"true"}
-
-
-def test_what_needs_images_or_a_model_is_an_error_for_vectors(search, run, vectors, tmp_path):
-    with pytest.raises(ValueError, match="--contact_sheet shows images; this is an index of vectors"):
-        search("--query", tmp_path / "vectors.parquet", "--contact_sheet", tmp_path / "a.png", index=vectors)
-    with pytest.raises(ValueError, match="has no model that embeds what a visitor enters; use hf-sphere search"):
-        run("search_page", "--index", vectors)
-
-
 def test_an_index_is_replaced_only_if_asked(build, copy, photos):
     words = ["--images", photos / "b", "--output_dir", copy]
     with pytest.raises(FileExistsError, match=r"is not empty.*--overwrite_output_dir, or add images to it with"):
@@ -530,23 +506,38 @@ def test_an_index_needs_one_folder_and_a_search_one_query(run, folder):
 
 
 @pytest.fixture
-def vector_file(tmp_path) -> Path:
+def vectors(tmp_path) -> Path:
     """A file of 20 vectors of ten articles."""
     rows = {"embedding": torch.randn(20, 4).tolist(), "article": [f"a{n // 2}" for n in range(20)]}
     pd.DataFrame(rows).to_parquet(tmp_path / "vectors.parquet")
     return tmp_path / "vectors.parquet"
 
 
-def test_a_file_of_vectors_is_indexed_without_a_model(run, vector_file, tmp_path, capsys):
+@pytest.fixture
+def vector_index(run, vectors, tmp_path) -> Path:
+    """An index of the vectors."""
+    words = ["--column", "embedding", "--group_column", "article", "--output_dir", tmp_path / "vectors"]
+    run("build_index", vectors, *words, "--disable_tqdm")
+    return tmp_path / "vectors"
+
+
+def test_vectors_of_a_file_are_searched_at_a_level(search, vector_index, vectors):
+    words = ["--query", vectors, "--column", "embedding", "--top_k", "1", "--false_accept", "0.2"]
+    rows = search(*words, index=vector_index)
+    assert [row["id"] for row in rows] == [str(row) for row in range(20)]
+    assert {row["accepted"] for row in rows} == {"true"}
+
+
+def test_what_needs_images_or_a_model_is_an_error_for_vectors(search, run, vector_index, vectors, tmp_path):
+    with pytest.raises(ValueError, match="--contact_sheet shows images; this is an index of vectors"):
+        search("--query", vectors, "--contact_sheet", tmp_path / "a.png", index=vector_index)
+    with pytest.raises(ValueError, match="has no model that embeds what a visitor enters; use hf-sphere search"):
+        run("search_page", "--index", vector_index)
+
+
+def test_a_file_of_vectors_is_indexed_without_a_model(run, vectors, tmp_path, capsys):
     run(
-        "build_index",
-        vector_file,
-        "--column",
-        "embedding",
-        "--group_column",
-        "article",
-        "--output_dir",
-        tmp_path / "index",
+        "build_index", vectors, "--column", "embedding", "--group_column", "article", "--output_dir", tmp_path / "index"
     )
     assert "added     20 of 20 vectors of" in capsys.readouterr().out
     index = ImageIndex.load(tmp_path / "index")
@@ -569,9 +560,9 @@ def test_an_index_is_calibrated_by_images_that_have_no_match(build, photos, tmp_
         (["--column", "embedding", "--group_column", "page"], "no column 'page' for groups"),
     ],
 )
-def test_what_a_file_of_vectors_lacks_is_an_error_that_names_it(words, message, run, vector_file, tmp_path, capsys):
+def test_what_a_file_of_vectors_lacks_is_an_error_that_names_it(words, message, run, vectors, tmp_path, capsys):
     with pytest.raises((ValueError, SystemExit)) as error:
-        run("build_index", vector_file, "--output_dir", tmp_path / "index", *words)
+        run("build_index", vectors, "--output_dir", tmp_path / "index", *words)
     assert message in str(error.value) + capsys.readouterr().err
     assert not (tmp_path / "index").exists()
 
