@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.search.index_files import check_replaceable, describe_space, read_index, write_index

@@ -24,8 +24,8 @@ from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource
-from hf_sphere.search.pipeline import finished_batches
 from hf_sphere.search.encoder import VectorEncoder
+from hf_sphere.search.pipeline import finished_batches
 
 
 @pytest.fixture(scope="module")
