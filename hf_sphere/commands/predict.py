@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from hf_sphere import search
-from hf_sphere.search.pipeline import finished_batches
 from hf_sphere.training.output_dir import check_output_file
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.files import atomic_file, lock_folder
@@ -54,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     encoder = search.ImageEncoder(args.model_name_or_path)
     if not encoder.class_names:
         raise ValueError(f"{args.model_name_or_path} has no classes to predict; give a model with a head.")
+    from hf_sphere.search.pipeline import finished_batches
+
     with lock_folder(output, wait=False):
         rows = predict(args, encoder, source, finished_batches(output))
         write_table(rows, output)

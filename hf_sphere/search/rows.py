@@ -149,7 +149,7 @@ def positions(values: Tensor, others: Tensor) -> Tensor:
 
 
 def unit_vectors(what: str, vectors: Any) -> Tensor:
-    """Return finite vectors that are not zero as unit vectors, float32 on the CPU; other than queries with a message."""
+    """Return finite vectors that are not zero as unit vectors, float32 on the CPU, with a message but for queries."""
     vectors = check_embeddings(vectors, 1, what).cpu()
     norms = torch.linalg.vector_norm(vectors.double(), dim=1)
     check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero")
