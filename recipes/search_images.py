@@ -1,9 +1,6 @@
 """The same as `hf-sphere search`."""
 
 from hf_sphere.commands.command_line import run_job
-from hf_sphere.commands.search import main
-
-__all__ = ["main"]
 
 if __name__ == "__main__":
     run_job("search")

@@ -27,11 +27,8 @@ def encode(
     """Tokenize sentences.
 
     With `words`, find the tokens of every word in `spans`: a token belongs to a word if they share a character.
-    `start_token` is added before a sentence if the tokenizer adds none.
-
-    Raises:
-        ValueError: If a text is empty or too long for the model, a sentence has hidden words but the model is not
-            masked, a word has no token, the tokenizer does not support offsets, or a token is unknown to the model.
+    `start_token` is added before a sentence if the tokenizer adds none. A text or word that the model cannot read is an
+    error.
     """
     any_hidden = any(sentence.hidden for sentence in sentences)
     if any_hidden and language_model.kind != "masked":

@@ -194,15 +194,9 @@ def report_accuracy(
     """Report the accuracy of the selected configuration, with the baselines to compare it with.
 
     `answers` are the scores of the test questions with the configuration that `select_configuration(validation)`
-    selects, and `untuned` those with the default configuration. The noise level on validation questions is of
-    `num_shuffles` searches on shuffled scores.
-
-    Returns:
-        By name: `eval_accuracy` with its confidence interval; `chance_level`, which is also the expected accuracy of
-        the selected configuration if the scores are noise; `selection_noise_high`, its 95 % quantile in that case;
-        `untuned_accuracy`; `validation_accuracy` and, for shuffled scores, its mean `validation_noise` and 95 %
-        quantile `validation_noise_high`; the numbers of questions and configurations; and the options of the selected
-        configuration.
+    selects, and `untuned` those with the default configuration. The noise levels are the expected accuracy
+    (`chance_level`, `validation_noise`) and its 95 % quantile (`selection_noise_high`, `validation_noise_high`) if the
+    scores are noise, on validation questions by `num_shuffles` searches on shuffled scores.
     """
     selected = select_configuration(validation)
     noise = search.selection_noise(validation, num_repeats=num_shuffles, seed=seed)

@@ -42,25 +42,15 @@ def perplexities(
     batch_size: int | None = None,
     cache: ScoreCache | None = None,
 ) -> Tensor:
-    """Compute the perplexities of sentences.
+    """Compute the perplexities of N sentences, (N,), at least 1, float64, on the CPU; repeated ones are scored once.
 
     With a masked model these are pseudo-perplexities (Salazar et al., "Masked Language Model Scoring", ACL 2020): each
     token is masked in turn, and `exp` of its mean negative log-likelihood is taken. Special tokens and masks are not
     scored. With a causal model, each token is scored given the tokens before it. The first one is scored if the
     tokenizer adds a special token before it, or if the configuration has a `bos_token_id`, which is then added.
 
-    Args:
-        language_model: A masked or causal model.
-        sentences: N sentences; repeated ones are scored once.
-        batch_size: Sequences per batch; chosen for speed by default.
-        cache: Cache of scores, written every few seconds.
-
-    Returns:
-        (N,), at least 1, float64, on the CPU.
-
-    Raises:
-        ValueError: If the model has no likelihoods, a sentence is empty, too long or has no token to score, a sentence
-            for a causal model has hidden words, or a likelihood is not finite.
+    A sentence without a token to score, or with a likelihood that is not finite, is an error, as are hidden words for a
+    causal model. The batch size is chosen for speed by default.
     """
     if language_model.kind == "embedding":
         what = f"{language_model.name} is a bare {type(language_model.model).__name__}, which has no likelihoods"

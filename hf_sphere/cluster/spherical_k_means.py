@@ -29,17 +29,14 @@ Block: TypeAlias = Tensor | Any
 
 
 class Rows:
-    """The rows of a matrix in blocks, and the factors that normalize them.
+    """The rows of a matrix (n, d) in blocks, and the factors that normalize them.
 
-    `rows[index]` returns a block and its factors. These are 0 for rows of zeros. The matrix is not changed, and copied
-    only if it is sparse with duplicate entries, or has rows whose squares would overflow or underflow.
+    `rows[index]` returns a block and its factors. These are 0 for rows of zeros. The matrix is array-like, sparse or a
+    tensor; it is not changed, and copied only if it is sparse with duplicate entries, or has rows whose squares would
+    overflow or underflow. `reset` sets the number of features of the estimator, as `fit` does, instead of checking it.
 
-    Args:
-        estimator: The estimator, whose number of features is set or checked.
-        X: Matrix (n, d): array-like, a scipy sparse matrix, or a tensor on any device.
-        reset: Whether to set the number of features of the estimator (in `fit`), instead of checking it.
-        for_density: Whether d must be at least 2, sparse matrices are errors, and blocks have the dtype float64 on
-            devices that support it. Otherwise they have that of the matrix, at least float32.
+    With `for_density`, d must be at least 2, sparse matrices are errors, and blocks have the dtype float64 on devices
+    that support it. Otherwise they have that of the matrix, at least float32.
     """
 
     def __init__(self, estimator: Any, X: Any, reset: bool, for_density: bool = False) -> None:

@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "--overwrite_output_dir, or add images to it with --add_to."
             )
         from hf_sphere.search import ImageIndex, ImageSource
-        from hf_sphere.search.index import open_encoder
+        from hf_sphere.search.encoder import load_encoder
         from hf_sphere.search.index_files import check_replaceable
         from hf_sphere.search.neighbor_search import APPROXIMATE
         from hf_sphere.search.pipeline import finished_batches
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             done = f"removed   {index.remove(args.images):,} images of {args.images}"
         else:
             index = None if args.add_to is None else ImageIndex.load(folder, args.model_name_or_path)
-            encoder = open_encoder(args.model_name_or_path) if index is None else index.encoder
+            encoder = load_encoder(args.model_name_or_path) if index is None else index.encoder
             of_rows = {"column": args.column, "content": encoder.content}
             source = ImageSource.of(args.images, args.split, **of_rows)
             if index is None:

@@ -47,9 +47,7 @@ class PrepareArguments(Arguments):
     )
     output: str = argument(help="Output folder, for --dataset_name of `hf-sphere train`.")
     overwrite_output_dir: bool = argument(False, "Replace the prepared data in output.")
-    skip_missing: bool = argument(
-        False, "Skip rows whose image is missing or unreadable, or whose school or year is unknown."
-    )
+    skip_missing: bool = argument(False, "Skip rows with a missing or unreadable image, or an unknown school or year.")
     expect_counts: bool = argument(
         True, "Require the published numbers of classes and images; false only prints warnings, for subsets."
     )

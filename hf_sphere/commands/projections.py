@@ -46,12 +46,8 @@ class ProjectionArguments(Arguments):
     layers: Literal["conv", "linear", "all"] = argument("conv", "Kinds of layers.")
     include_1x1: bool = argument(False, "Include pointwise (1x1) convolutions.")
     normalize: bool = argument(True, "Normalize filters to unit length before projecting them.")
-    by_stage: bool = argument(
-        False, "Write stages.json as well, the results by stage and block, which requires building the model."
-    )
-    snapshots: list[str] | None = argument(
-        None, "Snapshot files of the model; default: those in the folder of the training run."
-    )
+    by_stage: bool = argument(False, "Also write stages.json: results by stage and block; builds the model.")
+    snapshots: list[str] | None = argument(None, "Snapshot files; default: those in the folder of the training run.")
     initial_model: str | None = argument(
         None, "Model to measure distances from; default: the snapshot of epoch 0, if any."
     )

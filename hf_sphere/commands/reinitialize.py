@@ -62,9 +62,7 @@ class RobustnessArguments(Arguments):
     layers: Literal["conv", "linear", "all"] = argument("all", "Kinds of layers.")
     include_1x1: bool = argument(True, "Include pointwise (1x1) convolutions.")
     include_batch_norm: bool = argument(True, "Reset the batch norm after a layer with it.")
-    snapshots: list[str] | None = argument(
-        None, "Snapshot files of the model; default: those in the folder of the training run."
-    )
+    snapshots: list[str] | None = argument(None, "Snapshot files; default: those in the folder of the training run.")
     num_random: int = argument(1, "Number of random initializations per layer.", ge=0)
     seed: int = argument(
         0, "Seed of the random initializations, and of the sample of images for a model without a training run.", **SEED

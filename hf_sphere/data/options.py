@@ -67,9 +67,7 @@ class ImageSourceOptions(Arguments):
     image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")
     image_std: list[float] | None = argument(None, "Standard deviation per channel; default: measured.", gt=0)
     sample_classes: int | None = argument(None, "Keep only this many classes, sampled with corruption_seed.", ge=2)
-    label_noise: float = argument(
-        0.0, "Fraction of the training labels to replace by uniformly sampled classes.", ge=0, le=1
-    )
+    label_noise: float = argument(0.0, "Fraction of training labels to replace by uniformly drawn classes.", ge=0, le=1)
     shuffled_pixels: Literal["per_image", "shared"] | None = argument(
         None, "Permute the pixels of every image: with a permutation per image, or one shared by all images."
     )
@@ -80,9 +78,7 @@ class ImageSourceOptions(Arguments):
     max_eval_samples: int | None = argument(None, "Use at most this many evaluation images.", ge=1)
     skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
     cache_dir: str | None = argument(None, "Cache folder for decoded images; default: in the Hugging Face home.")
-    dataloader_num_workers: int | None = argument(
-        None, "Number of decoding processes; default: one per core.", ge=0, le=1024
-    )
+    dataloader_num_workers: int | None = argument(None, "Decoding processes; default: one per core.", ge=0, le=1024)
 
     def __post_init__(self) -> None:
         self.dataset_name = os.fspath(self.dataset_name)
@@ -109,9 +105,7 @@ class AugmentationOptions(Arguments):
 
     crop_padding: int = argument(0, "Padding in pixels before a random crop of training images.", ge=0, le=LARGEST_SIDE)
     horizontal_flip: bool = argument(False, "Flip training images horizontally with probability 1/2.")
-    alternating_flip: bool = argument(
-        False, "Flip each training image in every other epoch, beginning with a random half of the images."
-    )
+    alternating_flip: bool = argument(False, "Flip each training image in every other epoch, a random half first.")
     rotation: float = argument(0.0, "Maximum angle of random rotations of training images, in degrees.", ge=0, le=180)
     random_resized_crop: float | None = argument(
         None, "Train on random resized crops of at least this fraction of the area, for instance 0.08.", gt=0, le=1
@@ -219,9 +213,7 @@ class TextDataOptions(Arguments):
         None, "Use at most this many blocks for evaluation and for validation.", ge=1
     )
     cache_dir: str | None = argument(None, "Cache folder for prepared text; default: that of `datasets`.")
-    preprocessing_num_workers: int | None = argument(
-        None, "Number of tokenization processes; default: one.", ge=1, le=1024
-    )
+    preprocessing_num_workers: int | None = argument(None, "Tokenization processes; default: one.", ge=1, le=1024)
 
     def __post_init__(self) -> None:
         super().__post_init__()

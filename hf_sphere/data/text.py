@@ -103,9 +103,7 @@ def load_text_data(
     for key, (tokens, starts) in blocks.items():
         count, size = len(tokens), options.max_train_samples if key == "train" else options.max_eval_samples
         if count == 0:
-            raise ValueError(
-                f"{names[key]} has too little text for {block_length} tokens; use a smaller --max_seq_length."
-            )
+            raise ValueError(f"{names[key]} has too little text for {block_length} tokens; reduce --max_seq_length.")
         if size is not None and size < count:
             drawn = draw_subset(count, size, seed)
             blocks[key] = (tokens[drawn], starts[drawn])

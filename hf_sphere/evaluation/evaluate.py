@@ -185,15 +185,11 @@ def _evaluate_retrieval(
     scores = metrics.retrieval_scores(data.embeddings, labels, **retrieval)
     evaluation.add("eval", scores)
     if excluded := scores["num_excluded"]:
-        evaluation.notes.append(
-            f"{excluded:,} image(s) are not retrieval queries, since each is the only one of its class."
-        )
+        evaluation.notes.append(f"{excluded:,} image(s) are not retrieval queries, since each is alone in its class.")
     if data.concentrations is None or options.num_samples == 0 or evaluation.distance == "hyperbolic":
         return
     if zero := int((~data.embeddings.any(-1)).sum()):
-        evaluation.notes.append(
-            f"sampled retrieval is skipped: {zero:,} embedding(s) are zero vectors, which have no direction."
-        )
+        evaluation.notes.append(f"sampled retrieval is skipped: {zero:,} embedding(s) are zero vectors (no direction).")
         return
     retrieval |= {"num_samples": options.num_samples, "seed": options.seed}
     sampled = metrics.sampled_retrieval_scores(data.embeddings, data.concentrations, labels, **retrieval)

@@ -20,17 +20,10 @@ would explode. The limit is active above 0.99995."""
 
 @dataclass(frozen=True)
 class Operator:
-    """An angular operator.
+    """An angular operator."""
 
-    Attributes:
-        normalizes_input: Whether the operator is applied to the cosine of the angle between input and weight, which
-            does not depend on the norm of the input; otherwise to `x.w / |w|`.
-        of_angle: Function of `asin(cosine)`, the angle between the input and the hyperplane of the weight; None for
-            the cosine operators, which return the cosine unchanged.
-    """
-
-    normalizes_input: bool
-    of_angle: Callable[[Tensor], Tensor] | None
+    normalizes_input: bool  # applied to the cosine of the angle between input and weight, otherwise to `x.w / |w|`
+    of_angle: Callable[[Tensor], Tensor] | None  # of the angle to the hyperplane, `asin(cosine)`; None keeps the cosine
 
 
 OPERATORS: dict[str, Operator] = {
@@ -46,11 +39,7 @@ OPERATORS: dict[str, Operator] = {
 
 
 def find_operator(name: str) -> Operator:
-    """Return an operator by its name.
-
-    Raises:
-        ValueError: If there is no operator of that name.
-    """
+    """Return an operator by its name."""
     if name not in OPERATORS:
         raise ValueError(f"unknown operator {name!r}; the operators are: {', '.join(OPERATORS)}.")
     return OPERATORS[name]

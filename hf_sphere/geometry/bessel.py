@@ -116,16 +116,10 @@ def mean_resultant_length_complement(concentration: Tensor, dim: int) -> Tensor:
 
 
 def means_from_natural_parameters(*vectors: Tensor) -> tuple[Tensor, ...]:
-    """Means of von Mises-Fisher distributions as functions of their natural parameters, also smooth at 0.
+    """Means A_d(|eta|) eta / |eta| of von Mises-Fisher distributions with natural parameters eta = kappa mu, (N, d).
 
-    The mean is the gradient of the log-partition function, and its Jacobian is the covariance matrix. Once
-    differentiable.
-
-    Args:
-        *vectors: Natural parameters eta = kappa mu, each (N, d) with the same d, float32 or float64.
-
-    Returns:
-        A_d(|eta|) eta / |eta| for each, (N, d).
+    They are smooth also at 0. The mean is the gradient of the log-partition function, and its Jacobian is the
+    covariance matrix. Once differentiable.
     """
     return _Means.apply(*vectors)
 

@@ -77,11 +77,8 @@ def check_codes(name: str, dtype: object) -> None:
 def to_tensor(name: str, values: Any, kind: str = "numbers") -> Tensor:
     """Return numbers as a tensor without loss of precision, and tensors as they are.
 
-    Arrays, columns and lists have the dtype that numpy gives them, so that Python numbers are float64 and int64.
-
-    Raises:
-        TypeError: If the values are sparse, complex, of unequal lengths, not of the `kind` that the message names, or
-            represented exactly by neither a dtype of torch nor float64.
+    Arrays, columns and lists have the dtype that numpy gives them, so that Python numbers are float64 and int64. Values
+    that are not of the `kind` that the message names, or that no dtype represents exactly, are a TypeError.
     """
     check_dense(name, values)
     try:

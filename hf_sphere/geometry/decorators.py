@@ -103,8 +103,7 @@ def with_gradient(gradient: Callable[..., tuple[Tensor, ...]]) -> Callable[[T], 
 def opaque(shapes: Callable[..., tuple[Tensor, ...]]) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Decorate a function of annotated arguments, so that a compiler calls it instead of unrolling its loops.
 
-    Args:
-        shapes: Returns empty tensors like the results, for the same arguments. The results share no memory with these.
+    `shapes` returns empty tensors like the results, for the same arguments. The results share no memory with these.
     """
 
     def decorate(function: Callable[..., T]) -> Callable[..., T]:

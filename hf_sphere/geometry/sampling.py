@@ -97,22 +97,13 @@ def tangent_directions(loc: Tensor, normals: Tensor) -> Tensor:
 def sample_cosine(
     concentration: Tensor, dim: int, generator: torch.Generator | None = None, *, keys: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Draw one cosine w between sample and mean direction per concentration.
+    """Draw one cosine w between sample and mean direction per concentration: w and `sqrt(1 - w^2)`, of its shape.
 
-    Exact in any dimension and at any concentration, by Wood's rejection sampling in a form without cancellation. The
-    derivative with respect to the concentration is given by implicit reparameterization, `dw/dkappa = -(dF/dkappa) / f`
-    with the distribution function F and the density f of w.
-
-    Args:
-        concentration: Concentration kappa >= 0, of any shape, float32 or float64.
-        dim: Number of coordinates d, at least 2.
-        generator: Random number generator; torch's global one if None.
-        keys: int64, of the shape of `concentration`. Replaces the generator: a sample depends only on its
-            concentration and key, see `hf_sphere.geometry.sampling`.
-
-    Returns:
-        w and `sqrt(1 - w^2)`, both with the shape of `concentration` and once differentiable with respect to it. The
-        sine keeps its full relative accuracy where w is close to 1.
+    Exact in any dimension and at any concentration, by Wood's rejection sampling in a form without cancellation: the
+    sine keeps its full relative accuracy where w is close to 1. The derivative with respect to the concentration is
+    given, once, by implicit reparameterization, `dw/dkappa = -(dF/dkappa) / f` with the distribution function F and the
+    density f of w. With `keys`, int64, of the shape of the concentration, a sample depends only on its concentration
+    and key, and not on a generator; see `hf_sphere.geometry.sampling`.
 
     Reference:
         Wood, "Simulation of the von Mises Fisher distribution", Communications in Statistics 1994; Figurnov, Mohamed
@@ -145,15 +136,10 @@ def _proposals(count: int, like: Tensor) -> Tensor:
 
 
 class Noise(NamedTuple):
-    """Random numbers that determine samples for given mean directions and concentrations.
+    """Random numbers that determine samples for given mean directions and concentrations."""
 
-    Attributes:
-        uniforms: (3, n, ...), uniform numbers for n proposals of the cosine.
-        normals: (..., d), Gaussian noise for the tangent.
-    """
-
-    uniforms: Tensor
-    normals: Tensor
+    uniforms: Tensor  # (3, n, ...), uniform numbers for n proposals of the cosine
+    normals: Tensor  # (..., d), Gaussian noise for the tangent
 
 
 def fixed_noise(shape: tuple[int, ...], dim: int, seed: int | range, dtype: torch.dtype, device: torch.device) -> Noise:
@@ -216,8 +202,7 @@ def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, 
     `w = (x + c) / (1 + c x)` with `c = 2 kappa / (sqrt(4 kappa^2 + (d-1)^2) + d - 1)`. In this form nothing cancels:
     the log acceptance probability is `(d - 1) (1 - 1 / z - log z)` with `z = 1 + c x`.
 
-    Returns:
-        `1 - w` and `1 + w`, (2, n, ...), and whether the proposals are accepted, (n, ...).
+    Returns `1 - w` and `1 + w`, (2, n, ...), and whether the proposals are accepted, (n, ...).
     """
     first, second, third = uniforms
     # Two coordinates of a uniform point in polar form. Their squared radius is 1 - rest; in two dimensions it is 1.

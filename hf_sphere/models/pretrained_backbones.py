@@ -33,10 +33,8 @@ class TransformersBackbone(nn.Module):
     default dtype, whatever that of the file: `from_pretrained` sets it to the dtype asked for. Other encoders, and
     weights for other channels, are errors.
 
-    Args:
-        settings: The configuration of the encoder, as a dictionary. Only the architecture is used.
-        num_channels: Channels of the images.
-        pretrained: Folder, Hub id or file of the weights; None for random ones.
+    Only the architecture of the `settings`, a configuration as a dictionary, is used. `pretrained` is the folder, Hub
+    id or file of the weights; None for random ones.
     """
 
     def __init__(self, settings: dict[str, Any], num_channels: int, pretrained: str | None = None) -> None:
@@ -58,7 +56,9 @@ class TransformersBackbone(nn.Module):
             encoder = load_model(AutoModel, pretrained, config=config, dtype=dtype, **checks)
         if encoder.main_input_name != "pixel_values":
             kind = type(encoder).__name__
-            raise ValueError(f"{kind} of transformers is no image encoder, such as DINOv2 or ConvNeXt.")
+            raise ValueError(
+                f"{kind} of transformers is no image encoder, such as DINOv2; texts need sentence-transformers."
+            )
         pooler = getattr(encoder, "pooler", None)
         if pooler is not None and any(isinstance(layer, nn.Linear) for layer in pooler.modules()):
             encoder.pooler = None

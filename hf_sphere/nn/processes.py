@@ -28,14 +28,10 @@ def share_of(count: int, process: int | None = None) -> range:
 class Exchange:
     """Exchanges what losses need between processes, each with examples of its own and a part of the classes.
 
-    Each process computes the losses of its examples; data parallelism minimizes their mean over processes. So the
-    gradients of class vectors, which have no copies, are those of this mean. Without a group, all methods return what
-    they are given.
-
-    Args:
-        batch: A tensor whose first axis is that of the examples of this process; their number B may differ from that of
-            another process, and their sum is N.
-        shared: Whether the classes are spread over the processes.
+    Each process computes the losses of its B examples, a number that may differ from that of another process, and their
+    sum is N; data parallelism minimizes the mean of the losses over processes. So the gradients of class vectors, which
+    have no copies, are those of this mean. Without a group, or with classes that are not `shared`, all methods return
+    what they are given.
     """
 
     def __init__(self, batch: Tensor, *, shared: bool) -> None:

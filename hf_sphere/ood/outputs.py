@@ -93,10 +93,8 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
                 calls.clear()
                 output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
                 logits = output if isinstance(output, Tensor) else output["logits"]
-                matches = [
-                    c for c in calls if head is not None or torch.equal(c[1].flatten(1).to(logits.dtype), logits)
-                ]
-                embeddings, last = matches[-1] if matches else (None, None)
+                found = [c for c in calls if head is not None or torch.equal(c[1].flatten(1).to(logits.dtype), logits)]
+                embeddings, last = found[-1] if found else (None, None)
                 collected.append((embeddings, logits, labels, getattr(last, "concentration", None)))
     finally:
         for handle in handles:

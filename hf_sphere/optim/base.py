@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
+from hf_sphere.optim import layout
 from hf_sphere.optim.fast_step import (
     INDUCTOR,
     Block,
@@ -26,17 +27,6 @@ from hf_sphere.optim.fast_step import (
     update_all,
 )
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, radial_parameter_groups
-from hf_sphere.optim.layout import (
-    LOW_PRECISION,
-    OpenParameter,
-    at_least_float32,
-    check_shards,
-    group_size,
-    is_low,
-    local,
-    resolve_channel_dims,
-    zeros_per_group,
-)
 
 Group = dict[str, Any]
 
@@ -96,7 +86,7 @@ class SphereOptimizer(NamedOptimizer):
         names = self._names(group)
         for name, parameter in zip(names, group["params"], strict=True):
             self._check_parameter(name, parameter, group)
-        group["channel_dims"] = resolve_channel_dims(names, group["params"], **channels)
+        group["channel_dims"] = layout.resolve_channel_dims(names, group["params"], **channels)
         for name in self.not_of_groups & group.keys():
             del group[name]
         if self.defaults["compile"] and any(parameter.device.type == "cpu" for parameter in group["params"]):
@@ -117,11 +107,10 @@ class SphereOptimizer(NamedOptimizer):
         if options["decoupled_weight_decay"] and options["lr"] * options["weight_decay"] >= 1.0:
             rate = f"{options['weight_decay']} at lr {options['lr']}"
             raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
-        if options["low_precision"] not in LOW_PRECISION:
-            raise ValueError(
-                f"low_precision must be one of {', '.join(LOW_PRECISION)}; got {options['low_precision']!r}."
-            )
-        if options["low_precision"] == "stochastic" and options["capturable"]:
+        mode = options["low_precision"]
+        if mode not in layout.LOW_PRECISION:
+            raise ValueError(f"low_precision must be one of {', '.join(layout.LOW_PRECISION)}; got {mode!r}.")
+        if mode == "stochastic" and options["capturable"]:
             raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
 
     def _check_parameter(self, name: str, parameter: Tensor, group: Group) -> None:
@@ -133,7 +122,7 @@ class SphereOptimizer(NamedOptimizer):
     def _step(self) -> None:
         compiles = self.defaults["compile"] or torch.compiler.is_compiling()
         pending: dict[Any, list[tuple[Block, Group]]] = defaultdict(list)
-        opened: list[tuple[Tensor, OpenParameter, str]] = []
+        opened: list[tuple[Tensor, layout.OpenParameter, str]] = []
         self._init_group()  # before any parameter changes
         for group in self.param_groups:
             batches: dict[Any, list[Tensor]] = defaultdict(list, ordinary=[])
@@ -142,14 +131,14 @@ class SphereOptimizer(NamedOptimizer):
                     continue
                 if not self._is_radial(parameter, group):
                     batches["ordinary"].append(parameter)
-                elif local(parameter).numel():
+                elif layout.local(parameter).numel():
                     batches[parameter.device, parameter.dtype].append(parameter)
                 else:
                     self.state[parameter]["step"] += 1  # no local groups, but the step is counted
             mode, key = group["low_precision"], self.momentum_key
             for kind, parameters in batches.items():
                 dims = None if kind == "ordinary" else group["channel_dims"]
-                tensors = [OpenParameter(p, self.state[p], mode, key, dims) for p in parameters]
+                tensors = [layout.OpenParameter(p, self.state[p], mode, key, dims) for p in parameters]
                 opened += [(p, own, mode) for p, own in zip(parameters, tensors, strict=True)]
                 if dims is None and parameters:
                     self._step_of_torch(group, parameters, tensors)
@@ -167,9 +156,9 @@ class SphereOptimizer(NamedOptimizer):
             # The seed depends on the step alone, so that replicas and resumed runs round identically.
             own.close(int(self.state[parameter]["step"]) * 1_000_003 + next(seeds) if mode == "stochastic" else 0)
 
-    def _block(self, parameter: Tensor, tensors: OpenParameter) -> Block:
+    def _block(self, parameter: Tensor, tensors: layout.OpenParameter) -> Block:
         state = self.state[parameter]
-        moment = local(state["exp_avg_sq"]).view(-1) if self.has_second_moment else tensors.weight.new_empty(0)
+        moment = layout.local(state["exp_avg_sq"]).view(-1) if self.has_second_moment else tensors.weight.new_empty(0)
         # A Python number, if reading it does not synchronize with the device.
         on_host = state["step"].device.type == "cpu" and not torch.compiler.is_compiling()
         step = state["step"].item() if on_host else state["step"]
@@ -240,7 +229,7 @@ class SphereOptimizer(NamedOptimizer):
             return 0.0, 1 - lr * group["weight_decay"]
         return group["weight_decay"], 1.0
 
-    def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[OpenParameter]) -> None:
+    def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[layout.OpenParameter]) -> None:
         """Update ordinary parameters with torch's functional optimizer."""
         raise NotImplementedError
 
@@ -310,7 +299,7 @@ class SphereOptimizer(NamedOptimizer):
                 f"channel_dims {list(dims)} do not fit a parameter that is now {parameter.ndim}-dimensional: it was "
                 "flattened after the optimizer was built. FSDP2 (fully_shard) keeps the shape of parameters."
             )
-        return group_size(parameter, dims) > 1
+        return layout.group_size(parameter, dims) > 1
 
     def _init_group(self, *_: Any) -> Any:
         """Check the groups and create the states; torch's compiler runs a method of this name untraced."""
@@ -326,7 +315,7 @@ class SphereOptimizer(NamedOptimizer):
                         f"{type(self).__name__} does not support sparse gradients: use an embedding with sparse=False."
                     )
                 if isinstance(parameter, DTensor) and self._is_radial(parameter, group):
-                    check_shards(self._names(group)[index], parameter, group["channel_dims"])
+                    layout.check_shards(self._names(group)[index], parameter, group["channel_dims"])
                 self._init_state(parameter, group)
 
     def _keeps_momentum(self, group: Group) -> bool:
@@ -337,7 +326,7 @@ class SphereOptimizer(NamedOptimizer):
         keys = [self.momentum_key] if self._keeps_momentum(group) else []
         if self.has_second_moment:
             keys.append("exp_avg_sq")
-        low = is_low(parameter.dtype)
+        low = layout.is_low(parameter.dtype)
         if not low and "step" in state and all([key in state for key in keys]):
             return  # the usual case
         if low and group["low_precision"] == "master" and "master" not in state:
@@ -362,14 +351,14 @@ class SphereOptimizer(NamedOptimizer):
         """Return a tensor of the state other than `step` before the first step."""
         dtype = self._state_dtype(key, parameter, group)
         if key == "exp_avg_sq" and self._is_radial(parameter, group):
-            return zeros_per_group(parameter, group["channel_dims"], dtype)
+            return layout.zeros_per_group(parameter, group["channel_dims"], dtype)
         return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
 
     def _state_dtype(self, key: str, parameter: Tensor, group: Group) -> torch.dtype:
         """Return the parameter's dtype, as in torch; at least float32 for small tensors and in the precise modes."""
         precise = key == "exp_avg_sq" and self._is_radial(parameter, group)
         precise |= key == "master" or group["low_precision"] != "nearest"
-        return at_least_float32(parameter.dtype) if precise else parameter.dtype
+        return layout.at_least_float32(parameter.dtype) if precise else parameter.dtype
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, which may have been saved with parameters of another dtype; see `NamedOptimizer`."""

@@ -72,10 +72,8 @@ def is_zero(length: Tensor) -> Tensor:
 def portions(blocks: Sequence[Block], foreach: bool | None) -> Iterator[list[Block]]:
     """Split and combine blocks of the same device and dtype.
 
-    Args:
-        blocks: One per parameter.
-        foreach: True for a single portion on the CPU, False for one per parameter; otherwise portions of at most
-            `CPU_PORTION` or `DEVICE_PORTION` weights.
+    Portions have at most `CPU_PORTION` or `DEVICE_PORTION` weights. With `foreach` True there is a single portion on
+    the CPU, with False one per parameter.
     """
     on_cpu = blocks[0].weight.device.type == "cpu"
     if foreach is False or (foreach and on_cpu):
@@ -101,8 +99,7 @@ def portions(blocks: Sequence[Block], foreach: bool | None) -> Iterator[list[Blo
 class Rows:
     """Operations on the groups of a matrix (K, D), for compilers; values per group are (K, 1).
 
-    Args:
-        g: Gradient, which the step does not change.
+    The step does not change the gradient g.
     """
 
     def __init__(self, g: Tensor) -> None:
@@ -171,9 +168,7 @@ class Rows:
 class Portion(Rows):
     """Operations in place on lists of matrices; values per group are (sum K,).
 
-    Args:
-        blocks: The matrices.
-        memory: Temporary memory of at least one number per weight. An inner product overwrites the gradient in it.
+    The temporary memory has at least one number per weight. An inner product overwrites the gradient in it.
     """
 
     def __init__(self, blocks: Sequence[Block], memory: Tensor) -> None:
@@ -344,11 +339,8 @@ def check_compiler() -> None:
 def update_all(update: Callable[..., tuple[Tensor, ...]], blocks: Sequence[Any], numbers: Any) -> None:
     """Update weights, momenta and second moments of blocks.
 
-    Args:
-        update: Maps `Rows`, the weight, gradient, momentum, second moment, flags and numbers of a block to a new
-            weight, momentum and second moment.
-        blocks: Weight, gradient and momentum, (K, D), second moment, (K,) or empty, and flags of each block.
-        numbers: Numbers of each block.
+    A block has weight, gradient and momentum, (K, D), second moment, (K,) or empty, and flags. `update` maps `Rows`,
+    these and the numbers of the block to a new weight, momentum and second moment.
     """
     for (x, g, m, v, flags), own in zip(
         blocks, numbers.unbind() if isinstance(numbers, Tensor) else numbers, strict=True

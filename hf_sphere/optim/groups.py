@@ -130,12 +130,8 @@ def form_groups(
 ) -> ParameterGroups:
     """Form the groups of the rules, then ordinary weights, those without decay, and those with separate options.
 
-    Args:
-        model: See `parameter_groups`.
-        rules: Rules by name of the parameter. Those with the options of `ordinary` only give the reason. A parameter
-            with separate options is ordinary.
-        ordinary: Rule of all other parameters.
-        roles: See `find_roles`.
+    Rules and roles are by name of the parameter; parameters without a rule, and those with separate options, are
+    `ordinary`. Rules with the options of `ordinary` only give the reason.
     """
     options = collect_parameter_options(model)
     by_rule: dict[str, dict[str, Any]] = {}
@@ -181,19 +177,10 @@ def form_groups_by_pattern(
 ) -> ParameterGroups:
     """Form the groups of the rules that were found, except for parameters whose names match a pattern.
 
-    Rules other than `adamw` apply to those of the parameters that have two or more axes; later patterns prevail.
-
-    Args:
-        model: The model.
-        roles: See `find_roles`.
-        reasons: Name of the rule, and the reason, by name of the parameter; `adamw` for all others.
-        options: Group options by the name of a rule other than `adamw`.
-        lr: Learning rate.
-        adamw_lr_scale: Learning rate of `adamw` relative to it.
-        rules: Pattern, such as `*.attn.*`, to the name of a rule.
-
-    Raises:
-        ValueError: If `adamw_lr_scale` is negative, a rule is unknown, or a pattern matches no parameter.
+    Rule and reason are by name of the parameter, `adamw` for all others, and group options by the name of a rule other
+    than `adamw`. The patterns of `rules`, such as `*.attn.*`, name rules; later ones prevail, and those other than
+    `adamw` apply to parameters that have two or more axes. `adamw_lr_scale` is the learning rate of `adamw` relative to
+    `lr`. An unknown rule and a pattern that matches no parameter are errors.
     """
     if not adamw_lr_scale >= 0:
         raise ValueError(f"adamw_lr_scale must be a nonnegative number; got {adamw_lr_scale}.")

@@ -237,14 +237,11 @@ _BATCH = 4  # batch norm over a 1 x 1 map has one value per image, and has no gr
 
 
 def make_trial(model: nn.Module) -> nn.Module:
-    """Copy a model for the numerical check.
+    """Copy a model for the numerical check; one that is sharded or on the meta device is an error.
 
     The epsilons of norms, which break the invariance slightly, become negligible. A model in evaluation mode is
     switched to training mode; in a model in training mode, the modes of its modules are kept. The copy computes in
     float32 or better, without activation checkpointing.
-
-    Raises:
-        ValueError: If the model is sharded or on the meta device.
     """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):

@@ -17,8 +17,7 @@ def resolve_channel_dims(
 ) -> ChannelDims | None:
     """Check `channel_dims` and `channel_wise` (shorthand for `[0]`) of the named parameters of a group.
 
-    Returns:
-        The sorted axes, or None (ordinary parameters) if every group would have a single weight.
+    Returned are the sorted axes. None stands for ordinary parameters, also if every group would have a single weight.
     """
     if channel_wise:
         if channel_dims is not None and list(channel_dims) != [0]:
@@ -93,11 +92,7 @@ class Layout:
     """Converts a weight and tensors of its shape to a matrix (K, D) of groups, a view where possible.
 
     The axes `dims` come first, so that a group is a row: K is the product of their sizes, and D that of the others.
-    Steps then change the matrix in place, and with it the weight, without copies.
-
-    Args:
-        weight: The local shard of the weight.
-        dims: Axes that index its groups.
+    Steps then change the matrix in place, and with it the weight (its local shard), without copies.
     """
 
     def __init__(self, weight: Tensor, dims: ChannelDims) -> None:
@@ -137,10 +132,8 @@ LOW_PRECISION: tuple[str, ...] = get_args(LowPrecision)
 class OpenParameter:
     """Weight, gradient and momentum of a parameter during one step, on its local shard.
 
-    Attributes:
-        weight: Changed by the step: a matrix (K, D) of groups, or a tensor like the parameter if it is ordinary.
-        gradient: With the shape of `weight`.
-        momentum: With the shape and dtype of `weight`; empty if there is none.
+    The step changes `weight`, a matrix (K, D) of groups, or a tensor like the parameter if it is ordinary. `gradient`
+    and `momentum`, which is empty if there is none, have its shape.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ _SUMS = ("Add", "Sub", "Addcmul", "Lerp", "Cat")
 
 
 def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) -> dict[str, Role]:
-    """Find what the parameters with two or more axes are for.
+    """Find what the parameters with two or more axes are for, by name.
 
     The module that owns a parameter determines that if it is one of torch, else the operations on it in a forward pass.
     A hidden matrix is a factor of matrix products or the kernel of a convolution, also of the first one. Scales,
@@ -82,17 +82,8 @@ def find_roles(model: nn.Module, batch: Any = None, *, required: bool = True) ->
     exceed 1, such as those of depthwise convolutions, and stacks of matrices, such as those of experts. Matrices in one
     parameter along its first axis, such as queries, keys and values, or the gates of an LSTM, are a single one.
 
-    Args:
-        model: Any module, before it is sharded.
-        batch: Input of the model; generated if None. See `find_radial_weights`.
-        required: Whether a forward pass is required, for the output layers. If not, it is for parameters whose modules
-            do not determine their roles, and may fail.
-
-    Returns:
-        Role by name of the parameter.
-
-    Raises:
-        ValueError: If a forward pass is required but not possible; see `find_radial_weights`.
+    A forward pass is `required` for the output layers. If it is not required, it is for parameters whose modules do not
+    determine their roles, and may fail. The batch is an input of the model; see `find_radial_weights`.
     """
     model = unwrap(model)
     owned, listed = uses_by_owner(model), _undecayed(model)
@@ -139,11 +130,7 @@ def _undecayed(model: nn.Module) -> set[str]:
 
 
 def collect_parameter_options(model: nn.Module) -> dict[str, Mapping[str, Any]]:
-    """Return the `parameter_options` of a model and its parts by full parameter name; those of outer parts prevail.
-
-    Raises:
-        ValueError: If the model's own options name a parameter that it lacks.
-    """
+    """Return the `parameter_options` of a model and its parts by full parameter name; those of outer parts prevail."""
     names = {name for name, _ in model.named_parameters()}
     by_name: dict[str, Mapping[str, Any]] = {}
     for prefix, module in reversed([*model.named_modules()]):
@@ -198,13 +185,10 @@ class _Value(NamedTuple):
 
 
 def trace_uses(model: nn.Module, batch: Any = None) -> tuple[Uses, set[str]]:
-    """Trace the graph of a forward pass of a model; see `find_roles`.
+    """Return uses by name of the parameter in a forward pass, and the names of the weights of output layers.
 
     Output layers are the last products by weights before the outputs. A product that is added to what it was computed
-    from, as at the end of an encoder without head, is not an output layer.
-
-    Returns:
-        Uses by name of the parameter, and the names of the weights of output layers.
+    from, as at the end of an encoder without head, is not an output layer. See `find_roles`.
     """
     devices = {parameter.device for parameter in model.parameters()}
     with torch.random.fork_rng(devices=[d for d in devices if d.type == "cuda"]), exact(devices), quiet():

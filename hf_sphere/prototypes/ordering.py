@@ -77,12 +77,8 @@ def cosines_to_others(points: Tensor, start: int, block: Tensor) -> Tensor:
 class TripletRanking:
     """Triplets of classes (i, j, k) for the ranking loss: j is in the nearest tenth of the classes to i, and k not.
 
-    Args:
-        class_vectors: One vector per class, (K, any length), for instance word embeddings of the class names.
-        weight: Weight of the ranking loss relative to the separation.
-
-    Raises:
-        ValueError: If the vectors are not finite, non-zero and pairwise different in direction.
+    There is one class vector per class, (K, any length), for instance the word embedding of its name, and `weight` is
+    that of the loss relative to the separation.
 
     Reference:
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, section 2.1. The loss

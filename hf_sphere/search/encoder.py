@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from datasets.fingerprint import Hasher
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, AutoTokenizer
@@ -18,6 +19,7 @@ from hf_sphere.data.decoding import state_of_files
 from hf_sphere.search.extract import check_finite, class_names, embed, embedding_metric, load_embedding_model
 from hf_sphere.search.pipeline import Batch, embed_batches
 from hf_sphere.search.source import ImageSource
+from hf_sphere.search.space import unit_vectors
 from hf_sphere.utils.checks import check_extra
 from hf_sphere.utils.loading import find_file, load_pretrained, load_sentence_transformer
 from hf_sphere.utils.modules import digest_weights
@@ -132,10 +134,12 @@ class ImageEncoder(Encoder):
         source = ImageSource.of(images)
         rows = range(len(source)) if rows is None else rows
         if sharing.get("folder") is not None:
-            files = state_of_files(source.encoded.select(rows), "image")
-            options = [self.weights, self.settings, skip_unreadable, source.name, source.split, [*rows], files]
-            # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches.
-            sharing["identity"] = [*options, source.encoded._fingerprint]
+            options = [self.weights, self.settings, skip_unreadable, source.name, source.split, [*rows]]
+            chosen = source.encoded.select(rows)
+            # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches; it is
+            # another one whenever a stream is read.
+            contents = [source.encoded._fingerprint] if source.name else map(Hasher.hash, chosen)
+            sharing["identity"] = [*options, state_of_files(chosen, "image"), *contents]
         background = getattr(self.processor, "background_color", WHITE)
         hint = "Repair or remove it, or skip such images: --skip_unreadable_images."
 
@@ -247,9 +251,31 @@ class TextEncoder(Encoder):
         return embeddings
 
 
-def load_encoder(name: str, device: torch.device | str | None = None) -> ImageEncoder | TextEncoder:
-    """Load a `TextEncoder` for a model of sentence-transformers, or else an `ImageEncoder`."""
-    return ImageEncoder(name, device) if find_file(name, "modules.json") is None else TextEncoder(name, device)
+class VectorEncoder(Encoder):
+    """The encoder of given vectors, without a model; see `ImageEncoder`."""
+
+    name, weights, content, embeds_texts, metric = "", "", "vector", False, {"distance": "cosine"}
+    class_names, preprocessing = [], {}
+
+    def encode(self, source: Any, rows: Sequence[int], **_: Any) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Yield the rows of a source and their vectors, normalized."""
+        yield torch.tensor(rows), {"embedding": unit_vectors("vectors", source.encoded[list(rows)])}
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Raise an error: there is no model."""
+        raise ValueError("the index has no model that embeds texts; search with their vectors.")
+
+
+def load_encoder(model: Any, device: torch.device | str | None = None) -> Any:
+    """Return a `TextEncoder` for a model of sentence-transformers, or else an `ImageEncoder`, by its name.
+
+    That of None or an empty name is a `VectorEncoder`, and that of an encoder itself.
+    """
+    if not isinstance(model, str | None):
+        return model
+    if not model:
+        return VectorEncoder()
+    return ImageEncoder(model, device) if find_file(model, "modules.json") is None else TextEncoder(model, device)
 
 
 class _Prepared(torch.utils.data.Dataset):

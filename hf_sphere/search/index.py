@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify,
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.search.source import Content, Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
-from hf_sphere.search.vectors import VectorEncoder
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
@@ -109,7 +109,7 @@ class ImageIndex(IndexedImages):
             ValueError: If there are no images, or one cannot be read, or the kind does not support the distance.
             ImportError: If the kind needs FAISS and it is not installed.
         """
-        encoder = open_encoder(model)
+        encoder = load_encoder(model)
         space = EmbeddingSpace(torch.empty(0, 0), metric=encoder.metric, kind=kind)
         rule = groups if groups is None or isinstance(groups, str) else ""
         index = cls(encoder, {}, space, [], rule, encoder.content)
@@ -326,13 +326,13 @@ class ImageIndex(IndexedImages):
         """
         folder = Path(folder)
         # All before the model, which takes seconds to load.
-        about, images, space, version = read_whole(folder, read_index)
+        about, images, space, version = read_whole(folder, partial(read_index, EmbeddingSpace))
         if not about.sources:
             raise ValueError(f"{folder} has no sources; load it with hf_sphere.search.EmbeddingSpace.load.")
         beside = os.path.normpath(folder.resolve() / (about.model_folder or ""))
         model_name = beside if about.model_folder and Path(beside).is_dir() else about.model
         try:
-            encoder = open_encoder(model or model_name)
+            encoder = load_encoder(model or model_name)
         except FileNotFoundError as error:
             hint = "" if model else f" If the model of {folder} was moved, name its folder (--model_name_or_path)."
             raise FileNotFoundError(f"{error_text(error).rstrip('.')}.{hint}") from error
@@ -349,9 +349,11 @@ class ImageIndex(IndexedImages):
 
     def _embed_queries(self, source: ImageSource, options: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
         """Return the columns and embeddings (Q, d) of queries; models may embed texts that search in their own way."""
-        if source.content != "text":
-            return self._embed(source, range(len(source)), options)
-        parts = [self.encoder.encode_texts(source.encoded[at : at + 256]) for at in range(0, len(source), 256)]
+        rows = range(len(source))
+        if source.content == "image":
+            return self._embed(source, rows, options)
+        parts = [source.encoded[at : at + 256] for at in rows[::256]]
+        parts = parts if source.content == "vector" else [self.encoder.encode_texts(texts) for texts in parts]
         return source.name_rows(torch.arange(len(source))), torch.cat(parts)
 
     def _embed(
@@ -413,8 +415,3 @@ class ImageIndex(IndexedImages):
         scores = 1 - distances if self.encoder.metric["distance"] == "cosine" else -distances
         found = self.space.judge(embeddings, scores, rows, level)
         return Neighbors(queries, rows, distances, found.p_values, found.accepted)
-
-
-def open_encoder(model: Any) -> Any:
-    """Return a model that is an encoder, or else the encoder of its name, or that of vectors without a model."""
-    return (load_encoder(model) if model else VectorEncoder()) if isinstance(model, str | None) else model

@@ -17,8 +17,8 @@ from torch import Tensor
 from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.search.matching import Calibration
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch, SearchKind
+from hf_sphere.search.rows import positions
 from hf_sphere.search.source import Content
-from hf_sphere.search.space import EmbeddingSpace
 from hf_sphere.utils.checks import check_regular, error_text
 from hf_sphere.utils.files import MANIFEST_FILE, digest_file, find_damage, read_json, write_json, write_manifest
 
@@ -72,8 +72,8 @@ class About:
         return {"distance": self.distance} | ({} if self.curvature is None else {"curvature": self.curvature})
 
 
-def read_index(folder: Path) -> tuple[About, dict[str, list[Any]], EmbeddingSpace, str | None]:
-    """Read and validate all files of an index: description, columns of the rows, space, and version.
+def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[Any]], Any, str | None]:
+    """Read and validate all files of an index: description, columns of the rows, `EmbeddingSpace`, and version.
 
     Without FAISS there is no approximate search. Files that are damaged or do not fit together are an error.
     """
@@ -93,7 +93,7 @@ def read_index(folder: Path) -> tuple[About, dict[str, list[Any]], EmbeddingSpac
         if not torch.stack(embeddings.aminmax()).isfinite().all():
             raise ValueError(f"{EMBEDDINGS_FILE} has numbers that are not finite")
         images = _read_images(folder, len(embeddings), about)
-        return about, images, _read_space(folder, about, embeddings, images, tensors), version
+        return about, images, _read_space(space_class, folder, about, embeddings, images, tensors), version
     except MemoryError:
         raise
     except Exception as error:  # of pyarrow, safetensors and FAISS, of many classes
@@ -106,7 +106,7 @@ def check_replaceable(folder: Path) -> None:
         raise FileExistsError(f"{folder} is not replaced: {other} is not part of an index.")
 
 
-def describe_space(space: EmbeddingSpace, **about: Any) -> About:
+def describe_space(space: Any, **about: Any) -> About:
     """Return the description of a space, with the model and sources of its rows if it is one of an index."""
     search, options = space.neighbor_search, dict(zip(OPTIONS, space._options, strict=True))
     values: dict[str, Any] = {"model": "", "weights": "", "sources": [], "tables": [], **about, **space.metric}
@@ -114,7 +114,7 @@ def describe_space(space: EmbeddingSpace, **about: Any) -> About:
     return About(kind=space.kind, search=search.kind, recall=search.recall, next_id=space.next_id, **values)
 
 
-def write_index(folder: Path, about: About, images: dict[str, list[Any]], space: EmbeddingSpace) -> None:
+def write_index(folder: Path, about: About, images: dict[str, list[Any]], space: Any) -> None:
     """Write all files of an index to an empty folder; rows of several groups are calibrated first."""
     tensors = {"embeddings": space.vectors}
     if space._queries is not None or len(space._groups.unique()) > 1:
@@ -187,12 +187,17 @@ def _read_images(folder: Path, count: int, about: About) -> dict[str, list[Any]]
 
 
 def _read_space(
-    folder: Path, about: About, embeddings: Tensor, images: dict[str, list[Any]], tensors: dict[str, Tensor]
-) -> EmbeddingSpace:
+    space_class: Any,
+    folder: Path,
+    about: About,
+    embeddings: Tensor,
+    images: dict[str, list[Any]],
+    tensors: dict[str, Tensor],
+) -> Any:
     has_faiss = importlib.util.find_spec("faiss") is not None
     kind = about.kind if has_faiss else None  # exact; with a message for many images
     options = {name: value for name, value in about.space.items() if name in OPTIONS}
-    space = EmbeddingSpace(embeddings, images.get("group"), metric=about.metric, kind=kind, **options)
+    space = space_class(embeddings, images.get("group"), metric=about.metric, kind=kind, **options)
     space.ids, space.next_id = torch.tensor(images["id"]), about.next_id
     space._groups = space._groups if "group" in images else space.ids
     space.score, space._is_chosen = about.space.get("score", "cosine"), about.space.get("is_chosen", False)
@@ -203,6 +208,11 @@ def _read_space(
             raise ValueError(f"{EMBEDDINGS_FILE} has invalid {name} of the calibration")
     if "queries" in tensors:
         space._queries = tensors.pop("queries"), tensors["groups"]
+    elif tensors:
+        rows = positions(tensors["ids"], space.ids)
+        if rows.min() < 0:
+            raise ValueError(f"{EMBEDDINGS_FILE} has a calibration by rows that are not there")
+        tensors["groups"] = space._groups[rows]
     if tensors:
         space._calibration, space._is_current = Calibration(**tensors, next_id=about.next_id), True
     if about.search in APPROXIMATE and has_faiss:

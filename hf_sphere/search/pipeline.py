@@ -61,7 +61,8 @@ def embed_batches(
         while (batch := gather([_read(kept, done) if kept else None])[0]) is not None:
             done = int(batch.pop("done"))
             bar.update(done - bar.n)
-            yield batch.pop("row"), batch
+            if len(batch["row"]):
+                yield batch.pop("row"), batch
         if done and index == 0:
             logger.warning("Continuing after %s of %s %ss, which an interrupted run embedded.", done, len(rows), unit)
         batches = [rows[at : at + batch_size] for at in range(done, len(rows), batch_size)]

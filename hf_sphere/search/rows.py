@@ -114,14 +114,17 @@ class GroupedVectors:
             distances, rows = self.neighbor_search.search_others(queries, count, *left_out)
         scores = 1 - distances if self.metric["distance"] == "cosine" else -distances
         if self.score == "density":
-            if self._density is None:
-                self._density = LocalDensity(self.vectors, self._groups, self._sample(), self._options[0])
-            of_rows = self._density.of_rows(rows.clamp_min(0), left_out)
-            scores = 2 * scores - self._density.of_queries(queries, left_out)[:, None] - of_rows
-            scores = scores.masked_fill(rows < 0, -torch.inf)
+            scores = (2 * scores - self._densities(queries, rows, left_out)).masked_fill(rows < 0, -torch.inf)
             order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
             scores, rows = scores.gather(1, order), rows.gather(1, order)
         return scores, rows
+
+    def _densities(self, queries: Tensor, rows: Tensor, left_out: LeftOut | None) -> Tensor:
+        """Return the sums of the densities at queries (Q, d) and at rows (Q, c), (Q, c)."""
+        if self._density is None:
+            self._density = LocalDensity(self.vectors, self._groups, self._sample(), self._options[0])
+        of_rows = self._density.of_rows(rows.clamp_min(0), left_out)
+        return self._density.of_queries(queries, left_out)[:, None] + of_rows
 
     def _best(self, queries: Tensor, groups: Tensor | None, among: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return the best scores of queries and the ids of their rows, (Q,) each, of other groups if theirs are given.
@@ -146,11 +149,11 @@ def positions(values: Tensor, others: Tensor) -> Tensor:
 
 
 def unit_vectors(what: str, vectors: Any) -> Tensor:
-    """Return finite vectors that are not zero as unit vectors, float32 on the CPU."""
+    """Return finite vectors that are not zero as unit vectors, float32 on the CPU; other than queries with a message."""
     vectors = check_embeddings(vectors, 1, what).cpu()
     norms = torch.linalg.vector_norm(vectors.double(), dim=1)
     check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero")
-    if len(odd := norms[(norms - 1).abs() > 1e-2]):
+    if what != "queries" and len(odd := norms[(norms - 1).abs() > 1e-2]):
         text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
         logger.warning(text, len(odd), len(norms), what, odd.min(), odd.max())
     return project_to_sphere(vectors).float()

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.metrics.two_sample import energy_test
+from hf_sphere.search.index_files import check_replaceable, describe_space, read_index, write_index
 from hf_sphere.search.matching import Best, Calibration, Matches, accepts
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.rows import CANDIDATES, GroupedVectors, check_names, positions, unit_vectors
@@ -170,9 +171,9 @@ class EmbeddingSpace(GroupedVectors):
         """
         if false_accept is not None:
             self.calibration.check_level(false_accept)
+        queries = self._check("queries", queries)
         if not 1 <= k <= len(self):
             raise ValueError(f"k must be from 1 to the number of rows, {len(self):,}; got {k}.")
-        queries = self._check("queries", queries)
         if false_accept is None and self._calibration is None:
             return Matches(*self._nearest(queries, k)[::-1])
         scores, rows = self._nearest(queries, min(max(k, CANDIDATES), len(self)))
@@ -190,11 +191,14 @@ class EmbeddingSpace(GroupedVectors):
     def _best_rows(self, queries: Tensor, scores: Tensor, rows: Tensor) -> Best:
         """Return the best row of each query and its best score in another group, of rows that were found (Q, c)."""
         groups = self._groups[rows.clamp_min(0)]
-        is_other = (groups != groups[:, :1]) & (rows >= 0)
+        first, is_other = groups[:, 0].contiguous(), (groups != groups[:, :1]) & (rows >= 0)
+        if self.score == "density":  # the group of the best row is left out there too
+            both = (self._densities(queries, rows, left_out) for left_out in (None, (self._groups, first)))
+            scores = scores + next(both) - next(both)
         elsewhere = scores.where(is_other, -torch.inf).amax(1)
         if not self.calibration.is_separate and (lacking := ~is_other.any(1)).any():
-            elsewhere[lacking] = self._nearest(queries[lacking], 1, (self._groups, groups[lacking, 0]))[0][:, 0]
-        return Best(self.ids[rows[:, 0]].where(rows[:, 0] >= 0, -1), groups[:, 0].contiguous(), elsewhere)
+            elsewhere[lacking] = self._nearest(queries[lacking], 1, (self._groups, first[lacking]))[0][:, 0]
+        return Best(self.ids[rows[:, 0]].where(rows[:, 0] >= 0, -1), first, elsewhere)
 
     def threshold(self, false_accept: float) -> float:
         """Return the cosine from which on a row is a match, to filter by where another program searches.
@@ -245,7 +249,7 @@ class EmbeddingSpace(GroupedVectors):
         generator = torch.Generator().manual_seed(seed)
         samples = [
             points[torch.randperm(len(points), generator=generator)[:500]]
-            for points in (check_embeddings(queries, 2, "queries").cpu().float(), known)
+            for points in (self._check("queries", queries), known)
         ]
         if self.metric["distance"] == "cosine":
             samples = [project_to_sphere(points) for points in samples]
@@ -312,14 +316,12 @@ class EmbeddingSpace(GroupedVectors):
         Raises:
             FileExistsError: If the folder contains other files.
         """
-        from hf_sphere.search import index_files
-
         columns = {"id": self.ids.tolist()} | ({} if self.groups is None else {"group": self.groups})
-        about = index_files.describe_space(self, groups=None if self._names is None else "")
+        about = describe_space(self, groups=None if self._names is None else "")
         with lock_folder(folder):
-            index_files.check_replaceable(Path(folder))
+            check_replaceable(Path(folder))
             with atomic_folder(folder) as unfinished:
-                index_files.write_index(unfinished, about, columns, self)
+                write_index(unfinished, about, columns, self)
 
     @classmethod
     def load(cls, folder: str | PathLike) -> "EmbeddingSpace":
@@ -329,9 +331,7 @@ class EmbeddingSpace(GroupedVectors):
             FileNotFoundError: If there is none.
             ValueError: If a file is damaged.
         """
-        from hf_sphere.search import index_files
-
-        return read_whole(folder, index_files.read_index)[2]
+        return read_whole(folder, partial(read_index, cls))[2]
 
     def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor) -> None:
         super()._set(vectors, ids, groups)

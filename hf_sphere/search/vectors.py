@@ -1,7 +1,6 @@
 """Vectors as APIs and databases deliver them."""
 
 import base64
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor
 
 from hf_sphere.metrics.checks import check_embeddings
-from hf_sphere.search.rows import unit_vectors
 from hf_sphere.utils.checks import error_text
 
 
@@ -35,37 +33,16 @@ def read_vectors(
             if all(isinstance(row, str) for row in rows):
                 rows = [np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in rows]
             values = torch.stack([row if isinstance(row, Tensor) else torch.from_numpy(np.array(row)) for row in rows])
-        if not values.is_floating_point() and scale is None:
-            hint = "scale=1.0 if all dimensions have the same, else one number per dimension, and the offset, if any"
-            raise ValueError(f"integers ({values.dtype}) need their scale: {hint}")
-        values = values.detach().cpu().float()
+        is_integer, values = not values.is_floating_point(), values.detach().cpu()
         if scale is not None:
-            values = values * torch.as_tensor(scale).float() + torch.as_tensor(offset).float()
-        if dim is not None and not 1 <= dim <= values.shape[1]:
-            raise ValueError(f"dim must be from 1 to {values.shape[1]}; got {dim}")
+            values = values.float() * torch.as_tensor(scale).float() + torch.as_tensor(offset).float()
     except (TypeError, ValueError, RuntimeError) as error:  # of torch, for lengths that differ
         text = "must be numbers, the same number of them for each, or the base64 of float32"
         raise ValueError(f"{what} {text}: {error_text(error).rstrip('.')}.") from error
-    vectors = check_embeddings(values, what=what)
+    if is_integer and scale is None:
+        hint = "scale=1.0 if all dimensions have the same, else one number per dimension, and the offset, if any"
+        raise ValueError(f"{what} are integers, which need their scale. Use hf_sphere.search.read_vectors: {hint}.")
+    vectors = check_embeddings(values.float(), what=what)
+    if dim is not None and not 1 <= dim <= vectors.shape[1]:
+        raise ValueError(f"dim must be from 1 to {vectors.shape[1]} for {what}; got {dim}.")
     return vectors if dim is None else torch.nn.functional.normalize(vectors[:, :dim], dim=1)
-
-
-class VectorEncoder:
-    """The encoder of given vectors, without a model; its interface is that of `ImageEncoder`."""
-
-    name = weights = settings = ""
-    content = "vector"
-    embeds_texts = False
-    metric = {"distance": "cosine"}
-
-    def encode(self, source: Any, rows: Sequence[int], **_: Any) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Yield the rows and their vectors, normalized."""
-        yield torch.tensor(rows), {"embedding": unit_vectors("vectors", source.encoded[list(rows)])}
-
-    def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """Raise an error: there is no model."""
-        raise ValueError("the index has no model that embeds texts; search with their vectors.")
-
-    def name_cells(self, source: Any, indices: Tensor, columns: Any) -> dict[str, list[Any]]:
-        """Return the columns of `ImageSource.name_rows`."""
-        return source.name_rows(indices)

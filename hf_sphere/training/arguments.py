@@ -138,9 +138,7 @@ class _SavingArguments(Arguments):
         ge=1,
     )
     snapshot_until: int | None = argument(None, "Also save the weights after every epoch up to this one.", ge=1)
-    logging_steps: int = argument(
-        50, "Steps between updates of progress bar and trackers, and checks of the loss.", ge=1
-    )
+    logging_steps: int = argument(50, "Steps between updates of progress bar and trackers, and loss checks.", ge=1)
     radial_logging_steps: int | None = argument(
         None, "Steps between logs of effective learning rate, step angle, norm and anisotropy per layer.", ge=1
     )

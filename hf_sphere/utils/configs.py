@@ -77,10 +77,8 @@ def load_config(
 ) -> Config:
     """Return the configuration of a run by its name, with or without the table, or that of a YAML file.
 
-    `rename` returns the settings of a layer, which stand at a place, with the names that arguments have now.
-
-    Raises:
-        ValueError: If there is none, a name is ambiguous, or a base leads back to itself.
+    `rename` returns the settings of a layer, which stand at a place, with the names that arguments have now. An
+    ambiguous name, and a base that leads back to itself, are errors.
     """
     path, row = _locate(name)
     stands_for = f"{path.stem}/{row}" if row else path.stem

@@ -35,7 +35,8 @@ def check_settings(settings: Any, field: str = "") -> None:
         is_name = is_of_timm and not {"/", "\\"} & {*source} and not Path(source, "config.json").exists()
         if source and (":" in source or not (is_name or settings.get("backbone_config"))):
             raise ValueError(f"{key} {value} would load another model; use a name of timm, or its backbone_config.")
-        check_settings(value, field if field in _TIMM_OPTIONS or "_implementation" in field else str(key))
+        is_of_field = (field in _TIMM_OPTIONS or "_implementation" in field) and "_implementation" not in str(key)
+        check_settings(value, field if is_of_field else str(key))
 
 
 def not_found(what: str, error: BaseException) -> FileNotFoundError:

@@ -171,14 +171,6 @@ class Scene:
 
     Points with more coordinates than the scene has dimensions, 2 or 3, are projected by `project_to_great_sphere`,
     others only normalized; with `panel.lengths` they are not changed. Values, shapes and labels are checked.
-
-    Attributes:
-        points: (N, dim), unit vectors unless `panel.lengths` is true, float64 on the CPU.
-        labels: (N,), int64 on the CPU.
-        directions: (K, dim), a unit vector per class, or None.
-        note: Describes the projection, if there is one.
-        present: Classes that have points.
-        drawn_directions: Directions (dim,) of the classes that have points, by class; empty if there are too many.
     """
 
     def __init__(self, panel: Panel, class_names: Sequence[str], dim: int) -> None:
@@ -208,10 +200,12 @@ class Scene:
             points, directions = shown, None if directions is None else F.normalize(directions @ basis, dim=-1)
             which = f"the {'two' if dim == 2 else 'three'} leading principal directions"
             note = f"{width} coordinates, projected on {which}, which keep {100 * fraction:.0f} % of the second moment"
-        self.points, self.labels, self.directions, self.class_names = points, labels, directions, class_names
-        self.lengths, self.note = lengths, note
-        self.present: list[int] = labels.unique().tolist()
-        self.drawn_directions: dict[int, Tensor] = {}
+        self.points, self.labels = points, labels  # (N, dim), float64, and (N,), int64, on the CPU
+        self.directions = directions  # (K, dim), a unit vector per class, or None
+        self.class_names, self.lengths = class_names, lengths
+        self.note = note  # describes the projection, if there is one
+        self.present: list[int] = labels.unique().tolist()  # classes that have points
+        self.drawn_directions: dict[int, Tensor] = {}  # (dim,), by class that has points; empty if there are too many
         if directions is not None and len(self.present) <= LARGEST_NAMED:
             self.drawn_directions = {index: directions[index] for index in self.present}
 

@@ -506,7 +506,7 @@ def test_an_index_needs_one_folder_and_a_search_one_query(run, folder):
 
 
 @pytest.fixture
-def vectors(tmp_path) -> Path:
+def vector_file(tmp_path) -> Path:
     """A file of 20 vectors of ten articles."""
     rows = {"embedding": torch.randn(20, 4).tolist(), "article": [f"a{n // 2}" for n in range(20)]}
     pd.DataFrame(rows).to_parquet(tmp_path / "vectors.parquet")
@@ -514,30 +514,37 @@ def vectors(tmp_path) -> Path:
 
 
 @pytest.fixture
-def vector_index(run, vectors, tmp_path) -> Path:
+def vector_index(run, vector_file, tmp_path) -> Path:
     """An index of the vectors."""
     words = ["--column", "embedding", "--group_column", "article", "--output_dir", tmp_path / "vectors"]
-    run("build_index", vectors, *words, "--disable_tqdm")
+    run("build_index", vector_file, *words, "--disable_tqdm")
     return tmp_path / "vectors"
 
 
-def test_vectors_of_a_file_are_searched_at_a_level(search, vector_index, vectors):
-    words = ["--query", vectors, "--column", "embedding", "--top_k", "1", "--false_accept", "0.2"]
+def test_vectors_of_a_file_are_searched_at_a_level(search, vector_index, vector_file):
+    words = ["--query", vector_file, "--column", "embedding", "--top_k", "1", "--false_accept", "0.2"]
     rows = search(*words, index=vector_index)
     assert [row["id"] for row in rows] == [str(row) for row in range(20)]
     assert {row["accepted"] for row in rows} == {"true"}
 
 
-def test_what_needs_images_or_a_model_is_an_error_for_vectors(search, run, vector_index, vectors, tmp_path):
+def test_what_needs_images_or_a_model_is_an_error_for_vectors(search, run, vector_index, vector_file, tmp_path):
     with pytest.raises(ValueError, match="--contact_sheet shows images; this is an index of vectors"):
-        search("--query", vectors, "--contact_sheet", tmp_path / "a.png", index=vector_index)
+        search("--query", vector_file, "--contact_sheet", tmp_path / "a.png", index=vector_index)
     with pytest.raises(ValueError, match="has no model that embeds what a visitor enters; use hf-sphere search"):
         run("search_page", "--index", vector_index)
 
 
-def test_a_file_of_vectors_is_indexed_without_a_model(run, vectors, tmp_path, capsys):
+def test_a_file_of_vectors_is_indexed_without_a_model(run, vector_file, tmp_path, capsys):
     run(
-        "build_index", vectors, "--column", "embedding", "--group_column", "article", "--output_dir", tmp_path / "index"
+        "build_index",
+        vector_file,
+        "--column",
+        "embedding",
+        "--group_column",
+        "article",
+        "--output_dir",
+        tmp_path / "index",
     )
     assert "added     20 of 20 vectors of" in capsys.readouterr().out
     index = ImageIndex.load(tmp_path / "index")
@@ -560,9 +567,9 @@ def test_an_index_is_calibrated_by_images_that_have_no_match(build, photos, tmp_
         (["--column", "embedding", "--group_column", "page"], "no column 'page' for groups"),
     ],
 )
-def test_what_a_file_of_vectors_lacks_is_an_error_that_names_it(words, message, run, vectors, tmp_path, capsys):
+def test_what_a_file_of_vectors_lacks_is_an_error_that_names_it(words, message, run, vector_file, tmp_path, capsys):
     with pytest.raises((ValueError, SystemExit)) as error:
-        run("build_index", vectors, "--output_dir", tmp_path / "index", *words)
+        run("build_index", vector_file, "--output_dir", tmp_path / "index", *words)
     assert message in str(error.value) + capsys.readouterr().err
     assert not (tmp_path / "index").exists()
 
@@ -707,6 +714,8 @@ def test_the_page_reports_that_the_last_queries_look_unlike_the_calibration(load
     notes = [page.show(index, str(file), "", [], 1, 0.2, recent=recent)[0] for file in sorted(noise.iterdir())]
     assert not any("look unlike" in note for note in notes[:29])
     assert "look unlike" in notes[-1]
+    empty = [(0.0,) * 6, *recent]  # a query without a direction
+    assert "look unlike" in page.show(index, str(noise / "rejected_0.png"), "", [], 1, 0.2, recent=empty)[0]
     again = recent[:1] * 60  # one query again and again
     assert "look unlike" not in page.show(index, str(noise / "rejected_0.png"), "", [], 1, 0.2, recent=again)[0]
 

@@ -379,6 +379,8 @@ def test_quantized_vectors_are_those_of_their_ranges():
 
 def test_cut_vectors_are_normalized_again():
     vectors = torch.nn.functional.normalize(torch.randn(5, 8))
+    with pytest.raises(ValueError, match="dim must be from 1 to 8 for vectors; got 9"):
+        read_vectors(vectors, dim=9)
     cut = read_vectors(vectors, dim=3)
     torch.testing.assert_close(cut, torch.nn.functional.normalize(vectors[:, :3]))
 
@@ -386,21 +388,20 @@ def test_cut_vectors_are_normalized_again():
 @pytest.mark.parametrize(
     ("values", "options", "message"),
     [
-        (torch.ones(2, 3, dtype=torch.int8), {}, r"integers \(torch.int8\) need their scale"),
-        ([[1, 2], [3, 4]], {}, r"integers \(torch.int64\) need their scale"),
+        (torch.ones(2, 3, dtype=torch.int8), {}, "are integers, which need their scale"),
+        ([[1, 2], [3, 4]], {}, "are integers, which need their scale"),
         (torch.ones(2, 3, dtype=torch.int8), {"scale": [1.0, 2.0]}, "must be numbers, the same number"),
         ([[1.0, 2.0], [1.0]], {}, "must be numbers, the same number of them for each"),
         ([[1.0, None]], {}, "must be numbers, the same number of them for each"),
         (["AAAAAAA="], {}, "or the base64 of float32: buffer size"),
         (["no base64!"], {}, "or the base64 of float32"),
         ([[1.0, math.nan]], {}, "must be finite; 1 of 1 are not, the first at index 0"),
-        (torch.ones(2, 3), {"dim": 4}, "dim must be from 1 to 3; got 4"),
         (torch.ones(3), {}, r"must have the shape \(N, d\)"),
         ([], {}, "must be numbers"),
     ],
 )
 def test_vectors_that_cannot_be_compared_are_one_error(values, options, message):
-    with pytest.raises(ValueError, match=f"^vectors {message}|^vectors .*{message}"):
+    with pytest.raises(ValueError, match=f"^vectors .*{message}"):
         read_vectors(values, **options)
 
 

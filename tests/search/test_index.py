@@ -997,6 +997,8 @@ def test_vectors_are_indexed_without_a_model(tmp_path):
 
 def test_vectors_that_are_not_unit_are_normalized_once_and_that_is_said(caplog):
     index = ImageIndex.build(None, 3 * torch.randn(5, 4), **QUIET)
+    found = index.search(2 * index.embeddings, 1, **QUIET)
+    assert found.distances.abs().max() < 1e-6
     assert caplog.text.count("are not unit vectors") == 1
     torch.testing.assert_close(index.embeddings.norm(dim=1), torch.ones(5))
 

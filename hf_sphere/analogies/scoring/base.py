@@ -86,16 +86,11 @@ class Scoring(ABC):
 
     Only the permutations that are needed are measured: with `index_0` and no negative weight (the default), only the
     original order of the words.
-
-    Attributes:
-        name: Unique name.
-        kinds: Supported kinds of models.
-        grid: Values that a search tries for the options of the subclass, simplest first.
     """
 
     name: ClassVar[str] = ""
     kinds: ClassVar[tuple[Kind, ...]] = ("masked", "causal", "embedding")
-    grid: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    grid: ClassVar[dict[str, tuple[Any, ...]]] = {}  # values of its options that a search tries, simplest first
 
     positive_aggregation: str = "index_0"
     negative_aggregation: str = "index_0"
@@ -128,10 +123,7 @@ class Scoring(ABC):
     ) -> Measurements:
         """Run the model on Q questions of up to K choices in batches, which limits memory.
 
-        `permutations` are the numbers of the `PERMUTATIONS` to measure.
-
-        Raises:
-            ValueError: If a value is not finite.
+        `permutations` are the numbers of the `PERMUTATIONS` to measure. A value that is not finite is a `ValueError`.
         """
         orders = [PERMUTATIONS[index] for index in permutations]
         counts = choice_counts(questions)

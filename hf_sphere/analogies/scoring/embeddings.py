@@ -22,9 +22,6 @@ def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_si
     A word is tokenized as in the middle of a text: with a leading space for tokenizers that encode it, such as those of
     GPT-2 and RoBERTa. Special tokens are added if the tokenizer does so, but are not part of the mean. The head of the
     model is not used.
-
-    Raises:
-        ValueError: If a word is empty, too long or has no token, or the tokenizer does not support offsets.
     """
     space = " " if _needs_space(language_model.tokenizer) else ""
     sentences = [Sentence(space + word, ((len(space), len(space) + len(word)),)) for word in words]
@@ -36,13 +33,8 @@ def embed_words_in_context(
 ) -> Tensor:
     """Embed the words of N sentences with W `spans` each: the mean of the last hidden states of a word's tokens.
 
-    Hidden words are embedded as mask tokens.
-
-    Returns:
-        (N, W, hidden size), float32, on the CPU, in the order of `spans`.
-
-    Raises:
-        ValueError: If sentences have different numbers of words or none, or `encode` raises it.
+    The result is (N, W, hidden size), float32, on the CPU, in the order of `spans`. Hidden words are embedded as mask
+    tokens.
     """
     counts = {len(sentence.spans) for sentence in sentences}
     if len(counts) > 1 or 0 in counts:
@@ -78,14 +70,11 @@ class EmbeddingSimilarity(Scoring):
 
     Mikolov, Yih, Zweig, "Linguistic Regularities in Continuous Space Word Representations", NAACL 2013. The cosine is 0
     where two words of a pair have the same embedding.
-
-    Attributes:
-        template: None embeds each word alone; a template, as in the other scorings, embeds it in the sentence.
     """
 
     name = "embedding_similarity"
 
-    template: str | None = None
+    template: str | None = None  # embeds each word in the sentence; None embeds it alone
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,15 +22,11 @@ HEAD, TAIL = (2,), (3,)  # indices of the words c and d
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceScoring(Scoring):
-    """A scoring by the perplexities of sentences. A subclass defines the sentences.
-
-    Attributes:
-        template: A name of `TEMPLATES`, or a text with the fields {a}, {b}, {c} and {d}.
-    """
+    """A scoring by the perplexities of sentences. A subclass defines the sentences."""
 
     kinds: ClassVar[tuple[Kind, ...]] = ("masked", "causal")
 
-    template: str = "is-to-what"
+    template: str = "is-to-what"  # a name of `TEMPLATES`, or a text with the fields {a}, {b}, {c} and {d}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -172,17 +172,11 @@ def trace(degree: int) -> np.ndarray:
 
 
 def kerdock_set(log_dim: int) -> np.ndarray:
-    """The d / 2 + 1 mutually unbiased bases of R^d and their negatives, d = 2^m with m even: d^2 + 2 d points.
+    """The d / 2 + 1 mutually unbiased bases of R^d and their negatives, d = 2^m with m = 2, 4, 6, 8: d^2 + 2 d points.
 
-    The quadratic forms Q_a(x, e) = Q(a x) + e Tr(a x) on GF(2^(m-1)) x GF(2), Q(y) = sum_i Tr(y^(1 + 2^i)) for
-    i = 1..(m - 2) / 2, differ pairwise by a form of full rank. Therefore the bases (-1)^(Q_a + linear), one per a, have
-    the cosines +-1 / sqrt(d) with each other and with the standard basis.
-
-    Args:
-        log_dim: m, even, 2 to 8.
-
-    Returns:
-        Points, (d^2 + 2 d, d), int8, of different norms; the standard basis and its negatives come first.
+    The quadratic forms Q_a(x, e) = Q(a x) + e Tr(a x) on GF(2^(m-1)) x GF(2), Q(y) = sum_i Tr(y^(1 + 2^i)) for i =
+    1..(m - 2) / 2, differ pairwise by a form of full rank. Therefore the bases (-1)^(Q_a + linear), one per a, have the
+    cosines +-1 / sqrt(d) with each other and with the standard basis, which comes first. The norms differ.
 
     Reference:
         Kerdock, "A class of low-rate nonlinear binary codes", 1972; Calderbank, Cameron, Kantor and Seidel,
@@ -204,13 +198,8 @@ def dual_bch_code(log_dim: int) -> np.ndarray:
     """The vectors (-1)^Tr(a x + b x^3), x in GF(d), d = 2^m with m odd, the standard basis, and all their negatives.
 
     The vectors are the codewords of the dual of the extended double-error-correcting BCH code. The forms Tr(b x^3)
-    differ by forms of rank m - 1, so no cosine exceeds sqrt(2 / d).
-
-    Args:
-        log_dim: m, odd, 3 to 9.
-
-    Returns:
-        Points, (2 d^2 + 2 d, d), int8, of different norms; the standard basis and its negatives come first.
+    differ by forms of rank m - 1, so no cosine exceeds sqrt(2 / d). There are 2 d^2 + 2 d points, of different norms;
+    the standard basis comes first. m is 3 to 9.
 
     Reference:
         Gold, "Maximal recursive sequences with 3-valued recursive cross-correlation functions", 1968; MacWilliams and

@@ -15,12 +15,8 @@ _OUTPUT_SCALE = 1 / 9
 class PatchWhitening(nn.Module):
     """A fixed 2x2 convolution that decorrelates the pixels of patches, with a learned bias.
 
-    Its filters are the principal axes of 2x2 patches, scaled to unit variance, and their negatives; until
-    `initialize_from_data` is called, each filter selects a pixel.
-
-    Args:
-        in_channels: Channels C of the images; there are 8 C filters.
-        epsilon: Added to the variances.
+    Its 8 C filters for C channels are the principal axes of 2x2 patches, scaled to unit variance, and their negatives;
+    until `initialize_from_data` is called, each filter selects a pixel. `epsilon` is added to the variances.
     """
 
     # Fixed tensors are buffers, since transformers makes all parameters of a loaded model trainable.
@@ -60,11 +56,7 @@ class PatchWhitening(nn.Module):
 
 
 class AirbenchNet(EmbeddingNet):
-    """`EmbeddingNet` that begins with `PatchWhitening`.
-
-    Attributes:
-        needs_data_initialization: Whether `initialize_from_data` has not been called yet.
-    """
+    """`EmbeddingNet` that begins with `PatchWhitening`."""
 
     @property
     def needs_data_initialization(self) -> bool:

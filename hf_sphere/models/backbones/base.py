@@ -210,9 +210,7 @@ def create_backbone(
     architecture = name.split(".")[0]
     if not timm.is_model(architecture):
         names = [backbone for backbone in BACKBONES if backbone.startswith(architecture)]
-        names += [
-            name for name in difflib.get_close_matches(architecture, timm.list_models(), n=5) if name not in names
-        ]
+        names += [name for name in difflib.get_close_matches(architecture, timm.list_models(), 5) if name not in names]
         names = names or timm.list_models("*_cifar")
         raise ValueError(f"unknown backbone {name!r}; similar names: {', '.join(names)}; see `timm.list_models()`.")
     pretrained_cfg = timm.get_pretrained_cfg(architecture)

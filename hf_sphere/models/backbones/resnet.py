@@ -23,12 +23,7 @@ from hf_sphere.models.backbones.base import (
 class SmallStemResNet(ResNet):
     """timm's ResNet with a 3x3 convolution as its stem, without pooling by default.
 
-    Args:
-        block: timm's residual block.
-        layers: Number of blocks per stage.
-        in_chans: Channels of the images.
-        max_pool: Whether the stem keeps its max-pooling, so that all feature maps have half the side.
-        **options: See timm's `ResNet`.
+    With `max_pool`, the stem keeps its max-pooling, so that all feature maps have half the side.
     """
 
     def __init__(
@@ -89,12 +84,7 @@ def resnet50_cifar(**options: Any) -> ResNet:
 
 
 class SmallStemDenseNet(DenseNet):
-    """timm's DenseNet whose stem is one 3x3 convolution, without norm, activation and pooling.
-
-    Args:
-        in_chans: Channels of the images.
-        **options: See timm's `DenseNet`.
-    """
+    """timm's DenseNet whose stem is one 3x3 convolution, without norm, activation and pooling."""
 
     def __init__(self, *, in_chans: int = 3, **options: Any) -> None:
         super().__init__(in_chans=in_chans, **options)
@@ -123,10 +113,7 @@ SLOPE = 0.1
 class PooledBlock(nn.Module):
     """Residual block of three 3x3 convolutions with batch norm and a 1x1 shortcut, followed by 2x2 max pooling.
 
-    Args:
-        in_channels: Number of input channels.
-        out_channels: Number of channels of all convolutions.
-        activation: Whether leaky ReLU follows the sum.
+    With `activation`, a leaky ReLU follows the sum.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, activation: bool = True) -> None:
@@ -149,16 +136,8 @@ class PooledBlock(nn.Module):
 class AveragedNet(EmbeddingNet):
     """A sequence of blocks whose last feature map, returned by `forward_features`, is averaged to the embedding.
 
-    The final activation is that of the last block. Without it, where a spherization or a head replaces it, the
-    embedding is the average of the values before activation, which can be negative.
-
-    Args:
-        blocks: The blocks, the last one without activation.
-        num_features: Number of channels of the last feature map.
-        activation: The last activation.
-        num_classes: See `EmbeddingNet`.
-        drop_rate: Dropout of the embedding; removed with the final activation.
-        final_activation: Whether the last block has an activation.
+    The final activation is that of the last block, which is passed without it. Where a spherization or a head replaces
+    it, the embedding is the average of the values before activation, which can be negative, and there is no dropout.
     """
 
     def __init__(

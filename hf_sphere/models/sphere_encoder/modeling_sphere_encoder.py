@@ -36,10 +36,7 @@ class SphericalMap(SphericalLinear):
 class SpherizedClassificationHead(nn.Module):
     """Classifier on features: hidden_size -> hidden_size / 2 - 1, spherization, a linear map without bias.
 
-    Args:
-        config: The configuration.
-        dropout: None for features (..., hidden_size). For hidden states (B, L, hidden_size), the dropout applied to
-            that of the first token, which gives the features.
+    With a `dropout`, the features are the hidden state of the first token, to which it is applied.
     """
 
     def __init__(self, config: Any, dropout: nn.Module | None = None) -> None:

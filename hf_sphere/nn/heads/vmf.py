@@ -36,18 +36,12 @@ CONFIDENT, CONFIDENCES = 0.99, (0.4, 0.95)
 
 
 def find_confidence(num_classes: int, log_temperature: float) -> float:
-    """Return the initial expected cosine l with which a prediction can have a probability of 0.99.
+    """Return the initial expected cosine l, 0.4 to 0.95, with which a prediction can have a probability of 0.99.
 
     With samples that have the cosine l to their mean directions, the logit of an embedding in the direction of its
-    class is beta l^2, and about 0 for classes orthogonal to it: the probability is 0.99 if beta l^2 is
-    log(99 (K - 1)). Whether training from there is best depends on the network, the optimizer and the metric.
-
-    Args:
-        num_classes: Number of classes K.
-        log_temperature: Initial logarithm of the temperature 1 / beta.
-
-    Returns:
-        The smallest such l, between 0.4 and 0.95. A warning names the temperature that would do if it is larger.
+    class is beta l^2, and about 0 for classes orthogonal to it: the probability is 0.99 if beta l^2 is log(99 (K - 1)),
+    with the inverse temperature beta. Whether training from there is best depends on the network, the optimizer and the
+    metric. A warning names the temperature that would do if l had to be larger.
     """
     needed = math.log(max(num_classes - 1, 1) * CONFIDENT / (1 - CONFIDENT))
     lowest, highest = CONFIDENCES
@@ -148,9 +142,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         if kappa_confidence == "auto":
             kappa_confidence = find_confidence(num_classes, log_temperature)
         if isinstance(kappa_confidence, str) or not 0.0 < kappa_confidence < 1.0:
-            raise ValueError(
-                f"kappa_confidence must be 'auto' or between 0 and 1 (exclusive); got {kappa_confidence!r}."
-            )
+            raise ValueError(f"kappa_confidence must be 'auto' or in (0, 1); got {kappa_confidence!r}.")
         if prediction not in ("samples", "mean"):
             raise ValueError(f"prediction must be 'samples' or 'mean'; got {prediction!r}.")
         self.num_samples = num_samples

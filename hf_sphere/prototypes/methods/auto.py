@@ -9,11 +9,7 @@ from hf_sphere.prototypes.methods.searches import lbfgs, lbfgs_seconds, slsqp
 
 
 def closed_form(task: Task) -> Iterator[Candidate]:
-    """Regular simplex (K <= d + 1), cross-polytope (K <= 2 d) or regular polygon (d = 2), which are proved optimal.
-
-    Raises:
-        ValueError: If there is no closed form for K and d.
-    """
+    """Regular simplex (K <= d + 1), cross-polytope (K <= 2 d) or regular polygon (d = 2), which are proved optimal."""
     count, dim = task.num_classes, task.dim
     if not has_closed_form(task):
         size = f"{count} points in {dim} dimensions"
@@ -32,11 +28,7 @@ def has_closed_form(task: Task) -> bool:
 
 
 def catalogue(task: Task) -> Iterator[Candidate]:
-    """A random subset of the best constructed code with enough points, padded with zeros to the dimension.
-
-    Raises:
-        ValueError: If the catalogue has no such code.
-    """
+    """A random subset of the best constructed code with enough points, padded with zeros to the dimension."""
     code = find_code(task.num_classes, task.dim)
     if code is None:
         size = f"at least {task.num_classes} points in at most {task.dim} dimensions"

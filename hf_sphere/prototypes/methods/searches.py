@@ -80,13 +80,7 @@ def sgd(
 
 
 def sgd_as_published(task: Task, *, learning_rate: float = 0.1, max_iterations: int = 10_000) -> Iterator[Candidate]:
-    """The published program of the paper, which creates a new optimizer at each step, so momentum has no effect.
-
-    Args:
-        task: The placement task.
-        learning_rate: Learning rate.
-        max_iterations: Number of steps.
-    """
+    """The published program of the paper, which creates a new optimizer at each step, so momentum has no effect."""
     for points, origin in sgd(task, learning_rate=learning_rate, momentum=0.0, max_iterations=max_iterations):
         yield Candidate(points, origin.replace("sgd", "sgd_as_published"))
 

@@ -40,9 +40,7 @@ class ModelArguments(image.EncoderArguments):
     class_weights: Literal["balanced"] | None = argument(
         None, "Weight the loss of each class by the inverse of its number of training images; not weighted if not set."
     )
-    shard_classes: bool = argument(
-        False, "Spread the class vectors over the processes; the head must have this option."
-    )
+    shard_classes: bool = argument(False, "Spread the class vectors over processes; the head must have this option.")
     prototypes_file: str | None = argument(
         None, "Prototypes of the head `prototype`, written by hf-sphere place; computed if not set."
     )

@@ -40,9 +40,7 @@ class TextModelArguments(Arguments):
     model_name_or_path: str = argument(
         help="Start from this masked language model, Hub id or folder: a plain or a spherized one."
     )
-    from_scratch: bool = argument(
-        False, "Use only its configuration and tokenizer; the weights are initialized randomly."
-    )
+    from_scratch: bool = argument(False, "Use only its configuration and tokenizer; the weights are random.")
     tokenizer_name: str | None = argument(None, "Tokenizer, Hub id or folder; that of the model if not set.")
     spherized: bool = argument(False, f"Spherize a plain model: {', '.join(SPHERIZED)}.")
     spherized_layers: list[int] | None = argument(

@@ -1,0 +1,208 @@
+"""One way from images and texts to embeddings."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset, Image, IterableDataset
+from transformers import BertModel, PreTrainedTokenizerFast
+
+from hf_sphere.search import ImageEncoder, TextEncoder, load_encoder
+from hf_sphere.search.pipeline import embed_batches
+
+TEXTS = ["a dog", "the cat sat", "stocks fell", "a", "b c d"]
+
+
+@pytest.fixture
+def sentences(root, tmp_path) -> Path:
+    """A folder with a SentenceTransformer, which has prompts."""
+    st = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    source = root / "tests" / "golden" / "analogy" / "tiny-bert"
+    torch.manual_seed(0)
+    BertModel.from_pretrained(source).save_pretrained(tmp_path / "bert")
+    PreTrainedTokenizerFast.from_pretrained(source).save_pretrained(tmp_path / "bert")
+    transformer = Transformer(str(tmp_path / "bert"))
+    modules = [transformer, Pooling(transformer.get_embedding_dimension(), "mean")]
+    prompts = {"query": "the ", "document": ""}
+    st.SentenceTransformer(modules=modules, device="cpu", prompts=prompts).save(str(tmp_path / "sentences"))
+    return tmp_path / "sentences"
+
+
+def gather(batches) -> tuple[list[int], torch.Tensor]:
+    rows, columns = zip(*batches, strict=True)
+    return torch.cat(rows).tolist(), torch.cat([each["embedding"] for each in columns])
+
+
+def test_texts_have_the_embeddings_of_the_sentence_transformer(sentences):
+    from sentence_transformers import SentenceTransformer
+
+    encoder, expected = load_encoder(str(sentences), "cpu"), SentenceTransformer(str(sentences), device="cpu")
+    rows, embeddings = gather(encoder.encode(TEXTS, [1, 4], batch_size=2, progress=False))
+    assert (type(encoder), rows, encoder.metric, encoder.class_names) == (
+        TextEncoder,
+        [1, 4],
+        {"distance": "cosine"},
+        [],
+    )
+    torch.testing.assert_close(embeddings, torch.from_numpy(expected.encode([TEXTS[1], TEXTS[4]])))
+    torch.testing.assert_close(encoder.encode_texts(TEXTS), torch.from_numpy(expected.encode_query(TEXTS)))
+    assert not torch.equal(encoder.encode_texts(TEXTS), gather(encoder.encode(TEXTS, progress=False))[1])
+
+
+def test_a_model_that_is_loaded_or_saved_in_half_precision_is_the_same_encoder(sentences):
+    from sentence_transformers import SentenceTransformer
+
+    encoder, given = TextEncoder(str(sentences)), TextEncoder(SentenceTransformer(str(sentences), device="cpu"))
+    assert (given.weights, given.settings) == (encoder.weights, encoder.settings)
+    SentenceTransformer(str(sentences), device="cpu").half().save(str(sentences))
+    assert {parameter.dtype for parameter in TextEncoder(str(sentences)).model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("option", [{"truncate_dim": 3}, {"prompts": {"query": "other "}}])
+def test_settings_that_the_model_records_are_used_and_identify_it(option, sentences):
+    before = TextEncoder(str(sentences))
+    file = sentences / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | option))
+    encoder = TextEncoder(str(sentences))
+    assert encoder.settings != before.settings
+    assert encoder.weights == before.weights
+    dim = before.encode_texts(["a"]).shape[1]
+    assert encoder.encode_texts(["a"]).shape == (1, option.get("truncate_dim", dim))
+
+
+def test_a_plain_text_encoder_is_refused_because_its_pooling_is_unknown(sentences):
+    with pytest.raises(ValueError, match=r"bert has no modules.json, so the pooling .* is unknown\. Save it"):
+        TextEncoder(str(sentences.with_name("bert")))
+    with pytest.raises(ValueError, match=r"BertModel of transformers is no image encoder.*sentence-transformers"):
+        load_encoder(str(sentences.with_name("bert")))
+
+
+def test_other_models_are_image_encoders(model):
+    assert type(load_encoder(model)) is ImageEncoder
+
+
+def test_a_missing_model_of_texts_is_named(tmp_path):
+    for load in (TextEncoder, load_encoder):
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            load(str(tmp_path / "nowhere"))
+
+
+def test_without_sentence_transformers_the_extra_is_named(sentences, monkeypatch):
+    monkeypatch.setattr("hf_sphere.utils.checks.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[sentence-transformers\]'"):
+        load_encoder(str(sentences))
+
+
+def test_embeddings_of_texts_that_are_not_finite_are_refused(sentences):
+    encoder = TextEncoder(str(sentences))
+    with torch.no_grad():
+        next(encoder.model.parameters()).fill_(torch.nan)
+    with pytest.raises(ValueError, match="embedding of a dog is not finite"):
+        list(encoder.encode(TEXTS, progress=False))
+
+
+# Sources
+
+
+@pytest.mark.parametrize("kind", ["dataset", "stream", "generator", "list"])
+def test_what_an_interrupted_run_embedded_is_used_for_every_kind_of_source(kind, model, digits, tmp_path, monkeypatch):
+    def source():
+        rows = Dataset.from_dict({"image": digits}).cast_column("image", Image())
+        stream = IterableDataset.from_generator(lambda: ({"image": image} for image in digits))
+        return {"dataset": rows, "stream": stream, "generator": (image for image in digits), "list": digits}[kind]
+
+    encoder = ImageEncoder(model)
+    expected = gather(encoder.encode(digits, progress=False))[1]
+    options = {"batch_size": 5, "progress": False, "folder": tmp_path / "kept"}
+    interrupted = encoder.encode(source(), **options)
+    assert [next(interrupted)[0].tolist() for _ in range(2)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    seen = []
+    embed = encoder._embed
+    monkeypatch.setattr(encoder, "_embed", lambda names, **inputs: seen.extend(names) or embed(names, **inputs))
+    rows, embeddings = gather(encoder.encode(source(), **options))
+    assert (rows, len(seen)) == ([*range(12)], 2)
+    torch.testing.assert_close(embeddings, expected)
+    assert len(gather(encoder.encode(digits[::-1], **options))[0]) == 12
+    assert len(seen) == 14  # other images
+
+
+def test_texts_are_resumed(sentences, tmp_path):
+    encoder, folder = TextEncoder(str(sentences)), tmp_path / "kept"
+    expected = gather(encoder.encode(TEXTS * 9, batch_size=1, progress=False, folder=folder))
+    encoder.model = None
+    rows, embeddings = gather(encoder.encode(TEXTS * 9, progress=False, folder=folder))
+    assert rows == expected[0]
+    assert torch.equal(embeddings, expected[1])
+
+
+def test_batches_without_readable_rows_are_left_out_and_not_read_again(tmp_path):
+    reads = []
+
+    def embed(batches):
+        for batch in batches:
+            reads.append(batch)
+            rows = torch.tensor([row for row in batch if row > 2], dtype=torch.long)
+            yield {"row": rows} | ({"embedding": rows[:, None]} if len(rows) else {})
+
+    for _ in range(2):
+        found = list(embed_batches(embed, range(8), batch_size=2, folder=tmp_path, progress=False))
+        assert [rows.tolist() for rows, _ in found] == [[3], [4, 5], [6, 7]]
+    assert reads == [range(0, 2), range(2, 4), range(4, 6), range(6, 8)]
+
+
+# Models of others
+
+
+@pytest.mark.parametrize(
+    "name", ["os.system", "custom.Module", "sentence_transformers.util.http_get", "torch.nn.Linear"]
+)
+def test_a_module_of_another_library_is_refused_before_it_is_imported(name, sentences, tmp_path, monkeypatch):
+    modules = json.loads((sentences / "modules.json").read_text())
+    (sentences / "custom.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    (sentences / "modules.json").write_text(json.dumps([*modules, {"idx": 2, "name": "2", "path": "", "type": name}]))
+    monkeypatch.setattr("sentence_transformers.SentenceTransformer.__init__", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(ValueError, match=rf"its module {name} is code of another library.*pass the model"):
+        TextEncoder(str(sentences))
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "message"),
+    [
+        ("config.json", {"model_type": "bert", "attn_implementation": "owner/kernel"}, "names the kernel"),
+        ("sentence_bert_config.json", {"model_args": {"attn_implementation": "owner/kernel"}}, "names the kernel"),
+        ("adapter_config.json", {"base_model_name_or_path": "other"}, "has an adapter"),
+        ("1_Pooling/config.json", [], "cannot be loaded as SentenceTransformer"),
+        ("modules.json", {"a": 1}, "cannot be loaded as SentenceTransformer"),
+        ("modules.json", None, "is not a regular file"),
+    ],
+)
+def test_files_that_would_load_something_else_or_are_damaged_are_one_error(file, settings, message, sentences):
+    (sentences / file).unlink(missing_ok=True)
+    if settings is None:
+        (sentences / file).symlink_to("/dev/null")
+    else:
+        (sentences / file).write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=message):
+        TextEncoder(str(sentences))
+
+
+def test_code_of_the_transformer_is_not_run(sentences, tmp_path, monkeypatch):
+    (sentences / "code.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    config = json.loads((sentences / "config.json").read_text())
+    names = {name: "code.Anything" for name in ("AutoConfig", "AutoModel", "AutoTokenizer")}
+    (sentences / "config.json").write_text(json.dumps(config | {"model_type": "custom", "auto_map": names}))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(ValueError, match="cannot be loaded as SentenceTransformer"):
+        TextEncoder(str(sentences))
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_folder_without_weights_is_an_error(sentences):
+    shutil.move(sentences / "model.safetensors", sentences / "other.safetensors")
+    with pytest.raises((OSError, ValueError), match="sentences"):
+        TextEncoder(str(sentences))

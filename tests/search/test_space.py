@@ -1,0 +1,311 @@
+"""EmbeddingSpace: levels, changes, names, files and invalid input; test_matching_formula.py has the p-values."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from scipy import stats
+
+from hf_sphere.metrics import energy_test
+from hf_sphere.search import EmbeddingSpace, NeighborSearch
+
+
+def unit(*shape, seed=0, generator=None):
+    vectors = torch.randn(*shape, generator=generator or torch.Generator().manual_seed(seed))
+    return vectors / vectors.norm(dim=-1, keepdim=True)
+
+
+def clusters(num_groups=40, size=5, dim=16, noise=0.15, seed=0):
+    """Vectors (N, d) of groups, and the groups (N,)."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = torch.arange(num_groups).repeat_interleave(size)
+    points = unit(num_groups, dim, generator=generator)[groups]
+    points = points + noise * torch.randn(points.shape, generator=generator)
+    return points / points.norm(dim=1, keepdim=True), groups
+
+
+@pytest.fixture
+def space():
+    return EmbeddingSpace.fit(*clusters(), score="cosine")
+
+
+@pytest.mark.parametrize("level", [0.05, 0.1])
+def test_false_accepts_of_strangers_stay_at_the_level_with_one_row_per_group(level):
+    generator = torch.Generator().manual_seed(1)
+    counts = []
+    for _ in range(100):
+        space = EmbeddingSpace.fit(unit(60, 6, generator=generator), score="cosine")
+        found = space.search(unit(100, 6, generator=generator), 1, false_accept=level)
+        counts.append(int(found.accepted.sum()))
+    error = np.std(counts) / 10  # the spaces are independent
+    assert level / 2 < np.mean(counts) / 100 <= level + 3 * error / 100
+
+
+def test_false_accepts_given_a_separate_calibration_follow_their_exact_law():
+    generator, level, num_groups, strangers = torch.Generator().manual_seed(2), 0.1, 39, 40
+    counts = []
+    for _ in range(400):
+        space = EmbeddingSpace.fit(
+            unit(30, 8, generator=generator), calibration=unit(num_groups, 8, generator=generator), score="cosine"
+        )
+        counts.append(int(space.search(unit(strangers, 8, generator=generator), 1, false_accept=level).accepted.sum()))
+    k = int(level * (num_groups + 1))
+    law = stats.betabinom(strangers, k, num_groups + 1 - k)
+    edges = [0, 2, 4, 6, 9, strangers + 1]
+    observed = np.histogram(counts, edges)[0]
+    expected = 400 * np.diff(law.cdf(np.array(edges) - 1))
+    assert stats.chisquare(observed, expected).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("noise", [0.002, 0.2])
+def test_strangers_stay_at_the_level_with_groups_of_almost_equal_rows(noise):
+    generator = torch.Generator().manual_seed(3)
+    rates = []
+    for seed in range(60):
+        space = EmbeddingSpace.fit(*clusters(24, 12, 16, noise, seed), score="cosine", rows_per_group=4)
+        found = space.search(unit(200, 16, generator=generator), 1, false_accept=0.1)
+        rates.append(float(found.accepted.double().mean()))
+    assert np.mean(rates) <= 0.1 + 3 * np.std(rates) / 60**0.5
+
+
+def test_a_level_below_the_smallest_p_value_states_how_many_groups_are_needed(space):
+    assert space.smallest_p_value == pytest.approx(1.2 / 41)
+    with pytest.raises(ValueError, match=r"false_accept=0.01 needs 119 calibration groups; there are 40"):
+        space.search(unit(1, 16), 1, false_accept=0.01)
+
+
+def test_a_query_that_matches_best_has_the_smallest_p_value(space):
+    found = space.search(space.vectors[:1], 3, false_accept=0.1)
+    assert found.rows[0, 0] == 0
+    assert found.scores[0, 0] == pytest.approx(1)
+    assert found.p_values[0, 0] == pytest.approx(space.smallest_p_value)
+    assert found.accepted.dtype == torch.bool
+    assert found.p_values.shape == (1, 3)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_rows_above_the_threshold_are_accepted_and_few_below_it(separate):
+    vectors, groups = clusters(60, 4, noise=0.3)
+    calibration = {"calibration": unit(80, 16, seed=9)} if separate else {}
+    space = EmbeddingSpace.fit(vectors, groups, score="cosine", **calibration)
+    found = space.search(unit(500, 16, seed=5), 5, false_accept=0.1)
+    above = found.scores >= space.threshold(0.1)
+    assert not (above & ~found.accepted).any()
+    assert above.sum() == found.accepted.sum() if separate else above.sum() >= found.accepted.sum() / 2
+
+
+@pytest.mark.parametrize("score", ["cosine", "density"])
+def test_a_changed_space_has_the_calibration_of_a_new_one(score):
+    vectors, groups = clusters()
+    space = EmbeddingSpace.fit(vectors, groups, score=score, calibration_rows=100)
+    added, others = clusters(10, 3, seed=7)
+    ids = space.add(others + 100, added)
+    assert ids.tolist() == list(range(200, 230))
+    assert space.remove([3, 101]) == 8
+    assert space.remove(ids=[0, 229]) == 2
+    changed = space.calibration
+    space.calibrate(score=score)
+    for name in ("groups", "scores", "matches", "ids"):
+        torch.testing.assert_close(getattr(changed, name), getattr(space.calibration, name))
+
+
+def test_an_addition_recomputes_only_scores_that_can_change(space, monkeypatch):
+    searched, search = [], NeighborSearch.search_others
+
+    def counted(self, queries, k, keys, query_keys):
+        searched.append((len(queries), len(self.references)))
+        return search(self, queries, k, keys, query_keys)
+
+    monkeypatch.setattr(NeighborSearch, "search_others", counted)
+    space.add(99, unit(2, 16, seed=3))
+    assert space.calibration.num_groups == 41
+    assert searched == [(202, 2), (2, 202)]  # all among the new rows, the new ones among all
+
+
+def test_ids_are_not_used_again(space):
+    space.remove(ids=[199])
+    assert space.add(40, unit(1, 16)).tolist() == [200]
+
+
+def test_identify_returns_the_name_or_none():
+    vectors, groups = clusters(30, 4, noise=0.02)
+    space = EmbeddingSpace.fit(vectors, [f"person {group}" for group in groups], score="cosine")
+    assert space.identify(vectors[8], 0.1) == "person 2"
+    stranger = -vectors.mean(0)
+    assert space.identify(torch.stack([vectors[0], stranger]), 0.1) == ["person 0", None]
+
+
+def test_a_dozen_names_are_identified_with_separate_calibration():
+    vectors, groups = clusters(12, 3, noise=0.02)
+    with pytest.raises(ValueError, match="needs 26 calibration groups; there are 12"):
+        EmbeddingSpace.fit(vectors, groups, score="cosine").identify(vectors[0], 0.05)
+    space = EmbeddingSpace.fit(vectors, groups, calibration=unit(60, 16, seed=4), score="cosine")
+    assert space.identify(vectors[0], 0.05) == 0
+    space.add(99, vectors[:1] * -1)
+    assert space.identify(-vectors[0], 0.05) == 99
+
+
+def test_auto_chooses_the_smaller_area_on_a_third_of_the_groups():
+    vectors, groups = clusters(60, 6, 16, 0.3)
+    space = EmbeddingSpace.fit(vectors, groups)
+    assert space.calibration.num_groups < 60
+    areas = {}
+    keys = space._keys() % 3 == 0
+    for score in ("cosine", "density"):
+        chosen = EmbeddingSpace.fit(vectors, groups, score=score)
+        scores, rows = chosen._nearest(vectors[keys], 1, (chosen.ids, chosen.ids[keys]))
+        order = scores[:, 0].argsort(descending=True)
+        wrong = (groups[rows[:, 0]] != groups[keys])[order].double()
+        areas[score] = float((wrong.cumsum(0) / torch.arange(1, len(wrong) + 1)).mean())
+    assert areas["cosine"] != areas["density"]
+    assert space.score == min(areas, key=areas.get)
+
+
+def test_rows_without_others_of_their_group_have_the_cosine():
+    assert EmbeddingSpace.fit(unit(50, 8)).score == "cosine"
+
+
+def test_density_has_no_threshold():
+    space = EmbeddingSpace.fit(*clusters(), score="density")
+    with pytest.raises(ValueError, match="only cosines have a threshold, not the density score"):
+        space.threshold(0.2)
+
+
+def test_an_approximate_search_accepts_no_stranger_more():
+    pytest.importorskip("faiss")
+    vectors, groups = clusters(400, 5)
+    spaces = [EmbeddingSpace.fit(vectors, groups, score="cosine", kind=kind) for kind in ("torch", "ivf")]
+    strangers = unit(300, 16, seed=8)
+    exact, approximate = (space.search(strangers, 1, false_accept=0.1) for space in spaces)
+    assert (approximate.p_values >= exact.p_values - 1e-12).all()
+
+
+def test_a_saved_space_gives_equal_results(tmp_path, space):
+    space.add(77, unit(3, 16, seed=6))
+    space.remove([5])
+    space.save(tmp_path / "space")
+    loaded = EmbeddingSpace.load(tmp_path / "space")
+    queries = unit(20, 16, seed=2)
+    first, second = (each.search(queries, 4, false_accept=0.2) for each in (space, loaded))
+    for name in ("rows", "scores", "p_values", "accepted"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
+    assert loaded.groups == space.groups
+    assert repr(loaded) == repr(space)
+    assert torch.equal(loaded.add(5, unit(1, 16)), torch.tensor([203]))
+
+
+@pytest.mark.parametrize("score", ["cosine", "density"])
+def test_a_loaded_space_is_changed_like_the_saved_one(tmp_path, score):
+    space = EmbeddingSpace.fit(*clusters(), score=score)
+    space.save(tmp_path / "space")
+    loaded = EmbeddingSpace.load(tmp_path / "space")
+    for each in (space, loaded):
+        each.remove([0])
+        each.add(50, unit(4, 16, seed=11))
+    assert torch.equal(space.calibration.scores, loaded.calibration.scores)
+
+
+def test_separate_queries_are_saved(tmp_path):
+    space = EmbeddingSpace.fit(unit(20, 8), calibration=unit(30, 8, seed=1), calibration_groups=[0, 1, 2] * 10)
+    space.save(tmp_path / "space")
+    loaded = EmbeddingSpace.load(tmp_path / "space")
+    for each in (space, loaded):
+        each.add(None, unit(5, 8, seed=2))
+    assert torch.equal(space.calibration.scores, loaded.calibration.scores)
+    assert loaded.smallest_p_value == 1 / 4
+
+
+@pytest.mark.parametrize("convert", [lambda x: x, np.asarray, lambda x: x.tolist(), lambda x: x.half()])
+def test_vectors_of_many_kinds_are_accepted(convert):
+    assert len(EmbeddingSpace.fit(convert(unit(20, 8)))) == 20
+
+
+def test_a_column_of_a_dataset_is_accepted():
+    data = Dataset.from_dict({"embedding": unit(20, 8).tolist(), "article": ["a", "b"] * 10})
+    assert EmbeddingSpace.fit(data["embedding"], groups=data["article"]).calibration.num_groups in (1, 2)
+
+
+def test_vectors_that_are_not_unit_are_normalized_and_counted(caplog):
+    vectors = unit(20, 8)
+    with caplog.at_level(logging.WARNING):
+        space = EmbeddingSpace.fit(torch.cat([vectors[:15], 3 * vectors[15:]]))
+    assert "5 of 20 vectors are not unit vectors (norms from 3 to 3)" in caplog.text
+    torch.testing.assert_close(space.vectors, vectors)
+
+
+INVALID = {
+    "nan": (lambda: EmbeddingSpace.fit(unit(5, 4) * torch.tensor(float("nan"))), "finite"),
+    "zero": (lambda: EmbeddingSpace.fit(torch.zeros(5, 4)), "a zero vector has no direction"),
+    "one group": (lambda: EmbeddingSpace.fit(unit(5, 4), [1] * 5), "of one group"),
+    "one row": (lambda: EmbeddingSpace.fit(unit(1, 4)), "of one group"),
+    "names": (lambda: EmbeddingSpace.fit(unit(5, 4), [1, 2]), "one name per vector, 5; got 2"),
+    "mixed names": (lambda: EmbeddingSpace.fit(unit(3, 4), [1, "a", 2]), "all texts or all integers; got int, str"),
+    "score": (lambda: EmbeddingSpace.fit(unit(5, 4), score="dot"), "unknown score 'dot'"),
+    "rows": (lambda: EmbeddingSpace.fit(unit(5, 4), rows_per_group=0), "must be at least 1"),
+    "calibration groups": (lambda: EmbeddingSpace.fit(unit(5, 4), calibration_groups=[1]), "calibration_groups"),
+    "dimensions": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 5)), "queries must have 4 dimensions"),
+    "k": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 4), 6), "k must be from 1 to the number of rows, 5"),
+    "level": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 4), 1, false_accept=0), "between 0 and 1"),
+    "no names": (lambda: EmbeddingSpace.fit(unit(5, 4)).identify(unit(4), 0.9), "the rows have no names"),
+    "add": (lambda: EmbeddingSpace.fit(unit(5, 4)).add("anna", unit(4)), "the space has no groups"),
+    "unknown group": (lambda: EmbeddingSpace.fit(unit(4, 4), [1, 1, 2, 2]).remove(3), "there is no group 3"),
+    "last row": (lambda: EmbeddingSpace.fit(unit(2, 4)).remove(ids=[0, 1]), "no row would remain"),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_input_is_an_error_that_says_what_is_wrong(name):
+    call, message = INVALID[name]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_nothing_is_changed_by_an_invalid_addition(space):
+    with pytest.raises(ValueError, match="16 dimensions"):
+        space.add(3, unit(2, 5))
+    assert len(space) == 200
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean", "hyperbolic"])
+@pytest.mark.parametrize("kind", ["torch", "flat"])
+def test_search_others_leaves_out_the_own_group(distance, kind):
+    if kind == "flat":
+        pytest.importorskip("faiss")
+        if distance == "hyperbolic":
+            pytest.skip("FAISS has no hyperbolic distance")
+    vectors, groups = clusters(10, 7)
+    vectors = torch.cat([vectors, vectors[:3]])  # with copies in another group
+    groups = torch.cat([groups, torch.tensor([10, 10, 10])])
+    search = NeighborSearch(vectors, distance=distance, kind=kind)
+    distances, rows = search.search_others(vectors, 70, groups, groups)
+    everything = NeighborSearch(vectors, distance=distance, kind="torch").search(vectors, 73)
+    for row in range(0, 73, 9):
+        kept = groups[everything[1][row]] != groups[row]
+        count = int(kept.sum())
+        torch.testing.assert_close(distances[row, :count][:70], everything[0][row][kept][:70])
+        assert (rows[row, count:] == -1).all()
+        assert distances[row, count:].isinf().all()
+
+
+def test_queries_unlike_the_calibration_have_a_small_p_value(space):
+    alike, _ = clusters()
+    alike = alike[torch.randperm(200, generator=torch.Generator().manual_seed(1))[:60]]
+    assert space.check_queries(alike) > 0.05
+    assert space.check_queries(alike + torch.ones(16)) == 0.001
+
+
+def test_the_energy_test_has_uniform_p_values_for_equal_distributions():
+    generator = torch.Generator().manual_seed(4)
+    values = [
+        energy_test(unit(20, 5, generator=generator), unit(15, 5, generator=generator), permutations=99, seed=seed)[1]
+        for seed in range(300)
+    ]
+    assert stats.kstest(values, "uniform").pvalue > 1e-3
+
+
+def test_the_energy_distance_is_that_of_its_definition():
+    x, y = unit(6, 3).double(), unit(9, 3, seed=1).double() + 1
+    between, within = torch.cdist(x, y).mean(), torch.cdist(x, x).mean() + torch.cdist(y, y).mean()
+    assert energy_test(x, y)[0] == pytest.approx(float(2 * between - within))
