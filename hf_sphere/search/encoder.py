@@ -208,17 +208,12 @@ class TextEncoder(Encoder):
     def __init__(self, model: Any, device: torch.device | str | None = None) -> None:
         check_extra("sentence-transformers", "a model of texts", "sentence_transformers")
         self.name = model if isinstance(model, str) else type(model).__name__
-        self.model = load_sentence_transformer(model, device) if isinstance(model, str) else model.eval()
-        self.class_names, self.metric, self.weights = [], {"distance": "cosine"}, digest_weights(self.model)
-        prompts = [
-            self.model.prompts,
-            self.model.default_prompt_name,
-            self.model.truncate_dim,
-            self.model.max_seq_length,
-        ]
-        modules = [(type(module).__name__, module.get_config_dict()) for module in self.model]
-        vocabulary: Any = getattr(self.model.tokenizer, "get_vocab", dict)()
-        self.preprocessing = {"modules": repr(modules), "prompts": prompts, "vocabulary": vocabulary}
+        self.model = model = load_sentence_transformer(model, device) if isinstance(model, str) else model.eval()
+        self.class_names, self.metric, self.weights = [], {"distance": "cosine"}, digest_weights(model)
+        limits = [model.prompts, model.default_prompt_name, model.truncate_dim, model.max_seq_length]
+        modules = repr([(type(module).__name__, module.get_config_dict()) for module in model])
+        vocabulary: Any = getattr(model.tokenizer, "get_vocab", dict)()
+        self.preprocessing = {"modules": modules, "limits": limits, "vocabulary": vocabulary}
 
     def encode(
         self, texts: Any, rows: Sequence[int] | None = None, *, batch_size: int = 64, progress: bool = True, **more: Any

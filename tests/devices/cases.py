@@ -457,7 +457,8 @@ EXCLUDED = {
         data.ImageBatches data.ImagesFromDisk losses.LossCheckpointCallback losses.SentenceTransformerLoss
         losses.trainer_loss ood.Comparison ood.compare_scores optim.parameter_groups optim.radial_channel_dims
         optim.RadialDiagnosticsCallback prototypes.embed_class_names search.ImageEncoder
-        search.extract_embeddings search.load_embedding_model training.SphereCallback
+        search.extract_embeddings search.load_embedding_model search.load_encoder search.TextEncoder
+        training.SphereCallback
     """,
     "needs several processes": """
         training.gather_classes

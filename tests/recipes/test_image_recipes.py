@@ -25,7 +25,7 @@ from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource
 from hf_sphere.search.pipeline import finished_batches
-from hf_sphere.search.vectors import VectorEncoder
+from hf_sphere.search.encoder import VectorEncoder
 
 
 @pytest.fixture(scope="module")
@@ -506,7 +506,7 @@ def test_an_index_needs_one_folder_and_a_search_one_query(run, folder):
 
 
 @pytest.fixture
-def vector_file(tmp_path) -> Path:
+def vectors(tmp_path) -> Path:
     """A file of 20 vectors of ten articles."""
     rows = {"embedding": torch.randn(20, 4).tolist(), "article": [f"a{n // 2}" for n in range(20)]}
     pd.DataFrame(rows).to_parquet(tmp_path / "vectors.parquet")
@@ -567,9 +567,9 @@ def test_an_index_is_calibrated_by_images_that_have_no_match(build, photos, tmp_
         (["--column", "embedding", "--group_column", "page"], "no column 'page' for groups"),
     ],
 )
-def test_what_a_file_of_vectors_lacks_is_an_error_that_names_it(words, message, run, vector_file, tmp_path, capsys):
+def test_what_a_file_of_vectors_lacks_is_an_error_that_names_it(words, message, run, vectors, tmp_path, capsys):
     with pytest.raises((ValueError, SystemExit)) as error:
-        run("build_index", vector_file, "--output_dir", tmp_path / "index", *words)
+        run("build_index", vectors, "--output_dir", tmp_path / "index", *words)
     assert message in str(error.value) + capsys.readouterr().err
     assert not (tmp_path / "index").exists()
 
