@@ -24,8 +24,8 @@ from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource
-from hf_sphere.search.pipeline import finished_batches
 from hf_sphere.search.encoder import VectorEncoder
+from hf_sphere.search.pipeline import finished_batches
 
 
 @pytest.fixture(scope="module")
@@ -514,37 +514,30 @@ def vectors(tmp_path) -> Path:
 
 
 @pytest.fixture
-def vector_index(run, vector_file, tmp_path) -> Path:
+def vector_index(run, vectors, tmp_path) -> Path:
     """An index of the vectors."""
     words = ["--column", "embedding", "--group_column", "article", "--output_dir", tmp_path / "vectors"]
-    run("build_index", vector_file, *words, "--disable_tqdm")
+    run("build_index", vectors, *words, "--disable_tqdm")
     return tmp_path / "vectors"
 
 
-def test_vectors_of_a_file_are_searched_at_a_level(search, vector_index, vector_file):
-    words = ["--query", vector_file, "--column", "embedding", "--top_k", "1", "--false_accept", "0.2"]
+def test_vectors_of_a_file_are_searched_at_a_level(search, vector_index, vectors):
+    words = ["--query", vectors, "--column", "embedding", "--top_k", "1", "--false_accept", "0.2"]
     rows = search(*words, index=vector_index)
     assert [row["id"] for row in rows] == [str(row) for row in range(20)]
     assert {row["accepted"] for row in rows} == {"true"}
 
 
-def test_what_needs_images_or_a_model_is_an_error_for_vectors(search, run, vector_index, vector_file, tmp_path):
+def test_what_needs_images_or_a_model_is_an_error_for_vectors(search, run, vector_index, vectors, tmp_path):
     with pytest.raises(ValueError, match="--contact_sheet shows images; this is an index of vectors"):
-        search("--query", vector_file, "--contact_sheet", tmp_path / "a.png", index=vector_index)
+        search("--query", vectors, "--contact_sheet", tmp_path / "a.png", index=vector_index)
     with pytest.raises(ValueError, match="has no model that embeds what a visitor enters; use hf-sphere search"):
         run("search_page", "--index", vector_index)
 
 
-def test_a_file_of_vectors_is_indexed_without_a_model(run, vector_file, tmp_path, capsys):
+def test_a_file_of_vectors_is_indexed_without_a_model(run, vectors, tmp_path, capsys):
     run(
-        "build_index",
-        vector_file,
-        "--column",
-        "embedding",
-        "--group_column",
-        "article",
-        "--output_dir",
-        tmp_path / "index",
+        "build_index", vectors, "--column", "embedding", "--group_column", "article", "--output_dir", tmp_path / "index"
     )
     assert "added     20 of 20 vectors of" in capsys.readouterr().out
     index = ImageIndex.load(tmp_path / "index")
