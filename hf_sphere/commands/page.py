@@ -122,7 +122,7 @@ def show(
         result = f"{matches} of {k} neighbors match" if matches else "No match"
         recent.append(tuple(neighbors.queries["embedding"][0].tolist()))
         note = f"<b>{result}</b> at {100 * level:.3g} % false accepts.<br>{note}"
-        note += f"<br>{html.escape(compare_queries(index, [*{*recent}]))}"
+        note += f"<br>{html.escape(compare_queries(index, neighbors.queries['embedding'].new_tensor([*{*recent}])))}"
     elif level is not None:
         note += f"<br>No level: the index is calibrated for searches by {html.escape(index.calibrated_with)}."
     texts, images = list_neighbors(index, neighbors)

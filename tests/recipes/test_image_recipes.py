@@ -707,6 +707,8 @@ def test_the_page_reports_that_the_last_queries_look_unlike_the_calibration(load
     notes = [page.show(index, str(file), "", [], 1, 0.2, recent=recent)[0] for file in sorted(noise.iterdir())]
     assert not any("look unlike" in note for note in notes[:29])
     assert "look unlike" in notes[-1]
+    empty = [(0.0,) * 6, *recent]  # a query without a direction
+    assert "look unlike" in page.show(index, str(noise / "rejected_0.png"), "", [], 1, 0.2, recent=empty)[0]
     again = recent[:1] * 60  # one query again and again
     assert "look unlike" not in page.show(index, str(noise / "rejected_0.png"), "", [], 1, 0.2, recent=again)[0]
 
