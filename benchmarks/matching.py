@@ -161,7 +161,7 @@ def levels(args: argparse.Namespace) -> list[dict[str, Any]]:
                 rate, error = mean_and_error(*total)
                 what = f"{title}, {score}, {rule}: accepted without a match at {level:.0%}"
                 rows.append(row(what, rate, at_most=level + 2 * error if rule == "by p-values" else None))
-                rows.append(row(f"{title}, {score}, {rule}: its standard error", error))
+                rows.append(row(f"{title}, {score}, {rule}: standard error at {level:.0%}", error))
                 print(rows[-2]["what"], round(rate, 4), round(error, 4), flush=True)
     return rows
 

@@ -216,6 +216,20 @@ def _kernels_of_losses(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["loss", "kernels, times the host waits", "the same in pytorch-metric-learning"], lines, [])
 
 
+def _matching(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for what in dict.fromkeys(name.partition(":")[0] for name in rows if ": accepted without a match" in name):
+        cells = []
+        for level in (1, 5, 10):
+            rate, error = (
+                rows.get(f"{what}: {kind} at {level}%") for kind in ("accepted without a match", "standard error")
+            )
+            cells.append(f"{100 * rate['value']:.1f} (± {100 * error['value']:.1f}) %" if rate and error else "")
+        dataset, score, rule = what.split(", ")
+        lines.append([dataset, f"{score}, {rule}" if rule == "by p-values" else f"{score}, threshold {rule}", *cells])
+    return join_lines(["dataset", "score", *(f"accepted at {level} %" for level in (1, 5, 10))], lines, [])
+
+
 KERNELS = [
     *((f"{what}, d = {dim}", f"{what}, d = {dim}", "{:.0f}", 1)
       for what in ["VonMisesFisher: sample, density, entropy, gradient"] for dim in (2, 3, 16, 32, 128)),
@@ -239,6 +253,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "kernels": ("kernel_counts", _kernels),
     "kernels-losses": ("kernel_counts", _kernels_of_losses),
     "kernels-functions": ("kernel_counts", partial(_list, KERNELS, True)),
+    "matching": ("matching", _matching),
     "head-costs": ("head_costs", _head_costs),
     "fine-tuning": ("fine_tuning", _fine_tuning),
     "prototypes-search": ("prototypes", _prototypes),
