@@ -296,6 +296,13 @@ def test_queries_unlike_the_calibration_have_a_small_p_value(space):
     assert space.check_queries(alike + torch.ones(16)) == 0.001
 
 
+def test_rows_of_a_group_do_not_make_queries_of_new_groups_look_unlike_the_calibration():
+    vectors, groups = clusters(150, 8, noise=0.05)
+    space = EmbeddingSpace.fit(vectors, groups, score="cosine")
+    p_values = [space.check_queries(unit(150, 16, seed=seed)) for seed in range(1, 21)]
+    assert stats.kstest(p_values, "uniform").pvalue > 1e-3
+
+
 def test_the_energy_test_has_uniform_p_values_for_equal_distributions():
     generator = torch.Generator().manual_seed(4)
     values = [
