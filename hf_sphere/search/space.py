@@ -119,13 +119,13 @@ class EmbeddingSpace(GroupedVectors):
                 "the vectors are of one group, so no query without a match is known. Give groups=, or calibration "
                 "queries that have no match (calibration=)."
             )
-        self._queries = None
+        separate = None
         if queries is not None:
             queries = self._check("calibration", queries)
             names = range(len(queries)) if groups is None else check_names("calibration_groups", groups, len(queries))
             numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-            self._queries = queries, torch.tensor([numbers[name] for name in names])
-        self._calibration, self._is_chosen = None, False
+            separate = queries, torch.tensor([numbers[name] for name in names])
+        self._queries, self._calibration, self._is_chosen = separate, None, False
         self.score = "cosine" if score == "auto" else score
         if score == "auto":
             self._choose_score()
