@@ -486,7 +486,7 @@ def test_an_index_is_replaced_only_if_asked(build, copy, photos):
     ("words", "message"),
     [
         (["--add_to", "index"], "give one of --output_dir for a new index, --add_to and --remove_from"),
-        (["--split", "test"], "--remove_from removes a dataset as a whole"),
+        (["--split", "test"], "--split test has no effect with --remove_from"),
         (["--kind", "ivf"], "--kind ivf is for a new index; another one has its own"),
         (["--group_column", "label"], "--group_column label is for a new index; another one has its own"),
         (["--overwrite_output_dir"], "--overwrite_output_dir is for --output_dir; other indices are changed"),
