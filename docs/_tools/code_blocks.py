@@ -209,6 +209,8 @@ def check_script(script: str, argv: list[str]) -> None:
     path = ROOT / script
     if not path.is_file():
         raise ValueError(f"there is no script {script}")
+    if job := re.search(r'run_job\("([\w-]+)"\)', path.read_text()):  # it starts a job of hf-sphere
+        return check_job([job[1], *argv])
 
     def main(argv: list[str]) -> None:
         spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -265,6 +265,9 @@ def load_encoder(model: Any, device: torch.device | str | None = None) -> Any:
     """Return a `TextEncoder` for a model of sentence-transformers, or else an `ImageEncoder`, by its name.
 
     That of None or an empty name is a `VectorEncoder`, and that of an encoder itself.
+
+    Example:
+        >>> encoder = load_encoder("outputs/birds")  # doctest: +SKIP
     """
     if not isinstance(model, str | None):
         return model

@@ -73,7 +73,7 @@ class Calibration:
     @property
     def num_groups(self) -> int:
         """Number of groups."""
-        return len(self._members[0])
+        return len(self.members[0])
 
     @property
     def is_separate(self) -> bool:
@@ -91,7 +91,7 @@ class Calibration:
         smallest = smallest or self.smallest_p_value
         if not 0 < level < 1:
             raise ValueError(f"false_accept must be between 0 and 1; got {level}.")
-        if not accepts(torch.tensor(smallest), level):
+        if not accepts(torch.tensor(smallest, dtype=torch.float64), level):
             needed = int(np.ceil(smallest * (self.num_groups + 1) / level * (1 - 1e-12))) - 1
             raise ValueError(
                 f"false_accept={level:g} needs {needed:,} calibration groups; there are {self.num_groups:,}, whose "
@@ -105,7 +105,7 @@ class Calibration:
         below = F.pad(self._weights[order].cumsum(0), (1, 0))
         counts = self.num_groups - below[torch.searchsorted(self.scores[order], scores.contiguous())]
         if not self.is_separate:
-            names, members = self._members
+            names, members = self.members
             at = torch.searchsorted(names, best.groups).clamp_max(len(names) - 1)
             queries = members[at].where((names[at] == best.groups)[:, None], -1)  # of the group of the best row
             weights = self._weights[queries].masked_fill(queries < 0, 0.0)[..., None]
@@ -137,7 +137,7 @@ class Calibration:
         return 1 / counts[group].double()
 
     @cached_property
-    def _members(self) -> tuple[Tensor, Tensor]:
+    def members(self) -> tuple[Tensor, Tensor]:
         """The groups (G,), in increasing order, and the queries of each, (G, m), filled up with -1."""
         names, counts = self.groups.unique(return_counts=True)
         columns = torch.arange(int(counts.max()))

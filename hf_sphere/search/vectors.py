@@ -26,6 +26,10 @@ def read_vectors(
 
     Raises:
         ValueError: If lengths differ, numbers are not finite, or integers have no scale.
+
+    Example:
+        >>> read_vectors(embeddings.half(), dim=2).shape[1]
+        2
     """
     try:
         if not isinstance(values, Tensor):

@@ -39,7 +39,7 @@ from hf_sphere.ood import SCORES, OODDetector, model_outputs
 from hf_sphere.optim import build_optimizer, effective_step, find_radial_weights, radial_diagnostics
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 from hf_sphere.prototypes import METHODS, measure_order, place_prototypes
-from hf_sphere.search import NeighborSearch
+from hf_sphere.search import EmbeddingSpace, NeighborSearch, read_vectors
 
 PACKAGE = Path(geometry.__file__).parents[1]
 Case = Callable[[Any], Callable[[], Any]]
@@ -264,6 +264,12 @@ def search(device: Any) -> Callable[[], Any]:
     return lambda: NeighborSearch(references, kind="torch").search(queries, 3)
 
 
+def space(device: Any) -> Callable[[], Any]:
+    vectors, queries = EMBEDDINGS[:30].to(device), EMBEDDINGS[30:].to(device)
+    groups = (torch.arange(30) // 2).to(device)
+    return lambda: vars(EmbeddingSpace.fit(vectors, groups).search(queries, 3, false_accept=0.3))
+
+
 def diagnose(device: Any) -> Callable[[], Any]:
     net, images = network().to(device), numbers(6, 3, 4, 4).to(device)
     optimizer = build_optimizer(net, "adam_srt", lr=0.01)
@@ -368,7 +374,10 @@ CASES: dict[str, Case] = {
         ).to(device),
         [{"pixel_values": numbers(4, 1, 8, 8), "labels": LABELS[:4]}],
     ),
+    "metrics.energy_test": of(metrics.energy_test, EMBEDDINGS[:15], EMBEDDINGS[15:]),
     "search.NeighborSearch": search,
+    "search.EmbeddingSpace": space,
+    "search.read_vectors": of(partial(read_vectors, scale=0.1), numbers(5, 4).long()),
     "cluster.SphericalKMeans": cluster(SphericalKMeans),
     "cluster.VonMisesFisherMixture": cluster(VonMisesFisherMixture),
     "losses.MetricLearningLoss": module(lambda: losses.MetricLearningLoss(TripletMarginLoss()), EMBEDDINGS, LABELS),
@@ -458,6 +467,7 @@ EXCLUDED = {
         losses.trainer_loss ood.Comparison ood.compare_scores optim.parameter_groups optim.radial_channel_dims
         optim.RadialDiagnosticsCallback prototypes.embed_class_names search.ImageEncoder
         search.extract_embeddings search.load_embedding_model search.load_encoder search.TextEncoder
+        search.Matches
         training.SphereCallback
     """,
     "needs several processes": """

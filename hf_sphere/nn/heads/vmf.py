@@ -142,7 +142,9 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         if kappa_confidence == "auto":
             kappa_confidence = find_confidence(num_classes, log_temperature)
         if isinstance(kappa_confidence, str) or not 0.0 < kappa_confidence < 1.0:
-            raise ValueError(f"kappa_confidence must be 'auto' or in (0, 1); got {kappa_confidence!r}.")
+            raise ValueError(
+                f"kappa_confidence must be 'auto' or between 0 and 1 (exclusive); got {kappa_confidence!r}."
+            )
         if prediction not in ("samples", "mean"):
             raise ValueError(f"prediction must be 'samples' or 'mean'; got {prediction!r}.")
         self.num_samples = num_samples
