@@ -278,7 +278,7 @@ def near_duplicates(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dic
             twins = vectors[:0] if cosine is None else copy(copied, cosine)
             space = EmbeddingSpace.fit(np.concatenate([vectors[gallery], twins]), score="cosine", seed=split)
             accepted = space.search(vectors[strangers[:1_000]], 1, false_accept=0.05).accepted
-            shares.setdefault(f"{title}: accepted without a match at 5%", []).append(float(accepted.double().mean()))
+            shares.setdefault(f"{title}: false accepts at 5%", []).append(float(accepted.double().mean()))
             found = space.search(queries, 1, false_accept=0.05)
             is_source = np.append(gallery, copied)[found.rows[:, 0].numpy()] == queried
             is_found = is_source & found.accepted.numpy()[:, 0]
