@@ -43,7 +43,7 @@ class IndexArguments(Arguments):
         "row is a group.",
     )
     calibration: str | None = argument(
-        None, "Images, texts or vectors without a match in a new index, to calibrate it, with groups by group_column."
+        None, "Images, texts or vectors without a match in the index, to calibrate it, with groups by its group_column."
     )
     output_dir: str | None = argument(None, "Folder of a new index.")
     overwrite_output_dir: bool = argument(False, "Replace the index in output_dir.")
@@ -66,11 +66,12 @@ class IndexArguments(Arguments):
             raise ValueError("give one of --output_dir for a new index, --add_to and --remove_from.")
         if self.output_dir is not None and self.model_name_or_path is None and self.column is None:
             raise ValueError("a new index needs --model_name_or_path, or the --column of vectors.")
-        for name in ("kind", "group_column", "calibration"):
+        for name in ("kind", "group_column"):
             if self.output_dir is None and (value := getattr(self, name)) is not None:
                 raise ValueError(f"--{name} {value} is for a new index; another one has its own. Leave it out.")
-        if self.remove_from is not None and self.split is not None:
-            raise ValueError("--split is for images to add; --remove_from removes a dataset as a whole. Leave it out.")
+        for name in ("split", "calibration") if self.remove_from is not None else ():
+            if (value := getattr(self, name)) is not None:
+                raise ValueError(f"--{name} {value} has no effect with --remove_from. Leave it out.")
         if self.output_dir is None and self.overwrite_output_dir:
             raise ValueError("--overwrite_output_dir is for --output_dir; other indices are changed. Leave it out.")
 
@@ -107,19 +108,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         options |= {"folder": finished_batches(folder), "accelerator": accelerator}
         if args.remove_from is not None:
             index: Any = ImageIndex.load(folder, args.model_name_or_path)
-            done = f"removed   {index.remove(args.images):,} images of {args.images}"
+            done = f"removed   {index.remove(args.images):,} {index.encoder.content}s of {args.images}"
         else:
             index = None if args.add_to is None else ImageIndex.load(folder, args.model_name_or_path)
             encoder = load_encoder(args.model_name_or_path) if index is None else index.encoder
             of_rows = {"column": args.column, "content": encoder.content}
             source = ImageSource.of(args.images, args.split, **of_rows)
+            calibration = args.calibration and ImageSource.of(args.calibration, **of_rows)
             if index is None:
-                calibration = args.calibration and ImageSource.of(args.calibration, **of_rows)
-                options |= {"kind": args.kind, "groups": args.group_column, "calibration": calibration}
-                index = ImageIndex.build(encoder, source, **options)
+                more = {"kind": args.kind, "groups": args.group_column, "calibration": calibration}
+                index = ImageIndex.build(encoder, source, **more, **options)
                 added = len(index)
             else:
                 added = index.add(source, **options)
+                if calibration:
+                    index.calibrate(calibration, index.groups or None, **options | {"folder": None})
             done = f"added     {added:,} of {len(source):,} {source.content}s of {args.images}"
         accelerator.end_training()
         if not is_main:
@@ -128,11 +131,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         shutil.rmtree(finished_batches(folder), ignore_errors=True)
         what = f"{index.encoder.content}s"
         search, image = index.neighbor_search, index.path(0) if len(index) else ""
-        query = image.removeprefix(f"{Path.cwd()}/") if os.path.isfile(image) else "IMAGE"  # no file in a dataset
+        image = image.removeprefix(f"{Path.cwd()}/") if os.path.isfile(image) else "IMAGE"  # no file in a dataset
+        queries = {"image": f"--query {shlex.quote(image)}", "text": "--text TEXT"}
+        query = queries.get(index.encoder.content, "--query VECTORS --column COLUMN")
         recall = f", recall@10 of {search.recall:.3f}" if search.kind in APPROXIMATE else ", exact"
         print(
             f"{done}\n"
             f"wrote     {folder}: {len(index):,} {what}, {search.references.shape[1]}-dimensional embeddings\n"
             f"search    {search.kind}{recall}, {search.distance} distance\n"
-            f"next step hf-sphere search --index {shlex.quote(folder)} --query {shlex.quote(query)}"
+            f"next step hf-sphere search --index {shlex.quote(folder)} {query}"
         )

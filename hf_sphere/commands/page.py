@@ -109,7 +109,7 @@ def show(
         if image is None and not text:
             raise ValueError(f"{'choose an image' if index.encoder.content == 'image' else 'enter a text'} first.")
         options: dict[str, Any] = {"classes": classes or None}
-        options["false_accept"] = level if query == index.calibrated_with else None
+        options["false_accept"] = None if (reason := index.why_no_level(query)) else level
         if image is None:
             neighbors = index.search_texts([text], k, **options)
         else:
@@ -124,7 +124,7 @@ def show(
         note = f"<b>{result}</b> at {100 * level:.3g} % false accepts.<br>{note}"
         note += f"<br>{html.escape(compare_queries(index, neighbors.queries['embedding'].new_tensor([*{*recent}])))}"
     elif level is not None:
-        note += f"<br>No level: the index is calibrated for searches by {html.escape(index.calibrated_with)}."
+        note += f"<br>No level: {html.escape(reason)}."
     texts, images = list_neighbors(index, neighbors)
     return note + texts, images
 

@@ -33,6 +33,8 @@ class Encoder:
 
     class_names: list[str]
     preprocessing: dict[str, Any]
+    is_symmetric: bool = True
+    """Whether queries are embedded as rows of an index are."""
 
     @property
     def settings(self) -> str:
@@ -220,6 +222,15 @@ class TextEncoder(Encoder):
         modules = repr([(type(module).__name__, module.get_config_dict()) for module in model])
         vocabulary: Any = getattr(model.tokenizer, "get_vocab", dict)()
         self.preprocessing = {"modules": modules, "limits": limits, "vocabulary": vocabulary}
+        prompts = [
+            next((model.prompts[name] for name in (*names, model.default_prompt_name) if name in model.prompts), "")
+            for names in (["query"], ["document", "passage", "corpus"])  # as `encode_query` and `encode_document` do
+        ]
+        lengths = [
+            getattr(module, "query_length", None) == getattr(module, "document_length", None) for module in model
+        ]
+        is_routed = "task" in model.get_model_kwargs()  # by a Router, or code of the model
+        self.is_symmetric = prompts[0] == prompts[1] and all(lengths) and not is_routed
 
     def encode(
         self, texts: Any, rows: Sequence[int] | None = None, *, batch_size: int = 64, progress: bool = True, **more: Any

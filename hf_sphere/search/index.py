@@ -19,6 +19,7 @@ from hf_sphere.search.encoder import load_encoder
 from hf_sphere.search.index_files import check_replaceable, describe_space, read_index, read_version, write_index
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, table_states
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
+from hf_sphere.search.rows import check_names
 from hf_sphere.search.source import Content, Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
 from hf_sphere.utils.checks import error_text
@@ -61,6 +62,7 @@ class ImageIndex(IndexedImages):
         space: The embeddings (N, d), float32, with their search and its calibration by cosines.
         groups: What the groups are: `label`, a column, an empty text for names that are given, or None.
         calibrated_with: Content of the queries that calibrate.
+        calibration_settings: The `settings` of the model that embedded separate calibration queries.
         columns: Column of the images of a dataset, by its name, if that was asked for.
         sources: Folder or dataset and split of the images, by number.
 
@@ -76,6 +78,7 @@ class ImageIndex(IndexedImages):
     sources: list[tuple[str, str | None]]
     groups: str | None = None
     calibrated_with: Content = "image"
+    calibration_settings: str = ""
     columns: dict[str, str] = field(default_factory=dict)
     _tables: list[dict[str, list[int]]] = field(default_factory=list)
     _opened: dict[int, ImageSource] = field(default_factory=dict)
@@ -116,9 +119,10 @@ class ImageIndex(IndexedImages):
         if kind is not None:
             check_kind(kind, encoder.metric.get("distance", "cosine"))
         calibration = None if calibration is None else ImageSource.of(calibration, content=encoder.content)
+        names = calibration and rule and calibration.read_groups(rule)  # before the work, for its errors
         index.add(images, groups, **options)
         if calibration is not None:
-            index.calibrate(calibration, rule or None, **options | {"folder": None})
+            index.calibrate(calibration, names or None, **options | {"folder": None})
         return index
 
     def calibrate(self, images: Any, groups: Groups = None, **options: Any) -> None:
@@ -135,7 +139,7 @@ class ImageIndex(IndexedImages):
         cells, embeddings = self._embed_queries(source, options)
         queries = project_to_sphere(embeddings) if self.encoder.metric["distance"] == "cosine" else embeddings
         self.space.calibrate(queries, names and [names[row] for row in cells["row"]], score="cosine")
-        self.calibrated_with = source.content
+        self.calibrated_with, self.calibration_settings = source.content, self.encoder.settings
 
     def add(self, images: Any, groups: Groups = None, **options: Any) -> int:
         """Embed and add images that the index does not have yet; return their number.
@@ -148,6 +152,8 @@ class ImageIndex(IndexedImages):
         if (groups := self.groups if groups is None else groups) is not None and self.groups is None:
             raise ValueError("the index has no groups; leave out groups, or build it again with them.")
         names = None if groups is None else source.read_groups(groups)
+        if names:
+            check_names("groups", both := [*self.images.get("group", ()), *names], len(both))
         key, settings = (source.name, source.split), self.encoder.settings
         source_id = self.sources.index(key) if key in self.sources else len(self.sources)
         tables = table_states(*key)
@@ -181,7 +187,7 @@ class ImageIndex(IndexedImages):
         replaced = {indexed[locations[n]] for n in (*rows, *added["row"]) if locations[n] in indexed} - {*rows.values()}
         rows_here = {row for row, other in enumerate(self.images.get("source", [])) if other == source_id}
         if source.name and (lost := rows_here - {*kept.values()} - replaced):
-            text = "%d images of the index are no longer in %s, such as %s; remove them."
+            text = "%d rows of the index are no longer in %s, such as %s; remove them."
             logger.warning(text, len(lost), source.name, self.images["file"][min(lost)])
         fresh = itertools.count(self.space.next_id)
         added["id"] = [self.images["id"][rows[n]] if n in rows else next(fresh) for n in added["row"]]
@@ -193,7 +199,7 @@ class ImageIndex(IndexedImages):
         self._tables[source_id] = tables
         self._replace(again | replaced, added, embeddings)
         if again or moved or replaced:
-            logger.warning("%d images of the index were embedded again, and %d have moved.", len(again), moved)
+            logger.warning("%d rows of the index were embedded again, and %d have moved.", len(again), moved)
         return len(embeddings) - len(again)
 
     def remove(self, images: str | PathLike | int) -> int:
@@ -206,7 +212,7 @@ class ImageIndex(IndexedImages):
         Raises:
             ValueError: If there are no such images, images of several sources have the name, or no others remain.
         """
-        column, name = "id" if isinstance(images, int) else "file", str(images)
+        column, name, what = "id" if isinstance(images, int) else "file", str(images), self.encoder.content
         above = set() if column == "id" else {name, os.path.abspath(name), os.path.realpath(name)}
         paths = [self.path(row) for row in range(len(self))]
         below = tuple(os.path.join(path, "") for path in above)
@@ -214,10 +220,10 @@ class ImageIndex(IndexedImages):
         if not removed:
             removed = {row for row, cell in enumerate(self.images[column]) if str(cell) == name}
             if len(removed) != 1:
-                candidates = ", ".join(paths[row] for row in removed) or "no such image, folder or dataset"
-                raise ValueError(f"{images} does not name images of the index: there is {candidates}.")
+                candidates = ", ".join(paths[row] for row in removed) or f"no such {what}, folder or dataset"
+                raise ValueError(f"{images} does not name {what}s of the index: there is {candidates}.")
         if len(removed) == len(self):
-            raise ValueError(f"{images} names all images of the index; remove its folder instead.")
+            raise ValueError(f"{images} names all {what}s of the index; remove its folder instead.")
         self._replace(removed, {}, self.embeddings[:0])
         return len(removed)
 
@@ -297,6 +303,7 @@ class ImageIndex(IndexedImages):
             tables=self._tables,
             groups=self.groups,
             calibrated_with=self.calibrated_with,
+            calibration_settings=self.calibration_settings,
             columns=self.columns,
         )
         with lock_folder(folder):
@@ -339,7 +346,8 @@ class ImageIndex(IndexedImages):
         if encoder.weights != about.weights or encoder.metric != about.metric:
             which = f"is of another model than {encoder.name}, or that one was trained further: the weights differ"
             raise ValueError(f"the index {folder} {which}. Load its model ({about.model}), or build it again.")
-        index = cls(encoder, images, space, about.sources, about.groups, about.calibrated_with, about.columns)
+        calibration = about.calibrated_with, about.calibration_settings
+        index = cls(encoder, images, space, about.sources, about.groups, *calibration, about.columns)
         index._tables = about.tables
         index._loaded = folder.resolve(), version
         if texts := index.changes():
@@ -368,8 +376,10 @@ class ImageIndex(IndexedImages):
                 cells[name] += values
         if not embeddings and not len(self):
             raise ValueError(f"none of the {len(rows)} images can be read.")
-        if len(self) and embeddings and embeddings[0].shape[1] != (dim := self.embeddings.shape[1]):
-            raise ValueError(f"the embeddings of the index have {dim} dimensions, unlike its model's; build it again.")
+        if len(self) and embeddings and (got := embeddings[0].shape[1]) != (dim := self.embeddings.shape[1]):
+            raise ValueError(
+                f"the embeddings of the index have {dim} dimensions, but the new ones {got}; build it again."
+            )
         return dict(cells), torch.cat([self.embeddings[:0], *embeddings] if len(self) else embeddings)
 
     def _replace(self, removed: set[int], added: Mapping[str, list[Any]], embeddings: Tensor) -> None:
@@ -389,12 +399,28 @@ class ImageIndex(IndexedImages):
         else:
             self.space = EmbeddingSpace(vectors, groups, metric=self.space.metric, kind=self.space.kind)
 
-    def _check_level(self, level: float | None, content: str) -> None:
-        if level is not None and content != self.calibrated_with:
+    def why_no_level(self, content: str) -> str:
+        """Return why searches by images, texts or vectors have no level of false accepts; an empty text if they can."""
+        is_separate = self.space._queries is not None
+        used = {self.calibration_settings} if is_separate else {*self.images["settings"]}
+        if content != self.calibrated_with:
             text = f"the index is calibrated with {self.calibrated_with}s, whose similarities are not those of"
-            raise ValueError(f"{text} {content}s; leave out the level, or calibrate it with {content}s (calibrate).")
-        if level is not None:
-            self.space.calibration.check_level(level)
+            return f"{text} {content}s"
+        if not is_separate and not self.encoder.is_symmetric:
+            return "its model embeds queries in another way than the texts of the index, which calibrate it"
+        if {settings.split("-")[0] for settings in used} != {self.encoder.settings.split("-")[0]}:
+            return "the preprocessing of the model has changed since the calibration queries were embedded"
+        return ""
+
+    def _check_level(self, level: float | None, content: str) -> None:
+        if level is None:
+            return
+        if reason := self.why_no_level(content):
+            hint = (
+                f"calibrate it with {content}s (ImageIndex.calibrate, or hf-sphere index --add_to with --calibration)"
+            )
+            raise ValueError(f"{reason}; leave out the level, or {hint}.")
+        self.space.calibration.check_level(level)
 
     def _find(
         self, queries: dict[str, Any], embeddings: Tensor, k: int, classes: Classes, level: float | None

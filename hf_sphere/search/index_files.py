@@ -63,6 +63,7 @@ class About:
     next_id: int  # of the next new image
     groups: str | None = None
     calibrated_with: Content = "image"
+    calibration_settings: str = ""  # of the encoder of separate calibration queries
     columns: dict[str, str] = field(default_factory=dict)
     space: dict[str, Any] = field(default_factory=dict)  # score and options of its calibration
 

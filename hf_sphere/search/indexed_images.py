@@ -62,7 +62,8 @@ def identify(source: ImageSource, rows: Sequence[int], *, progress: bool = True)
     """
     with ThreadPool(min(16, len(rows) // 100 + 1)) as pool:
         states = pool.imap(partial(_identify, source), rows, chunksize=100)
-        bar = progress_bar(states, "Reading files", len(rows), unit="image", disable=not progress, leave=False)
+        disable = not progress or source.content != "image"
+        bar = progress_bar(states, "Reading files", len(rows), unit="image", disable=disable, leave=False)
         return dict(zip(rows, bar, strict=True))
 
 

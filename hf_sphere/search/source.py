@@ -1,5 +1,6 @@
 """Images, texts or vectors of any source."""
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,10 +14,13 @@ from torch import Tensor
 
 from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
+from hf_sphere.search.rows import check_names
 from hf_sphere.search.vectors import read_vectors
 from hf_sphere.utils.loading import load_dataset
 from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage
+
+logger = logging.getLogger(__name__)
 
 Content = Literal["image", "text", "vector"]
 
@@ -78,15 +82,16 @@ class ImageSource:
         """Return the name of the group of each row: its label (`label`), its cell of a column, or the given name."""
         table: Any = self.table
         columns = [] if table is None else table.column_names
-        if isinstance(groups, str) and groups not in (*columns, *["label"] * bool(self.labels)):
-            raise ValueError(f"no column {groups!r} for groups; {self.name or 'the data'} has the columns {columns}.")
+        if isinstance(groups, str) and groups not in (choices := [*columns, *["label"] * bool(self.labels)]):
+            there = f"{self.name or 'the data'} has {choices or 'no columns and no class folders'}"
+            raise ValueError(f"no column {groups!r} for groups; {there}. Or name the group of each row (groups).")
         if isinstance(groups, str):
             names = self.labels if groups == "label" and self.labels else table[groups][:]
         else:
             names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
         if len(names) != len(self) or not {None, ""}.isdisjoint(names):
             raise ValueError(f"groups must name the group of each of the {len(self):,} rows; some have none.")
-        return names
+        return check_names("groups", names, len(self))
 
     @classmethod
     def of(
@@ -170,7 +175,18 @@ class ImageSource:
         split = sources.choose_eval_split(splits, split) or next(iter(splits))
         rows = sources.find_split(splits, split, "--split")
         named, column = column, sources.find_column(rows, column, COLUMNS[content], content, option="--column")
-        labels: list[str] = []
+        labels, what = list[str](), f"column {column} of {name or 'the data'}"
+        kept: Sequence[int] = range(len(rows))
+        if content == "text":
+            texts = rows[column][:]
+            if not all(isinstance(text, str) for text in texts):
+                raise ValueError(f"{what} has {rows.features[column]} or rows without text; name a column of texts.")
+            kept = [row for row, text in enumerate(texts) if text.strip()]
+            if count := len(rows) - len(kept):
+                logger.warning("%d of %d texts are empty, and are left out.", count, len(rows))
+            rows = rows.select(kept)
+            if not kept:
+                raise ValueError(f"{what} has no texts.")
         label = next((candidate for candidate in sources.LABEL_COLUMNS if candidate in rows.column_names), None)
         if label is not None and has_labels(rows, label):
             classes = read_class_names(rows, label)
@@ -178,8 +194,8 @@ class ImageSource:
         names = image_files.file_names(rows, column, name) if content == "image" else []
         # Images without files, or with the names of another folder's files.
         if len(set(names) - {""}) < len(rows) or not (name or all(map(os.path.isabs, names))):
-            names = [f"{split}/{row}" if name else f"{content} {row}" for row in range(len(rows))]
-        what, encoded = f"column {column} of {name or 'the data'}", None
+            names = [f"{split}/{row}" if name else f"{content} {row}" for row in kept]
+        encoded: Any = None
         if content == "image":
             encoded = image_files.encoded_images(rows, column)
             encoded = encoded if column == "image" else encoded.rename_column(column, "image")
@@ -187,8 +203,6 @@ class ImageSource:
             encoded = read_vectors(rows.with_format("numpy")[column][:], what)
         else:
             encoded = rows[column][:]
-        if content == "text" and not all(isinstance(text, str) for text in encoded):
-            raise ValueError(f"{what} has {rows.features[column]} or rows without text; name a column of texts.")
         name = str(Path(name).resolve()) if name and Path(name).exists() else name
         return cls(name, split if name else None, names, labels, encoded, content, rows, named)
 

@@ -34,6 +34,8 @@ def read_vectors(
     try:
         if not isinstance(values, Tensor):
             rows = list(values)
+            if True in (missing := [row is None for row in rows]):
+                raise ValueError(f"row {missing.index(True)} has none")
             if all(isinstance(row, str) for row in rows):
                 rows = [np.frombuffer(base64.b64decode(row, validate=True), "<f4") for row in rows]
             values = torch.stack([row if isinstance(row, Tensor) else torch.from_numpy(np.array(row)) for row in rows])

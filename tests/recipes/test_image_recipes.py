@@ -539,7 +539,9 @@ def test_a_file_of_vectors_is_indexed_without_a_model(run, vectors, tmp_path, ca
     run(
         "build_index", vectors, "--column", "embedding", "--group_column", "article", "--output_dir", tmp_path / "index"
     )
-    assert "added     20 of 20 vectors of" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "added     20 of 20 vectors of" in out
+    assert out.endswith("--query VECTORS --column COLUMN\n")
     index = ImageIndex.load(tmp_path / "index")
     assert (index.groups, index.space.calibration.num_groups) == ("article", 10)
 
@@ -547,6 +549,9 @@ def test_a_file_of_vectors_is_indexed_without_a_model(run, vectors, tmp_path, ca
 def test_an_index_is_calibrated_by_images_that_have_no_match(build, photos, tmp_path, capsys):
     build("--images", photos / "b", "--calibration", photos / "a", "--output_dir", tmp_path / "index")
     assert ImageIndex.load(tmp_path / "index").space.calibration.num_groups == 4
+    build("--images", photos / "b", "--output_dir", tmp_path / "later")
+    build("--images", photos / "b", "--calibration", photos / "a", "--add_to", tmp_path / "later")
+    assert ImageIndex.load(tmp_path / "later").space.calibration.num_groups == 4
     with pytest.raises(ValueError, match="4 of the calibration images are in the index; leave them out"):
         build("--images", photos, "--calibration", photos / "a", "--output_dir", tmp_path / "other")
 
@@ -759,7 +764,7 @@ def test_a_search_by_text_without_its_own_calibration_says_that_it_has_no_level(
     index = ImageIndex.build(Letters(), ["abcd", "bcde", "cdef", "defg"], progress=False)
     index.calibrated_with = "image"
     note, _ = page.show(index, None, "abcd", [], 2, 0.4, recent=[])
-    assert "No level: the index is calibrated for searches by image." in note
+    assert "No level: the index is calibrated with images, whose similarities are not those of texts." in note
     assert "rejected" not in note
 
 

@@ -87,6 +87,42 @@ def test_settings_that_the_model_records_are_used_and_identify_it(option, senten
     assert encoder.encode_texts(["a"]).shape == (1, option.get("truncate_dim", dim))
 
 
+@pytest.mark.parametrize(
+    ("prompts", "default", "is_symmetric"),
+    [
+        ({}, None, True),
+        ({"query": "the "}, None, False),
+        ({"document": "the ", "query": "the "}, None, True),
+        ({"passage": "the "}, None, True),  # sentence-transformers adds an empty prompt of documents
+        ({"other": "the "}, "other", True),
+    ],
+)
+def test_prompts_of_queries_and_documents_say_whether_both_are_embedded_alike(
+    prompts, default, is_symmetric, sentences
+):
+    file = sentences / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"prompts": prompts, "default_prompt_name": default}))
+    encoder = TextEncoder(str(sentences))
+    assert encoder.is_symmetric == is_symmetric
+    rows = gather(encoder.encode(TEXTS[:2], progress=False))[1]
+    assert torch.allclose(encoder.encode_texts(TEXTS[:2]), rows, atol=1e-5) == is_symmetric
+
+
+@pytest.mark.parametrize("way", ["task", "length"])
+def test_modules_that_know_queries_from_documents_are_not_symmetric(way, sentences):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Router
+
+    model = SentenceTransformer(str(sentences), device="cpu", prompts={"query": "", "document": ""})
+    assert TextEncoder(model).is_symmetric
+    if way == "length":
+        model[0].query_length = 3
+    else:
+        routes = {name: list(model) for name in ("query", "document")}
+        model = SentenceTransformer(modules=[Router(routes, default_route="document")], device="cpu")
+    assert not TextEncoder(model).is_symmetric
+
+
 def test_a_plain_text_encoder_is_refused_because_its_pooling_is_unknown(sentences):
     with pytest.raises(ValueError, match=r"bert has no modules.json, so the pooling .* is unknown\. Save it"):
         TextEncoder(str(sentences.with_name("bert")))

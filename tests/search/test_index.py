@@ -1,3 +1,4 @@
+import copy
 import json
 import os
 import re
@@ -320,7 +321,7 @@ def test_embeddings_of_another_dimension_than_those_of_the_model_are_an_error(in
     index.save(tmp_path / "index")
     rewrite(tmp_path / "index", embeddings=torch.zeros(7, 5))
     crafted = ImageIndex.load(tmp_path / "index", index.encoder)
-    with pytest.raises(ValueError, match="the embeddings of the index have 5 dimensions, unlike its model's"):
+    with pytest.raises(ValueError, match="the embeddings of the index have 5 dimensions, but the new ones 6"):
         crafted.search(photos, 1, **QUIET)
 
 
@@ -571,7 +572,7 @@ def test_images_that_left_a_data_set_are_told(encoder, digits, tmp_path, caplog)
     index = ImageIndex.build(encoder, tmp_path, **QUIET)
     write(digits[:2])
     assert index.add(tmp_path, **QUIET) == 0
-    assert f"2 images of the index are no longer in {tmp_path}, such as train/2; remove them." in caplog.text
+    assert f"2 rows of the index are no longer in {tmp_path}, such as train/2; remove them." in caplog.text
 
 
 # Identities and removal
@@ -840,7 +841,10 @@ def test_without_groups_each_row_is_one(index):
 @pytest.mark.parametrize(
     ("groups", "message"),
     [
-        ("article", r"no column 'article' for groups; .*photos has the columns \[\]"),
+        (
+            "article",
+            r"no column 'article' for groups; .*photos has \['label'\]",
+        ),
         ("label", "groups must name the group of each of the 7 rows"),  # one image is in no class folder
         (["a"] * 6, "groups must name the group of each of the 7 rows"),
         (["a"] * 6 + [None], "groups must name the group of each of the 7 rows"),
@@ -1056,6 +1060,58 @@ def test_texts_are_indexed_with_their_groups_and_found(text_encoder, tmp_path):
     again = index.search(ImageSource.of(["cat eats red"], content="text"), 1, false_accept=0.9, **QUIET)
     assert torch.equal(again.p_values, found.p_values)
     assert index.space.groups == [row["who"] for row in rows]
+
+
+def test_texts_whose_queries_have_a_prompt_have_no_level_before_they_are_calibrated_by_queries(text_encoder, tmp_path):
+    encoder = copy.deepcopy(text_encoder)
+    encoder.model.prompts["query"] = "red "
+    encoder = TextEncoder(encoder.model)
+    texts = [f"{a} {b} {c}" for a in WORDS[1:4] for b in WORDS[6:] for c in WORDS[4:6]]
+    index = ImageIndex.build(encoder, texts, **QUIET)
+    with pytest.raises(ValueError, match=r"queries in another way than the texts.*hf-sphere index --add_to"):
+        index.search_texts(["dog sees"], 1, false_accept=0.5)
+    queries = ["blue eats", "sees sees", "bird blue"]
+    index.calibrate(queries, **QUIET)
+    assert index.search_texts(["dog sees"], 1, false_accept=0.5).p_values.item() >= 0.25
+    torch.testing.assert_close(index.space._queries[0], torch.nn.functional.normalize(encoder.encode_texts(queries)))
+    index.save(tmp_path / "index")
+    encoder.preprocessing = {"other": 1}
+    index = ImageIndex.load(tmp_path / "index", encoder)
+    with pytest.raises(ValueError, match="preprocessing of the model has changed since the calibration"):
+        index.search_texts(["dog sees"], 1, false_accept=0.5)
+
+
+def test_an_index_of_images_of_another_preprocessing_has_no_level_until_they_are_embedded_again(encoder, digits):
+    index, encoder = build_digits(encoder), copy.copy(encoder)
+    index.encoder, encoder.preprocessing = encoder, encoder.preprocessing | {"other": 1}
+    with pytest.raises(ValueError, match="preprocessing of the model has changed since"):
+        index.search(digits[:1], 1, false_accept=0.9, **QUIET)
+
+
+def test_empty_texts_of_a_file_are_left_out(text_encoder, tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("dog\n\ncat\n  \nbird\n")
+    index = ImageIndex.build(text_encoder, tmp_path / "a.txt", **QUIET)
+    assert index.images["file"] == ["train/0", "train/2", "train/4"]
+    assert "2 of 5 texts are empty, and are left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"), [([1, 2], "all texts or all integers"), (None, "name the group of each row")]
+)
+def test_groups_of_another_type_leave_an_index_as_it_was(groups, message):
+    index = ImageIndex.build(None, torch.eye(4), groups=["a", "b"] * 2, **QUIET)
+    with pytest.raises(ValueError, match=message):
+        index.add(torch.eye(4)[:2], groups, **QUIET)
+    assert (len(index), len(index.images["id"])) == (4, 4)
+
+
+def test_groups_that_are_no_names_and_a_calibration_without_them_are_errors_before_the_work(monkeypatch):
+    monkeypatch.setattr("hf_sphere.search.encoder.VectorEncoder.encode", lambda *_, **__: pytest.fail("embedded"))
+    rows = [{"embedding": [1.0, float(n)], "who": n, "size": n / 2} for n in range(4)]
+    with pytest.raises(ValueError, match="all texts or all integers; got float"):
+        ImageIndex.build(None, rows, groups="size", **QUIET)
+    with pytest.raises(ValueError, match="no column 'who' for groups"):
+        ImageIndex.build(None, rows, groups="who", calibration=torch.eye(2), **QUIET)
 
 
 def test_a_space_without_sources_is_not_an_index(tmp_path):
