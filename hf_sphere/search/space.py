@@ -243,16 +243,12 @@ class EmbeddingSpace(GroupedVectors):
         Raises:
             ValueError: If there are fewer than two queries, or they are invalid.
         """
-        first = self.calibration.members[1][:, 0]  # of each group
-        if self._queries is not None:
-            known = self._queries[0][first]
-        else:
-            known = self.vectors[positions(self.calibration.ids[first], self.ids)]
-        generator = torch.Generator().manual_seed(seed)
-        samples = [
-            check_embeddings(points, count, "queries")[torch.randperm(len(points), generator=generator)[:500]]
-            for points, count in ((self._check("queries", queries), 2), (known, 1))
-        ]
+        queries = check_embeddings(self._check("queries", queries), 2, "queries")
+        generator, calibration = torch.Generator().manual_seed(seed), self.calibration
+        known = self.vectors[positions(calibration.ids, self.ids)] if self._queries is None else self._queries[0]
+        order = torch.randperm(len(known), generator=generator)  # the first row of a group may be unlike the others
+        known = known[order[np.unique(calibration.groups[order], return_index=True)[1]]]
+        samples = [points[torch.randperm(len(points), generator=generator)[:500]] for points in (queries, known)]
         if self.metric["distance"] == "cosine":
             samples = [project_to_sphere(points) for points in samples]
         return 1.0 if len(known) < 2 else energy_test(*samples, seed=seed)[1]

@@ -392,6 +392,13 @@ def test_queries_of_new_groups_look_like_the_calibration(noise):
     assert stats.kstest(values, "uniform").pvalue > 1e-3
 
 
+def test_the_headings_of_articles_do_not_make_other_sentences_look_unlike_the_calibration():
+    vectors, groups = clusters(120, 8)
+    vectors[::8] += 1
+    space = EmbeddingSpace.fit(vectors[:640], groups[:640], score="cosine")
+    assert space.check_queries(vectors[torch.arange(640, 960, 8) + torch.arange(40) % 8]) > 0.05
+
+
 def test_the_energy_test_has_uniform_p_values_for_equal_distributions():
     generator = torch.Generator().manual_seed(4)
     values = [
