@@ -198,7 +198,8 @@ class TextEncoder(Encoder):
 
     Raises:
         ImportError: If sentence-transformers is not installed.
-        ValueError: If the model is damaged, is none of sentence-transformers, or has modules of other libraries.
+        ValueError: If the model is damaged, is none of sentence-transformers, has modules of other libraries, or
+            compares embeddings by inner products that are no cosines.
 
     Example:
         >>> TextEncoder("sentence-transformers/all-MiniLM-L6-v2").encode_texts(["a dog"]).shape  # doctest: +SKIP
@@ -211,7 +212,12 @@ class TextEncoder(Encoder):
         check_extra("sentence-transformers", "a model of texts", "sentence_transformers")
         self.name = model if isinstance(model, str) else type(model).__name__
         self.model = model = load_sentence_transformer(model, device) if isinstance(model, str) else model.eval()
-        self.class_names, self.metric, self.weights = [], {"distance": "cosine"}, digest_weights(model)
+        similarity, is_unit = str(model.similarity_fn_name), type(model[-1]).__name__ == "Normalize"
+        if similarity not in ("cosine", "euclidean") and not (similarity == "dot" and is_unit):
+            hint = "set its similarity_fn_name to cosine or euclidean if it was trained for that"
+            raise ValueError(f"{self.name} compares embeddings by {similarity}, which an index does not; {hint}.")
+        self.metric = {"distance": "euclidean" if similarity == "euclidean" else "cosine"}
+        self.class_names, self.weights = [], digest_weights(model)
         limits = [model.prompts, model.default_prompt_name, model.truncate_dim, model.max_seq_length]
         modules = repr([(type(module).__name__, module.get_config_dict()) for module in model])
         vocabulary: Any = getattr(model.tokenizer, "get_vocab", dict)()

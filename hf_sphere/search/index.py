@@ -416,9 +416,7 @@ class ImageIndex(IndexedImages):
         if level is None:
             return
         if reason := self.why_no_level(content):
-            hint = (
-                f"calibrate it with {content}s (ImageIndex.calibrate, or hf-sphere index --add_to with --calibration)"
-            )
+            hint = f"calibrate it with {content}s (ImageIndex.calibrate, or hf-sphere index --calibration)"
             raise ValueError(f"{reason}; leave out the level, or {hint}.")
         self.space.calibration.check_level(level)
 

@@ -118,7 +118,7 @@ def describe_space(space: Any, **about: Any) -> About:
 def write_index(folder: Path, about: About, images: dict[str, list[Any]], space: Any) -> None:
     """Write all files of an index to an empty folder; rows of several groups are calibrated first."""
     tensors = {"embeddings": space.vectors}
-    if space._queries is not None or len(space._groups.unique()) > 1:
+    if space._queries is not None or len(space._calibration_rows()):
         tensors |= {name: getattr(space.calibration, name) for name in ("groups", "matches", "ids", "scores")}
     if space._queries is not None:
         tensors["queries"] = space._queries[0]

@@ -62,8 +62,7 @@ def identify(source: ImageSource, rows: Sequence[int], *, progress: bool = True)
     """
     with ThreadPool(min(16, len(rows) // 100 + 1)) as pool:
         states = pool.imap(partial(_identify, source), rows, chunksize=100)
-        disable = not progress or source.content != "image"
-        bar = progress_bar(states, "Reading files", len(rows), unit="image", disable=disable, leave=False)
+        bar = progress_bar(states, "Reading", len(rows), unit=source.content, disable=not progress, leave=False)
         return dict(zip(rows, bar, strict=True))
 
 

@@ -91,7 +91,7 @@ class Calibration:
         smallest = smallest or self.smallest_p_value
         if not 0 < level < 1:
             raise ValueError(f"false_accept must be between 0 and 1; got {level}.")
-        if not accepts(torch.tensor(smallest), level):
+        if not accepts(torch.tensor(smallest, dtype=torch.float64), level):
             needed = int(np.ceil(smallest * (self.num_groups + 1) / level * (1 - 1e-12))) - 1
             raise ValueError(
                 f"false_accept={level:g} needs {needed:,} calibration groups; there are {self.num_groups:,}, whose "

@@ -176,9 +176,8 @@ class NeighborSearch:
             distances, order = self._distances(block, rows).sort(dim=1, stable=True)
             neighbors.append((distances[:, :k], rows.gather(1, order)[:, :k]))
         distances, rows = (torch.cat(pieces) for pieces in zip(*neighbors, strict=True))
-        return F.pad(distances, (0, k - distances.shape[1]), value=torch.inf), F.pad(
-            rows, (0, k - rows.shape[1]), value=-1
-        )
+        missing = (0, k - rows.shape[1])
+        return F.pad(distances, missing, value=torch.inf), F.pad(rows, missing, value=-1)
 
     def _nearest(self, queries: Tensor, k: int, count: int) -> tuple[Tensor, Tensor]:
         """Search among `count` candidates, and among more if the k-th neighbor is as far as the last of them."""

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.checks import to_tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.search.density import LeftOut, LocalDensity
@@ -76,7 +77,8 @@ class GroupedVectors:
 
     def _check(self, what: str, vectors: Any) -> Tensor:
         """Return vectors (n, d) to compare with those of the space, unit vectors if it compares cosines."""
-        vectors = vectors[None] if np.ndim(vectors) == 1 else vectors
+        vectors = to_tensor(what, vectors)
+        vectors = vectors[None] if vectors.ndim == 1 else vectors
         is_cosine = self.metric["distance"] == "cosine"
         checked = unit_vectors(what, vectors) if is_cosine else check_embeddings(vectors, 1, what).cpu().float()
         if checked.shape[1] != (dim := self.vectors.shape[1]):
@@ -115,7 +117,9 @@ class GroupedVectors:
         scores = 1 - distances if self.metric["distance"] == "cosine" else -distances
         if self.score == "density":
             scores = (2 * scores - self._densities(queries, rows, left_out)).masked_fill(rows < 0, -torch.inf)
-            order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+            # Only the first candidates compete, so that the best row does not depend on k.
+            blocks = (block.argsort(dim=1, descending=True, stable=True) for block in scores.split(CANDIDATES, 1))
+            order = torch.cat([CANDIDATES * number + block for number, block in enumerate(blocks)], 1)[:, :k]
             scores, rows = scores.gather(1, order), rows.gather(1, order)
         return scores, rows
 
@@ -150,8 +154,8 @@ def positions(values: Tensor, others: Tensor) -> Tensor:
 
 def unit_vectors(what: str, vectors: Any) -> Tensor:
     """Return finite vectors that are not zero as unit vectors, float32 on the CPU, with a message but for queries."""
-    vectors = check_embeddings(vectors, 1, what).cpu()
-    norms = torch.linalg.vector_norm(vectors.double(), dim=1)
+    vectors = check_embeddings(vectors, 1, what).cpu().double()
+    norms = torch.linalg.vector_norm(vectors, dim=1)
     check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero")
     if what != "queries" and len(odd := norms[(norms - 1).abs() > 1e-2]):
         text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
@@ -161,7 +165,9 @@ def unit_vectors(what: str, vectors: Any) -> Tensor:
 
 def check_names(what: str, groups: Any, count: int) -> list[Any]:
     """Return names of groups, texts or integers, one per row."""
-    names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
+    if np.ndim(groups) == 0:  # also a set, which has no order
+        raise ValueError(f"{what} must be a list, an array or a column of names; got {groups!r}.")
+    names = as_list(groups)
     if len(names) != count:
         raise ValueError(f"{what} must have one name per vector, {count:,}; got {len(names):,}.")
     kinds = {type(name) for name in names}
@@ -169,3 +175,10 @@ def check_names(what: str, groups: Any, count: int) -> list[Any]:
         found = ", ".join(sorted(kind.__name__ for kind in kinds))
         raise ValueError(f"{what} must be all texts or all integers; got {found}.")
     return names
+
+
+def as_list(values: Any) -> list[Any]:
+    """Return names or numbers, of which a single one needs no list, as values of Python."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    values = [values] if isinstance(values, (str, int)) else values
+    return [value.item() if hasattr(value, "item") else value for value in values]

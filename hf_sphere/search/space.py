@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.search.index_files import check_replaceable, describe_space, read_index, write_index
 from hf_sphere.search.matching import Best, Calibration, Matches, accepts
 from hf_sphere.search.neighbor_search import SearchKind
-from hf_sphere.search.rows import CANDIDATES, GroupedVectors, check_names, positions, unit_vectors
+from hf_sphere.search.rows import CANDIDATES, GroupedVectors, as_list, check_names, positions, unit_vectors
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 logger = logging.getLogger(__name__)
@@ -89,19 +91,13 @@ class EmbeddingSpace(GroupedVectors):
         Raises:
             ValueError: If an argument is invalid, or there is only one group.
         """
-        if score not in ("auto", "cosine", "density"):
-            raise ValueError(f"unknown score {score!r}; choose auto, cosine or density.")
-        if min(rows_per_group, calibration_rows) < 1:
-            raise ValueError(
-                f"rows_per_group and calibration_rows must be at least 1; got {rows_per_group}, {calibration_rows}."
-            )
         space = cls(
             unit_vectors("vectors", vectors),
             groups,
             kind=kind,
-            rows_per_group=rows_per_group,
-            calibration_rows=calibration_rows,
-            seed=seed,
+            rows_per_group=check_integer("rows_per_group", rows_per_group, 1),
+            calibration_rows=check_integer("calibration_rows", calibration_rows, 1),
+            seed=check_integer("seed", seed, 0),
         )
         space.calibrate(calibration, calibration_groups, score=score)
         return space
@@ -112,13 +108,10 @@ class EmbeddingSpace(GroupedVectors):
         Raises:
             ValueError: If there is only one group, or an argument is invalid.
         """
+        if score not in ("auto", "cosine", "density"):
+            raise ValueError(f"unknown score {score!r}; choose auto, cosine or density.")
         if queries is None and groups is not None:
             raise ValueError("calibration_groups are those of calibration, which is not given.")
-        if queries is None and len(self._groups.unique()) < 2:
-            raise ValueError(
-                "the vectors are of one group, so no query without a match is known. Give groups=, or calibration "
-                "queries that have no match (calibration=)."
-            )
         separate = None
         if queries is not None:
             queries = self._check("calibration", queries)
@@ -144,13 +137,10 @@ class EmbeddingSpace(GroupedVectors):
         """The calibration of the current rows; computed when it is first used, or after rows were changed.
 
         Raises:
-            ValueError: If there is only one group.
+            ValueError: If there are no two groups, or only those that chose the score.
         """
-        if self._calibration is None:
-            self.calibrate(score=self.score)
-        elif not self._is_current:
+        if self._calibration is None or not self._is_current:
             self._calibration, self._is_current = self._updated(), True
-        assert self._calibration is not None
         return self._calibration
 
     @property
@@ -177,7 +167,8 @@ class EmbeddingSpace(GroupedVectors):
         if false_accept is None and self._calibration is None:
             return Matches(*self._nearest(queries, k)[::-1])
         scores, rows = self._nearest(queries, min(max(k, CANDIDATES), len(self)))
-        return self._judge(scores[:, :k], rows[:, :k], self._best_rows(queries, scores, rows), false_accept)
+        best = self._best_rows(queries, scores[:, :CANDIDATES], rows[:, :CANDIDATES])
+        return self._judge(scores[:, :k], rows[:, :k], best, false_accept)
 
     def judge(self, queries: Tensor, scores: Tensor, rows: Tensor, false_accept: float) -> Matches:
         """Return rows and scores (Q, k) that another search found for queries (Q, d), with p-values at a level."""
@@ -185,7 +176,7 @@ class EmbeddingSpace(GroupedVectors):
         return self._judge(scores, rows, self._best_rows(queries, *found), false_accept)
 
     def _judge(self, scores: Tensor, rows: Tensor, best: Best, level: float | None) -> Matches:
-        p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0)
+        p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0).cummax(1).values
         return Matches(rows, scores, p_values, None if level is None else accepts(p_values, level))
 
     def _best_rows(self, queries: Tensor, scores: Tensor, rows: Tensor) -> Best:
@@ -196,8 +187,14 @@ class EmbeddingSpace(GroupedVectors):
             both = (self._densities(queries, rows, left_out) for left_out in (None, (self._groups, first)))
             scores = scores + next(both) - next(both)
         elsewhere = scores.where(is_other, -torch.inf).amax(1)
-        if not self.calibration.is_separate and (lacking := ~is_other.any(1)).any():
-            elsewhere[lacking] = self._nearest(queries[lacking], 1, (self._groups, first[lacking]))[0][:, 0]
+        lacking = ~is_other.any(1) & (rows[:, -1] >= 0)
+        if not self.calibration.is_separate and lacking.any():
+            queries, others, count = queries[lacking], (self._groups, first[lacking]), 4 * rows.shape[1]
+            if count <= 100 * CANDIDATES:  # much faster for few queries than an exact search without the group
+                found = self._nearest(queries, min(count, len(self)))
+                elsewhere[lacking] = self._best_rows(queries, *found).elsewhere
+            else:
+                elsewhere[lacking] = self._nearest(queries, 1, others)[0][:, 0]
         return Best(self.ids[rows[:, 0]].where(rows[:, 0] >= 0, -1), first, elsewhere)
 
     def threshold(self, false_accept: float) -> float:
@@ -230,7 +227,7 @@ class EmbeddingSpace(GroupedVectors):
         assert found.accepted is not None
         pairs = zip(found.rows[:, 0].tolist(), found.accepted[:, 0].tolist(), strict=True)
         names = [self._names[int(self._groups[row])] if accepted else None for row, accepted in pairs]
-        return names[0] if torch.as_tensor(np.shape(queries)).numel() == 1 else names
+        return names[0] if np.ndim(queries) == 1 else names
 
     def check_queries(self, queries: Any, *, seed: int = 0) -> float:
         """Return the p-value of a two-sample test between queries and the calibration queries.
@@ -246,16 +243,12 @@ class EmbeddingSpace(GroupedVectors):
         Raises:
             ValueError: If there are fewer than two queries, or they are invalid.
         """
-        first = self.calibration.members[1][:, 0]  # of each group
-        if self._queries is not None:
-            known = self._queries[0][first]
-        else:
-            known = self.vectors[positions(self.calibration.ids[first], self.ids)]
-        generator = torch.Generator().manual_seed(seed)
-        samples = [
-            points[torch.randperm(len(points), generator=generator)[:500]]
-            for points in (self._check("queries", queries), known)
-        ]
+        queries = check_embeddings(self._check("queries", queries), 2, "queries")
+        generator, calibration = torch.Generator().manual_seed(seed), self.calibration
+        known = self.vectors[positions(calibration.ids, self.ids)] if self._queries is None else self._queries[0]
+        order = torch.randperm(len(known), generator=generator)  # the first row of a group may be unlike the others
+        known = known[order[np.unique(calibration.groups[order], return_index=True)[1]]]
+        samples = [points[torch.randperm(len(points), generator=generator)[:500]] for points in (queries, known)]
         if self.metric["distance"] == "cosine":
             samples = [project_to_sphere(points) for points in samples]
         return 1.0 if len(known) < 2 else energy_test(*samples, seed=seed)[1]
@@ -271,10 +264,11 @@ class EmbeddingSpace(GroupedVectors):
             ValueError: If the vectors or groups are invalid.
         """
         vectors = self._check("vectors", vectors)
-        if isinstance(groups, (str, int)):
-            groups = [groups] * len(vectors)
         if (groups is None) != (self._names is None):
             raise ValueError(f"the space has {'no ' if self._names is None else ''}groups; add rows alike.")
+        if self._names is not None:
+            groups = as_list(groups) * (len(vectors) if np.ndim(groups) == 0 else 1)
+            check_names("groups, old and new,", [self._names[0], *groups], 1 + len(groups))
         ids = torch.arange(self.next_id, self.next_id + len(vectors))
         added = self._number(groups, ids)
         self._set(torch.cat([self.vectors, vectors]), torch.cat([self.ids, ids]), torch.cat([self._groups, added]))
@@ -289,12 +283,11 @@ class EmbeddingSpace(GroupedVectors):
         """
         if (groups is None) == (ids is None):
             raise ValueError("give either groups or ids.")
-        wanted = [groups] if isinstance(groups, (str, int)) else list(ids if groups is None else groups)
-        wanted = [value.item() if hasattr(value, "item") else value for value in wanted]
+        wanted = {*as_list(ids if groups is None else groups)}
         known = self.ids.tolist() if groups is None else self.groups or []
-        if missing := {*wanted} - {*known}:
+        if missing := wanted - {*known}:
             raise ValueError(f"there is no {'id' if groups is None else 'group'} {next(iter(missing))!r} in the space.")
-        kept = torch.tensor([value not in {*wanted} for value in known])
+        kept = torch.tensor([value not in wanted for value in known])
         if not kept.any():
             raise ValueError("no row would remain.")
         self._set(self.vectors[kept], self.ids[kept], self._groups[kept])
@@ -341,6 +334,15 @@ class EmbeddingSpace(GroupedVectors):
     def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor) -> None:
         super()._set(vectors, ids, groups)
         self._is_current = False
+        if self._calibration is not None and self._queries is None and not len(self._calibration_rows()):
+            self._calibration = None  # so that a search without a level needs none
+
+    def _calibration_rows(self) -> Tensor:
+        """Return the rows that calibrate: none if there are no two groups, or only those that chose the score."""
+        rows = self._sample()
+        if self._is_chosen:
+            rows = rows[torch.from_numpy(self._keys()[rows.numpy()] % 3 > 0)]
+        return rows if len(self._groups.unique()) > 1 else rows[:0]
 
     def _updated(self) -> Calibration:
         """Return the calibration of the current rows; scores that cannot have changed are kept."""
@@ -350,9 +352,12 @@ class EmbeddingSpace(GroupedVectors):
             ids, is_row = torch.full((len(queries),), -1), False
             known = torch.arange(len(queries))
         else:
-            rows = self._sample()
-            if self._is_chosen:
-                rows = rows[torch.from_numpy(self._keys()[rows.numpy()] % 3 > 0)]
+            rows = self._calibration_rows()
+            if not len(rows):
+                raise ValueError(
+                    "the vectors are of one group, or of groups that all chose the score, so no query without a match "
+                    "is known. Give groups=, or calibration queries that have no match (calibration=)."
+                )
             queries, groups, ids, is_row = self.vectors[rows], self._groups[rows], self.ids[rows], True
             known = positions(ids, old.ids) if old is not None else ids
         scores, matches = torch.empty(len(ids), dtype=torch.float64), torch.full((len(ids),), -1)
@@ -385,6 +390,4 @@ class EmbeddingSpace(GroupedVectors):
             areas[self.score] = area_under_risk_coverage(scores[:, 0], correct)
         self.score = min(areas, key=areas.__getitem__)
         self._is_chosen = True
-        logger.info(
-            "Areas under the risk-coverage curve of %d rows: %s; the score is %s.", len(rows), areas, self.score
-        )
+        logger.info("Areas under the risk-coverage curve: %s; the score is %s.", areas, self.score)

@@ -399,7 +399,7 @@ def test_no_image_that_replaced_the_indexed_one_is_shown(load_recipe, build, sea
     sheet = np.asarray(Image.open(tmp_path / "found.png"))
     assert (sheet[3:125, 131:253] == 255).all()
     index = ImageIndex.load(tmp_path / "index")
-    ((image, caption),) = load_recipe("search_page").list_neighbors(index, index.search(query, 1))
+    _, ((image, caption),) = load_recipe("search_page").list_neighbors(index, index.search(query, 1))
     assert image.getcolors() == [(64 * 64, (211, 211, 211))]
     assert re.match(r"b/4.png b, distance (0|\d\S+e-1\d), id 4, certainty", caption)
 

@@ -62,6 +62,19 @@ def test_a_model_that_is_loaded_or_saved_in_half_precision_is_the_same_encoder(s
     assert {parameter.dtype for parameter in TextEncoder(str(sentences)).model.parameters()} == {torch.float32}
 
 
+def test_the_distance_is_that_of_the_model(sentences):
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize
+
+    model = SentenceTransformer(str(sentences), device="cpu", similarity_fn_name="euclidean")
+    assert TextEncoder(model).metric == {"distance": "euclidean"}
+    model.similarity_fn_name = "dot"
+    with pytest.raises(ValueError, match="compares embeddings by dot, which an index does not"):
+        TextEncoder(model)
+    model.append(Normalize())  # inner products of unit vectors are cosines
+    assert TextEncoder(model).metric == {"distance": "cosine"}
+
+
 @pytest.mark.parametrize("option", [{"truncate_dim": 3}, {"prompts": {"query": "other "}}])
 def test_settings_that_the_model_records_are_used_and_identify_it(option, sentences):
     before = TextEncoder(str(sentences))

@@ -1068,7 +1068,7 @@ def test_texts_whose_queries_have_a_prompt_have_no_level_before_they_are_calibra
     encoder = TextEncoder(encoder.model)
     texts = [f"{a} {b} {c}" for a in WORDS[1:4] for b in WORDS[6:] for c in WORDS[4:6]]
     index = ImageIndex.build(encoder, texts, **QUIET)
-    with pytest.raises(ValueError, match=r"queries in another way than the texts.*hf-sphere index --add_to"):
+    with pytest.raises(ValueError, match=r"queries in another way than the texts.*hf-sphere index --calibration"):
         index.search_texts(["dog sees"], 1, false_accept=0.5)
     queries = ["blue eats", "sees sees", "bird blue"]
     index.calibrate(queries, **QUIET)

@@ -243,7 +243,15 @@ INVALID = {
     "names": (lambda: EmbeddingSpace.fit(unit(5, 4), [1, 2]), "one name per vector, 5; got 2"),
     "mixed names": (lambda: EmbeddingSpace.fit(unit(3, 4), [1, "a", 2]), "all texts or all integers; got int, str"),
     "score": (lambda: EmbeddingSpace.fit(unit(5, 4), score="dot"), "unknown score 'dot'"),
-    "rows": (lambda: EmbeddingSpace.fit(unit(5, 4), rows_per_group=0), "must be at least 1"),
+    "rows": (lambda: EmbeddingSpace.fit(unit(5, 4), rows_per_group=0), "rows_per_group must be an integer"),
+    "fraction of rows": (lambda: EmbeddingSpace.fit(unit(5, 4), calibration_rows=2.5), "must be an integer"),
+    "negative seed": (lambda: EmbeddingSpace.fit(unit(5, 4), seed=-1), "seed must be an integer of at least 0"),
+    "text as names": (lambda: EmbeddingSpace.fit(unit(4, 4), "auto"), "must be a list, an array or a column"),
+    "set of names": (lambda: EmbeddingSpace.fit(unit(4, 4), {1, 2, 3, 4}), "must be a list, an array or a column"),
+    "one name": (lambda: EmbeddingSpace.fit(unit(4, 4), torch.tensor(3)), "must be a list, an array or a column"),
+    "score of calibrate": (lambda: EmbeddingSpace.fit(unit(5, 4)).calibrate(score="dot"), "unknown score 'dot'"),
+    "other names": (lambda: EmbeddingSpace.fit(unit(4, 4), range(4)).add("a", unit(4)), "old and new.*got int, str"),
+    "one query to compare": (lambda: EmbeddingSpace.fit(unit(5, 4)).check_queries(unit(4)), "queries must.*N >= 2"),
     "calibration groups": (lambda: EmbeddingSpace.fit(unit(5, 4), calibration_groups=[1]), "calibration_groups"),
     "dimensions": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 5)), "queries must have 4 dimensions"),
     "k": (lambda: EmbeddingSpace.fit(unit(5, 4)).search(unit(1, 4), 6), "k must be from 1 to the number of rows, 5"),
@@ -260,6 +268,84 @@ def test_invalid_input_is_an_error_that_says_what_is_wrong(name):
     call, message = INVALID[name]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("convert", [np.int64, torch.tensor, int, lambda name: [np.int64(name)]])
+def test_names_of_numpy_and_torch_are_those_of_python(space, convert):
+    assert space.remove(convert(3)) == 5
+    space.add(convert(3), unit(1, 16))
+    assert space.groups[-1] == 3
+    assert space.remove(ids=convert(7)) == 1
+
+
+@pytest.mark.parametrize("names", [[np.str_("a"), np.str_("b")], np.array(["a", "b"])])
+def test_groups_of_many_kinds_are_accepted(names):
+    assert EmbeddingSpace.fit(unit(2, 4), names).groups == ["a", "b"]
+
+
+def test_one_query_may_be_a_list(space):
+    assert space.search(space.vectors[3].tolist(), 1).rows.tolist() == [[3]]
+    assert space.identify(space.vectors[5].tolist(), 0.5) == 1
+
+
+def test_vectors_of_half_precision_are_unit_vectors():
+    norms = EmbeddingSpace.fit(unit(20, 64).half()).vectors.norm(dim=1)
+    torch.testing.assert_close(norms, torch.ones(20), atol=1e-6, rtol=0)
+
+
+def test_options_of_numpy_are_saved(tmp_path):
+    space = EmbeddingSpace.fit(*clusters(), seed=np.int64(3), rows_per_group=np.int32(2))
+    space.save(tmp_path / "space")
+    assert repr(EmbeddingSpace.load(tmp_path / "space")) == repr(space)
+
+
+def test_the_last_group_is_searched_without_a_level_and_saved(tmp_path, space):
+    space.remove(range(1, 40))
+    assert space.search(space.vectors[:2], 3).p_values is None
+    with pytest.raises(ValueError, match="of one group"):
+        space.search(space.vectors[:1], 1, false_accept=0.9)
+    space.save(tmp_path / "space")
+    space.add(50, unit(3, 16))
+    assert space.calibration.num_groups == 2
+
+
+def test_without_the_groups_that_calibrate_there_is_no_level(tmp_path):
+    vectors, groups = clusters()
+    space = EmbeddingSpace.fit(vectors, groups)
+    space.remove(groups[space.calibration.ids].unique())
+    with pytest.raises(ValueError, match="groups that all chose the score"):
+        space.search(vectors[:1], 1, false_accept=0.9)
+    space.save(tmp_path / "space")
+    assert len(EmbeddingSpace.load(tmp_path / "space").search(vectors[:1], 1).rows) == 1
+
+
+def test_an_invalid_calibration_changes_nothing():
+    space = EmbeddingSpace.fit(*clusters(), calibration=unit(30, 16, seed=1), score="cosine")
+    with pytest.raises(ValueError, match="16 dimensions"):
+        space.calibrate(unit(3, 5))
+    space.add(99, unit(1, 16))
+    assert space.calibration.is_separate
+
+
+def test_decisions_by_density_do_not_depend_on_k():
+    generator = torch.Generator().manual_seed(0)
+    dense = unit(1, 16) + 0.1 * torch.randn(300, 16, generator=generator)
+    vectors = torch.nn.functional.normalize(torch.cat([dense, unit(100, 16, seed=1)]))
+    space = EmbeddingSpace.fit(vectors, score="density")
+    queries = torch.nn.functional.normalize(unit(1, 16) + unit(50, 16, seed=2))
+    one, many = space.search(queries, 1), space.search(queries, 400)
+    torch.testing.assert_close(many.p_values[:, :1], one.p_values)
+    assert torch.equal(many.rows[:, :1], one.rows)
+    assert torch.equal(many.p_values.amin(1, keepdim=True), one.p_values)
+
+
+def test_a_query_whose_best_rows_are_of_one_group_needs_no_search_without_it(monkeypatch):
+    vectors, groups = clusters(5, 60, noise=0.02)
+    space = EmbeddingSpace.fit(vectors, groups, score="cosine")
+    expected = space._nearest(vectors[:4], 1, (space._groups, space._groups[:4]))[0][:, 0]
+    monkeypatch.setattr(NeighborSearch, "search_others", None)
+    found = space._nearest(vectors[:4], 20)
+    torch.testing.assert_close(space._best_rows(vectors[:4], *found).elsewhere, expected)
 
 
 def test_nothing_is_changed_by_an_invalid_addition(space):
@@ -296,11 +382,21 @@ def test_queries_unlike_the_calibration_have_a_small_p_value(space):
     assert space.check_queries(alike + torch.ones(16)) == 0.001
 
 
-def test_rows_of_a_group_do_not_make_queries_of_new_groups_look_unlike_the_calibration():
-    vectors, groups = clusters(150, 8, noise=0.05)
-    space = EmbeddingSpace.fit(vectors, groups, score="cosine")
-    p_values = [space.check_queries(unit(150, 16, seed=seed)) for seed in range(1, 21)]
-    assert stats.kstest(p_values, "uniform").pvalue > 1e-3
+@pytest.mark.parametrize("noise", [0.02, 0.15])
+def test_queries_of_new_groups_look_like_the_calibration(noise):
+    values = []
+    for seed in range(40):
+        vectors, groups = clusters(60, 8, 16, noise, seed)
+        space = EmbeddingSpace.fit(vectors[:240], groups[:240], score="cosine")
+        values.append(space.check_queries(vectors[240::8]))
+    assert stats.kstest(values, "uniform").pvalue > 1e-3
+
+
+def test_the_headings_of_articles_do_not_make_other_sentences_look_unlike_the_calibration():
+    vectors, groups = clusters(120, 8)
+    vectors[::8] += 1
+    space = EmbeddingSpace.fit(vectors[:640], groups[:640], score="cosine")
+    assert space.check_queries(vectors[torch.arange(640, 960, 8) + torch.arange(40) % 8]) > 0.05
 
 
 def test_the_energy_test_has_uniform_p_values_for_equal_distributions():
