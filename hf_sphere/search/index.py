@@ -417,7 +417,7 @@ class ImageIndex(IndexedImages):
             return
         if reason := self.why_no_level(content):
             hint = f"calibrate it with {content}s (ImageIndex.calibrate, or hf-sphere index --calibration)"
-            raise ValueError(f"{reason}; leave out the level, or {hint}.")
+            raise ValueError(f"no level of false accepts: {reason}; leave it out, or {hint}.")
         self.space.calibration.check_level(level)
 
     def _find(
