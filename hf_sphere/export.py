@@ -91,7 +91,9 @@ def _check_file(file: Path, inputs: Mapping[str, Tensor], expected: Mapping[str,
         difference = (torch.from_numpy(output) - values.cpu()).abs().mean().item()
         if not difference <= 1e-3 * max(1.0, values.abs().max().item()):
             hint = "Use other versions of torch and onnxscript."
-            raise RuntimeError(f"in onnxruntime {name} differ from the model by {difference:.2g} on average. {hint}")
+            raise RuntimeError(
+                f"in onnxruntime the {name} differ from the model by {difference:.2g} on average. {hint}"
+            )
 
 
 class _TupleOfTensors(nn.Module):

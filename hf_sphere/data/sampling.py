@@ -203,4 +203,6 @@ def draw_subset(count: int, size: int, seed: int) -> Tensor:
 def log_repetition(used: int, count: int, what: str) -> None:
     """Log a message if an epoch uses more examples or episodes than there are."""
     if used > count:
-        logger.info("Epochs repeat %d of %d %s, so that every process gets equally many.", used - count, count, what)
+        logger.info(
+            "Each epoch repeats %d of %d %s, so that every process gets equally many.", used - count, count, what
+        )

@@ -55,22 +55,22 @@ class Command:
     """A command line.
 
     Attributes:
-        recipe: Name of the script.
+        job: Name of the job of hf-sphere.
         argv: Its arguments.
         change: Maps the state before to the state after.
     """
 
-    recipe: str
+    job: str
     argv: Sequence[str]
     change: Callable[[State], State]
 
     def __call__(self) -> None:
-        recipe = import_module(self.recipe)
-        run_main(lambda _: recipe.main([*self.argv, "--disable_tqdm", "--num_workers", "0"]))
+        job = import_module(f"hf_sphere.commands.{self.job}")
+        run_main(lambda _: job.main([*self.argv, "--disable_tqdm", "--num_workers", "0"]))
 
     @property
     def line(self) -> str:
-        return f"{self.recipe} {' '.join(self.argv)}"
+        return f"hf-sphere {self.job} {' '.join(self.argv)}"
 
 
 class Result(ABC):
@@ -108,13 +108,13 @@ class IndexResult(Result):
         images = ["--images", str(HOME / "photos" / name), "--batch_size", "3"]
         if state and draw.random() < 0.75:
             return Command(
-                "build_index",
+                "index",
                 [*images, "--add_to", str(self.path)],
                 lambda before: tuple(sorted({*before, name})) if before else (),
             )
         words = [*images, "--model_name_or_path", str(HOME / "model"), "--output_dir", str(self.path)]
         words += ["--kind", draw.choice(["torch", "flat", "ivf", "hnsw"])]
-        return Command("build_index", [*words, *["--overwrite_output_dir"] * bool(state)], lambda _: (name,))
+        return Command("index", [*words, *["--overwrite_output_dir"] * bool(state)], lambda _: (name,))
 
     def read(self) -> State:
         try:
@@ -148,7 +148,7 @@ class EmbeddingsResult(Result):
         seed = draw.choice("12")
         words = ["--model_name_or_path", str(HOME / "model"), "--dataset_name", "digits", "--max_samples", "12"]
         words += ["--seed", seed, "--cache_dir", str(HOME / "cache"), "--output_dir", str(self.path)]
-        return Command("extract_embeddings", [*words, *["--overwrite_output_dir"] * bool(state)], lambda _: (seed,))
+        return Command("extract", [*words, *["--overwrite_output_dir"] * bool(state)], lambda _: (seed,))
 
     def read(self) -> State:
         try:
@@ -173,7 +173,7 @@ class PredictionsResult(Result):
         name = draw.choice(PHOTOS[:2])
         words = ["--model_name_or_path", str(HOME / "model"), "--images", str(HOME / "photos" / name)]
         words += ["--batch_size", "3", "--output", str(self.path), *["--overwrite_output"] * bool(state)]
-        return Command("predict_images", words, lambda _: (name,))
+        return Command("predict", words, lambda _: (name,))
 
     def read(self) -> State:
         if not self.path.exists():
@@ -234,7 +234,7 @@ class FolderTrials:
                 words = [target if word == str(HOME / "references" / "x") else word for word in command.argv]
                 if state not in done:
                     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-                    run_alone(Command(command.recipe, words, command.change))
+                    run_alone(Command(command.job, words, command.change))
                     after = resource.getrusage(resource.RUSAGE_CHILDREN)
                     self._cpu_seconds[kind] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
                     done.add(state)

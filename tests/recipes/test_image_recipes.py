@@ -464,13 +464,9 @@ def test_queries_that_look_unlike_the_calibration_are_reported(search, photos, n
         assert "look unlike" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("level", "message"),
-    [("0.1", "false_accept=0.1 needs 19 calibration groups; there are 9"), ("1", "must be between 0 and 1; got 1.0")],
-)
-def test_a_level_that_the_index_does_not_allow_is_an_error(level, message, search, query):
-    with pytest.raises(ValueError, match=message):
-        search("--query", query, "--false_accept", level)
+def test_a_level_that_the_index_does_not_allow_is_an_error(search, query):
+    with pytest.raises(ValueError, match="false_accept=0.1 needs 19 calibration groups; there are 9"):
+        search("--query", query, "--false_accept", "0.1")
 
 
 def test_an_index_is_replaced_only_if_asked(build, copy, photos):
