@@ -465,7 +465,7 @@ def test_queries_that_look_unlike_the_calibration_are_reported(search, photos, n
 
 
 def test_a_level_that_the_index_does_not_allow_is_an_error(search, query):
-    with pytest.raises(ValueError, match="false_accept=0.1 needs 19 calibration groups; there are 9"):
+    with pytest.raises(ValueError, match=r"false_accept=0\.1 needs 19 calibration groups; there are 9"):
         search("--query", query, "--false_accept", "0.1")
 
 
