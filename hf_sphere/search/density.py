@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.manifold import project_to_sphere
+
 NEIGHBORS = 10
 """Number of neighbors of the mean."""
 
@@ -20,7 +22,7 @@ class LocalDensity:
     So each row has more neighbors here than are averaged.
 
     Args:
-        vectors: (N, d) unit vectors, float32.
+        vectors: (N, d), float32; only their directions matter, as those of queries.
         groups: (N,) int64; the group of a row is left out of its density.
         reference: (R,) rows.
         most_left_out: Largest number of reference rows with the same key.
@@ -28,7 +30,7 @@ class LocalDensity:
 
     def __init__(self, vectors: Tensor, groups: Tensor, reference: Tensor, most_left_out: int) -> None:
         self.reference = reference
-        self.vectors = vectors[reference]
+        self.vectors = project_to_sphere(vectors[reference])
         own = groups[reference], groups
         self.cosines, self.nearest = self._nearest(vectors, NEIGHBORS + most_left_out, own)
 
@@ -49,7 +51,7 @@ class LocalDensity:
         """Return the largest cosines (Q, count) of queries to the reference and their positions in it."""
         size, found = max(1, BLOCK // len(self.vectors)), []
         for start in range(0, len(queries), size):
-            cosines = queries[start : start + size] @ self.vectors.T
+            cosines = project_to_sphere(queries[start : start + size]) @ self.vectors.T
             if keys is not None:
                 cosines.masked_fill_(keys[1][start : start + size, None] == keys[0], -torch.inf)
             found.append(cosines.topk(min(count, len(self.vectors))))

@@ -110,6 +110,8 @@ class EmbeddingSpace(GroupedVectors):
         """
         if score not in ("auto", "cosine", "density"):
             raise ValueError(f"unknown score {score!r}; choose auto, cosine or density.")
+        if score == "density" and self.metric["distance"] != "cosine":
+            raise ValueError(f"the density score corrects cosines, not the {self.metric['distance']} distance.")
         if queries is None and groups is not None:
             raise ValueError("calibration_groups are those of calibration, which is not given.")
         separate = None

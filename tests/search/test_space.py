@@ -167,6 +167,22 @@ def test_rows_without_others_of_their_group_have_the_cosine():
     assert EmbeddingSpace.fit(unit(50, 8)).score == "cosine"
 
 
+def test_densities_are_those_of_the_directions():
+    vectors, groups = clusters()
+    lengths = 1 + torch.arange(len(vectors))[:, None] % 7
+    spaces = [EmbeddingSpace(points, groups) for points in (vectors, lengths * vectors)]  # as an index holds them
+    for space in spaces:
+        space.calibrate(score="density")
+    scores = [space.calibration.scores for space in spaces]  # of float32 cosines
+    torch.testing.assert_close(*scores, atol=1e-6, rtol=0)
+
+
+def test_density_is_refused_for_another_distance():
+    space = EmbeddingSpace(*clusters(), metric={"distance": "euclidean"})
+    with pytest.raises(ValueError, match="the density score corrects cosines, not the euclidean distance"):
+        space.calibrate(score="density")
+
+
 def test_density_has_no_threshold():
     space = EmbeddingSpace.fit(*clusters(), score="density")
     with pytest.raises(ValueError, match="only cosines have a threshold, not the density score"):
