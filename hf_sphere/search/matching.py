@@ -96,7 +96,7 @@ class Calibration:
             raise ValueError(
                 f"false_accept={level:g} needs {needed:,} calibration groups; there are {self.num_groups:,}, whose "
                 f"smallest p-value is {smallest:.3g}. Choose a higher level, or fit with more groups or with separate "
-                "calibration queries (calibration=)."
+                "calibration queries (calibration=, or hf-sphere index --calibration)."
             )
 
     def p_values(self, scores: Tensor, best: Best) -> Tensor:
