@@ -10,14 +10,12 @@ from torch import Tensor
 from hf_sphere.geometry.checks import to_tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings, check_rows
+from hf_sphere.search.calibrated import CANDIDATES
 from hf_sphere.search.density import LeftOut, LocalDensity
 from hf_sphere.search.matching import mix, name_keys, sample_rows
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 
 logger = logging.getLogger(__name__)
-
-CANDIDATES = 20
-"""Rows with the largest cosines, of which the density-corrected score chooses."""
 
 
 class GroupedVectors:

@@ -16,16 +16,17 @@ from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.metrics.two_sample import energy_test
+from hf_sphere.search.calibrated import CalibratedSearch, Candidates
 from hf_sphere.search.index_files import check_replaceable, describe_space, read_index, write_index
-from hf_sphere.search.matching import Best, Calibration, Matches, accepts
+from hf_sphere.search.matching import Calibration
 from hf_sphere.search.neighbor_search import SearchKind
-from hf_sphere.search.rows import CANDIDATES, GroupedVectors, as_list, check_names, positions, unit_vectors
+from hf_sphere.search.rows import GroupedVectors, as_list, check_names, positions, unit_vectors
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 logger = logging.getLogger(__name__)
 
 
-class EmbeddingSpace(GroupedVectors):
+class EmbeddingSpace(GroupedVectors, CalibratedSearch):
     """Embeddings that are searched for matches, with a promise about queries that have none.
 
     For a query of a group that is not in the space, the probability that any row is accepted is at most
@@ -146,90 +147,27 @@ class EmbeddingSpace(GroupedVectors):
         return self._calibration
 
     @property
-    def smallest_p_value(self) -> float:
-        """The lowest level of false accepts for which the calibration has enough groups."""
-        return self.calibration.smallest_p_value
+    def is_calibrated(self) -> bool:
+        """Whether searches without a level have p-values; others calibrate first."""
+        return self._calibration is not None
 
-    def search(self, queries: Any, k: int = 10, *, false_accept: float | None = None) -> Matches:
-        """Find the rows with the largest scores.
+    def _candidates(self, queries: Tensor, count: int) -> Candidates:
+        scores, rows = self._nearest(queries, count)
+        return Candidates(scores, rows, self.ids[rows].where(rows >= 0, -1), self._groups[rows.clamp_min(0)])
 
-        Args:
-            queries: (Q, d), or (d,) for one.
-            k: Number of rows, at most N.
-            false_accept: Level: the probability that anything is accepted for a query whose group is not in the space.
+    def _search_elsewhere(self, queries: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        return self._best(queries, groups)
 
-        Raises:
-            ValueError: If a query or k is invalid, or the calibration has too few groups for the level.
-        """
-        if false_accept is not None:
-            self.calibration.check_level(false_accept)
-        queries = self._check("queries", queries)
-        if not 1 <= k <= len(self):
-            raise ValueError(f"k must be from 1 to the number of rows, {len(self):,}; got {k}.")
-        if false_accept is None and self._calibration is None:
-            return Matches(*self._nearest(queries, k)[::-1])
-        scores, rows = self._nearest(queries, min(max(k, CANDIDATES), len(self)))
-        best = self._best_rows(queries, scores[:, :CANDIDATES], rows[:, :CANDIDATES])
-        return self._judge(scores[:, :k], rows[:, :k], best, false_accept)
+    def _scores_without(self, queries: Tensor, found: Candidates, groups: Tensor) -> Tensor:
+        if self.score != "density":
+            return found.scores
+        both = (self._densities(queries, found.rows, left_out) for left_out in (None, (self._groups, groups)))
+        return found.scores + next(both) - next(both)
 
-    def judge(self, queries: Tensor, scores: Tensor, rows: Tensor, false_accept: float) -> Matches:
-        """Return rows and scores (Q, k) that another search found for queries (Q, d), with p-values at a level."""
-        found = self._nearest(queries, min(CANDIDATES, len(self)))
-        return self._judge(scores, rows, self._best_rows(queries, *found), false_accept)
-
-    def _judge(self, scores: Tensor, rows: Tensor, best: Best, level: float | None) -> Matches:
-        p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0).cummax(1).values
-        return Matches(rows, scores, p_values, None if level is None else accepts(p_values, level))
-
-    def _best_rows(self, queries: Tensor, scores: Tensor, rows: Tensor) -> Best:
-        """Return the best row of each query and its best score in another group, of rows that were found (Q, c)."""
-        groups = self._groups[rows.clamp_min(0)]
-        first, is_other = groups[:, 0].contiguous(), (groups != groups[:, :1]) & (rows >= 0)
-        if self.score == "density":  # the group of the best row is left out there too
-            both = (self._densities(queries, rows, left_out) for left_out in (None, (self._groups, first)))
-            scores = scores + next(both) - next(both)
-        elsewhere = scores.where(is_other, -torch.inf).amax(1)
-        lacking = ~is_other.any(1) & (rows[:, -1] >= 0)
-        if not self.calibration.is_separate and lacking.any():
-            queries, others, count = queries[lacking], (self._groups, first[lacking]), 4 * rows.shape[1]
-            if count <= 100 * CANDIDATES:  # much faster for few queries than an exact search without the group
-                found = self._nearest(queries, min(count, len(self)))
-                elsewhere[lacking] = self._best_rows(queries, *found).elsewhere
-            else:
-                elsewhere[lacking] = self._nearest(queries, 1, others)[0][:, 0]
-        return Best(self.ids[rows[:, 0]].where(rows[:, 0] >= 0, -1), first, elsewhere)
-
-    def threshold(self, false_accept: float) -> float:
-        """Return the cosine from which on a row is a match, to filter by where another program searches.
-
-        It is a little too high: some rows that `search` accepts are below it, which knows the group of the best row. If
-        rows of the space are the calibration queries, the level needs 2 / level - 1 groups.
-
-        Raises:
-            ValueError: If the score is not the cosine, or the calibration has too few groups for the level.
-        """
-        if self.score != "cosine" or self.metric["distance"] != "cosine":
-            used = self.score if self.metric["distance"] == "cosine" else f"{self.metric['distance']} distance"
-            raise ValueError(f"only cosines have a threshold, not the {used} score; fit with score='cosine'.")
-        return self.calibration.threshold(false_accept)
-
-    def identify(self, queries: Any, false_accept: float) -> Any:
-        """Return the name of the group that a query matches, or None.
-
-        Args:
-            queries: (d,), or (Q, d) for a list of names.
-            false_accept: See `search`.
-
-        Raises:
-            ValueError: If the groups have no names, and for the reasons of `search`.
-        """
+    def _names_of(self, found: Candidates) -> list[Any]:
         if self._names is None:
             raise ValueError("the rows have no names; fit with groups=.")
-        found = self.search(queries, 1, false_accept=false_accept)
-        assert found.accepted is not None
-        pairs = zip(found.rows[:, 0].tolist(), found.accepted[:, 0].tolist(), strict=True)
-        names = [self._names[int(self._groups[row])] if accepted else None for row, accepted in pairs]
-        return names[0] if np.ndim(queries) == 1 else names
+        return [self._names[number] for number in found.groups[:, 0].tolist()]
 
     def check_queries(self, queries: Any, *, seed: int = 0) -> float:
         """Return the p-value of a two-sample test between queries and the calibration queries.

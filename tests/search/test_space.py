@@ -360,8 +360,8 @@ def test_a_query_whose_best_rows_are_of_one_group_needs_no_search_without_it(mon
     space = EmbeddingSpace.fit(vectors, groups, score="cosine")
     expected = space._nearest(vectors[:4], 1, (space._groups, space._groups[:4]))[0][:, 0]
     monkeypatch.setattr(NeighborSearch, "search_others", None)
-    found = space._nearest(vectors[:4], 20)
-    torch.testing.assert_close(space._best_rows(vectors[:4], *found).elsewhere, expected)
+    best = space._best_rows(vectors[:4], space._candidates(vectors[:4], 20))
+    torch.testing.assert_close(best.elsewhere, expected)
 
 
 def test_nothing_is_changed_by_an_invalid_addition(space):

@@ -1,0 +1,174 @@
+"""Search with decisions at a false-accept level, in rows of any engine."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_sphere.search.matching import Best, Calibration, Matches, accepts
+
+CANDIDATES = 20
+"""Rows with the largest cosines, of which the density-corrected score chooses, and the rows of other groups are."""
+
+
+class Candidates(NamedTuple):
+    """Rows that queries found, (Q, c) each, best first: scores, rows (-1 for none), and their ids and group numbers."""
+
+    scores: Tensor
+    rows: Tensor
+    ids: Tensor
+    groups: Tensor
+
+    def first(self, count: int) -> "Candidates":
+        """Return the first ones of each query."""
+        return Candidates(*(column[:, :count] for column in self))
+
+
+class CalibratedSearch(ABC):
+    """Search for matches, with decisions by a `Calibration`.
+
+    Attributes:
+        score: `cosine`, or `density` for the density-corrected cosine.
+        metric: Distance, as options of `NeighborSearch`.
+    """
+
+    score: str
+    metric: dict[str, Any]
+
+    @property
+    @abstractmethod
+    def calibration(self) -> Calibration:
+        """The calibration of the current rows."""
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether searches without a level have p-values; others calibrate first."""
+        return True
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def _check(self, what: str, vectors: Any) -> Tensor:
+        """Return valid vectors (n, d) to compare with the rows; of one (d,) too."""
+
+    @abstractmethod
+    def _candidates(self, queries: Tensor, count: int) -> Candidates:
+        """Return the rows with the best scores."""
+
+    @abstractmethod
+    def _search_elsewhere(self, queries: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the best score of each query, and the id of its row, in other groups than those of number `groups`."""
+
+    @abstractmethod
+    def _names_of(self, found: Candidates) -> list[Any]:
+        """Return the name of the group of the first row of each query.
+
+        Raises:
+            ValueError: If the rows have no names.
+        """
+
+    def _scores_without(self, queries: Tensor, found: Candidates, groups: Tensor) -> Tensor:
+        """Return the scores of rows, (Q, c), as they are if one group (Q,) does not influence those of the others."""
+        return found.scores
+
+    @property
+    def smallest_p_value(self) -> float:
+        """The lowest level of false accepts for which the calibration has enough groups."""
+        return self.calibration.smallest_p_value
+
+    def search(self, queries: Any, k: int = 10, *, false_accept: float | None = None) -> Matches:
+        """Find the rows with the largest scores.
+
+        Args:
+            queries: (Q, d), or (d,) for one.
+            k: Number of rows, at most N.
+            false_accept: Level: the probability that anything is accepted for a query whose group is not in the space.
+
+        Raises:
+            ValueError: If a query or k is invalid, or the calibration has too few groups for the level.
+        """
+        queries = self._check_search(queries, k, false_accept)
+        if false_accept is None and not self.is_calibrated:
+            found = self._candidates(queries, k)
+            return Matches(found.rows, found.scores)
+        return self._find_matches(queries, k, false_accept)[0]
+
+    def judge(self, queries: Tensor, scores: Tensor, rows: Tensor, false_accept: float) -> Matches:
+        """Return rows and scores (Q, k) that another search found for queries (Q, d), with p-values at a level."""
+        best = self._best_rows(queries, self._candidates(queries, min(CANDIDATES, len(self))))
+        return self._judge(scores, rows, best, false_accept)
+
+    def threshold(self, false_accept: float) -> float:
+        """Return the cosine from which on a row is a match, to filter by where another program searches.
+
+        It is a little too high: some rows that `search` accepts are below it, which knows the group of the best row. If
+        rows of the space are the calibration queries, the level needs 2 / level - 1 groups.
+
+        Raises:
+            ValueError: If the score is not the cosine, or the calibration has too few groups for the level.
+        """
+        if self.score != "cosine" or self.metric["distance"] != "cosine":
+            used = self.score if self.metric["distance"] == "cosine" else f"{self.metric['distance']} distance"
+            raise ValueError(f"only cosines have a threshold, not the {used} score; fit with score='cosine'.")
+        return self.calibration.threshold(false_accept)
+
+    def identify(self, queries: Any, false_accept: float) -> Any:
+        """Return the name of the group that a query matches, or None.
+
+        Args:
+            queries: (d,), or (Q, d) for a list of names.
+            false_accept: See `search`.
+
+        Raises:
+            ValueError: If the groups have no names, and for the reasons of `search`.
+        """
+        matches, found = self._find_matches(self._check_search(queries, 1, false_accept), 1, false_accept)
+        assert matches.accepted is not None
+        pairs = zip(self._names_of(found), matches.accepted[:, 0].tolist(), strict=True)
+        names = [name if accepted else None for name, accepted in pairs]
+        return names[0] if np.ndim(queries) == 1 else names
+
+    def _check_search(self, queries: Any, k: int, level: float | None) -> Tensor:
+        if level is not None:
+            self.calibration.check_level(level)
+        queries = self._check("queries", queries)
+        if not 1 <= k <= len(self):
+            raise ValueError(f"k must be from 1 to the number of rows, {len(self):,}; got {k}.")
+        return queries
+
+    def _find_matches(self, queries: Tensor, k: int, level: float | None) -> tuple[Matches, Candidates]:
+        found = self._candidates(queries, min(max(k, CANDIDATES), len(self)))
+        best = self._best_rows(queries, found.first(CANDIDATES))
+        return self._judge(found.scores[:, :k], found.rows[:, :k], best, level), found
+
+    def _judge(self, scores: Tensor, rows: Tensor, best: Best, level: float | None) -> Matches:
+        p_values = self.calibration.p_values(scores, best).masked_fill(rows < 0, 1.0).cummax(1).values
+        return Matches(rows, scores, p_values, None if level is None else accepts(p_values, level))
+
+    def _best_rows(self, queries: Tensor, found: Candidates) -> Best:
+        """Return the best row of each query and its best score in another group."""
+        ids, groups = found.ids[:, 0], found.groups[:, 0].contiguous()
+        if self.calibration.is_separate:  # then other groups make no difference
+            return Best(ids, groups, torch.full(groups.shape, -torch.inf, dtype=torch.float64))
+        return Best(ids, groups, self._best_elsewhere(queries, groups, found)[0])
+
+    def _best_elsewhere(self, queries: Tensor, groups: Tensor, found: Candidates) -> tuple[Tensor, Tensor]:
+        """Return the best score of each query, and the id of its row, in other groups than those of number `groups`.
+
+        More candidates are searched for those queries whose candidates are all of that group.
+        """
+        is_other = (found.groups != groups[:, None]) & (found.rows >= 0)
+        scores, at = self._scores_without(queries, found, groups).where(is_other, -torch.inf).max(1)
+        ids = found.ids.gather(1, at[:, None])[:, 0].where(is_other.any(1), -1)
+        lacking = ~is_other.any(1) & (found.rows[:, -1] >= 0)
+        if lacking.any():
+            queries, groups, count = queries[lacking], groups[lacking], 4 * found.rows.shape[1]
+            if count <= 100 * CANDIDATES:  # much faster for few queries than a search without the group
+                more = self._candidates(queries, min(count, len(self)))
+                scores[lacking], ids[lacking] = self._best_elsewhere(queries, groups, more)
+            else:
+                scores[lacking], ids[lacking] = self._search_elsewhere(queries, groups)
+        return scores, ids
