@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from hf_sphere.search.matching import Calibration
 from hf_sphere.search.neighbor_search import SearchKind
 from hf_sphere.search.rows import GroupedVectors, as_list, check_names, positions, unit_vectors
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
+
+if TYPE_CHECKING:
+    from hf_sphere.search.report import VectorReport
 
 logger = logging.getLogger(__name__)
 
@@ -331,3 +334,19 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         self.score = min(areas, key=areas.__getitem__)
         self._is_chosen = True
         logger.info("Areas under the risk-coverage curve: %s; the score is %s.", areas, self.score)
+
+    def report(self, *, seed: int = 0) -> "VectorReport":
+        """Describe the directions of the vectors and what is wrong with them; see `hf_sphere.search.report_vectors`.
+
+        Raises:
+            ValueError: If the distance is not the cosine.
+        """
+        from hf_sphere.search.report import report_vectors
+
+        if self.metric["distance"] != "cosine":
+            raise ValueError(f"the report is about cosines, not the {self.metric['distance']} distance.")
+        report = report_vectors(self.vectors, self.groups, seed=seed)
+        report.verdicts.append(
+            "Norms are those after normalization by the space; report_vectors has the original ones."
+        )
+        return report
