@@ -158,8 +158,11 @@ def _describe(points: Tensor, groups: Tensor, numbers: dict[str, Any], drawn: di
     skewness = float((found - K).pow(3).mean() / found.var(correction=0).clamp_min(1e-9).pow(1.5))
     largest, never = int(found.max()), float((found == 0).double().mean())
     numbers |= {"rows_compared": count, "mean_cosine_of_pairs": cosine, "p_value_of_uniform_mean": of_mean}
-    numbers |= {"p_value_of_uniform_axes": of_axes, "dimensions_without_variance": empty, "hub_skewness": skewness}
-    numbers |= {"effective_dimension": [*effective_dimension_interval(exact, units)], "largest_hub": largest}
+    numbers |= {
+        "p_value_of_uniform_axes": of_axes,
+        "effective_dimension": [*effective_dimension_interval(exact, units)],
+    }
+    numbers |= {"dimensions_without_variance": empty, "hub_skewness": skewness, "largest_hub": largest}
     numbers["fraction_never_found"] = never
     drawn |= {"pairs": pairs, "nearest": 1 - distances[:, 0], "variances": variances, "occurrence": found}
     has_match = groups.bincount()[groups] > 1
