@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_integer
-from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.search.calibrated import CalibratedSearch, Candidates
+from hf_sphere.search.drift import Comparison, compare, sample_groups
 from hf_sphere.search.index_files import check_replaceable, describe_space, read_index, write_index
 from hf_sphere.search.matching import Calibration
 from hf_sphere.search.neighbor_search import SearchKind
@@ -184,14 +184,24 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             ValueError: If there are fewer than two queries, or they are invalid.
         """
         queries = check_embeddings(self._check("queries", queries), 2, "queries")
-        generator, calibration = torch.Generator().manual_seed(seed), self.calibration
+        calibration = self.calibration
         known = self.vectors[positions(calibration.ids, self.ids)] if self._queries is None else self._queries[0]
-        order = torch.randperm(len(known), generator=generator)  # the first row of a group may be unlike the others
-        known = known[order[np.unique(calibration.groups[order], return_index=True)[1]]]
-        samples = [points[torch.randperm(len(points), generator=generator)[:500]] for points in (queries, known)]
-        if self.metric["distance"] == "cosine":
-            samples = [project_to_sphere(points) for points in samples]
-        return 1.0 if len(known) < 2 else energy_test(*samples, seed=seed)[1]
+        sides = (queries, torch.arange(len(queries))), (known, calibration.groups)
+        samples = sample_groups(sides, is_cosine=self.metric["distance"] == "cosine", seed=seed)
+        return 1.0 if len(samples[1]) < 2 else energy_test(*samples, seed=seed)[1]
+
+    def compare(self, other: Any, *, level: float = 0.05, seed: int = 0) -> Comparison:
+        """Test whether other vectors differ from those of the space; `print` says what was found in words.
+
+        Args:
+            other: (M, d) vectors, each its own group, or another `EmbeddingSpace` with its groups.
+            level: Level of the test, and false discovery rate of the rows that are outside.
+            seed: Seed of the samples, up to 500 rows of each, one per group, and of the test.
+
+        Raises:
+            ValueError: If the other vectors are invalid, or one side has one group.
+        """
+        return compare(self, other, level, seed)
 
     def add(self, groups: Any, vectors: Any) -> Tensor:
         """Add rows and return their ids, (n,) int64. The calibration follows: for cosines by the new rows alone.
