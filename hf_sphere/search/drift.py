@@ -1,7 +1,7 @@
 """Whether vectors differ from those of a space: a two-sample test, what has moved, and which rows are outside."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.geometry import effective_dimension
 from hf_sphere.metrics.two_sample import energy_test
+from hf_sphere.search.matching import Best, independent_rows
 from hf_sphere.search.rows import GroupedVectors
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def compare(space: "EmbeddingSpace", other: Any, level: float, seed: int) -> Com
         if len(numbers.unique()) < 2:
             raise ValueError(f"{name} has one group; a comparison needs two of each, and hundreds to find much.")
     sides = (space.vectors, space._groups), (vectors, groups)
-    samples = sample_groups(sides, is_cosine=space.metric["distance"] == "cosine", seed=seed)
+    samples = draw_samples(sides, is_cosine=space.metric["distance"] == "cosine", seed=seed)
     distance, p_value = energy_test(*samples, seed=seed)
     angle, dimensions = _differences(samples)
     known = space.calibration
@@ -91,29 +92,20 @@ def compare(space: "EmbeddingSpace", other: Any, level: float, seed: int) -> Com
         cosines.calibrate(score="cosine")
         space, known = cosines, cosines.calibration
     # Exact, as the calibration is. The rows are searched in one group more, so that their p-values are at most larger.
-    best = space._best(vectors, torch.full((len(vectors),), -1))[0]
-    order = known.scores.argsort()
-    counts = torch.nn.functional.pad(known._weights[order].cumsum(0), (1, 0))
-    p_values = (1 + counts[torch.searchsorted(known.scores[order], best, right=True)]) / (known.num_groups + 1)
-    adjusted = torch.from_numpy(false_discovery_control(p_values.clamp_max(1.0)))
-    outside = (adjusted <= level * (1 + 1e-12)).nonzero()[:, 0]
-    smallest = 1 / (known.num_groups + 1)
+    best, ids = space._best(vectors, torch.full((len(vectors),), -1))
+    below = replace(known, scores=-known.scores, ids=torch.full_like(known.ids, -1))
+    p_values = below.p_values(-best[:, None], Best(ids, ids, best))[:, 0]
+    adjusted = torch.from_numpy(false_discovery_control(p_values))
+    outside, smallest = (adjusted <= level * (1 + 1e-12)).nonzero()[:, 0], below.smallest_p_value
     sizes = len(samples[0]), len(samples[1])
     return Comparison(p_value, distance, sizes, angle, dimensions, p_values, outside, smallest, level)
 
 
-def sample_groups(sides: Sequence[tuple[Tensor, Tensor]], *, is_cosine: bool, seed: int) -> list[Tensor]:
-    """Draw one row per group of vectors (n, d) with groups (n,), up to 500; directions if cosines are compared.
-
-    Rows of one group belong together, so that more of them are not independent.
-    """
-    generator, samples = torch.Generator().manual_seed(seed), []
-    for vectors, groups in sides:
-        order = torch.randperm(len(vectors), generator=generator)  # the first row of a group may be unlike the others
-        rows = order[np.unique(groups[order], return_index=True)[1]]
-        points = vectors[rows[torch.randperm(len(rows), generator=generator)[:LARGEST_SAMPLE]]]
-        samples.append(project_to_sphere(points) if is_cosine else points)
-    return samples
+def draw_samples(sides: Sequence[tuple[Tensor, Tensor]], *, is_cosine: bool, seed: int) -> list[Tensor]:
+    """Draw a row per group of vectors (n, d) with groups (n,), up to 500; directions if cosines are compared."""
+    rows = [independent_rows(groups, LARGEST_SAMPLE, 2 * seed + side) for side, (_, groups) in enumerate(sides)]
+    samples = [vectors[chosen] for chosen, (vectors, _) in zip(rows, sides, strict=True)]
+    return [project_to_sphere(points) for points in samples] if is_cosine else samples
 
 
 def _differences(samples: Sequence[Tensor]) -> tuple[Interval, tuple[Interval, Interval, Interval]]:

@@ -173,6 +173,12 @@ def sample_rows(groups: Tensor, keys: np.ndarray, ids: Tensor, per_group: int, m
     return order[chosen].sort().values
 
 
+def independent_rows(groups: Tensor, most: int, seed: int) -> Tensor:
+    """Draw one row per group (N,), of up to `most` groups: those of one group belong together."""
+    keys = mix(mix(groups.numpy()) ^ mix(np.array([seed])))
+    return sample_rows(groups, keys, torch.arange(len(groups)), 1, most)
+
+
 def mix(values: np.ndarray) -> np.ndarray:
     """Return pseudo-random numbers, uint64, that follow from integers (the finalizer of SplitMix64)."""
     bits = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
