@@ -24,23 +24,14 @@ if TYPE_CHECKING:
     from hf_sphere.search.space import EmbeddingSpace
 
 HELD_OUT, SMALLEST, TRAINING, BLOCK = 500, 100, 100_000, 8192
-"""Largest number of queries that measure the recall; smallest number of rows; largest one of rows to which codes are
-fitted; and rows of a block."""
+"""Largest number of queries for the recall, smallest of rows, and numbers of rows that fit codes and of a block."""
 
 ABOUT_FILE, CODES_FILE = "compressed.json", "codes.safetensors"
 
 BITS = (1, 2, 4, 8)
 
-DTYPES = {
-    "rotation": torch.float32,
-    "learned": torch.float32,
-    "codes": torch.uint8,
-    "calibration.scores": torch.float64,
-}
-"""Types of tensors in a file; others are int64."""
-
 CALIBRATION = ("groups", "scores", "matches", "ids")
-"""Tensors of a `Calibration`, (C,) each."""
+"""Tensors of a `Calibration`."""
 
 
 class CompressedSpace(CalibratedSearch):
@@ -52,8 +43,10 @@ class CompressedSpace(CalibratedSearch):
 
     Attributes:
         bits: Bits per dimension.
-        recall: Recall@10, and the lower and upper end of its 95 % interval over groups; see `EmbeddingSpace.compress`.
+        recall: Recall@10 of held-out rows, and the lower and upper end of its 95 % interval over groups.
+        bytes_per_vector: Size of a code. Ids and groups take 16 bytes per row, a rotation of all vectors 4 d^2 bytes.
         ids: (N,) int64, as in the space.
+        calibration: The p-values are by its scores.
 
     Example:
         >>> EmbeddingSpace.fit(embeddings, groups=labels).compress(bits=4).save("compressed")
@@ -62,16 +55,18 @@ class CompressedSpace(CalibratedSearch):
     """
 
     score, metric = "cosine", {"distance": "cosine"}
+    calibration: Calibration = None  # type: ignore[assignment]
 
-    def __init__(self, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, about: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
         self.bits, self.recall, self._names = about["bits"], tuple(about["recall"]), about["names"]
         self.ids, self._groups, self._rotation = (tensors[name] for name in ("ids", "groups", "rotation"))
-        self._index = make_index(self.bits, len(self._rotation))
-        for name, values in _contents(self._index).items():
-            load_faiss().copy_array_to_vector(tensors[name].numpy().ravel(), values)
+        faiss, self._index = load_faiss(), make_index(self.bits, len(self._rotation))
+        self.bytes_per_vector = int(self._index.code_size)
+        faiss.copy_array_to_vector(tensors["learned"].numpy(), _learned(self._index))
+        faiss.copy_array_to_vector(tensors["codes"].numpy().ravel(), self._index.codes)
         self._index.ntotal, self._index.is_trained = len(self.ids), True
-        known = {name: tensors.get(f"calibration.{name}", torch.empty(0)) for name in CALIBRATION}
-        self._calibration = Calibration(next_id=0, **known)  # that number is for spaces that grow
+        if "known_ids" in tensors:
+            self.calibration = Calibration(next_id=0, **{name: tensors[f"known_{name}"] for name in CALIBRATION})
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -81,36 +76,26 @@ class CompressedSpace(CalibratedSearch):
         return "CompressedSpace({}; recall@10 {:.3f} ({:.3f} to {:.3f}))".format(size, *self.recall)
 
     @property
-    def calibration(self) -> Calibration:
-        """The calibration."""
-        return self._calibration
-
-    @property
-    def bytes_per_vector(self) -> int:
-        """Size of a code. Ids and groups take 16 bytes per row, and the rotation of all vectors 4 d^2 bytes."""
-        return int(self._index.code_size)
-
-    @property
     def groups(self) -> list[Any] | None:
         """The name of the group of each row, or None."""
         return None if self._names is None else [self._names[number] for number in self._groups.tolist()]
 
     def save(self, folder: str | PathLike) -> None:
-        """Write the codes, ids, groups and the calibration to a folder; an older one is replaced.
+        """Write the space to a folder; an older one is replaced.
 
         Raises:
             FileExistsError: If the folder contains other files.
         """
+        codes = load_faiss().vector_to_array(self._index.codes).reshape(len(self), -1)
+        learned = load_faiss().vector_to_array(_learned(self._index))
         tensors = {"ids": self.ids, "groups": self._groups, "rotation": self._rotation}
-        tensors |= {f"calibration.{name}": getattr(self.calibration, name) for name in CALIBRATION}
-        for name, values in _contents(self._index).items():
-            tensors[name] = torch.from_numpy(load_faiss().vector_to_array(values))
-        tensors["codes"] = tensors["codes"].view(len(self), -1)
+        tensors |= {"codes": torch.from_numpy(codes), "learned": torch.from_numpy(learned)}
+        tensors |= {f"known_{name}": getattr(self.calibration, name) for name in CALIBRATION}
+        about = {"bits": self.bits, "recall": self.recall, "names": self._names}
         with files.lock_folder(folder):
             check_replaceable(Path(folder), {ABOUT_FILE, CODES_FILE, files.MANIFEST_FILE})
             with files.atomic_folder(folder) as unfinished:
                 save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished / CODES_FILE)
-                about = {"bits": self.bits, "recall": self.recall, "names": self._names}
                 files.write_json(unfinished / ABOUT_FILE, about, strict=True)
                 files.write_manifest(unfinished)
 
@@ -150,61 +135,51 @@ def compress(space: "EmbeddingSpace", bits: int, max_recall_loss: float | None, 
     """Measure the recall of codes and make a space of them; see `EmbeddingSpace.compress`."""
     from scipy.stats import t  # slow to import
 
-    load_faiss()
-    count, num_groups = len(space), len(space._groups.unique())
+    vectors, groups, count = space.vectors, space._groups, len(space)
     if bits not in BITS:
         raise ValueError(f"bits must be 1, 2, 4 or 8; got {bits}.")
     if max_recall_loss is not None and not 0 <= max_recall_loss < 1:
         raise ValueError(f"max_recall_loss must be at least 0 and below 1; got {max_recall_loss}.")
     if space.metric["distance"] != "cosine":
         raise ValueError(f"only cosines are compressed, not the {space.metric['distance']} distance.")
-    if count < SMALLEST or num_groups < 2:
+    if count < SMALLEST or (groups == groups[0]).all():
         least = f"{SMALLEST} rows and two groups"
-        raise ValueError(f"to measure the recall, {least} are needed; the space has {count} and {num_groups}.")
-    generator = torch.Generator().manual_seed(seed)
-    rotation = torch.linalg.qr(torch.randn(2 * space.vectors.shape[1:], generator=generator)).Q
-    held_out = independent_rows(space._groups, min(HELD_OUT, count // 10), seed)
-    others = torch.ones(count, dtype=torch.bool).index_fill_(0, held_out, False).nonzero()[:, 0]
-    index = make_index(bits, len(rotation))
+        raise ValueError(f"{least} are needed to measure recall@10; the space has {count} and {len(groups.unique())}.")
+    faiss, index, generator = load_faiss(), make_index(bits, vectors.shape[1]), torch.Generator().manual_seed(seed)
+    rotation = torch.linalg.qr(torch.randn(2 * vectors.shape[1:], generator=generator)).Q
 
     def rotated(rows: Tensor) -> np.ndarray:
-        return (project_to_sphere(space.vectors[rows]) @ rotation.T).numpy()
+        return (project_to_sphere(vectors[rows]) @ rotation.T).numpy()
 
+    queries = independent_rows(groups, min(HELD_OUT, count // 10), seed)
+    is_query = torch.zeros(count, dtype=torch.long).index_fill_(0, queries, 1)
+    others = (is_query == 0).nonzero()[:, 0]
     index.train(rotated(others[:: -(-len(others) // TRAINING)]))
     for block in others.split(BLOCK):
         index.add(rotated(block))
-    queries, search = space.vectors[held_out], space.neighbor_search
-    is_held_out = torch.ones(count).index_fill_(0, others, 0).long()
-    farthest = search.search_others(queries, 10, is_held_out, torch.ones_like(held_out))[0][:, -1:]
-    found = torch.from_numpy(index.search(rotated(held_out), 10)[1])
-    is_near = search._distances(queries, others[found]) <= farthest * (
-        1 + 1e-9
-    )  # also another one at the same distance
-    recalls = (is_near & (found >= 0)).double().mean(1)
-    recall, half = float(recalls.mean()), float(recalls.std() / len(recalls) ** 0.5 * t.ppf(0.975, len(recalls) - 1))
+    search, found = space.neighbor_search, torch.from_numpy(index.search(rotated(queries), 10)[1])
+    farthest = search.search_others(vectors[queries], 10, is_query, is_query[queries])[0][:, -1:]
+    # Another row at the same distance is right, too.
+    recalls = (search._distances(vectors[queries], others[found]) <= farthest * (1 + 1e-9)).double().mean(1)
+    recall, half = float(recalls.mean()), float(recalls.std() / len(queries) ** 0.5 * t.ppf(0.975, len(queries) - 1))
     low, high = max(0.0, recall - half), min(1.0, recall + half)
     if max_recall_loss is not None and 1 - low > max_recall_loss:
         raise ValueError(
             f"recall@10 is {recall:.3f} ({low:.3f} to {high:.3f}) with bits={bits}, so the loss may exceed "
             f"max_recall_loss={max_recall_loss}. Use more bits, or allow more."
         )
-    index.add(rotated(held_out))
-    tensors = {
-        name: torch.from_numpy(load_faiss().vector_to_array(values)) for name, values in _contents(index).items()
-    }
-    codes = tensors["codes"].view(count, -1)
-    tensors["codes"] = torch.empty_like(codes).index_copy_(0, torch.cat([others, held_out]), codes)
-    tensors |= {"ids": space.ids, "groups": space._groups, "rotation": rotation}
-    small = CompressedSpace({"bits": bits, "recall": (recall, low, high), "names": space._names}, tensors)
-    rows = space._sample()
-    queries, groups = (space.vectors[rows], space._groups[rows]) if space._queries is None else space._queries
-    nearest = small._candidates(project_to_sphere(queries), min(CANDIDATES, count))
-    if space._queries is None:
-        scores, matches = small._best_elsewhere(queries, groups, nearest)
-    else:
-        scores, matches = nearest.scores[:, 0], nearest.ids[:, 0]
-    ids = space.ids[rows] if space._queries is None else torch.full_like(groups, -1)
-    small._calibration = Calibration(groups, scores, matches, ids, next_id=0)
+    index.add(rotated(queries))
+    order = torch.cat([others, queries]).argsort()
+    codes, learned = (torch.from_numpy(faiss.vector_to_array(values)) for values in (index.codes, _learned(index)))
+    tensors = {"codes": codes.view(count, -1)[order], "learned": learned, "rotation": rotation}
+    about = {"bits": bits, "recall": (recall, low, high), "names": space._names}
+    small = CompressedSpace(about, tensors | {"ids": space.ids, "groups": groups})
+    rows, is_separate = space._sample(), space._queries is not None
+    points, numbers = space._queries or (vectors[rows], groups[rows])
+    nearest = small._candidates(project_to_sphere(points), min(CANDIDATES, count))
+    best = small._best_elsewhere(points, torch.full_like(numbers, -1) if is_separate else numbers, nearest)
+    ids = torch.full_like(numbers, -1) if is_separate else space.ids[rows]
+    small.calibration = Calibration(numbers, *best, ids, next_id=0)  # which is for spaces that grow
     return small
 
 
@@ -230,9 +205,9 @@ def make_index(bits: int, dim: int) -> Any:
     return index
 
 
-def _contents(index: Any) -> dict[str, Any]:
-    """Return the vectors of C++ that an index consists of."""
-    return {"learned": index.sq.trained if hasattr(index, "sq") else index.center, "codes": index.codes}
+def _learned(index: Any) -> Any:
+    """Return the center of RaBitQ, or the ranges of a scalar quantizer."""
+    return index.sq.trained if hasattr(index, "sq") else index.center
 
 
 def _read(space_class: type[CompressedSpace], folder: Path) -> CompressedSpace:
@@ -246,15 +221,22 @@ def _read(space_class: type[CompressedSpace], folder: Path) -> CompressedSpace:
             check_regular(folder / name)
         about, tensors = files.read_json(folder / ABOUT_FILE), load_file(folder / CODES_FILE)
         bits, names, groups = about["bits"], about["names"], tensors["groups"]
-        count, dim, size = len(groups), len(tensors["rotation"]), len(tensors["calibration.ids"])
         if bits not in BITS or len(about["recall"]) != 3 or not all(0 <= value <= 1 for value in about["recall"]):
             raise ValueError(f"bits or recall of {ABOUT_FILE} is invalid")
+        count, dim, size = len(groups), len(tensors["rotation"]), len(tensors["known_ids"])
         shapes = {"ids": (count,), "groups": (count,), "rotation": (dim, dim), "learned": (dim * (1 + (bits == 8)),)}
         shapes |= {"codes": (count, make_index(bits, dim).code_size)}
-        shapes |= {f"calibration.{name}": (size,) for name in CALIBRATION}
+        shapes |= {f"known_{name}": (size,) for name in CALIBRATION}
+        dtypes = {
+            "codes": torch.uint8,
+            "rotation": torch.float32,
+            "learned": torch.float32,
+            "known_scores": torch.float64,
+        }
         for name, shape in shapes.items():
-            tensor, dtype = tensors[name], DTYPES.get(name, torch.int64)
-            if tensor.dtype != dtype or tensor.shape != shape or 0 in shape or not tensor.isfinite().all():
+            tensor = tensors[name]
+            is_valid = tensor.dtype == dtypes.get(name, torch.int64) and tensor.shape == shape and 0 not in shape
+            if not is_valid or not tensor.isfinite().all():
                 raise ValueError(f"{name} of {CODES_FILE} is invalid")
         if names is not None and not 0 <= groups.min() <= groups.max() < len(check_names("names", names, len(names))):
             raise ValueError(f"groups of {CODES_FILE} have no names in {ABOUT_FILE}")

@@ -1,7 +1,7 @@
 """Whether vectors differ from those of a space: a two-sample test, what has moved, and which rows are outside."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.geometry import effective_dimension
 from hf_sphere.metrics.two_sample import energy_test
-from hf_sphere.search.matching import Best, independent_rows
+from hf_sphere.search.matching import Calibration, independent_rows
 from hf_sphere.search.rows import GroupedVectors
 
 if TYPE_CHECKING:
@@ -26,48 +26,32 @@ Interval = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Comparison:
-    """How other vectors differ from those of a space; as text, what that means.
+    """How other vectors differ from those of a space; `str` returns it in words.
 
-    Test and intervals are for groups that are drawn independently. The intervals are by a jackknife, which also removes
-    the part of an estimate that is due to the size of the sample.
+    Test and intervals are for groups that are drawn independently. Estimates are freed of the part that is due to the
+    size of the sample, by a jackknife.
 
     Attributes:
         p_value: p-value of `energy_test`: small if the vectors are not of one distribution.
-        distance: The energy distance of the samples.
         sizes: Number of rows in the sample of the space and of the others, one per group.
         angle: Angle between the mean directions, degrees; up to 180 if a mean may be zero, which has no direction.
         dimensions: Effective dimension of the space, of the others, and the change.
-        outside_p_values: (M,) float64, of each of the other rows: small if its best match in the space is less similar
-            than those of the space's own rows in other groups.
-        outside: Other rows that are outside, int64, at the false discovery rate `level` (Benjamini and Hochberg).
-        smallest_p_value: The smallest possible one of a row.
-        level: Level of the test and of the rows that are outside.
+        outside_p_values: (M,) float64, of each of the other rows: small if its nearest row in the space is farther than
+            those of the space's own rows in other groups.
+        outside: Other rows that are outside, int64, at a false discovery rate (Benjamini and Hochberg).
+        text: What that means.
     """
 
     p_value: float
-    distance: float
     sizes: tuple[int, int]
     angle: Interval
     dimensions: tuple[Interval, Interval, Interval]
     outside_p_values: Tensor
     outside: Tensor
-    smallest_p_value: float
-    level: float
+    text: str
 
     def __str__(self) -> str:
-        first, second = self.sizes
-        rows = f"{first:,} rows of each" if first == second else f"{first:,} and {second:,} rows"
-        verdict = "the vectors differ, judged by" if self.p_value <= self.level else "no difference found among"
-        (before, *_), (after, *_), (_, *change) = self.dimensions
-        count = len(self.outside_p_values)
-        text = (
-            f"{verdict} {rows}, one per group (p-value {self.p_value:.3g}). The mean direction moved by "
-            f"{self.angle[0]:.1f} degrees ({self.angle[1]:.1f} to {self.angle[2]:.1f}), and the effective dimension "
-            f"from {before:.1f} to {after:.1f} (a change of {change[0]:.1f} to {change[1]:.1f}). "
-            f"{len(self.outside):,} of {count:,} rows are outside, up to {100 * self.level:.3g} % of them falsely"
-        )
-        least = int(np.ceil(count * self.smallest_p_value / self.level * (1 - 1e-12)))
-        return text + (f"; the space has too few groups to find fewer than {least:,}." if least > 1 else ".")
+        return self.text
 
 
 def compare(space: "EmbeddingSpace", other: Any, level: float, seed: int) -> Comparison:
@@ -83,22 +67,27 @@ def compare(space: "EmbeddingSpace", other: Any, level: float, seed: int) -> Com
             raise ValueError(f"{name} has one group; a comparison needs two of each, and hundreds to find much.")
     sides = (space.vectors, space._groups), (vectors, groups)
     samples = draw_samples(sides, is_cosine=space.metric["distance"] == "cosine", seed=seed)
-    distance, p_value = energy_test(*samples, seed=seed)
+    p_value, (first, second) = energy_test(*samples, seed=seed)[1], map(len, samples)
     angle, dimensions = _differences(samples)
-    known = space.calibration
-    if known.is_separate or space.score != "cosine":  # best matches among other groups, by cosines
-        cosines = type(space)(space.vectors, metric=space.metric)
-        cosines._groups, cosines._search = space._groups, space._search
-        cosines.calibrate(score="cosine")
-        space, known = cosines, cosines.calibration
-    # Exact, as the calibration is. The rows are searched in one group more, so that their p-values are at most larger.
-    best, ids = space._best(vectors, torch.full((len(vectors),), -1))
-    below = replace(known, scores=-known.scores, ids=torch.full_like(known.ids, -1))
-    p_values = below.p_values(-best[:, None], Best(ids, ids, best))[:, 0]
-    adjusted = torch.from_numpy(false_discovery_control(p_values))
-    outside, smallest = (adjusted <= level * (1 + 1e-12)).nonzero()[:, 0], below.smallest_p_value
-    sizes = len(samples[0]), len(samples[1])
-    return Comparison(p_value, distance, sizes, angle, dimensions, p_values, outside, smallest, level)
+    rows, search = space._sample(), space.neighbor_search  # not approximate, which would find rows outside
+    own = search.search_others(space.vectors[rows], 1, space._groups, space._groups[rows])[0][:, 0]
+    nearest = search.search_others(vectors, 1, space._groups, torch.full((len(vectors),), -1))[0]
+    # Searched in one group more, so that p-values are at most larger.
+    unknown = torch.full_like(rows, -1)
+    known = Calibration(space._groups[rows], own, unknown, unknown, next_id=0)
+    p_values = known.p_values(nearest, None)[:, 0]
+    outside = (torch.from_numpy(false_discovery_control(p_values)) <= level * (1 + 1e-12)).nonzero()[:, 0]
+    least = int(np.ceil(len(vectors) * known.smallest_p_value / level * (1 - 1e-12)))
+    text = (
+        f"{'the vectors differ, judged by' if p_value <= level else 'no difference found among'} "
+        f"{f'{first:,} rows of each' if first == second else f'{first:,} and {second:,} rows'}, one per group "
+        f"(p-value {p_value:.3g}). The mean direction moved by {angle[0]:.1f} degrees ({angle[1]:.1f} to "
+        f"{angle[2]:.1f}), and the effective dimension from {dimensions[0][0]:.1f} to {dimensions[1][0]:.1f} (a change "
+        f"of {dimensions[2][1]:.1f} to {dimensions[2][2]:.1f}). {len(outside):,} of {len(vectors):,} rows are outside, "
+        f"up to {100 * level:.3g} % of them falsely"
+        f"{f'; the space has too few groups to find fewer than {least:,}' if least > 1 else ''}."
+    )
+    return Comparison(p_value, (first, second), angle, dimensions, p_values, outside, text)
 
 
 def draw_samples(sides: Sequence[tuple[Tensor, Tensor]], *, is_cosine: bool, seed: int) -> list[Tensor]:

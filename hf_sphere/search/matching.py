@@ -99,12 +99,12 @@ class Calibration:
                 "calibration queries (calibration=, or hf-sphere index --calibration)."
             )
 
-    def p_values(self, scores: Tensor, best: Best) -> Tensor:
-        """Return the p-values of scores (Q, k) of queries, (Q, k) float64."""
+    def p_values(self, scores: Tensor, best: Best | None) -> Tensor:
+        """Return the p-values of scores (Q, k) of queries, (Q, k) float64; separate ones need no best row."""
         order = self.scores.argsort()
         below = F.pad(self._weights[order].cumsum(0), (1, 0))
         counts = self.num_groups - below[torch.searchsorted(self.scores[order], scores.contiguous())]
-        if not self.is_separate:
+        if best is not None and not self.is_separate:
             names, members = self.members
             at = torch.searchsorted(names, best.groups).clamp_max(len(names) - 1)
             queries = members[at].where((names[at] == best.groups)[:, None], -1)  # of the group of the best row

@@ -209,19 +209,18 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
     def compress(
         self, bits: Literal[1, 2, 4, 8] = 2, *, max_recall_loss: float | None = None, seed: int = 0
     ) -> "CompressedSpace":
-        """Return a space of codes instead of vectors, which are searched for the largest cosines, by FAISS.
+        """Return a space of codes of FAISS instead of vectors, which finds the largest cosines.
 
-        Its recall@10 is measured before: of one row per group, up to 500 and a tenth of all, that are queries among the
-        other rows and were held out when the codes were fitted to those. Then the codes of all rows are calibrated.
+        Its recall@10 is measured before, for queries that are held out, also when the codes are fitted: a row per
+        group, up to 500 and a tenth of all, among the other rows. The codes of all rows are calibrated then.
 
         Args:
             bits: Bits per dimension.
-            max_recall_loss: Largest loss of recall@10 that is accepted, as 0.1 for a recall of 0.9.
-            seed: Seed of the queries and of the rotation.
+            max_recall_loss: Largest loss that is accepted, as 0.1 for a recall of 0.9, by its 95 % interval over groups.
+            seed: Seed of the queries and of the codes.
 
         Raises:
-            ValueError: If the recall may be lower (by its interval), an argument is invalid, the space has fewer than
-                100 rows or two groups, or does not compare cosines.
+            ValueError: If the loss may be larger, the space is too small, or an argument is invalid.
             ImportError: If FAISS is not installed, or too old.
         """
         from hf_sphere.search.compression import compress
