@@ -4,6 +4,7 @@ from .extract import extract_embeddings as extract_embeddings, load_embedding_mo
 from .index import ImageIndex as ImageIndex, Neighbors as Neighbors
 from .matching import Matches as Matches
 from .neighbor_search import NeighborSearch as NeighborSearch
+from .report import VectorReport as VectorReport, report_vectors as report_vectors
 from .source import ImageSource as ImageSource
 from .space import EmbeddingSpace as EmbeddingSpace
 from .store import Embeddings as Embeddings, embeddings_writer as embeddings_writer, read_embeddings as read_embeddings

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.metrics.geometry import effective_dimension
 from hf_sphere.metrics.two_sample import energy_test
+from hf_sphere.metrics.uniformity_test import BLOCKS, effective_dimension_interval
 from hf_sphere.search.matching import Calibration, independent_rows
 from hf_sphere.search.rows import GroupedVectors
 
 if TYPE_CHECKING:
     from hf_sphere.search.space import EmbeddingSpace
 
-LARGEST_SAMPLE, BLOCKS = 500, 20
-"""Number of groups of each side that are compared, and of parts that the jackknife leaves out in turn."""
+LARGEST_SAMPLE = 500
+"""Number of groups of each side that are compared."""
 
 Interval = tuple[float, float, float]
 """Estimate, and lower and upper end of its 95 % interval."""
@@ -28,14 +28,13 @@ Interval = tuple[float, float, float]
 class Comparison:
     """How other vectors differ from those of a space; `str` returns it in words.
 
-    Test and intervals are for groups that are drawn independently. Estimates are freed of the part that is due to the
-    size of the sample, by a jackknife.
+    Test and intervals are for groups that are drawn independently. The estimates do not depend on the number of rows.
 
     Attributes:
         p_value: p-value of `energy_test`: small if the vectors are not of one distribution.
         sizes: Number of rows in the sample of the space and of the others, one per group.
         angle: Angle between the mean directions, degrees; up to 180 if a mean may be zero, which has no direction.
-        dimensions: Effective dimension of the space, of the others, and the change.
+        dimensions: Effective dimension of the space and of the others.
         outside_p_values: (M,) float64, of each of the other rows: small if its nearest row in the space is farther than
             those of the space's own rows in other groups.
         outside: Other rows that are outside, int64, at a false discovery rate (Benjamini and Hochberg).
@@ -45,7 +44,7 @@ class Comparison:
     p_value: float
     sizes: tuple[int, int]
     angle: Interval
-    dimensions: tuple[Interval, Interval, Interval]
+    dimensions: tuple[Interval, Interval]
     outside_p_values: Tensor
     outside: Tensor
     text: str
@@ -63,12 +62,13 @@ def compare(space: "EmbeddingSpace", other: Any, level: float, seed: int) -> Com
     vectors = space._check("other", other.vectors if isinstance(other, GroupedVectors) else other)
     groups = other._groups if isinstance(other, GroupedVectors) else torch.arange(len(vectors))
     for name, numbers in (("the space", space._groups), ("other", groups)):
-        if len(numbers.unique()) < 2:
-            raise ValueError(f"{name} has one group; a comparison needs two of each, and hundreds to find much.")
+        if (count := len(numbers.unique())) < BLOCKS:
+            raise ValueError(f"a comparison needs at least {BLOCKS} groups of each; {name} has {count}.")
     sides = (space.vectors, space._groups), (vectors, groups)
     samples = draw_samples(sides, is_cosine=space.metric["distance"] == "cosine", seed=seed)
     p_value, (first, second) = energy_test(*samples, seed=seed)[1], map(len, samples)
-    angle, dimensions = _differences(samples)
+    angle = _angle(samples)
+    before, after = (effective_dimension_interval(points.double(), torch.arange(len(points))) for points in samples)
     rows, search = space._sample(), space.neighbor_search  # not approximate, which would find rows outside
     own = search.search_others(space.vectors[rows], 1, space._groups, space._groups[rows])[0][:, 0]
     nearest = search.search_others(vectors, 1, space._groups, torch.full((len(vectors),), -1))[0]
@@ -78,16 +78,15 @@ def compare(space: "EmbeddingSpace", other: Any, level: float, seed: int) -> Com
     p_values = known.p_values(nearest, None)[:, 0]
     outside = (torch.from_numpy(false_discovery_control(p_values)) <= level * (1 + 1e-12)).nonzero()[:, 0]
     least = int(np.ceil(len(vectors) * known.smallest_p_value / level * (1 - 1e-12)))
+    verdict = "the vectors differ, judged by" if p_value <= level else "no difference found among"
+    rows_of = f"{first:,} rows of each" if first == second else f"{first:,} and {second:,} rows"
     text = (
-        f"{'the vectors differ, judged by' if p_value <= level else 'no difference found among'} "
-        f"{f'{first:,} rows of each' if first == second else f'{first:,} and {second:,} rows'}, one per group "
-        f"(p-value {p_value:.3g}). The mean direction moved by {angle[0]:.1f} degrees ({angle[1]:.1f} to "
-        f"{angle[2]:.1f}), and the effective dimension from {dimensions[0][0]:.1f} to {dimensions[1][0]:.1f} (a change "
-        f"of {dimensions[2][1]:.1f} to {dimensions[2][2]:.1f}). {len(outside):,} of {len(vectors):,} rows are outside, "
-        f"up to {100 * level:.3g} % of them falsely"
-        f"{f'; the space has too few groups to find fewer than {least:,}' if least > 1 else ''}."
+        f"{verdict} {rows_of}, one per group (p-value {p_value:.3g}). The mean direction moved by {_interval(angle)} "
+        f"degrees, and the effective dimension from {_interval(before)} to {_interval(after)}. {len(outside):,} of "
+        f"{len(vectors):,} rows are outside, up to {100 * level:.3g} % of them falsely"
     )
-    return Comparison(p_value, (first, second), angle, dimensions, p_values, outside, text)
+    text += f"; the space has too few groups to find fewer than {least:,}." if least > 1 else "."
+    return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, text)
 
 
 def draw_samples(sides: Sequence[tuple[Tensor, Tensor]], *, is_cosine: bool, seed: int) -> list[Tensor]:
@@ -97,27 +96,23 @@ def draw_samples(sides: Sequence[tuple[Tensor, Tensor]], *, is_cosine: bool, see
     return [project_to_sphere(points) for points in samples] if is_cosine else samples
 
 
-def _differences(samples: Sequence[Tensor]) -> tuple[Interval, tuple[Interval, Interval, Interval]]:
-    """Return the angle between the mean directions, and both effective dimensions and their difference."""
+def _angle(samples: Sequence[Tensor]) -> Interval:
+    """Return the angle between the mean directions, by a jackknife that leaves out blocks of rows in turn."""
     from scipy.stats import t
 
-    blocks, dim = min(BLOCKS, *map(len, samples)), samples[0].shape[1]
-    values = []
-    for left_out in range(-1, blocks):  # -1 for none
-        x, y = (points[torch.arange(len(points)) % blocks != left_out] for points in samples)
-        means = torch.stack([project_to_sphere(points.double()).mean(0) for points in (x, y)])
-        # The bias of squared lengths and of an inverse dimension is inversely proportional to the number of rows.
-        squares = torch.stack([*project_to_sphere(means).diff(dim=0), *means]).square().sum(1).tolist()
-        values.append([*squares, *(1 / max(1.0, effective_dimension(points)) for points in (x, y))])
-    parts = np.array(values[1:])
-    estimates = blocks * np.array(values[0]) - (blocks - 1) * parts.mean(0)
-    halves = t.ppf(0.975, blocks - 1) * np.sqrt(blocks - 1) * parts.std(0)
-    # A mean that may be zero has no direction.
-    half = halves[0] if (estimates > halves)[1:3].all() else 4
-    chords = np.clip(estimates[0] + half * np.arange(-1, 2), 0, 4)
-    sizes = 1 / np.clip(estimates[3:], 1 / dim, 1)
-    ranges = halves[3:] * sizes**2
-    changes = [*zip(sizes, ranges, strict=True), (sizes[1] - sizes[0], np.hypot(*ranges))]
-    dimensions = [(float(size), float(size - half), float(size + half)) for size, half in changes]
-    low, middle, high = np.degrees(2 * np.arcsin(np.sqrt(chords) / 2)).tolist()
-    return (middle, low, high), (dimensions[0], dimensions[1], dimensions[2])
+    means = []
+    for points in samples:
+        points, blocks = project_to_sphere(points.double()), torch.arange(len(points)) % BLOCKS
+        means.append(torch.stack([points[blocks != block].mean(0) for block in range(-1, BLOCKS)]))  # first of all rows
+    # The bias of squared lengths is inversely proportional to the number of rows.
+    squares = torch.stack([project_to_sphere(means[0]) - project_to_sphere(means[1]), *means]).square().sum(2)
+    estimates = BLOCKS * squares[:, 0] - (BLOCKS - 1) * squares[:, 1:].mean(1)
+    halves = t.ppf(0.975, BLOCKS - 1) * (BLOCKS - 1) ** 0.5 * squares[:, 1:].std(1, correction=0)
+    half = halves[0] if (estimates > halves)[1:].all() else 4.0  # a mean that may be zero has no direction
+    chords = (estimates[0] + half * torch.tensor([0.0, -1.0, 1.0])).clamp(0, 4)
+    angle, low, high = torch.rad2deg(2 * torch.asin(chords.sqrt() / 2)).tolist()
+    return angle, low, high
+
+
+def _interval(values: Interval) -> str:
+    return "{:.1f} ({:.1f} to {:.1f})".format(*values)

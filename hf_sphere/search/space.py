@@ -25,6 +25,7 @@ from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 if TYPE_CHECKING:
     from hf_sphere.search.compression import CompressedSpace
+    from hf_sphere.search.report import VectorReport
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +203,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             seed: Seed of the samples, up to 500 rows of each, one per group, and of the test.
 
         Raises:
-            ValueError: If the other vectors are invalid, or one side has one group.
+            ValueError: If an argument is invalid, or one side has fewer than 20 groups.
         """
         return compare(self, other, level, seed)
 
@@ -216,7 +217,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
 
         Args:
             bits: Bits per dimension.
-            max_recall_loss: Largest loss that is accepted, as 0.1 for a recall of 0.9, by its 95 % interval over groups.
+            max_recall_loss: Largest loss that is accepted, by its 95 % interval over groups: 0.1 for a recall of 0.9.
             seed: Seed of the queries and of the codes.
 
         Raises:
@@ -365,3 +366,19 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         self.score = min(areas, key=areas.__getitem__)
         self._is_chosen = True
         logger.info("Areas under the risk-coverage curve: %s; the score is %s.", areas, self.score)
+
+    def report(self, *, seed: int = 0) -> "VectorReport":
+        """Describe the directions of the vectors and what is wrong with them; see `hf_sphere.search.report_vectors`.
+
+        Raises:
+            ValueError: If the distance is not the cosine.
+        """
+        from hf_sphere.search.report import report_vectors
+
+        if self.metric["distance"] != "cosine":
+            raise ValueError(f"the report is about cosines, not the {self.metric['distance']} distance.")
+        report = report_vectors(self.vectors, self.groups, seed=seed)
+        report.verdicts.append(
+            "Norms are those after normalization by the space; report_vectors has the original ones."
+        )
+        return report
