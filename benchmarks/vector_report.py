@@ -25,8 +25,7 @@ from scipy.stats import binom, kstest
 from torch import Tensor
 
 from hf_sphere.metrics.uniformity_test import effective_dimension_interval, uniformity_test
-from hf_sphere.search import report as search_report
-from hf_sphere.search import report_vectors
+from hf_sphere.search import report as search_report, report_vectors
 
 DIMS = (2, 8, 64, 384, 2048)
 
@@ -131,7 +130,7 @@ def real(args: argparse.Namespace) -> list[dict[str, Any]]:
         print(f"\n{TITLES[name]}\n{found}", flush=True)
         for key in ("mean_cosine_of_pairs", "hub_skewness", "overlap"):
             rows.append(row(f"{TITLES[name]}: {key.replace('_', ' ')}", found.numbers[key]))
-        rows.append(row(f"{TITLES[name]}: effective dimension", found.numbers["effective_dimension"][0]))
+        rows.append(row(f"{TITLES[name]}: effective dimension", found.numbers["effective_dimension_and_interval"][0]))
         for remedy in found.remedies:
             title = f"{TITLES[name]}, {remedy.name}"
             rows += [row(f"{title}: {key}", getattr(remedy, key)) for key in ("recall_at_1", "change", "low", "high")]

@@ -230,6 +230,15 @@ def _matching(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["dataset", "score", *(f"accepted at {level} %" for level in (1, 5, 10))], lines, [])
 
 
+def _vector_report(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for what in (name.removesuffix(": change") for name in rows if name.endswith(": change")):
+        recall, *change = (100 * rows[f"{what}: {key}"]["value"] for key in ("recall_at_1", "change", "low", "high"))
+        cells = "{:+.1f} ({:+.1f} to {:+.1f})".format(*change) if any(change) else ""
+        lines.append([*what.split(", ", 1), f"{recall:.1f} %", cells])
+    return join_lines(["dataset", "remedy", "Recall@1", "change in points, with interval"], lines, [])
+
+
 KERNELS = [
     *((f"{what}, d = {dim}", f"{what}, d = {dim}", "{:.0f}", 1)
       for what in ["VonMisesFisher: sample, density, entropy, gradient"] for dim in (2, 3, 16, 32, 128)),
@@ -254,6 +263,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "kernels-losses": ("kernel_counts", _kernels_of_losses),
     "kernels-functions": ("kernel_counts", partial(_list, KERNELS, True)),
     "matching": ("matching", _matching),
+    "vector-report": ("vector_report", _vector_report),
     "head-costs": ("head_costs", _head_costs),
     "fine-tuning": ("fine_tuning", _fine_tuning),
     "prototypes-search": ("prototypes", _prototypes),

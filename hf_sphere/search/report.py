@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,11 +17,9 @@ from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.search.rows import check_names
 from hf_sphere.search.vectors import parse_vectors
 
-ROWS, MEMBERS, FEWEST = 10_000, 50, 50
-"""Maximum number of rows that are compared, and of a group if there are many, and minimum number of rows."""
-
-FEWEST_GROUPS, RESAMPLES = 20, 4_000
-"""Minimum number of groups of two rows or more to measure remedies, and number of resamples for an interval."""
+ROWS, MEMBERS, FEWEST, FEWEST_GROUPS, RESAMPLES = 10_000, 50, 50, 20, 4_000
+"""Most rows that are compared, most rows of a group if there are many, fewest rows to describe directions, fewest
+groups of two rows or more to measure remedies, and resamples for an interval."""
 
 K, HUBS = 10, 1.25
 """The k-occurrence of a row is how often it is among the nearest k of others. Its skewness is at most 0.6 for uniform
@@ -51,7 +50,7 @@ class VectorReport:
     """What `report_vectors` found; as a text, all of it.
 
     Attributes:
-        numbers: Values by name. The effective dimension is followed by the ends of its 95 % interval.
+        numbers: Values by name.
         verdicts: What is wrong, what to do, and what could not be measured, in sentences.
         remedies: Measured on held-out groups; the first one is to do nothing. Empty without groups.
         drawn: What `hf_sphere.visualization.plot_report` draws.
@@ -71,7 +70,7 @@ class VectorReport:
         for name, value in self.numbers.items():
             values = value if isinstance(value, list) else [value]
             text = " ".join(f"{each:.4g}" if isinstance(each, float) else f"{each:,}" for each in values[:5])
-            lines.append(f"{name.replace('_', ' '):<30}{text}{' ...' * (len(values) > 5)}")
+            lines.append(f"{name.replace('_', ' '):<34}{text}{' ...' * (len(values) > 5)}")
         parts = (lines, map(str, self.remedies), (f"- {verdict}" for verdict in self.verdicts))
         return "\n\n".join(text for part in parts if (text := "\n".join(part)))
 
@@ -97,18 +96,18 @@ def report_vectors(vectors: Any, groups: Any = None, *, seed: int = 0) -> Vector
     vectors = parse_vectors(vectors)
     check_embeddings(vectors.nan_to_num(), what="vectors")  # for the shape
     names = range(len(vectors)) if groups is None else check_names("groups", groups, len(vectors))
-    numbering = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    labels = torch.from_numpy(np.unique(names, return_inverse=True)[1])
     generator = torch.Generator().manual_seed(check_integer("seed", seed, 0))
     norms = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
-    usable, first = (norms.isfinite() & (norms > 0)).nonzero()[:, 0], dict[bytes, int]()
+    usable, first = (norms.isfinite() & (norms > 0)).nonzero()[:, 0], dict[int, int]()
     cells = zip(usable.tolist(), (vectors[usable] + 0.0).numpy(), strict=True)  # -0.0 and 0.0 are equal
     faults = {
         "not finite": (~norms.isfinite()).nonzero()[:, 0].tolist(),
         "zero": (norms == 0).nonzero()[:, 0].tolist(),
-        "equal to an earlier row": [row for row, cell in cells if first.setdefault(cell.tobytes(), row) != row],
+        "equal to an earlier row": [row for row, cell in cells if first.setdefault(hash(cell.tobytes()), row) != row],
     }
     numbers: dict[str, Any] = {"rows": len(vectors), "dimensions": vectors.shape[1]}
-    numbers |= {} if groups is None else {"groups": len(numbering)}
+    numbers |= {} if groups is None else {"groups": int(labels.max()) + 1}
     verdicts, drawn, remedies = list[str](), dict[str, Tensor](), list[Remedy]()
     for name, bad in faults.items():
         if bad:
@@ -118,10 +117,9 @@ def report_vectors(vectors: Any, groups: Any = None, *, seed: int = 0) -> Vector
         return VectorReport(numbers, [*verdicts, "No row is left: check the model and its input."])
     norms = drawn["norms"] = norms[usable].sort().values
     numbers["smallest_median_largest_norm"] = norms[[0, len(norms) // 2, -1]].tolist()
-    if norms[-1] > 1.02 * norms[0]:
-        text = f"The vectors are not normalized: norms differ by a factor of {norms[-1] / norms[0]:.3g}. Normalize them"
-        verdicts.append(f"{text}, since inner products rank long vectors first.")
-    sample, labels = _sample(torch.tensor([numbering[name] for name in names])[usable], generator)
+    if (ratio := norms[-1] / norms[0]) > 1.02:
+        verdicts.append(f"Not normalized: norms differ by a factor of {ratio:.3g}, so compare cosines or normalize.")
+    sample, labels = _sample(labels[usable], generator)
     points = project_to_sphere(vectors[usable][sample])
     if len(points) > 1 and (points - points[0]).abs().max() < 1e-6:
         verdicts.append("All rows have the same direction, so they are collapsed: check the model and its input.")
@@ -160,7 +158,7 @@ def _describe(points: Tensor, groups: Tensor, numbers: dict[str, Any], drawn: di
     numbers |= {"rows_compared": count, "mean_cosine_of_pairs": cosine, "p_value_of_uniform_mean": of_mean}
     numbers |= {
         "p_value_of_uniform_axes": of_axes,
-        "effective_dimension": [*effective_dimension_interval(exact, units)],
+        "effective_dimension_and_interval": [*effective_dimension_interval(exact, units)],
     }
     numbers |= {"dimensions_without_variance": empty, "hub_skewness": skewness, "largest_hub": largest}
     numbers["fraction_never_found"] = never
@@ -182,9 +180,9 @@ def _describe(points: Tensor, groups: Tensor, numbers: dict[str, Any], drawn: di
 def _advise(numbers: dict[str, Any], remedies: list[Remedy]) -> list[str]:
     """Return what to do."""
     if not remedies:
-        what = "Remedies" if "overlap" in numbers else "Overlap of groups and remedies"
-        needs = f"which takes {FEWEST_GROUPS} groups of two rows or more (groups=, --group_column)"
-        return [f"Nothing else to do is known. {what} were not measured, {needs}."]
+        what = "Remedies were not" if "overlap" in numbers else "Neither overlap of groups nor remedies were"
+        needs = f"{FEWEST_GROUPS} groups of two rows or more (groups=, --group_column)"
+        return [f"Nothing else to do is known. {what} measured, which takes {needs}."]
     before, best = f"{100 * remedies[0].recall_at_1:.1f} %", max(remedies, key=lambda remedy: remedy.low)
     shorter = (remedy for remedy in remedies if remedy.dimensions < numbers["dimensions"])
     small = [remedy for remedy in shorter if remedy.low >= -MOST_LOSS * remedies[0].recall_at_1]

@@ -37,7 +37,7 @@ def plot_report(report: VectorReport, *, title: str = "", path: str | Path | Non
     uniform = {"color": "0.3", "linestyle": "--", "linewidth": 1.2, "label": "uniform"}
     cosines.plot(edges, beta((dim - 1) / 2, (dim - 1) / 2, -1, 2).pdf(edges) if dim > 3 else 0.5 + 0 * edges, **uniform)
     cosines.set(xlabel="cosine", ylabel="density")
-    value, low, high = report.numbers["effective_dimension"]
+    value, low, high = report.numbers["effective_dimension_and_interval"]
     parts = drawn["variances"] / drawn["variances"].mean()
     variances.plot(range(1, dim + 1), parts, color=COLORS[0])
     variances.axhline(1.0, **uniform)

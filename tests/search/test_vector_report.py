@@ -161,8 +161,8 @@ def test_dimensions_without_information_can_be_cut():
 @pytest.mark.parametrize("groups", [None, [1] * 60, [1, 2] * 30])
 def test_without_groups_the_report_says_what_it_did_not_measure(groups):
     found = report_vectors(directions(60, 8), groups)
-    what = "Remedies" if groups == [1, 2] * 30 else "Overlap of groups and remedies"
-    assert f"{what} were not measured, which takes 20 groups" in found.verdicts[-1]
+    what = "Remedies were not" if groups == [1, 2] * 30 else "Neither overlap of groups nor remedies were"
+    assert f"{what} measured, which takes 20 groups of two rows or more" in found.verdicts[-1]
     assert not found.remedies
 
 
