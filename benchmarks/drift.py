@@ -52,8 +52,11 @@ def without_difference(args: argparse.Namespace) -> list[dict[str, Any]]:
             "p-values of at most 5%": np.mean([p <= 0.05 for p in p_values]),
             "any row outside at 5%": np.mean([len(each.outside) > 0 for each in found]),
             "0 degrees outside of the interval": np.mean([each.angle[1] > 0 for each in found]),
-            "no change of the dimension outside of the interval": np.mean(
-                [not each.dimensions[2][1] <= 0 <= each.dimensions[2][2] for each in found]
+            "intervals of the dimension without overlap": np.mean(
+                [
+                    max(each.dimensions[k][1] for k in (0, 1)) > min(each.dimensions[k][2] for k in (0, 1))
+                    for each in found
+                ]
             ),
         }
         rows.append(row(f"{title} halves: Kolmogorov-Smirnov", float(kstest(p_values, "uniform").pvalue), None, 1e-3))

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from scipy.stats import kstest
 
+from hf_sphere.commands.report import main
 from hf_sphere.search import EmbeddingSpace
 
 
@@ -115,3 +117,13 @@ def test_invalid_input_of_a_comparison_is_an_error_that_says_what_is_wrong(name)
     call, message = INVALID[name]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_report_of_the_command_compares_an_index_with_a_file(tmp_path, capsys):
+    space, others = EmbeddingSpace.fit(unit(100, 6, shift=2.0), score="cosine"), unit(100, 6, seed=1, shift=-2.0)
+    space.save(tmp_path / "index")
+    Dataset.from_dict({"vector": others.tolist()}).to_parquet(tmp_path / "new.parquet")
+    main([str(tmp_path / "index"), "--compare_with", str(tmp_path / "new.parquet"), "--column", "vector"])
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert printed == f"compared with {tmp_path / 'new.parquet'}: {space.compare(others)}"
+    assert "the vectors differ" in printed
