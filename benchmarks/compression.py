@@ -32,6 +32,10 @@ def space(vectors: np.ndarray, groups: np.ndarray, **options: Any) -> EmbeddingS
     return EmbeddingSpace.fit(vectors, names, score="cosine", **options)
 
 
+def count_of(bits: int) -> str:
+    return f"{bits} bit{'s' * (bits > 1)}"
+
+
 def recall_at_10(queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return the fraction of the ten nearest rows that are among those that were found, (Q,)."""
     nearest = torch.from_numpy(queries @ gallery.T).topk(10).indices.numpy()
@@ -64,9 +68,9 @@ def recall(args: argparse.Namespace) -> list[dict[str, Any]]:
         fitted, found = space(gallery, groups[~is_query]), {}
         for bits in BITS:
             small = fitted.compress(bits)
-            found[f"{bits} bits"] = small.search(queries, 10).rows.numpy(), small.bytes_per_vector
+            found[count_of(bits)] = small.search(queries, 10).rows.numpy(), small.bytes_per_vector
             for which, value in zip(("recall", "lower end", "upper end"), small.recall, strict=True):
-                rows.append(row(f"{title}, {bits} bits: {which}", value))
+                rows.append(row(f"{title}, {count_of(bits)}: {which}", value))
         for precision in ("ubinary", "uint8"):
             found[f"sentence-transformers {precision}"] = of_sentence_transformers(queries, gallery, precision)
         for what, (neighbors, size) in found.items():
@@ -99,7 +103,7 @@ def levels(args: argparse.Namespace) -> list[dict[str, Any]]:
                     sums[bits, level][1] += np.bincount(groups[queries], minlength=count)
         for (bits, level), total in sums.items():
             rate, error = mean_and_error(*total)
-            what = f"{title}, {bits} bits: accepted without a match at {level:.0%}"
+            what = f"{title}, {count_of(bits)}: accepted without a match at {level:.0%}"
             rows.append(row(what, rate, at_most=level + 2 * error))
             print(rows[-1]["what"], round(rate, 4), round(error, 4), flush=True)
     return rows
@@ -110,7 +114,7 @@ def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
     vectors = F.normalize(torch.randn(args.size, 384, generator=torch.Generator().manual_seed(0)))
     queries = F.normalize(torch.randn(256, 384, generator=torch.Generator().manual_seed(1)))
     fitted = EmbeddingSpace.fit(vectors, score="cosine", calibration_rows=200)
-    spaces = {"exact": fitted} | {f"{bits} bits": fitted.compress(bits) for bits in BITS}
+    spaces = {"exact": fitted} | {count_of(bits): fitted.compress(bits) for bits in BITS}
     cases = {f"{name}, {size}": (each, size) for name, each in spaces.items() for size in (1, 256)}
     seconds = time_in_turn(
         {name: lambda each=each, size=size: each.search(queries[:size], 10) for name, (each, size) in cases.items()},

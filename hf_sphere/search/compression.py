@@ -125,11 +125,6 @@ class CompressedSpace(CalibratedSearch):
             ids[number] = found.ids[0, at]
         return best, ids
 
-    def _names_of(self, found: Candidates) -> list[Any]:
-        if self._names is None:
-            raise ValueError("the rows have no names; fit with groups=.")
-        return [self._names[number] for number in found.groups[:, 0].tolist()]
-
 
 def compress(space: "EmbeddingSpace", bits: int, max_recall_loss: float | None, seed: int) -> CompressedSpace:
     """Measure the recall of codes and make a space of them; see `EmbeddingSpace.compress`."""

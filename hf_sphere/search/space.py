@@ -168,11 +168,6 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         both = (self._densities(queries, found.rows, left_out) for left_out in (None, (self._groups, groups)))
         return found.scores + next(both) - next(both)
 
-    def _names_of(self, found: Candidates) -> list[Any]:
-        if self._names is None:
-            raise ValueError("the rows have no names; fit with groups=.")
-        return [self._names[number] for number in found.groups[:, 0].tolist()]
-
     def check_queries(self, queries: Any, *, seed: int = 0) -> float:
         """Return the p-value of a two-sample test between queries and the calibration queries.
 
