@@ -94,7 +94,7 @@ def recommendations(args: argparse.Namespace) -> list[dict[str, Any]]:
                 found = search_report._measure_remedies(*grouped(num_groups, size, dim, noise, generator), generator)
                 gains.append(any(remedy.low > 0 for remedy in found))
             what = f"{title}, {num_groups} groups of {size} around uniform directions: reports that recommend any"
-            limit = binom.ppf(0.999, args.draws, 0.05) / args.draws
+            limit = float(binom.ppf(0.999, args.draws, 0.05)) / args.draws
             rows.append(row(what, float(np.mean(gains)), at_most=limit))
             search_report._remedies = original
     return rows

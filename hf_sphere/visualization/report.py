@@ -35,24 +35,21 @@ def plot_report(report: VectorReport, *, title: str = "", path: str | Path | Non
     for name, label, color in (("pairs", "random pairs", COLORS[0]), ("nearest", "nearest rows", COLORS[1])):
         cosines.hist(drawn[name], edges, density=True, color=color, alpha=0.6, label=label)
     uniform = {"color": "0.3", "linestyle": "--", "linewidth": 1.2, "label": "uniform"}
-    cosines.plot(edges, beta((dim - 1) / 2, (dim - 1) / 2, -1, 2).pdf(edges) if dim > 3 else 0.5 + 0 * edges, **uniform)
+    cosines.plot(edges, beta((dim - 1) / 2, (dim - 1) / 2, -1, 2).pdf(edges), **uniform)
     cosines.set(xlabel="cosine", ylabel="density")
-    value, low, high = report.numbers["effective_dimension_and_interval"]
-    parts = drawn["variances"] / drawn["variances"].mean()
+    (value, *ends), parts = report.numbers["effective_dimension_and_interval"], drawn["variances"]
+    parts = parts / parts.mean()
     variances.plot(range(1, dim + 1), parts, color=COLORS[0])
     variances.axhline(1.0, **uniform)
-    variances.axvspan(low, high, color=COLORS[1], alpha=0.5, label=f"effective dimension {value:.1f}, with interval")
-    variances.set(
-        yscale="log",
-        ylim=(max(1e-4, 0.5 * parts.min()), None),
-        xlabel="principal component",
-        ylabel="variance / mean variance",
-    )
-    variances.yaxis.set_major_formatter("{x:g}")
+    variances.axvspan(*ends, color=COLORS[1], alpha=0.5, label=f"effective dimension {value:.1f}, with interval")
+    variances.set(yscale="log", ylim=(np.clip(parts.min() / 2, 1e-4, 0.1), 2 * parts.max()))
+    variances.set(xlabel="principal component", ylabel="variance / mean variance")
     counts = np.bincount(drawn["occurrence"].astype(int))
     hubs.bar(range(len(counts)), counts, width=1.0, color=COLORS[0])
     hubs.set(yscale="log", ylim=(0.5, None), xlabel=f"{K}-occurrence: nearest {K} of so many rows", ylabel="rows")
-    hubs.yaxis.set_major_formatter("{x:g}")
+    for axes in (variances, hubs):
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
     for line, remedy in enumerate(report.remedies):
         last.plot([100 * remedy.low, 100 * remedy.high], [line, line], color=COLORS[0], linewidth=2)
         last.plot(100 * remedy.change, line, "|", color="black", markersize=12, markeredgewidth=2)
@@ -65,6 +62,6 @@ def plot_report(report: VectorReport, *, title: str = "", path: str | Path | Non
         last.set(xlabel="norm", ylabel="rows")
     for axes in (cosines, variances, hubs, last):
         style_axes(axes)
-        if axes in (cosines, variances):
-            axes.legend(frameon=False, fontsize=9)
+    for axes in (cosines, variances):
+        axes.legend(frameon=False, fontsize=9)
     return save_figure(figure, path)
