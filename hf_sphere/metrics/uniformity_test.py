@@ -54,7 +54,8 @@ def effective_dimension_interval(points: Tensor, groups: Tensor) -> tuple[float,
         trace, squares = float(covariance.trace()) ** 2, float(covariance.square().sum())
         fourth = n * float(centered.square().sum(1).square().sum()) / (n - 1)
         of_square = (n - 1) * (n - 2) * squares + trace - fourth
-        return of_square / (2 * squares + (n * n - 3 * n + 1) * trace - fourth)
+        of_trace = 2 * squares + (n * n - 3 * n + 1) * trace - fourth
+        return of_square / of_trace if of_trace > 0 else 1.0  # of equal rows
 
     products, blocks = shifted.T @ shifted, groups % BLOCKS
     parts = [shifted[blocks == block] for block in range(BLOCKS)]

@@ -465,7 +465,7 @@ EXCLUDED = {
     """,
     "computed in numpy or float64 on the CPU": """
         geometry.codes. geometry.separation_bound hyperplanes. metrics.ReliabilityBins prototypes.Placement
-        prototypes.OrderPreservation optim.as_metrics
+        prototypes.OrderPreservation optim.as_metrics search.CompressedSpace
     """,
     "calls of other covered names": """
         data.ImageBatches data.ImagesFromDisk losses.LossCheckpointCallback losses.SentenceTransformerLoss
