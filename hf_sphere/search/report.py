@@ -156,10 +156,8 @@ def _describe(points: Tensor, groups: Tensor, numbers: dict[str, Any], drawn: di
     skewness = float((found - K).pow(3).mean() / found.var(correction=0).clamp_min(1e-9).pow(1.5))
     largest, never = int(found.max()), float((found == 0).double().mean())
     numbers |= {"rows_compared": count, "mean_cosine_of_pairs": cosine, "p_value_of_uniform_mean": of_mean}
-    numbers |= {
-        "p_value_of_uniform_axes": of_axes,
-        "effective_dimension_and_interval": [*effective_dimension_interval(exact, units)],
-    }
+    numbers["p_value_of_uniform_axes"] = of_axes
+    numbers["effective_dimension_and_interval"] = [*effective_dimension_interval(exact, units)]
     numbers |= {"dimensions_without_variance": empty, "hub_skewness": skewness, "largest_hub": largest}
     numbers["fraction_never_found"] = never
     drawn |= {"pairs": pairs, "nearest": 1 - distances[:, 0], "variances": variances, "occurrence": found}
@@ -171,7 +169,7 @@ def _describe(points: Tensor, groups: Tensor, numbers: dict[str, Any], drawn: di
     verdicts = (
         (empty, f"{empty} of {dim} dimensions are collapsed: PCA drops them without loss. Check the training."),
         (cone, f"The vectors are in a cone: {means}."),
-        (skewness > HUBS, f"There are hubs: one row is {often}, and {100 * never:.1f} % of the rows of none."),
+        (skewness > HUBS, f"There are hubs: one row is {often}, and {100 * never:.1f} % are of no row."),
         (min(of_mean, of_axes) > 0.025, "The directions look uniform: no significant mean, and no significant axis."),
     )
     return [verdict for holds, verdict in verdicts if holds]
