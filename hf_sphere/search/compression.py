@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ from hf_sphere.search.matching import Calibration, independent_rows
 from hf_sphere.search.rows import check_names, check_vectors
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import check_regular, error_text
-
-if TYPE_CHECKING:
-    from hf_sphere.search.space import EmbeddingSpace
 
 HELD_OUT, SMALLEST, TRAINING, BLOCK = 500, 100, 100_000, 8192
 """Largest number of queries for the recall, smallest of rows, and numbers of rows that fit codes and of a block."""
@@ -126,7 +123,7 @@ class CompressedSpace(CalibratedSearch):
         return best, ids
 
 
-def compress(space: "EmbeddingSpace", bits: int, max_recall_loss: float | None, seed: int) -> CompressedSpace:
+def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) -> CompressedSpace:
     """Measure the recall of codes and make a space of them; see `EmbeddingSpace.compress`."""
     from scipy.stats import t  # slow to import
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +13,6 @@ from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.metrics.uniformity_test import BLOCKS, effective_dimension_interval
 from hf_sphere.search.matching import Calibration, independent_rows
 from hf_sphere.search.rows import GroupedVectors
-
-if TYPE_CHECKING:
-    from hf_sphere.search.space import EmbeddingSpace
 
 LARGEST_SAMPLE = 500
 """Number of groups of each side that are compared."""
@@ -53,7 +50,7 @@ class Comparison:
         return self.text
 
 
-def compare(space: "EmbeddingSpace", other: Any, level: float, seed: int) -> Comparison:
+def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Comparison:
     """Compare other vectors, or those of another space, with those of a space; see `EmbeddingSpace.compare`."""
     from scipy.stats import false_discovery_control  # slow to import
 
