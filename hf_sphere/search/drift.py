@@ -78,11 +78,11 @@ def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Compa
     verdict = "the vectors differ, judged by" if p_value <= level else "no difference found among"
     rows_of = f"{first:,} rows of each" if first == second else f"{first:,} and {second:,} rows"
     moved = f"moved by {_interval(angle)} degrees" if angle[2] < 180 else "is unclear"
-    count = f"{len(outside):,} of {len(vectors):,} rows are outside, up to {100 * level:.3g} % of them falsely"
+    those = f"{len(outside):,} of {len(vectors):,} rows are outside, up to {100 * level:.3g} % of them falsely"
     text = (
         f"{verdict} {rows_of}, one per group (p-value {p_value:.3g}). The mean direction {moved}, and the effective "
         f"dimension changed from {_interval(before)} to {_interval(after)}. "
-        f"{count if len(outside) else f'None of {len(vectors):,} rows is outside'}"
+        f"{those if len(outside) else f'None of {len(vectors):,} rows is outside'}"
     )
     text += f"; the space has too few groups to find fewer than {least:,}." if least > 1 else "."
     return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, text)
