@@ -188,7 +188,7 @@ def _advise(numbers: dict[str, Any], remedies: list[Remedy]) -> list[str]:
     small = [remedy for remedy in shorter if remedy.low >= -MOST_LOSS * remedies[0].recall_at_1]
     verdicts = [f"Nothing else to do: no remedy raised the Recall@1 of {before} measurably."]
     if best.low > 0:
-        verdicts = [f"What helps most, on held-out groups with a Recall@1 of {before}: {best}."]
+        verdicts = [f"What helps most: {best}, instead of {before} on held-out groups."]
     if small:
         least = min(small, key=lambda remedy: remedy.dimensions)
         verdicts.append(f"Fewer dimensions cost at most {100 * MOST_LOSS:.0f} % of the Recall@1: {least}.")
