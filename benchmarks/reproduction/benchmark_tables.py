@@ -240,16 +240,17 @@ def _vector_report(rows: Rows, content: Mapping[str, Any]) -> str:
 
 
 def _compression(rows: Rows, content: Mapping[str, Any]) -> str:
-    lines = []
-    for what in (name.removesuffix(": bytes") for name in rows if name.endswith(": bytes")):
-        dataset, _, codes = what.partition(", ")
-        recall, error = (
-            rows[f"{what}: {kind}"]["value"] for kind in ("recall of queries of other groups", "standard error")
-        )
-        accepted = rows.get(f"{what}: accepted without a match at 5%")
-        cells = [f"{rows[f'{what}: bytes']['value']}", f"{recall:.3f} (± {error:.3f})"]
-        lines.append([dataset, codes, *cells, f"{100 * accepted['value']:.1f} %" if accepted else ""])
-    return join_lines(["dataset", "codes", "bytes", "recall@10", "accepted at 5 %"], lines, [])
+    names, lines = [name.removesuffix(": bytes") for name in rows if name.endswith(": bytes")], []
+    for what in sorted(names, key=lambda name: name.partition(", ")[0]):
+        values = {name.removeprefix(f"{what}: "): row["value"] for name, row in rows.items() if f"{what}: " in name}
+        cells = [*what.split(", "), f"{values['bytes']}", "", "", ""]
+        if "recall" in values:
+            cells[3] = f"{values['recall']:.3f} ({values['lower end']:.3f} to {values['upper end']:.3f})"
+            cells[5] = f"{100 * values['accepted without a match at 5%']:.1f} %"
+        cells[4] = f"{values['recall of queries of other groups']:.3f} (± {values['standard error']:.3f})"
+        lines.append(cells)
+    titles = ["dataset", "codes", "bytes", "recall@10 by `compress`", "of queries of other groups", "accepted at 5 %"]
+    return join_lines(titles, lines, [])
 
 
 def _compression_speed(rows: Rows, content: Mapping[str, Any]) -> str:

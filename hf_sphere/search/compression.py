@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +18,7 @@ from hf_sphere.search.index_files import check_replaceable
 from hf_sphere.search.matching import Calibration, independent_rows
 from hf_sphere.search.rows import check_names, check_vectors
 from hf_sphere.utils import files
-from hf_sphere.utils.checks import check_regular, error_text
-
-if TYPE_CHECKING:
-    from hf_sphere.search.space import EmbeddingSpace
+from hf_sphere.utils.checks import error_text
 
 HELD_OUT, SMALLEST, TRAINING, BLOCK = 500, 100, 100_000, 8192
 """Largest number of queries for the recall, smallest of rows, and numbers of rows that fit codes and of a block."""
@@ -126,13 +123,14 @@ class CompressedSpace(CalibratedSearch):
         return best, ids
 
 
-def compress(space: "EmbeddingSpace", bits: int, max_recall_loss: float | None, seed: int) -> CompressedSpace:
+def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) -> CompressedSpace:
     """Measure the recall of codes and make a space of them; see `EmbeddingSpace.compress`."""
     from scipy.stats import t  # slow to import
 
     vectors, groups, count = space.vectors, space._groups, len(space)
     if bits not in BITS:
         raise ValueError(f"bits must be 1, 2, 4 or 8; got {bits}.")
+    bits = int(bits)  # also of numpy
     if max_recall_loss is not None and not 0 <= max_recall_loss < 1:
         raise ValueError(f"max_recall_loss must be at least 0 and below 1; got {max_recall_loss}.")
     if space.metric["distance"] != "cosine":
@@ -212,8 +210,6 @@ def _read(space_class: type[CompressedSpace], folder: Path) -> CompressedSpace:
     try:
         if damage := files.find_damage(folder, (ABOUT_FILE, CODES_FILE)):
             raise ValueError(damage)
-        for name in (ABOUT_FILE, CODES_FILE):
-            check_regular(folder / name)
         about, tensors = files.read_json(folder / ABOUT_FILE), load_file(folder / CODES_FILE)
         bits, names, groups = about["bits"], about["names"], tensors["groups"]
         if bits not in BITS or len(about["recall"]) != 3 or not all(0 <= value <= 1 for value in about["recall"]):
@@ -222,12 +218,8 @@ def _read(space_class: type[CompressedSpace], folder: Path) -> CompressedSpace:
         shapes = {"ids": (count,), "groups": (count,), "rotation": (dim, dim), "learned": (dim * (1 + (bits == 8)),)}
         shapes |= {"codes": (count, make_index(bits, dim).code_size)}
         shapes |= {f"known_{name}": (size,) for name in CALIBRATION}
-        dtypes = {
-            "codes": torch.uint8,
-            "rotation": torch.float32,
-            "learned": torch.float32,
-            "known_scores": torch.float64,
-        }
+        dtypes = dict.fromkeys(("rotation", "learned"), torch.float32)
+        dtypes |= {"codes": torch.uint8, "known_scores": torch.float64}
         for name, shape in shapes.items():
             tensor = tensors[name]
             is_valid = tensor.dtype == dtypes.get(name, torch.int64) and tensor.shape == shape and 0 not in shape

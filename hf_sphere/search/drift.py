@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +13,6 @@ from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.metrics.uniformity_test import BLOCKS, effective_dimension_interval
 from hf_sphere.search.matching import Calibration, independent_rows
 from hf_sphere.search.rows import GroupedVectors
-
-if TYPE_CHECKING:
-    from hf_sphere.search.space import EmbeddingSpace
 
 LARGEST_SAMPLE = 500
 """Number of groups of each side that are compared."""
@@ -53,7 +50,7 @@ class Comparison:
         return self.text
 
 
-def compare(space: "EmbeddingSpace", other: Any, level: float, seed: int) -> Comparison:
+def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Comparison:
     """Compare other vectors, or those of another space, with those of a space; see `EmbeddingSpace.compare`."""
     from scipy.stats import false_discovery_control  # slow to import
 
@@ -81,11 +78,11 @@ def compare(space: "EmbeddingSpace", other: Any, level: float, seed: int) -> Com
     verdict = "the vectors differ, judged by" if p_value <= level else "no difference found among"
     rows_of = f"{first:,} rows of each" if first == second else f"{first:,} and {second:,} rows"
     moved = f"moved by {_interval(angle)} degrees" if angle[2] < 180 else "is unclear"
-    count = f"{len(outside):,} of {len(vectors):,} rows are outside, up to {100 * level:.3g} % of them falsely"
+    those = f"{len(outside):,} of {len(vectors):,} rows are outside, up to {100 * level:.3g} % of them falsely"
     text = (
         f"{verdict} {rows_of}, one per group (p-value {p_value:.3g}). The mean direction {moved}, and the effective "
         f"dimension changed from {_interval(before)} to {_interval(after)}. "
-        f"{count if len(outside) else f'None of {len(vectors):,} rows is outside'}"
+        f"{those if len(outside) else f'None of {len(vectors):,} rows is outside'}"
     )
     text += f"; the space has too few groups to find fewer than {least:,}." if least > 1 else "."
     return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, text)

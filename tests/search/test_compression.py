@@ -170,6 +170,11 @@ def test_equal_rows_and_few_dimensions_lose_no_neighbor(vectors, bits):
     assert small.search(vectors[:2], 3).scores == pytest.approx(1, abs=0.02)
 
 
+def test_numbers_of_numpy_are_accepted(tmp_path, space):
+    space.compress(np.int64(2)).save(tmp_path)
+    assert CompressedSpace.load(tmp_path).bits == 2
+
+
 def test_codes_that_lose_too_much_are_refused_with_their_recall(space):
     with pytest.raises(ValueError, match=r"recall@10 is 0\.\d+ \(.*\) with bits=1, .* may exceed max_recall_loss=0.01"):
         space.compress(1, max_recall_loss=0.01)
