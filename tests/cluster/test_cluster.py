@@ -260,7 +260,7 @@ class TestUnknownNumber:
     @pytest.mark.parametrize("convert", [np.asarray, np.float32, sp.csr_matrix, torch.from_numpy])
     @pytest.mark.parametrize(("dim", "each"), [(2, 20), (16, 5), (16, 300), (384, 20)])
     def test_separated_clusters_are_counted(self, dim, each, convert):
-        angles = torch.arange(7).double()
+        angles = torch.arange(7).double() * 2 * math.pi / 7
         means = torch.stack([angles.cos(), angles.sin()], 1) if dim == 2 else torch.randn(7, dim).double()
         labels = torch.arange(7).repeat(each)
         means = project_to_sphere(means)[labels]
@@ -269,6 +269,12 @@ class TestUnknownNumber:
         assert found.cluster_centers_.shape == (7, dim)
         assert adjusted_rand_score(labels, found.labels_) > 0.99
         assert (found.predict(convert(points)) == found.labels_).all()
+
+    def test_groups_that_are_not_one_distribution_are_counted(self):
+        points, labels = blobs(kappa=200.0, dim=16, count=20, each=50)
+        points += 6 * np.eye(16)[labels // 2]  # ten groups of two clusters each
+        found = SphericalKMeans("auto", random_state=0).fit_predict(points)
+        assert adjusted_rand_score(labels // 2, found) == 1
 
     def test_batches_are_counted(self):
         points, labels = blobs()
