@@ -262,6 +262,52 @@ def _compression_speed(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["codes", "one query", "of 256 at once"], lines, [])
 
 
+def _number_methods(dataset: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the lines of a dataset in the order of the table; those of the seeds of `auto` become their mean."""
+    lines = {line["method"]: line for line in dataset["found"]}
+    seeds = [line for method, line in lines.items() if method.startswith("auto")]
+    best = max((line for method, line in lines.items() if "HDBSCAN" in method), key=lambda line: line["NMI"])
+    return {
+        '`SphericalKMeans("auto")`': {
+            key: statistics.mean(line[key] for line in seeds) for key in seeds[0] if key != "method"
+        },
+        "HDBSCAN": lines["HDBSCAN, min_cluster_size 5"],
+        best["method"].replace("HDBSCAN", "best HDBSCAN"): best,
+        "silhouette": lines["silhouette"],
+        "true number": lines["true number"],
+    }
+
+
+def _number_of_clusters(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for name, dataset in content["datasets"].items():
+        title = f"{name}: {dataset['classes']} classes"
+        for method, line in _number_methods(dataset).items():
+            scores = [f"{line[score]:.2f}" for score in ("NMI", "AMI", "ARI")]
+            noise = f"{100 * line['noise']:.0f} %" if "HDBSCAN" in method else ""
+            lines.append([title, method, f"{line['clusters']:.0f}", noise, *scores, f"{line['seconds']:.1f}"])
+            title = ""
+    return join_lines(["embeddings", "method", "clusters", "noise", "NMI", "AMI", "ARI", "seconds"], lines, [])
+
+
+def _noise_of_clusters(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for name, dataset in content["datasets"].items():
+        ours, _, theirs, *_ = _number_methods(dataset).values()
+        cells = [
+            f"{theirs[key]:.2f} / {of[other]:.2f}"
+            for score in ("NMI", "AMI")
+            for key, of, other in (
+                (score, ours, score),
+                (f"{score}, noise as singletons", ours, score),
+                (f"{score}, left out", theirs, f"{score} of auto, left out"),
+            )
+        ]
+        lines.append([name, *cells])
+    counts = ("one cluster", "singletons", "left out")
+    return join_lines(["", *(f"{score}: {count}" for score in ("NMI", "AMI") for count in counts)], lines, [])
+
+
 KERNELS = [
     *((f"{what}, d = {dim}", f"{what}, d = {dim}", "{:.0f}", 1)
       for what in ["VonMisesFisher: sample, density, entropy, gradient"] for dim in (2, 3, 16, 32, 128)),
@@ -276,6 +322,8 @@ KERNELS = [
 TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "scaling": ("sharding", partial(_list, SCALING, True)),
     "clustering": ("clustering", partial(_list, CLUSTERING, False)),
+    "number-of-clusters": ("clustering_number", _number_of_clusters),
+    "noise-of-clusters": ("clustering_number", _noise_of_clusters),
     "ood": ("ood", partial(_ood, {"near": "other two digits", "omniglot": "Omniglot", "cifar10": "CIFAR-10"})),
     "ood-cifar10": ("ood_cifar10", partial(_ood, {name: name for name in ("near", "omniglot", "mnist")})),
     "runtimes": ("runtimes", _runtimes),

@@ -4,12 +4,12 @@ import math
 import numbers
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
 import torch
-from sklearn.base import BaseEstimator, ClusterMixin, _fit_context
+from sklearn.base import BaseEstimator, ClusterMixin, _fit_context, clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
@@ -17,6 +17,7 @@ from sklearn.utils.extmath import row_norms
 from sklearn.utils.validation import _check_feature_names, _check_n_features, check_is_fitted, validate_data
 from torch import Tensor
 
+from hf_sphere.cluster.number import merge_clusters
 from hf_sphere.geometry.checks import check_codes, to_floating
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings
@@ -160,7 +161,9 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
     tensor, whose device is used; results are tensors if X is one.
 
     Args:
-        n_clusters: Number of clusters.
+        n_clusters: Number of clusters, or `auto`: small clusters (one per 10 rows, at most 500) are merged to the
+            number with the lowest Bayesian information criterion, or on to that with the highest silhouette by cosine
+            of 1,000 rows if it is above 0.25. The number is then the length of `cluster_centers_`.
         init: `k-means++` (by cosine, on a sample of at least 100 rows per cluster), or initial centers (k, d).
         n_init: Number of starts, of which the best is kept; 1 if initial centers are given.
         max_iter: Maximum number of passes over the rows.
@@ -181,11 +184,11 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
     Reference:
         Dhillon and Modha, "Concept decompositions for large sparse text data using clustering", Machine Learning 2001;
         Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2007; Sculley, "Web-scale k-means
-        clustering", WWW 2010 (batches).
+        clustering", WWW 2010 (batches); Kaufman and Rousseeuw, "Finding groups in data", 1990 (the bound of 0.25).
     """
 
     _parameter_constraints: dict = {
-        "n_clusters": [POSITIVE_INTEGER],
+        "n_clusters": [POSITIVE_INTEGER, StrOptions({"auto"})],
         "init": [StrOptions({"k-means++"}), "array-like", Tensor],
         "n_init": [POSITIVE_INTEGER],
         "max_iter": [POSITIVE_INTEGER],
@@ -196,7 +199,7 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
 
     def __init__(
         self,
-        n_clusters: int = 8,
+        n_clusters: int | Literal["auto"] = 8,
         *,
         init: Any = "k-means++",
         n_init: int = 1,
@@ -223,11 +226,15 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the clusters of the rows of X (n, d); y is ignored."""
         rows = Rows(self, X, reset=True)
-        if len(rows) < self.n_clusters:
+        if self.n_clusters != "auto" and len(rows) < self.n_clusters:
             raise ValueError(f"n_samples={len(rows)} must be at least n_clusters={self.n_clusters}.")
         random = check_random_state(self.random_state)
         initial = None
-        if not isinstance(self.init, str):
+        if self.n_clusters == "auto":
+            if not isinstance(self.init, str):
+                raise ValueError('n_clusters="auto" chooses the initial centers; leave out init, or pass a number.')
+            initial = self._merged_centers(rows, random)
+        elif not isinstance(self.init, str):
             initial = to_floating("init", self.init).to(rows.device, rows.dtype)
             shape = (self.n_clusters, rows.dim)
             if initial.shape != shape or not initial.isfinite().all():
@@ -236,8 +243,8 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         runs = (self._run(rows, initial, random) for _ in range(self.n_init if initial is None else 1))
         best, centers, self.n_iter_ = max(runs, key=lambda run: float(run[0].cosines.sum()))
         used = int(best.labels.bincount().count_nonzero())
-        if used < self.n_clusters:
-            text = f"only {used} of {self.n_clusters} clusters have rows; X may have fewer distinct directions."
+        if used < len(centers):
+            text = f"only {used} of {len(centers)} clusters have rows; X may have fewer distinct directions."
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
         self.cluster_centers_, self.labels_ = rows.output(centers), rows.output(best.labels)
         self.inertia_ = _inertia(rows, best)
@@ -258,11 +265,26 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         centers = torch.as_tensor(self.cluster_centers_).to(rows.device, rows.dtype)
         return rows, assign(rows, centers)
 
+    def _merged_centers(self, rows: Rows, random: np.random.RandomState) -> Tensor:
+        """Return the centers of the clusters that are left after small clusters have been merged."""
+        used = np.flatnonzero(~rows.is_zero.cpu().numpy())
+        count = min(len(used) // 2, max(20, len(used) // 10), 500)
+        if count < 2:
+            return choose_centers(rows, 1, random)
+        k_means = clone(self).set_params(n_clusters=count, max_iter=min(self.max_iter, 20), random_state=random)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # empty clusters, and rows of zeros, which have been reported
+            labels = torch.as_tensor(k_means.fit(rows.matrix).labels_)
+        sums, counts = all_sums_by_label(rows, labels, count), labels[~rows.is_zero].bincount(minlength=count)
+        sample = random.choice(used, min(len(used), 1_000), replace=False)
+        centers = merge_clusters(sums, counts, rows.directions(sample), labels.cpu()[sample])
+        return centers.to(rows.device, rows.dtype)
+
     def _run(
         self, rows: Rows, initial: Tensor | None, random: np.random.RandomState
     ) -> tuple["Assignment", Tensor, int]:
         """Improve given or chosen centers; return the clusters, the centers and the number of passes."""
-        centers = choose_centers(rows, self.n_clusters, random) if initial is None else initial
+        centers = choose_centers(rows, int(self.n_clusters), random) if initial is None else initial
         if self.batch_size is None:
             centers, count = self._lloyd(rows, centers)
         else:

@@ -33,7 +33,11 @@ def blobs(kappa: float = 50.0, dim: int = 8, count: int = 3, each: int = 100) ->
 
 @pytest.mark.parametrize(
     ("estimator", "check"),
-    [case for make in (SphericalKMeans, VonMisesFisherMixture) for case in estimator_checks_generator(make())],
+    [
+        case
+        for estimator in (SphericalKMeans(), SphericalKMeans("auto"), VonMisesFisherMixture())
+        for case in estimator_checks_generator(estimator)
+    ],
     ids=lambda value: getattr(value, "func", value).__name__ if callable(getattr(value, "func", None)) else None,
 )
 def test_scikit_learn_accepts_the_estimators(estimator, check):
@@ -243,11 +247,64 @@ class TestSphericalKMeans:
             ],
             ({"n_clusters": 3, "init": np.ones((2, 8))}, "init must be finite, of shape"),
             ({"n_clusters": 3, "init": np.full((3, 8), np.nan)}, "init must be finite, of shape"),
+            ({"n_clusters": "auto", "init": np.ones((3, 8))}, "leave out init"),
+            ({"n_clusters": "many"}, "n_clusters"),
         ],
     )
     def test_invalid_options_are_an_error(self, options, message):
         with pytest.raises(ValueError, match=message):
             SphericalKMeans(**options).fit(blobs()[0])
+
+
+class TestUnknownNumber:
+    @pytest.mark.parametrize("convert", [np.asarray, np.float32, sp.csr_matrix, torch.from_numpy])
+    @pytest.mark.parametrize(("dim", "each"), [(2, 20), (16, 5), (16, 300), (384, 20)])
+    def test_separated_clusters_are_counted(self, dim, each, convert):
+        angles = torch.arange(7).double() * 2 * math.pi / 7
+        means = torch.stack([angles.cos(), angles.sin()], 1) if dim == 2 else torch.randn(7, dim).double()
+        labels = torch.arange(7).repeat(each)
+        means = project_to_sphere(means)[labels]
+        points = VonMisesFisher(means, torch.full((len(labels),), 400.0).double()).sample().numpy()
+        found = SphericalKMeans("auto", random_state=0).fit(convert(points))
+        assert found.cluster_centers_.shape == (7, dim)
+        assert adjusted_rand_score(labels, found.labels_) > 0.99
+        assert (found.predict(convert(points)) == found.labels_).all()
+
+    def test_groups_that_are_not_one_distribution_are_counted(self):
+        points, labels = blobs(kappa=200.0, dim=16, count=20, each=50)
+        points += 6 * np.eye(16)[labels // 2]  # ten groups of two clusters each
+        found = SphericalKMeans("auto", random_state=0).fit_predict(points)
+        assert adjusted_rand_score(labels // 2, found) == 1
+
+    def test_batches_are_counted(self):
+        points, labels = blobs()
+        assert (
+            adjusted_rand_score(labels, SphericalKMeans("auto", batch_size=50, random_state=0).fit_predict(points)) == 1
+        )
+
+    @pytest.mark.parametrize(
+        "points",
+        [
+            HypersphericalUniform(8).sample((1000,)),
+            VonMisesFisher(torch.eye(1, 64)[0].double(), torch.tensor(300.0).double()).sample((1000,)),
+            torch.ones(10, 4),
+            torch.linspace(0.1, 9, 1000)[:, None] * torch.ones(40),
+            torch.ones(1, 4),
+            torch.ones(50, 1),
+            torch.eye(10),
+        ],
+        ids=["uniform", "one cluster", "equal", "equal but for the norm", "one row", "one column", "orthogonal"],
+    )
+    def test_rows_without_groups_are_one_cluster(self, points):
+        assert len(SphericalKMeans("auto", random_state=0).fit(points).cluster_centers_) == 1
+
+    def test_zero_rows_do_not_count(self):
+        points, labels = blobs()
+        with pytest.warns(UserWarning, match="100 of 400 rows of X are zero"):
+            found = SphericalKMeans("auto", random_state=0).fit(np.concatenate([points, np.zeros((100, 8))]))
+        assert adjusted_rand_score(labels, found.labels_[:300]) == 1
+        with pytest.warns(UserWarning, match="10 of 10 rows"):
+            assert (SphericalKMeans("auto").fit(np.zeros((10, 4))).labels_ == 0).all()
 
 
 class TestMixture:
