@@ -230,6 +230,19 @@ def _matching(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["dataset", "score", *(f"accepted at {level} %" for level in (1, 5, 10))], lines, [])
 
 
+def _duplicates(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for what in dict.fromkeys(name.partition(":")[0] for name in rows if ": copies found" in name):
+        mean, least, false, error, threshold = (
+            rows[f"{what}: {name}"]["value"]
+            for name in ("copies found of 24", "copies found of 24, fewest", "false share",
+                         "standard error of the false share", "threshold")
+        )  # fmt: skip
+        share = f"{100 * false:.1f} (± {100 * error:.1f}) %"
+        lines.append([*what.split(", "), f"{mean:.1f}", f"{least:.0f}", share, f"{threshold:.3f}"])
+    return join_lines(["images", "compared by", "copies found of 24", "fewest", "false pairs", "threshold"], lines, [])
+
+
 def _vector_report(rows: Rows, content: Mapping[str, Any]) -> str:
     lines = []
     for what in (name.removesuffix(": change") for name in rows if name.endswith(": change")):
@@ -337,6 +350,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "vector-report": ("vector_report", _vector_report),
     "compression": ("compression", _compression),
     "compression-speed": ("compression_speed", _compression_speed),
+    "duplicates": ("duplicates", _duplicates),
     "head-costs": ("head_costs", _head_costs),
     "fine-tuning": ("fine_tuning", _fine_tuning),
     "prototypes-search": ("prototypes", _prototypes),

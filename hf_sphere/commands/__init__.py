@@ -29,6 +29,7 @@ JOBS = {
     "visualize": Job("draw embeddings as figures and an interactive page"),
     "index": Job("embed images for search", environment=_DECODING),
     "search": Job("find the most similar images of an index"),
+    "duplicates": Job("find near-identical images or texts, and likely wrong labels"),
     "page": Job("serve a page to search an index", "the page is closed"),
     "report": Job("report what is wrong with vectors, and which remedies help"),
     "export": Job("export a model to ONNX"),

@@ -83,12 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = make_table(index, neighbors)
     if not rows:
         raise ValueError("no image is left to find; leave out --leave_out_query.")
-    if args.table is None:
-        write_csv(rows, sys.stdout)
-    else:
-        with atomic_file(args.table) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
-            write_csv(rows, file)
-        print(f"wrote     {args.table}: {len(rows):,} rows")
+    write_table(rows, args.table)
     if neighbors.accepted is not None:  # on stderr, since stdout may be the table
         matched = f"{int(neighbors.accepted.any(dim=1).sum()):,} of {len(neighbors.rows):,} queries have a match"
         print(f"matches   {matched} at {100 * args.false_accept:.3g} % false accepts", file=sys.stderr)
@@ -148,6 +143,16 @@ def make_table(index: "search.ImageIndex", neighbors: Any) -> list[dict[str, Any
                     cells[name] = "" if certainty is None else f"{certainty:.4g}"
             rows.append(cells)
     return rows
+
+
+def write_table(rows: Sequence[Any], path: str | None) -> None:
+    """Write rows to a CSV file, or print them."""
+    if path is None:
+        write_csv(rows, sys.stdout)
+        return
+    with atomic_file(path) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
+        write_csv(rows, file)
+    print(f"wrote     {path}: {len(rows):,} rows")
 
 
 def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Neighbors", queries: Sequence[Any]) -> Any:

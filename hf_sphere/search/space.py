@@ -25,6 +25,7 @@ from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 if TYPE_CHECKING:
     from hf_sphere.search.compression import CompressedSpace
+    from hf_sphere.search.duplicates import Duplicates
     from hf_sphere.search.report import VectorReport
 
 logger = logging.getLogger(__name__)
@@ -377,3 +378,23 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             "Norms are those after normalization by the space; report_vectors has the original ones."
         )
         return report
+
+    def duplicates(
+        self, threshold: float | None = None, *, expected_false: float = 1.0, labels: Any = None, parts: Any = None
+    ) -> "Duplicates":
+        """Find clusters of near-identical rows.
+
+        Args:
+            threshold: Smallest cosine of a duplicate. If None, it is chosen by a fitted model of the best matches of
+                rows in other groups. A group contains the duplicates of its rows: a shot, a product or a source, not a
+                class. Without groups, each row is one.
+            expected_false: Number of false pairs that the model expects then.
+            labels: (N,) names of classes, to find those that are likely wrong.
+            parts: (N,) names, such as `train` and `test`, to find clusters with rows of several.
+
+        Raises:
+            ValueError: If an argument is invalid, the threshold cannot be chosen, or the space compares no cosines.
+        """
+        from hf_sphere.search.duplicates import find_duplicates
+
+        return find_duplicates(self, threshold, expected_false, labels, parts)

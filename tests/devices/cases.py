@@ -472,7 +472,7 @@ EXCLUDED = {
         losses.trainer_loss ood.Comparison ood.compare_scores optim.parameter_groups optim.radial_channel_dims
         optim.RadialDiagnosticsCallback prototypes.embed_class_names search.ImageEncoder
         search.extract_embeddings search.load_embedding_model search.load_encoder search.TextEncoder
-        search.Matches
+        search.Duplicates search.Matches
         training.SphereCallback
     """,
     "needs several processes": """

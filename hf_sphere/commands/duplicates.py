@@ -1,0 +1,111 @@
+"""Find near-identical images, texts or vectors, likely wrong labels, and rows that two parts have in common.
+
+hf-sphere duplicates photos
+hf-sphere duplicates photos/train --other photos/test --label_column label --table duplicates.csv
+hf-sphere duplicates texts.parquet --column text --model_name_or_path all-MiniLM-L6-v2 --threshold 0.95
+hf-sphere duplicates outputs/index
+
+Without a model, images are compared by thumbnails, which finds copies that were resized or compressed.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hf_sphere import search
+from hf_sphere.commands.search import write_table
+from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
+from hf_sphere.utils.files import check_writable, read_whole
+
+
+@dataclass
+class DuplicateArguments(Arguments):
+    """Rows to compare, and output."""
+
+    source: str = argument(
+        help="Folder of images (at any depth), parquet, CSV, JSON or text file, name of a dataset, or folder of an "
+        "index. It can be the first argument."
+    )
+    model_name_or_path: str | None = argument(
+        None, "Model, see hf-sphere index. Without one, the --column has vectors, or images are compared by thumbnails."
+    )
+    column: str | None = argument(None, "Column of the images, texts or vectors of a dataset, if its name is unusual.")
+    split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
+    other: str | None = argument(None, "Images, texts or vectors of another part, such as those of the test set.")
+    other_split: str | None = argument(None, "Split of the other part, if it is a dataset.")
+    label_column: str | None = argument(None, "Column of labels, or `label` for the class, to find likely wrong ones.")
+    group_column: str | None = argument(
+        None, "Column of groups that contain the duplicates of their rows, such as the product; not the class."
+    )
+    threshold: float | None = argument(None, "Smallest cosine of a duplicate; if not set, chosen.", gt=-1, le=1)
+    expected_false: float = argument(1.0, "Number of false pairs that a chosen threshold is expected to find.", gt=0)
+    table: str | None = argument(None, "CSV file for the table; printed if not set.")
+    skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and find duplicates."""
+    words = named_first("source", argv)
+    (args,) = parse_arguments((DuplicateArguments,), words, "Find near-identical images, texts or vectors.")
+    if args.table is not None:
+        check_writable(args.table, is_folder=False)
+    images, space, places, labels = read_rows(args)
+    parts = images["source"] if len({*images.get("source", [])}) > 1 else None
+    options = {"expected_false": args.expected_false, "labels": labels, "parts": parts}
+    found = space.duplicates(args.threshold, **options)
+    suggested = dict(zip(found.suspects.tolist(), found.suggestions, strict=True))
+    clusters = {row: number for number, rows in enumerate(found.clusters, start=1) for row in rows.tolist()}
+    nearest: dict[int, float] = {}
+    for pair, cosine in zip(found.pairs.tolist(), found.cosines.tolist(), strict=True):
+        nearest |= {row: max(cosine, nearest.get(row, -1.0)) for row in pair}
+    table: list[dict[str, Any]] = []
+    for row in {**clusters, **suggested}:  # suspects without a duplicate are in no cluster
+        cosine = f"{nearest[row]:.6g}" if row in nearest else None
+        table.append({"cluster": clusters.get(row), "id": int(space.ids[row]), "cosine": cosine})
+        table[-1] |= {"file": places[row].removeprefix(f"{Path.cwd()}/")} if places else {}
+        table[-1] |= {"text": images["text"][row]} if "text" in images else {}
+        table[-1] |= {"label": labels[row], "suggested_label": suggested.get(row)} if labels else {}
+    if table:
+        write_table(table, args.table)
+    expected = "unknown" if found.expected_false is None else f"{found.expected_false:.3g} by a fitted model"
+    lines = [f"threshold cosine {found.threshold:.6g}; expected number of false pairs: {expected}"]
+    lines += [f"found     {len(clusters):,} of {len(space):,} rows in {len(found.clusters):,} clusters"]
+    if labels:
+        lines += [f"labels    {len(found.conflicts):,} clusters have several; {len(suggested):,} rows are suspect"]
+    if parts:
+        lines += [f"parts     {len(found.shared):,} clusters have rows of several"]
+    print("\n".join(lines), file=sys.stderr)  # since stdout may be the table
+
+
+def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, list[str], list[Any] | None]:
+    """Return the columns of the rows, their space, their paths, and their labels."""
+    from hf_sphere.search.encoder import load_encoder
+    from hf_sphere.search.index_files import ABOUT_FILE, read_index
+    from hf_sphere.search.thumbnails import ThumbnailEncoder
+
+    if (Path(args.source) / ABOUT_FILE).exists():
+        for name in ("model_name_or_path", "column", "split", "other", "group_column"):
+            if (value := getattr(args, name)) is not None:
+                raise ValueError(f"--{name} {value} has no effect on {args.source}, which is an index. Leave it out.")
+        about, images, space, _ = read_whole(args.source, partial(read_index, search.EmbeddingSpace))
+        index, labels = search.ImageIndex(None, images, space, about.sources), images.get(args.label_column or "")
+        if args.label_column and labels is None:
+            raise ValueError(f"{args.source} has no {args.label_column!r}. Leave out --label_column.")
+    else:
+        is_alone = args.model_name_or_path is None and args.column is None
+        encoder = ThumbnailEncoder() if is_alone else load_encoder(args.model_name_or_path)
+        wanted = [(args.source, args.split)] + ([(args.other, args.other_split)] if args.other else [])
+        options: dict[str, Any] = {"column": args.column, "content": encoder.content}
+        sources = [search.ImageSource.of(name, split, **options) for name, split in wanted]
+        names = [source.read_groups(args.label_column) for source in sources if args.label_column]
+        options = {"skip_unreadable": args.skip_unreadable_images}
+        index = search.ImageIndex.build(encoder, sources[0], groups=args.group_column, **options)
+        for source in sources[1:]:
+            index.add(source, **options)
+        at = zip(index.images["source"], index.images["row"], strict=True)
+        labels = [names[source][row] for source, row in at] if names else None
+    paths = [index.path(row) for row in range(len(index))] if index.sources else []
+    return index.images, index.space, paths, labels

@@ -1,0 +1,188 @@
+"""Clusters of near-identical rows of a space, at a threshold that is given or chosen by a fitted model."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
+from torch import Tensor
+
+from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.metrics.checks import check_rows
+from hf_sphere.search.neighbor_search import APPROXIMATE
+from hf_sphere.search.rows import check_names
+
+WINDOWS = (0.2, 0.6), (0.4, 0.8)
+"""Fractions of the rows, those with the best matches first, between which the model is fitted. Duplicates are above the
+first window, or above the second one if they are many."""
+
+SAMPLE, LEAST_ROWS, ROUNDING = 5_000, 100, 1e-6
+"""Limits of the rows to fit, and the distance 1 - s up to which rows are equal."""
+
+NEIGHBORS, LEAD = 20, 0.6
+"""Neighbors that vote for a label, and the lead of another label, as a fraction of them, that makes a row suspect."""
+
+BLOCK, PENDING = 2_048, 4_000_000
+"""Rows of a block of cosines, and pairs in memory before they are reduced to those that connect clusters."""
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Clusters of rows, connected by pairs whose cosine is at least the threshold.
+
+    Attributes:
+        clusters: The rows of each cluster of two or more; large clusters first.
+        pairs: (P, 2) int64, the most similar pairs that connect the clusters, n - 1 in a cluster of n rows.
+        cosines: (P,) float64.
+        threshold: The smallest cosine of a duplicate.
+        is_fitted: Whether the threshold was chosen by the fitted model.
+        expected_false: Number of false pairs that the model expects; None if it cannot be fitted, or the threshold is
+            below the similarities to which it is fitted.
+        conflicts: Indices of the clusters that have several labels.
+        suspects: (S,) int64, rows whose neighbors outside their cluster mostly have another label, the surest first.
+        suggestions: The label of those neighbors, (S,).
+        shared: Indices of the clusters that have rows of several parts.
+
+    Example:
+        >>> found = EmbeddingSpace.fit(embeddings).duplicates(threshold=0.99)
+        >>> len(found.clusters) <= len(found.pairs)
+        True
+    """
+
+    clusters: list[Tensor]
+    pairs: Tensor
+    cosines: Tensor
+    threshold: float
+    is_fitted: bool
+    expected_false: float | None
+    conflicts: list[int]
+    suspects: Tensor
+    suggestions: list[Any]
+    shared: list[int]
+
+
+def find_duplicates(space: Any, threshold: float | None, expected_false: float, labels: Any, parts: Any) -> Duplicates:
+    """Find the duplicates of an `EmbeddingSpace`; the arguments are those of its method `duplicates`."""
+    count, distance = len(space), space.metric["distance"]
+    if distance != "cosine":
+        raise ValueError(f"duplicates are found by cosines, but the space has the {distance} distance.")
+    if threshold is not None and not -1 < threshold <= 1:
+        raise ValueError(f"threshold must be a cosine above -1 and at most 1; got {threshold}.")
+    if not 0 < expected_false <= max(count, LEAST_ROWS) / 10:
+        raise ValueError(f"expected_false must be above 0 and at most a tenth of the rows; got {expected_false}.")
+    labels, parts = (
+        [""] * count if names is None else check_names(what, names, count)
+        for what, names in (("labels", labels), ("parts", parts))
+    )
+    check_rows(space.vectors.any(1), "a zero vector has no direction", "vectors are zero")
+    fits, problem = _fit_best_matches(space)
+    cosine, expected = threshold, None
+    if cosine is None:
+        if problem:
+            raise ValueError(f"the threshold cannot be chosen: {problem}. Give a cosine (threshold=, or --threshold).")
+        largest = max(np.exp(-start - np.log(pairs / expected_false) / rate) for start, rate, pairs in fits)
+        cosine = 1 - max(float(largest), ROUNDING)  # equal rows are duplicates
+    value = -np.log(max(1 - cosine, ROUNDING))
+    if known := [pairs * np.exp(rate * (start - value)) for start, rate, pairs in fits if value >= start]:
+        expected = float(min(known))
+    pairs, cosines = _connect(_similar_pairs(space, min(cosine, 1 - ROUNDING)), count)
+    graph = coo_matrix((np.ones(len(pairs)), pairs.T), shape=(count, count))
+    numbers = torch.from_numpy(connected_components(graph, directed=False)[1]).long()
+    members = numbers.argsort(stable=True).split(numbers.bincount().tolist())
+    clusters = sorted((rows for rows in members if len(rows) > 1), key=len, reverse=True)
+    conflicts, shared = (
+        [n for n, rows in enumerate(clusters) if len({names[row] for row in rows.tolist()}) > 1]
+        for names in (labels, parts)
+    )
+    found = torch.from_numpy(pairs), torch.from_numpy(cosines), cosine, threshold is None, expected
+    suspects = _find_suspects(space, labels, numbers) if len({*labels}) > 1 else (numbers[:0], [])
+    return Duplicates(clusters, *found, conflicts, *suspects, shared)
+
+
+def _fit_best_matches(space: Any) -> tuple[list[tuple[float, float, float]], str]:
+    """Fit the largest cosines s of rows with rows of other groups; return a fit per window, or why there is none.
+
+    The model is that -log(1 - s) is exponential above a start, which holds for nearest neighbors where vectors have a
+    density: the number of pairs up to a distance is a power of that. Its rate follows from the two quantiles of a
+    window, whatever duplicates there are above it. The best matches of unrelated rows are mutual, so there are half as
+    many pairs as rows. A fit is the start, the rate, and the number of pairs above the start.
+    """
+    if len(space) < LEAST_ROWS:
+        return [], f"{len(space)} rows are too few to fit how similar unrelated rows are, which needs {LEAST_ROWS}"
+    rows = torch.randperm(len(space), generator=torch.Generator().manual_seed(0))[:SAMPLE]
+    found = space.neighbor_search.search_others(space.vectors[rows], 1, space._groups, space._groups[rows])[0][:, 0]
+    values, fits = -found.clamp_min(ROUNDING).log().sort().values.numpy(), []
+    for lower, upper in WINDOWS:
+        end, start = (float(values[round(fraction * len(rows)) - 1]) for fraction in (lower, upper))
+        if np.isfinite(start) and end > start:
+            fits.append((start, float(np.log(upper / lower)) / (end - start), upper * len(space) / 2))
+    return fits, "" if fits else "most rows equal others, or all are of one group"
+
+
+def _similar_pairs(space: Any, threshold: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield pairs of rows (P, 2) whose cosine is at least the threshold, of equal rows only those that connect them.
+
+    An approximate search finds the nearest rows of each. Only rows that have more duplicates than that can have missed
+    some, and all pairs of these are compared.
+    """
+    search = space.neighbor_search
+    points, rows = project_to_sphere(space.vectors.float()), search._first
+    repeated = torch.ones(len(points), dtype=torch.bool).index_fill_(0, search._starts[:-1], False).nonzero()[:, 0]
+    yield torch.stack([search._order[repeated - 1], search._order[repeated]], 1), torch.ones(len(repeated))
+    if search.kind in APPROXIMATE:
+        full = []
+        for block in rows.split(BLOCK):
+            distances, found = search.search(space.vectors[block], NEIGHBORS)
+            at = (1 - distances >= threshold) & (found >= 0) & (found != block[:, None])
+            yield torch.stack([block[at.nonzero()[:, 0]], found[at]], 1), 1 - distances[at]
+            full.append(block[1 - distances[:, -1] >= threshold])
+        rows = torch.cat(full)
+    for start in range(0, len(rows), BLOCK):
+        left = rows[start : start + BLOCK]
+        for right in rows[start:].split(BLOCK):
+            cosines = points[left] @ points[right].T
+            if cosines.amax() >= threshold:
+                at = (cosines >= threshold) & (left[:, None] != right)
+                row, column = at.nonzero().T
+                yield torch.stack([left[row], right[column]], 1), cosines[at]
+
+
+def _connect(found: Iterator[tuple[Tensor, Tensor]], count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the most similar pairs that connect whatever is connected (a maximum spanning forest), and cosines."""
+    pairs, cosines, pending, size = np.empty((0, 2), np.int64), np.empty(0), list[tuple[Tensor, Tensor]](), 0
+    for block in itertools.chain(found, [None]):
+        if block is not None:
+            pending.append(block)
+            size += len(block[0])
+        if block is None or size > PENDING:
+            both = np.concatenate([pairs, *(rows.sort(dim=1).values.numpy() for rows, _ in pending)])
+            _, first = np.unique(both[:, 0] * count + both[:, 1], return_index=True)
+            weights = 2 - np.concatenate([cosines, *(values.clamp_max(1).double() for _, values in pending)])[first]
+            forest = minimum_spanning_tree(coo_matrix((weights, both[first].T), (count, count)).tocsr()).tocoo()
+            pairs, cosines = np.stack([forest.row, forest.col], 1).astype(np.int64), 2 - forest.data
+            pending, size = [], 0
+    return pairs, cosines
+
+
+def _find_suspects(space: Any, labels: list[Any], clusters: Tensor) -> tuple[Tensor, list[Any]]:
+    """Return the rows whose neighbors in other clusters mostly have another label, and that label."""
+    names = list(dict.fromkeys(labels))
+    numbers = {name: number for number, name in enumerate(names)}
+    own, leads, others = torch.tensor([numbers[name] for name in labels])[:, None], [], []
+    for block in torch.arange(len(own)).split(BLOCK):
+        found = space.neighbor_search.search(space.vectors[block], min(2 * NEIGHBORS, len(own)))[1]
+        is_voter = (found >= 0) & (clusters[found] != clusters[block, None])
+        is_voter &= is_voter.cumsum(1) <= NEIGHBORS
+        votes = torch.zeros(len(block), len(names)).scatter_add_(1, own[found.clamp_min(0), 0], is_voter.float())
+        votes /= votes.sum(1, keepdim=True).clamp_min(1)
+        best, other = votes.scatter(1, own[block], -1.0).max(1)
+        leads.append(best - votes.gather(1, own[block])[:, 0])
+        others.append(other)
+    lead, other = torch.cat(leads), torch.cat(others)
+    order = lead.argsort(descending=True, stable=True)
+    rows = order[lead[order] > LEAD - 1e-6]
+    return rows, [names[number] for number in other[rows].tolist()]

@@ -1,0 +1,250 @@
+"""Duplicates of a space: clusters, the fitted threshold, labels and parts, thumbnails, and the command."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from PIL import Image
+
+from hf_sphere.commands import duplicates as command
+from hf_sphere.search import EmbeddingSpace, duplicates
+from hf_sphere.search.source import ImageSource
+from hf_sphere.search.thumbnails import ThumbnailEncoder
+
+
+def unit(*shape, generator):
+    return torch.nn.functional.normalize(torch.randn(*shape, generator=generator), dim=-1)
+
+
+def planted(count=500, copies=20, dim=32, noise=0.1, seed=0):
+    """Unit vectors (N, d) of which the last ones are noisy copies of the first ones."""
+    generator = torch.Generator().manual_seed(seed)
+    vectors = unit(count - copies, dim, generator=generator)
+    noise = noise * torch.randn(copies, dim, generator=generator) / dim**0.5
+    return torch.nn.functional.normalize(torch.cat([vectors, vectors[:copies] + noise]))
+
+
+def clusters_by_all_pairs(vectors, threshold):
+    """Return the clusters as sets, by the cosines of all pairs in float64."""
+    points = vectors.double().numpy()
+    parents = list(range(len(points)))
+
+    def root(row):
+        while parents[row] != row:
+            row = parents[row]
+        return row
+
+    for one, other in zip(*np.nonzero(np.triu(points @ points.T, 1) >= threshold), strict=True):
+        parents[root(one)] = root(other)
+    roots = [root(row) for row in range(len(points))]
+    return {frozenset(np.flatnonzero(np.array(roots) == row).tolist()) for row in {*roots} if roots.count(row) > 1}
+
+
+def as_sets(found):
+    return {frozenset(rows.tolist()) for rows in found.clusters}
+
+
+@pytest.mark.parametrize("block", [64, 2_048])
+@pytest.mark.parametrize("threshold", [0.5, 0.7, 0.99])
+def test_clusters_are_those_of_all_pairs(threshold, block, monkeypatch):
+    monkeypatch.setattr(duplicates, "BLOCK", block)
+    monkeypatch.setattr(duplicates, "PENDING", 100)
+    vectors = planted(300, 80, 12, 0.4)
+    vectors[7] = vectors[90] = vectors[3]
+    found = EmbeddingSpace(vectors).duplicates(threshold)
+    assert as_sets(found) == clusters_by_all_pairs(vectors, threshold) != set()
+    assert [len(rows) for rows in found.clusters] == sorted(map(len, found.clusters), reverse=True)
+
+
+def test_pairs_connect_each_cluster_by_its_largest_cosines():
+    vectors = planted(300, 80, 12, 0.4)
+    found = EmbeddingSpace(vectors).duplicates(0.7)
+    assert len(found.pairs) == sum(len(rows) - 1 for rows in found.clusters)
+    points = vectors[found.pairs].double()
+    torch.testing.assert_close(found.cosines, (points[:, 0] * points[:, 1]).sum(1), atol=1e-6, rtol=0)
+    cosines = (vectors @ vectors.T).fill_diagonal_(-1)
+    nearest = torch.stack([torch.arange(300), cosines.argmax(1)], 1)[cosines.amax(1) >= 0.7].sort(1).values
+    assert {*map(tuple, nearest.tolist())} <= {*map(tuple, found.pairs.sort(1).values.tolist())}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize("kind", ["torch", "ivf"])
+def test_more_duplicates_than_neighbors_are_one_cluster(kind, noise):
+    if kind == "ivf":
+        pytest.importorskip("faiss")
+    generator = torch.Generator().manual_seed(0)
+    near = unit(1, 16, generator=generator) + noise * torch.randn(100, 16, generator=generator) / 4
+    vectors = torch.nn.functional.normalize(torch.cat([near, unit(400, 16, generator=generator)]))
+    found = EmbeddingSpace(vectors, kind=kind).duplicates(0.99)
+    assert [rows.tolist() for rows in found.clusters] == [[*range(100)]]
+
+
+@pytest.mark.parametrize("dim", [6, 16, 128])
+def test_planted_copies_are_found_and_few_others(dim):
+    false = []
+    for seed in range(20):
+        found = EmbeddingSpace(planted(1_000, 24, dim, 0.02, seed)).duplicates()
+        pairs = {*map(tuple, found.pairs.tolist())}
+        copies = {(row, 976 + row) for row in range(24)}
+        assert len(copies & pairs) >= 23 or dim == 6
+        assert found.is_fitted
+        assert found.expected_false == pytest.approx(1)
+        false.append(len(pairs - copies))
+    assert np.mean(false) <= 1 + 2 * np.std(false) / 20**0.5
+
+
+@pytest.mark.parametrize("expected", [1, 20])
+def test_false_pairs_are_about_as_many_as_expected_at_most(expected):
+    false = [
+        len(EmbeddingSpace(planted(1_000, 0, 16, seed=seed)).duplicates(expected_false=expected).pairs)
+        for seed in range(30)
+    ]
+    assert expected / 10 <= np.mean(false) <= expected + 2 * np.std(false) / 30**0.5
+
+
+@pytest.mark.parametrize("fraction", [0.02, 0.1, 0.15])
+def test_many_copies_do_not_hide_themselves(fraction):
+    copies = int(1_000 * fraction)
+    found = EmbeddingSpace(planted(1_000, copies)).duplicates()
+    assert as_sets(found) == {frozenset({row, 1_000 - copies + row}) for row in range(copies)}
+
+
+def test_groups_that_contain_the_duplicates_of_their_rows_lower_the_threshold():
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.arange(500) // 5
+    vectors = unit(100, 32, generator=generator)[groups] + 0.05 * torch.randn(500, 32, generator=generator)
+    vectors = torch.nn.functional.normalize(vectors)
+    alone, grouped = (EmbeddingSpace(vectors, names).duplicates() for names in (None, groups))
+    assert grouped.threshold < 0.8 < alone.threshold
+    assert [len(rows) for rows in grouped.clusters] == [5] * 100
+
+
+def test_the_model_states_the_expected_false_pairs_of_a_given_threshold():
+    space = EmbeddingSpace(planted())
+    chosen = space.duplicates(expected_false=2.5)
+    given = space.duplicates(chosen.threshold)
+    assert not given.is_fitted
+    assert given.expected_false == pytest.approx(2.5)
+    assert space.duplicates(0.0).expected_false is None  # below the fitted similarities
+
+
+def test_conflicts_shared_clusters_and_suspects_are_found():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(600) % 3
+    vectors = unit(3, 32, generator=generator)[labels] + 0.2 * torch.randn(600, 32, generator=generator)
+    vectors[300:310] = vectors[:10] + 0.001
+    wrong = [0, 17, 405]
+    names = ["abc"[(label + (row in wrong)) % 3] for row, label in enumerate(labels.tolist())]
+    found = EmbeddingSpace.fit(vectors).duplicates(labels=names, parts=["train"] * 300 + ["test"] * 300)
+    assert as_sets(found) == {frozenset({row, row + 300}) for row in range(10)}
+    assert sorted(found.suspects.tolist()) == wrong
+    assert found.suggestions == ["abc"[labels[row]] for row in found.suspects.tolist()]
+    assert [found.clusters[n].tolist() for n in found.conflicts] == [[0, 300]]
+    assert len(found.shared) == 10
+
+
+@pytest.mark.parametrize(
+    ("vectors", "options", "message"),
+    [
+        (planted(10, 0), {}, "cannot be chosen: 10 rows are too few .* needs 100. Give a cosine"),
+        (torch.ones(200, 4), {}, "cannot be chosen: most rows equal others"),
+        (planted(), {"threshold": -1}, "threshold must be a cosine above -1 and at most 1; got -1"),
+        (planted(), {"threshold": 1.01}, "at most 1; got 1.01"),
+        (planted(), {"threshold": float("nan")}, "got nan"),
+        (planted(), {"expected_false": 0}, "expected_false must be above 0 and at most a tenth of the rows; got 0"),
+        (planted(), {"expected_false": 51}, "at most a tenth of the rows; got 51"),
+        (planted(), {"labels": ["a"] * 499}, "labels must have one name per vector, 500; got 499"),
+        (planted(), {"parts": "train"}, "parts must be a list"),
+    ],
+)
+def test_invalid_input_is_one_error(vectors, options, message):
+    with pytest.raises(ValueError, match=message):
+        EmbeddingSpace(vectors).duplicates(**options)
+
+
+def test_rows_of_one_group_have_no_fitted_threshold():
+    with pytest.raises(ValueError, match="all are of one group"):
+        EmbeddingSpace(planted(), ["a"] * 500).duplicates()
+
+
+def test_another_distance_is_refused():
+    with pytest.raises(ValueError, match="but the space has the euclidean distance"):
+        EmbeddingSpace(planted(), metric={"distance": "euclidean"}).duplicates(0.9)
+
+
+@pytest.mark.parametrize(("count", "threshold"), [(10, 1.0), (200, 0.9)])
+def test_rows_that_are_all_equal_are_one_cluster(count, threshold):
+    found = EmbeddingSpace(torch.ones(count, 4)).duplicates(threshold)
+    assert [len(rows) for rows in found.clusters] == [count]
+    assert found.expected_false is None
+
+
+@pytest.fixture(scope="module")
+def digit_folder(tmp_path_factory):
+    """Two folders of 120 digits each, of which the second one has resized copies of six from the first one."""
+    folder, source = tmp_path_factory.mktemp("digits"), ImageSource.of("digits", "train")
+    for row in range(240):
+        image = source.open(row, 1).resize((64, 64), Image.Resampling.BICUBIC)
+        path = folder / ("train" if row < 120 else "test") / source.labels[row]
+        path.mkdir(parents=True, exist_ok=True)
+        image.save(path / f"{row:03}.png")
+        if row < 6:
+            (folder / "test" / "copies").mkdir(parents=True, exist_ok=True)
+            image.resize((40, 40)).save(folder / "test" / "copies" / f"{row:03}.jpg", quality=90)
+    return folder
+
+
+def test_thumbnails_of_copies_are_near_identical(digits):
+    buffer = io.BytesIO()
+    digits[0].resize((200, 150)).save(buffer, "JPEG", quality=80)
+    images = [*digits, Image.open(buffer), Image.new("L", (8, 8), 128), Image.new("RGB", (50, 9), (9, 9, 9))]
+    ((_, columns),) = ThumbnailEncoder().encode(ImageSource.of(images), range(15), progress=False)
+    cosines = (columns["embedding"] @ columns["embedding"].T).fill_diagonal_(0)
+    assert cosines[12].argmax() == 0
+    assert cosines[12, 0] > 0.95
+    assert cosines[13].argmax() == 14  # blank images
+
+
+def test_the_command_finds_copies_in_another_folder(digit_folder, tmp_path, capsys):
+    train, test = digit_folder / "train", digit_folder / "test"
+    table = tmp_path / "found.csv"
+    arguments = [str(train), "--other", str(test), "--threshold", "0.999", "--table", str(table)]
+    command.main([*arguments, "--label_column", "label"])
+    with table.open() as file:
+        rows = [row for row in csv.DictReader(file) if row["cluster"]]
+    names = [row["file"].rpartition("/")[2] for row in rows]
+    assert names == [f"{row:03}.{suffix}" for row in range(6) for suffix in ("png", "jpg")]
+    text = capsys.readouterr().err
+    assert "found     12 of 246 rows in 6 clusters" in text
+    assert "labels    6 clusters have several" in text
+    assert "parts     6 clusters have rows of several" in text
+
+
+def test_the_command_reads_vectors_and_spaces(tmp_path, capsys):
+    space = EmbeddingSpace.fit(planted())
+    space.save(tmp_path / "space")
+    command.main([str(tmp_path / "space"), "--threshold", "0.9"])
+    of_space = capsys.readouterr()
+    assert of_space.out.startswith("cluster,id,cosine\n1,0,0.99")
+    Dataset.from_dict({"code": space.vectors.tolist()}).to_parquet(tmp_path / "vectors.parquet")
+    command.main([str(tmp_path / "vectors.parquet"), "--column", "code", "--threshold", "0.9"])
+    assert "found     40 of 500 rows in 20 clusters" in of_space.err
+    assert capsys.readouterr().err.endswith(of_space.err)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["empty"], "has no images"),
+        (["space", "--column", "code"], "--column code has no effect on .*space, which is an index"),
+        (["space", "--label_column", "label"], "has no 'label'"),
+    ],
+)
+def test_invalid_words_are_one_error(words, message, tmp_path):
+    (tmp_path / "empty").mkdir()
+    EmbeddingSpace.fit(planted()).save(tmp_path / "space")
+    with pytest.raises(ValueError, match=message):
+        command.main([str(tmp_path / words[0]), *words[1:]])
