@@ -1,6 +1,7 @@
 """The folder of an `EmbeddingSpace` or `ImageIndex`: its files, and the validation of all that is read from them."""
 
 import importlib.util
+import logging
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePath
@@ -11,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from huggingface_hub.dataclasses import strict
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,6 +23,8 @@ from hf_sphere.search.rows import positions
 from hf_sphere.search.source import Content
 from hf_sphere.utils.checks import check_regular, error_text
 from hf_sphere.utils.files import MANIFEST_FILE, digest_file, find_damage, read_json, write_json, write_manifest
+
+logger = logging.getLogger(__name__)
 
 ABOUT_FILE = "index.json"
 """Model, distance, sources and kind of search."""
@@ -42,6 +46,9 @@ CALIBRATION = dict.fromkeys(("groups", "matches", "ids"), torch.int64)
 CALIBRATION |= {"scores": torch.float64, "queries": torch.float32}
 """Types of the tensors of the calibration; queries are those that are not rows."""
 
+SEARCH_VERSION = 2
+"""Version of the file of an approximate search; the first one had no codes."""
+
 OPTIONS = ("rows_per_group", "calibration_rows", "seed")
 
 
@@ -58,6 +65,7 @@ class About:
     search: SearchKind
     recall: float
     curvature: float | None = None
+    search_version: int = 1  # of the file of an approximate search
     model_folder: str | None = None  # relative to the folder of the index
     tables: list[dict[str, list[int]]]  # size and time of each table, by source; only datasets in folders have some
     next_id: int  # of the next new image
@@ -91,8 +99,10 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
         embeddings = tensors.pop("embeddings")
         if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype != torch.float32:
             raise ValueError(f"{EMBEDDINGS_FILE} has {embeddings.dtype} numbers of the shape {tuple(embeddings.shape)}")
-        if not torch.stack(embeddings.aminmax()).isfinite().all():
-            raise ValueError(f"{EMBEDDINGS_FILE} has numbers that are not finite")
+        for start in range(0, len(embeddings), 1 << 15):
+            with safe_open(folder / EMBEDDINGS_FILE, "pt") as file:  # only a block of it is in memory
+                if not file.get_slice("embeddings")[start : start + (1 << 15)].isfinite().all():
+                    raise ValueError(f"{EMBEDDINGS_FILE} has numbers that are not finite")
         images = _read_images(folder, len(embeddings), about)
         return about, images, _read_space(space_class, folder, about, embeddings, images, tensors), version
     except MemoryError:
@@ -112,6 +122,7 @@ def describe_space(space: Any, **about: Any) -> About:
     search, options = space.neighbor_search, dict(zip(OPTIONS, space._options, strict=True))
     values: dict[str, Any] = {"model": "", "weights": "", "sources": [], "tables": [], **about, **space.metric}
     values["space"] = {"score": space.score, "is_chosen": space._is_chosen, **options}
+    values["search_version"] = SEARCH_VERSION
     return About(kind=space.kind, search=search.kind, recall=search.recall, next_id=space.next_id, **values)
 
 
@@ -216,7 +227,9 @@ def _read_space(
         tensors["groups"] = space._groups[rows]
     if tensors:
         space._calibration, space._is_current = Calibration(**tensors, next_id=about.next_id), True
-    if about.search in APPROXIMATE and has_faiss:
+    if about.search in APPROXIMATE and about.search_version != SEARCH_VERSION:
+        logger.warning("The search of %s is of another version of hf_sphere; it is built again on first use.", folder)
+    elif about.search in APPROXIMATE and has_faiss:
         check_regular(folder / SEARCH_FILE)
         space._search = NeighborSearch(embeddings, kind=about.search, file=folder / SEARCH_FILE, **about.metric)
         space._search.recall = about.recall

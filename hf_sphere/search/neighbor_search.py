@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import zlib
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,7 +17,14 @@ from hf_sphere.geometry.checks import check_positive
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, padded
-from hf_sphere.search.faiss_files import LARGEST_EFFORT, LINKS, read_index, write_index
+from hf_sphere.search.faiss_files import (
+    LARGEST_EFFORT,
+    new_index,
+    number_of_lists,
+    read_index,
+    write_index,
+)
+from hf_sphere.search.matching import mix
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +40,8 @@ LARGEST_EXACT = 200_000
 TARGET_RECALL = 0.98
 """Recall@10 that an approximate search must reach."""
 
-TUNING_QUERIES = 500
-"""Number of queries to measure the recall."""
+TUNING_QUERIES, CHECKING_QUERIES = 500, 100
+"""Numbers of queries to measure the recall: when an index is built, and after 0.1 % of its rows have changed."""
 
 SPARE = 8
 """Additional candidates, whose order is corrected by distances in float64; more if all are at the same distance."""
@@ -41,8 +49,8 @@ SPARE = 8
 FEW_QUERIES = 64
 """Number of queries from which products of matrices by torch are faster than FAISS's exact search."""
 
-QUERIES, REFERENCES, NUMBERS = 512, 8192, 1 << 24
-"""Sizes of a block of similarities, 16 MiB, and of one of candidates for exact distances, 128 MiB."""
+QUERIES, REFERENCES, NUMBERS = 512, 8192, 1 << 22
+"""Sizes of a block of similarities, 16 MiB, and of one of candidates for exact distances, 32 MiB."""
 
 
 def choose_kind(count: int, distance: Distance) -> SearchKind:
@@ -72,7 +80,8 @@ class NeighborSearch:
 
     An approximate search looks into as many lists of the inverted file, or candidates of the graph, as reach a
     recall@10 of `TARGET_RECALL` for the mirror images of references' tenth neighbors, reflected at the references; the
-    references themselves would be found more easily than new queries.
+    references themselves would be found more easily than new queries. Its index holds codes of 8 bits per number; the
+    distances of the candidates are those of the references.
 
     Neighbors at equal distances are in the order of the references, the first ones if there are more than k: of equal
     references always, of others among those that an approximate search finds. An exact search compares candidates in
@@ -83,10 +92,12 @@ class NeighborSearch:
         distance: `cosine` (1 - cosine; 1 for a zero vector), `euclidean` or `hyperbolic`; see `retrieval_scores`.
         curvature: c > 0 for the curvature -c of the hyperbolic distance.
         kind: Kind of the search; by default that of `choose_kind`.
-        file: File of an approximate search that `save` wrote for these references.
+        file: File of an approximate search that `save` wrote for these references, which are not read then, so that
+            a mapped file stays on disk.
 
     Attributes:
-        recall: Recall@10 measured when an approximate search was built; 1 for an exact search, NaN for a `file`.
+        recall: Recall@10 measured when an approximate search was built, or after rows were changed; 1 for an exact
+            search, NaN for a `file`.
 
     Raises:
         ValueError: If an argument or the file is invalid, or FAISS does not support the distance.
@@ -110,7 +121,7 @@ class NeighborSearch:
         if distance not in get_args(Distance):
             raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(Distance))}.")
         check_positive("curvature", curvature)
-        self.references = _at_least_float32(references)
+        self.references = _at_least_float32(references) if file is None else references
         self.distance: Distance = distance
         self.curvature = curvature
         count, is_double = len(self.references), self.references.dtype == torch.float64
@@ -118,16 +129,23 @@ class NeighborSearch:
         self.kind = kind or ("torch" if is_double and count <= LARGEST_EXACT else choose_kind(count, distance))
         self.recall = 1.0 if file is None else torch.nan
         check_kind(self.kind, distance)
-        self._order, self._starts = _group_equal(self.references)
-        self._first = self._order[self._starts[:-1]]  # of equal references, only this one is compared
-        vectors = self._prepare(self.references, as_query=False)
-        vectors = vectors if len(self._first) == count else vectors[self._first]
-        self._vectors = vectors if self.kind not in APPROXIMATE else None
+        self._vectors: Tensor | None = None
         self._index: Any = None
-        if self.kind in APPROXIMATE and file is None:
-            self._build(vectors)
-        elif file is not None:
-            self._index = read_index(file, self.kind, vectors, self._metric, self._digest())
+        if file is not None:
+            self._index, stored = read_index(file, self.kind, self.references.shape, self._metric, self._digest())
+            self._numbers, self._changed = stored["numbers"], int(stored["changed"])
+            self._center = stored["center"].to(self.references.dtype)
+            self._group(stored["hashes"])
+            if not torch.equal(self._numbers.sort().values, torch.arange(len(self._first))):
+                raise ValueError(f"{file} cannot be used: it has entries of other references. Build the index again.")
+            return
+        self._group(_hash(self.references))
+        self._check_range("references", self.references)
+        if self.kind in APPROXIMATE:
+            self._build()
+        else:
+            vectors = self._prepare(self.references, as_query=False)
+            self._vectors = vectors if len(self._first) == count else vectors[self._first]
 
     @torch.no_grad()
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -162,22 +180,17 @@ class NeighborSearch:
             keys: (N,) int64, such as groups.
             query_keys: (Q,) int64.
         """
-        queries = _at_least_float32(queries)
-        vectors = padded(self._prepare(self.references, as_query=False, as_products=True))
-        count, total = min(k + SPARE, len(self.references)), len(self.references)
-        at_once = max(1, min(QUERIES, 4 * NUMBERS // total, NUMBERS // (count * queries.shape[1])))
-        neighbors = []
-        for block, own in zip(queries.split(at_once), query_keys.split(at_once), strict=True):
-            points = padded(self._prepare(block, as_query=True, as_products=True))
-            similarities = (points @ vectors.T)[: len(block), :total]
-            similarities.masked_fill_(own[:, None] == keys, -torch.inf)
-            largest, rows = similarities.topk(count)
-            rows = rows.masked_fill(largest == -torch.inf, -1).sort(dim=1).values  # equal distances are in their order
-            distances, order = self._distances(block, rows).sort(dim=1, stable=True)
-            neighbors.append((distances[:, :k], rows.gather(1, order)[:, :k]))
-        distances, rows = (torch.cat(pieces) for pieces in zip(*neighbors, strict=True))
-        missing = (0, k - rows.shape[1])
-        return F.pad(distances, missing, value=torch.inf), F.pad(rows, missing, value=-1)
+        found = self._exact(_at_least_float32(queries), k, torch.arange(len(keys)), keys, query_keys)
+        missing = (0, k - found[0].shape[1])
+        return F.pad(found[0], missing, value=torch.inf), F.pad(found[1], missing, value=-1)
+
+    def _exact(self, queries: Tensor, k: int, rows: Tensor, *keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the distances and rows of the nearest of some references, without those of the key of a query."""
+        points = self._prepare(queries, as_query=True, as_products=True)
+        numbers = _largest_products(points, self._blocks(rows, as_products=True), k + SPARE, *keys)
+        found = rows[numbers].where(numbers >= 0, -1)
+        distances, order = self._distances(queries, found).sort(dim=1, stable=True)  # equal ones are in their order
+        return distances[:, :k], found.gather(1, order)[:, :k]
 
     def _nearest(self, queries: Tensor, k: int, count: int) -> tuple[Tensor, Tensor]:
         """Search among `count` candidates, and among more if the k-th neighbor is as far as the last of them."""
@@ -211,22 +224,71 @@ class NeighborSearch:
 
     def save(self, path: Path) -> None:
         """Write the index of an approximate search, without the references, to a safetensors file."""
-        write_index(path, self._index, self._digest())
+        about = {"numbers": self._numbers, "hashes": self._hashes, "changed": torch.tensor(self._changed)}
+        write_index(path, self._index, self._digest(), about | {"center": self._center.double()})
+
+    def update(self, references: Tensor, old: Tensor) -> bool:
+        """Replace the references: an approximate index gets the new ones, and an inverted file loses the old ones.
+
+        Args:
+            references: (M, d), valid, of the same dtype.
+            old: (M,), the row that each was before, -1 for new ones.
+
+        Returns:
+            Whether that is possible; it is not for other kinds, and if references of a graph are gone.
+        """
+        kept, is_new, groups = old >= 0, old < 0, self._groups
+        if self._index is None or (self.kind == "hnsw" and kept.sum() < len(groups)):
+            return False
+        self._check_range("references", references[is_new])
+        hashes, self.references = self._hashes[old], references
+        hashes[is_new] = _hash(references[is_new])
+        numbers = torch.full((len(self._first) + 1,), -1)  # by old number; the last one is that of removed entries
+        self._group(hashes)
+        numbers[groups[old[kept]]] = self._groups[kept]
+        before, self._numbers = self._numbers, numbers[self._numbers]
+        if len(gone := ((self._numbers < 0) & (before >= 0)).nonzero()[:, 0]):
+            self._index.remove_ids(gone.numpy())
+        is_added = torch.full((len(self._first),), True)
+        is_added[self._numbers[self._numbers >= 0]] = False
+        self._append(is_added.nonzero()[:, 0])
+        self._changed += len(gone) + int(is_added.sum())
+        return True
+
+    def refresh(self) -> None:
+        """Measure the recall if many references were changed, and build the index again if it fell, or for long lists.
+
+        It fell if chance does not explain it, for all references or for the last ones.
+        """
+        count = len(self._first)
+        if self._index is None or self._changed <= count // 1000:
+            return
+        entries = self._numbers[self._numbers >= 0]
+        samples = (_spread(part, CHECKING_QUERIES) for part in (entries, entries[-self._changed :]))
+        recalls = [self._recalls(*self._held_out(sample)) for sample in samples]
+        highest = min(float(part.mean() + 2 * part.std(correction=0) / len(part) ** 0.5) for part in recalls)
+        self.recall, self._changed = min(float(part.mean()) for part in recalls), 0
+        if highest < TARGET_RECALL or (self.kind == "ivf" and 2 * self._index.nlist < number_of_lists(count)):
+            logger.warning("Many rows have changed (recall@10 %.3f); the index is built again.", self.recall)
+            self._build()
 
     def _digest(self) -> str:
-        return f"{self.distance} {zlib.crc32(self.references.contiguous().numpy().data):08x}"
+        """Return what identifies the references: a digest of some, so that a mapped file stays on disk."""
+        some = self.references[:: max(1, len(self.references) // 256)].contiguous()
+        return f"{self.distance} {tuple(self.references.shape)} {zlib.crc32(some.numpy().data):08x}"
 
     def _candidates(self, queries: Tensor, count: int) -> Tensor:
         """Return the numbers of the vectors with the largest similarities, (Q, count), in any order."""
         vectors = self._prepare(queries, as_query=True)
         if self._index is not None:
-            return torch.from_numpy(self._index.search(vectors.numpy(), count)[1])
+            labels = torch.from_numpy(self._index.search(vectors.numpy(), count)[1])
+            return self._numbers[labels].where(labels >= 0, -1)
         assert self._vectors is not None
         if self.kind == "flat" and (self.distance != "cosine" or len(queries) < FEW_QUERIES):
             import faiss
 
             return torch.from_numpy(faiss.knn(vectors.numpy(), self._vectors.numpy(), count, self._metric)[1])
-        return torch.cat([_largest_products(block, self._vectors, count) for block in vectors.split(QUERIES)])
+        return _largest_products(vectors, self._vectors.split(REFERENCES), count)
 
     def _prepare(self, points: Tensor, *, as_query: bool, as_products: bool = False) -> Tensor:
         """Map points (n, d) to the vectors (n, e) whose inner products, or distances for FAISS, are compared.
@@ -235,20 +297,39 @@ class NeighborSearch:
         """
         if self.distance == "hyperbolic":
             return for_hyperbolic_distances(points, self.curvature)[0 if as_query else 1]
+        if as_query:
+            self._check_range("queries", points)
         # centered against cancellation
         points = project_to_sphere(points) if self.distance == "cosine" else points - self._center
-        points = points.to(self.references.dtype if self.kind == "torch" else torch.float32)
-        if self.distance == "cosine":
+        points = points.to(self._dtype)
+        if self.distance == "cosine" or (self.kind != "torch" and not as_products):
             return points
-        squares, limits = points.square().sum(1, keepdim=True), torch.finfo(points.dtype)
-        rule = f"{'queries' if as_query else 'references'} must be below {limits.max**0.5 / 8:.0e} to be compared"
-        check_rows(squares[:, 0] < limits.max / 64, f"{rule} in {limits.dtype}", "are not")
-        if self.kind != "torch" and not as_products:
-            return points
+        squares = points.square().sum(1, keepdim=True)
         return torch.cat([points, torch.ones_like(squares) if as_query else -squares / 2], dim=1)
+
+    def _blocks(self, rows: Tensor, size: int = REFERENCES, *, as_products: bool = False) -> Iterator[Tensor]:
+        """Yield what `_prepare` makes of the references of rows, block by block, since all would need much memory."""
+        for block in rows.split(size):
+            yield self._prepare(self.references[block], as_query=False, as_products=as_products)
+
+    def _check_range(self, what: str, points: Tensor) -> None:
+        """Raise an error if squares of Euclidean distances overflow."""
+        if self.distance == "euclidean":
+            distances = torch.cdist(points, self._center[None], compute_mode="donot_use_mm_for_euclid_dist")[:, 0]
+            largest = torch.finfo(self._dtype).max ** 0.5 / 8
+            rule = f"{what} must be below {largest:.0e} to be compared in {self._dtype}"
+            check_rows(distances < largest, rule, "are not")
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.references.dtype if self.kind == "torch" else torch.float32
 
     def _distances(self, queries: Tensor, rows: Tensor) -> Tensor:
         """Return the distances between queries (b, d) and the references of rows (b, n): (b, n), float64."""
+        at_once = max(1, NUMBERS // (rows.shape[1] * queries.shape[1]))
+        if len(queries) > at_once:
+            pairs = zip(queries.split(at_once), rows.split(at_once), strict=True)
+            return torch.cat([self._distances(*pair) for pair in pairs])
         neighbors = self.references[rows.clamp_min(0)].double()
         points = queries[:, None].double()
         if self.distance == "cosine":
@@ -274,40 +355,58 @@ class NeighborSearch:
 
         return faiss.METRIC_INNER_PRODUCT if self.distance == "cosine" else faiss.METRIC_L2
 
-    def _build(self, vectors: Tensor) -> None:
+    def _group(self, hashes: Tensor) -> None:
+        self._hashes, self._groups = hashes, _group_equal(self.references, hashes)
+        self._order = self._groups.argsort(stable=True)
+        self._starts = F.pad(self._groups.bincount().cumsum(0), (1, 0))
+        self._first = self._order[self._starts[:-1]]  # of equal references, only this one is compared
+
+    def _build(self) -> None:
         """Build the index, and search ever more of it until the recall is high enough."""
         import faiss
 
-        if len(vectors) < len(self.references):  # so that the recall is that of different neighbors
-            different = NeighborSearch(self.references[self._first], distance=self.distance, kind=self.kind)
-            self._index, self.recall = different._index, different.recall
-            return
-        count, dim = vectors.shape
-        if self.kind == "hnsw":
-            self._index = faiss.IndexHNSWFlat(dim, LINKS, self._metric)
-            parameter, effort, limit = "efSearch", 16, LARGEST_EFFORT
-        else:
-            # FAISS recommends 4 to 16 sqrt(N) lists and at least 39 references for the training of each.
-            limit = max(1, min(round(4 * count**0.5), count // 39))
-            self._index = faiss.index_factory(dim, f"IVF{limit},Flat", self._metric)
-            self._index.cp.min_points_per_centroid = 1
-            self._index.cp.max_points_per_centroid = 64  # the default of 256 takes four times as long
-            self._index.train(vectors.numpy())
-            parameter, effort = "nprobe", 1
-        self._index.add(vectors.numpy())
-        k = min(10, count)
-        exact = NeighborSearch(self.references, distance=self.distance, kind="flat")
-        sample = torch.arange(count)[:: max(1, count // TUNING_QUERIES)][:TUNING_QUERIES]
-        partners = exact.search(self.references[sample], k)[1][:, -1]
-        points = vectors if self.distance == "cosine" else self.references
-        queries = 2 * points[sample] - points[partners]
-        farthest = exact.search(queries, k)[0][:, -1:] * (1 + 1e-9)
+        self.__dict__.pop("_center", None)  # of earlier references
+        count, dim, is_graph = len(self._first), self.references.shape[1], self.kind == "hnsw"
+        lists, self._changed, self._numbers = number_of_lists(count), 0, torch.empty(0, dtype=torch.long)
+        self._index = new_index(self.kind, dim, lists, self._metric)
+        # FAISS recommends at least 39 per list; more take longer, and memory.
+        sample = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: 40 * lists]
+        self._index.train(torch.cat([*self._blocks(self._first[sample])]).numpy())
+        self._append(torch.arange(count))
+        parameter, effort, limit = ("efSearch", 16, LARGEST_EFFORT) if is_graph else ("nprobe", 1, lists)
+        held_out = self._held_out(_spread(torch.arange(count), TUNING_QUERIES))
         while True:
             faiss.ParameterSpace().set_index_parameter(self._index, parameter, effort)
-            self.recall = float((self.search(queries, k)[0] <= farthest).double().mean())
+            self.recall = float(self._recalls(*held_out).mean())
             if self.recall >= TARGET_RECALL or effort >= limit:
                 return
             effort = min(2 * effort, limit)
+
+    def _append(self, numbers: Tensor) -> None:
+        """Add different references, by their numbers, to the index."""
+        label = len(self._numbers)  # those of removed entries are not used again
+        for vectors in self._blocks(self._first[numbers], 8 * REFERENCES):
+            if self.kind == "hnsw":
+                self._index.add(vectors.numpy())
+            else:
+                self._index.add_with_ids(vectors.numpy(), np.arange(label, label + len(vectors)))
+            label += len(vectors)
+        self._numbers = torch.cat([self._numbers, numbers])
+
+    def _held_out(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mirror images of tenth neighbors, reflected at references, (n, d), and their tenth distances."""
+        points = self.references[self._first[numbers]]
+        partners = self.references[self._exact(points, 10, self._first)[1][:, -1]]
+        if self.distance == "cosine":
+            points, partners = project_to_sphere(points), project_to_sphere(partners)
+        queries = 2 * points - partners
+        return queries, self._exact(queries, 10, self._first)[0][:, -1:] * (1 + 1e-9)
+
+    def _recalls(self, queries: Tensor, farthest: Tensor) -> Tensor:
+        """Return the recall@10 of each query, (n,)."""
+        found = self._candidates(queries, min(10 + SPARE, len(self._first)))
+        distances = self._distances(queries, self._first[found.clamp_min(0)].where(found >= 0, -1))
+        return (distances.sort(dim=1).values[:, :10] <= farthest).double().mean(1)
 
 
 def _at_least_float32(embeddings: Any) -> Tensor:
@@ -315,25 +414,58 @@ def _at_least_float32(embeddings: Any) -> Tensor:
     return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
 
 
-def _group_equal(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of vectors (N, d) sorted by vector, (N,), and where each of U vectors starts, (U + 1,)."""
-    cells = (vectors + 0.0).contiguous().numpy()  # -0.0 and 0.0 are equal
-    rows = cells.view(f"V{cells.itemsize * cells.shape[1]}")[:, 0]
-    _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
-    group = torch.from_numpy(first.argsort().argsort()[inverse])  # in the order of their first rows
-    return group.argsort(stable=True), F.pad(group.bincount().cumsum(0), (1, 0))
+def _hash(vectors: Tensor) -> Tensor:
+    """Return a number that follows from the bits of each vector, (N,) int64."""
+    factors = mix(np.arange(vectors.shape[1] * vectors.element_size() // 4))
+    hashes = torch.empty(len(vectors), dtype=torch.long)
+    for block, part in zip(vectors.split(1024), hashes.split(1024), strict=True):
+        cells = (block + 0.0).contiguous().numpy()  # -0.0 and 0.0 are equal
+        part[:] = torch.from_numpy((cells.view(np.uint32).astype(np.uint64) @ factors).view(np.int64))
+    return hashes
 
 
-def _largest_products(queries: Tensor, references: Tensor, count: int) -> Tensor:
-    """Return the rows of the references (N, e) with the largest inner products with queries (b, e): (b, count)."""
-    products, rows = [], []
-    for start in range(0, len(references), REFERENCES):
-        block = references[start : start + REFERENCES]
-        similarities = (padded(queries) @ padded(block).T)[: len(queries), : len(block)]
-        largest = _largest(similarities, min(count, len(block)))
-        products.append(similarities.gather(1, largest))
-        rows.append(start + largest)
-    return torch.cat(rows, 1).gather(1, _largest(torch.cat(products, 1), count))
+def _group_equal(vectors: Tensor, hashes: Tensor) -> Tensor:
+    """Return the number of the group of equal vectors of each, (N,), in the order of their first rows.
+
+    Hashes that different vectors share are changed.
+    """
+    while True:
+        _, first, inverse = (torch.from_numpy(each) for each in np.unique(hashes.numpy(), True, True))
+        rows = (first[inverse] != torch.arange(len(vectors))).nonzero()[:, 0]
+        pairs = zip(rows.split(REFERENCES), first[inverse[rows]].split(REFERENCES), strict=True)
+        differ = torch.cat([block[(vectors[block] != vectors[other]).any(1)] for block, other in pairs])
+        if not len(differ):
+            return first.argsort().argsort()[inverse]
+        hashes[differ] += 1
+
+
+def _spread(numbers: Tensor, count: int) -> Tensor:
+    return numbers[:: max(1, len(numbers) // count)][:count]
+
+
+def _largest_products(
+    queries: Tensor, blocks: Iterable[Tensor], count: int, keys: Any = None, query_keys: Any = None
+) -> Tensor:
+    """Return the rows of references, given block by block (n, e), with the largest inner products with queries (Q, e).
+
+    They are (Q, count), in order, and of equal products the first. References (N,) with the key of a query are left
+    out; -1 fills up.
+    """
+    parts, start = queries.split(QUERIES), 0
+    best = [(part.new_empty(len(part), 0), torch.empty(len(part), 0, dtype=torch.long)) for part in parts]
+    for block in blocks:
+        columns = padded(block).T
+        for n, part in enumerate(parts):
+            similarities = (padded(part) @ columns)[: len(part), : len(block)]
+            if keys is not None:
+                own = query_keys[n * QUERIES : n * QUERIES + len(part), None]
+                similarities.masked_fill_(own == keys[start : start + len(block)], -torch.inf)
+            largest = _largest(similarities, min(count, len(block)))
+            products = torch.cat([best[n][0], similarities.gather(1, largest)], 1)
+            chosen = _largest(products, min(count, products.shape[1]))
+            best[n] = products.gather(1, chosen), torch.cat([best[n][1], start + largest], 1).gather(1, chosen)
+        start += len(block)
+    return torch.cat([rows.masked_fill(products == -torch.inf, -1) for products, rows in best])
 
 
 def _largest(values: Tensor, count: int) -> Tensor:
