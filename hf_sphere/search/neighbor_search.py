@@ -264,8 +264,8 @@ class NeighborSearch:
         if self._index is None or self._changed <= count // 1000:
             return
         entries = self._numbers[self._numbers >= 0]
-        samples = (_spread(part, CHECKING_QUERIES) for part in (entries, entries[-self._changed :]))
-        recalls = [self._recalls(*self._held_out(sample)) for sample in samples]
+        samples = [_spread(part, CHECKING_QUERIES) for part in (entries, entries[-self._changed :])]
+        recalls = self._recalls(*self._held_out(torch.cat(samples))).split([*map(len, samples)])
         highest = min(float(part.mean() + 2 * part.std(correction=0) / len(part) ** 0.5) for part in recalls)
         self.recall, self._changed = min(float(part.mean()) for part in recalls), 0
         if highest < TARGET_RECALL or (self.kind == "ivf" and 2 * self._index.nlist < number_of_lists(count)):
@@ -299,6 +299,8 @@ class NeighborSearch:
             return for_hyperbolic_distances(points, self.curvature)[0 if as_query else 1]
         if as_query:
             self._check_range("queries", points)
+        if self.distance == "cosine" and _are_units(points):
+            return points.to(self._dtype)
         # centered against cancellation
         points = project_to_sphere(points) if self.distance == "cosine" else points - self._center
         points = points.to(self._dtype)
@@ -437,6 +439,11 @@ def _group_equal(vectors: Tensor, hashes: Tensor) -> Tensor:
         if not len(differ):
             return first.argsort().argsort()[inverse]
         hashes[differ] += 1
+
+
+def _are_units(vectors: Tensor) -> bool:
+    """Whether vectors (n, d) in float32 are unit vectors, so that they need no copy."""
+    return vectors.dtype == torch.float32 and bool(((vectors.norm(dim=1) - 1).abs() < 1e-6).all())
 
 
 def _spread(numbers: Tensor, count: int) -> Tensor:
