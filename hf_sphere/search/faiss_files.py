@@ -7,6 +7,7 @@ everything is checked.
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
@@ -23,13 +24,14 @@ ABOUT = {"numbers": torch.int64, "hashes": torch.int64, "center": torch.float64,
 COMMON = {"codes": torch.uint8, "ranges": torch.float32, "effort": torch.int64, **ABOUT}
 
 DTYPES = {
-    "ivf": {"centroids": torch.float32, "lists": torch.int64, **COMMON},
+    "ivf": {"centroids": torch.float32, "sizes": torch.int64, **COMMON},
     "hnsw": {"links": torch.int32, "levels": torch.int32, "entry": torch.int64, **COMMON},
 }
 """Tensors of a file by kind of index.
 
 Entries have codes, by the ranges of the dimensions, and the numbers of different references; hashes are those of all.
-Effort is the number of lists, or of candidates of the graph, in a search."""
+Sizes are those of the lists, whose entries follow each other. Effort is the number of lists, or of candidates of the
+graph, in a search."""
 
 
 def number_of_lists(count: int) -> int:
@@ -41,9 +43,10 @@ def new_index(kind: str, dim: int, lists: int, metric: int) -> Any:
     """Return a FAISS index of codes of 8 bits per dimension that is not trained."""
     import faiss
 
+    kinds: Any = faiss
     if kind == "hnsw":
-        return faiss.IndexHNSWSQ(dim, faiss.ScalarQuantizer.QT_8bit, LINKS, metric)
-    index = faiss.index_factory(dim, f"IVF{lists},SQ8", metric)
+        return kinds.IndexHNSWSQ(dim, kinds.ScalarQuantizer.QT_8bit, LINKS, metric)
+    index = kinds.index_factory(dim, f"IVF{lists},SQ8", metric)
     index.cp.min_points_per_centroid = 1
     return index
 
@@ -52,28 +55,24 @@ def write_index(path: Path, index: Any, references: str, about: dict[str, Tensor
     """Write a FAISS index with a digest of its references, and what else is known of them."""
     import faiss
 
-    tensors, count, dim = dict(about), len(about["numbers"]), index.d
+    tensors = dict(about)
     if isinstance(index, faiss.IndexHNSW):
-        graph, storage = index.hnsw, faiss.downcast_index(index.storage)
-        links, levels = (torch.from_numpy(faiss.vector_to_array(values)) for values in (graph.neighbors, graph.levels))
-        tensors |= {"links": links, "levels": levels, "entry": torch.tensor(graph.entry_point)}
-        tensors |= {"codes": torch.from_numpy(faiss.vector_to_array(storage.codes)).view(count, dim)}
+        graph: Any = index.hnsw
+        storage: Any = faiss.downcast_index(index.storage)
+        for name, values in {"links": graph.neighbors, "levels": graph.levels, "codes": storage.codes}.items():
+            tensors[name] = torch.from_numpy(faiss.vector_to_array(values))
+        tensors |= {"entry": torch.tensor(graph.entry_point), "effort": torch.tensor(graph.efSearch)}
     else:
-        storage, stored = index, index.invlists
-        lists, codes = torch.full((count,), -1), torch.empty(count, dim, dtype=torch.uint8)
-        for list_id in range(index.nlist):
-            if size := stored.list_size(list_id):
-                entries = torch.from_numpy(faiss.rev_swig_ptr(stored.get_ids(list_id), size))
-                lists[entries] = list_id
-                cells = faiss.rev_swig_ptr(stored.get_codes(list_id), size * dim)
-                codes[entries] = torch.from_numpy(cells).view(size, dim)
-        tensors |= {"lists": lists, "codes": codes}
-        if (removed := lists < 0).any():
-            tensors |= {name: tensors[name][~removed] for name in ("lists", "codes", "numbers")}
+        storage = index
+        stored, sizes = index.invlists, [index.invlists.list_size(number) for number in range(index.nlist)]
+        ids = [faiss.rev_swig_ptr(stored.get_ids(n), size) for n, size in enumerate(sizes) if size]
+        codes = [faiss.rev_swig_ptr(stored.get_codes(n), size * index.d) for n, size in enumerate(sizes) if size]
+        tensors |= {"numbers": about["numbers"][np.concatenate(ids)], "codes": torch.from_numpy(np.concatenate(codes))}
         # a tensor with contrib.torch_utils
         tensors["centroids"] = torch.as_tensor(index.quantizer.reconstruct_n(0, index.nlist))
+        tensors |= {"sizes": torch.tensor(sizes), "effort": torch.tensor(index.nprobe)}
+    tensors["codes"] = tensors["codes"].view(-1, index.d)
     tensors["ranges"] = torch.from_numpy(faiss.vector_to_array(storage.sq.trained))
-    tensors["effort"] = torch.tensor(index.nprobe if storage is index else index.hnsw.efSearch)
     with atomic_file(path) as unfinished:
         save_file(tensors, unfinished, {"references": references})
 
@@ -92,15 +91,10 @@ def read_index(
             raise ValueError("it was built for other embeddings, or for another distance")
         if {name: tensor.dtype for name, tensor in tensors.items()} != DTYPES.get(kind):
             raise ValueError(f"it does not have the tensors of the kind {kind}")
-        numbers, dim = tensors["numbers"], shape[1]
-        shapes = {
-            "codes": (*numbers.shape, dim),
-            "ranges": (2 * dim,),
-            "hashes": shape[:1],
-            "center": (dim,),
-            "changed": (),
-        }
-        if numbers.ndim != 1 or any(tensors[name].shape != expected for name, expected in shapes.items()):
+        count, dim = tensors["numbers"].numel(), shape[1]
+        shapes = [(count,), (count, dim), (2 * dim,), shape[:1], (dim,), ()]
+        names = ("numbers", "codes", "ranges", "hashes", "center", "changed")
+        if [tensors[name].shape for name in names] != shapes:
             raise ValueError("its tensors do not fit together")
         if not (tensors["ranges"].isfinite().all() and tensors["center"].isfinite().all()):
             raise ValueError("it has numbers that are not finite")
@@ -109,26 +103,24 @@ def read_index(
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be used: {error_text(error)}. Build the index again.") from error
     if index is None:
-        raise ValueError(f"{path} cannot be used: its {kind} index is not one of {len(numbers):,} entries.")
+        raise ValueError(f"{path} cannot be used: its {kind} index is not one of {count:,} entries.")
     return index, about
 
 
-def _read_lists(metric: int, centroids: Tensor, lists: Tensor, effort: Tensor, codes: Tensor, ranges: Tensor) -> Any:
+def _read_lists(metric: int, centroids: Tensor, sizes: Tensor, effort: Tensor, codes: Tensor, ranges: Tensor) -> Any:
     import faiss
 
     count, dim = codes.shape
-    fits = centroids.shape[1:] == (dim,) and centroids.isfinite().all() and lists.shape == (count,)
-    if not (fits and lists.min() >= 0 and lists.max() < len(centroids) and _within(effort, 1, len(centroids))):
+    fits = centroids.shape == (*sizes.shape, dim) and centroids.isfinite().all() and _within(effort, 1, len(centroids))
+    if not (fits and 0 <= sizes.min() <= sizes.max() <= count == sizes.sum()):
         return None
     index = new_index("ivf", dim, len(centroids), metric)
     index.quantizer.add(centroids.numpy())
     faiss.copy_array_to_vector(ranges.numpy(), index.sq.trained)
     index.is_trained, index.nprobe, index.ntotal = True, int(effort), count
-    for list_id, entries in enumerate(
-        lists.argsort(stable=True).split(lists.bincount(minlength=len(centroids)).tolist())
-    ):
-        rows, cells = entries.numpy(), codes[entries].numpy()  # referenced during the call, which receives pointers
-        index.invlists.add_entries(list_id, len(entries), faiss.swig_ptr(rows), faiss.swig_ptr(cells))
+    lists = zip(torch.arange(count).split(sizes.tolist()), codes.split(sizes.tolist()), strict=True)
+    for number, (ids, cells) in enumerate(lists):
+        index.invlists.add_entries(number, len(ids), faiss.swig_ptr(ids.numpy()), faiss.swig_ptr(cells.numpy()))
     return index
 
 
@@ -152,7 +144,7 @@ def _read_graph(
             return None
     if not (_within(entry, 0, count - 1) and levels[entry] == levels.max() and _within(effort, 1, LARGEST_EFFORT)):
         return None
-    storage = faiss.downcast_index(index.storage)
+    storage: Any = faiss.downcast_index(index.storage)
     faiss.copy_array_to_vector(codes.flatten().numpy(), storage.codes)
     faiss.copy_array_to_vector(ranges.numpy(), storage.sq.trained)
     storage.is_trained, index.is_trained, storage.ntotal, index.ntotal = True, True, count, count

@@ -1,7 +1,6 @@
 """The folder of an `EmbeddingSpace` or `ImageIndex`: its files, and the validation of all that is read from them."""
 
 import importlib.util
-import logging
 import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePath
@@ -24,15 +23,13 @@ from hf_sphere.search.source import Content
 from hf_sphere.utils.checks import check_regular, error_text
 from hf_sphere.utils.files import MANIFEST_FILE, digest_file, find_damage, read_json, write_json, write_manifest
 
-logger = logging.getLogger(__name__)
-
 ABOUT_FILE = "index.json"
 """Model, distance, sources and kind of search."""
 
-EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE = "embeddings.safetensors", "images.parquet", "search.safetensors"
+EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE = "embeddings.safetensors", "images.parquet", "codes.safetensors"
 """Embeddings and calibration; the columns of the rows; and the index of an approximate search."""
 
-FILES = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE}
+FILES = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE, "search.safetensors"}
 
 TYPES = dict.fromkeys(("id", "source", "row", "size", "time"), pa.int64())
 TYPES |= dict.fromkeys(("file", "digest", "settings", "label", "prediction", "text"), pa.string())
@@ -45,9 +42,6 @@ OPTIONAL = {"label", "prediction", "confidence", "concentration", "text", "group
 CALIBRATION = dict.fromkeys(("groups", "matches", "ids"), torch.int64)
 CALIBRATION |= {"scores": torch.float64, "queries": torch.float32}
 """Types of the tensors of the calibration; queries are those that are not rows."""
-
-SEARCH_VERSION = 2
-"""Version of the file of an approximate search; the first one had no codes."""
 
 OPTIONS = ("rows_per_group", "calibration_rows", "seed")
 
@@ -65,7 +59,6 @@ class About:
     search: SearchKind
     recall: float
     curvature: float | None = None
-    search_version: int = 1  # of the file of an approximate search
     model_folder: str | None = None  # relative to the folder of the index
     tables: list[dict[str, list[int]]]  # size and time of each table, by source; only datasets in folders have some
     next_id: int  # of the next new image
@@ -122,7 +115,6 @@ def describe_space(space: Any, **about: Any) -> About:
     search, options = space.neighbor_search, dict(zip(OPTIONS, space._options, strict=True))
     values: dict[str, Any] = {"model": "", "weights": "", "sources": [], "tables": [], **about, **space.metric}
     values["space"] = {"score": space.score, "is_chosen": space._is_chosen, **options}
-    values["search_version"] = SEARCH_VERSION
     return About(kind=space.kind, search=search.kind, recall=search.recall, next_id=space.next_id, **values)
 
 
@@ -227,9 +219,8 @@ def _read_space(
         tensors["groups"] = space._groups[rows]
     if tensors:
         space._calibration, space._is_current = Calibration(**tensors, next_id=about.next_id), True
-    if about.search in APPROXIMATE and about.search_version != SEARCH_VERSION:
-        logger.warning("The search of %s is of another version of hf_sphere; it is built again on first use.", folder)
-    elif about.search in APPROXIMATE and has_faiss:
+    # An index of an older version has another file; its search is built again when it is first used.
+    if about.search in APPROXIMATE and has_faiss and os.path.lexists(folder / SEARCH_FILE):
         check_regular(folder / SEARCH_FILE)
         space._search = NeighborSearch(embeddings, kind=about.search, file=folder / SEARCH_FILE, **about.metric)
         space._search.recall = about.recall

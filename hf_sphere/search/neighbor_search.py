@@ -1,9 +1,10 @@
 """Nearest neighbors of queries among references: exact with torch or FAISS, approximate with an index of FAISS."""
 
+import hashlib
 import importlib.util
 import logging
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -24,7 +25,6 @@ from hf_sphere.search.faiss_files import (
     read_index,
     write_index,
 )
-from hf_sphere.search.matching import mix
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ LARGEST_EXACT = 200_000
 TARGET_RECALL = 0.98
 """Recall@10 that an approximate search must reach."""
 
-TUNING_QUERIES, CHECKING_QUERIES = 500, 100
-"""Numbers of queries to measure the recall: when an index is built, and after 0.1 % of its rows have changed."""
+TUNING_QUERIES = 500
+"""Number of queries to measure the recall."""
 
 SPARE = 8
 """Additional candidates, whose order is corrected by distances in float64; more if all are at the same distance."""
@@ -121,12 +121,14 @@ class NeighborSearch:
         if distance not in get_args(Distance):
             raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(Distance))}.")
         check_positive("curvature", curvature)
-        self.references = _at_least_float32(references) if file is None else references
+        is_mapped = file is not None and isinstance(references, Tensor)
+        self.references = references if is_mapped else _at_least_float32(references)
         self.distance: Distance = distance
         self.curvature = curvature
         count, is_double = len(self.references), self.references.dtype == torch.float64
         # FAISS compares in float32, which may not distinguish the nearest references.
         self.kind = kind or ("torch" if is_double and count <= LARGEST_EXACT else choose_kind(count, distance))
+        self._dtype = self.references.dtype if self.kind == "torch" else torch.float32
         self.recall = 1.0 if file is None else torch.nan
         check_kind(self.kind, distance)
         self._vectors: Tensor | None = None
@@ -180,17 +182,19 @@ class NeighborSearch:
             keys: (N,) int64, such as groups.
             query_keys: (Q,) int64.
         """
-        found = self._exact(_at_least_float32(queries), k, torch.arange(len(keys)), keys, query_keys)
-        missing = (0, k - found[0].shape[1])
-        return F.pad(found[0], missing, value=torch.inf), F.pad(found[1], missing, value=-1)
-
-    def _exact(self, queries: Tensor, k: int, rows: Tensor, *keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distances and rows of the nearest of some references, without those of the key of a query."""
-        points = self._prepare(queries, as_query=True, as_products=True)
-        numbers = _largest_products(points, self._blocks(rows, as_products=True), k + SPARE, *keys)
-        found = rows[numbers].where(numbers >= 0, -1)
-        distances, order = self._distances(queries, found).sort(dim=1, stable=True)  # equal ones are in their order
-        return distances[:, :k], found.gather(1, order)[:, :k]
+        queries, count, neighbors = _at_least_float32(queries), min(k + SPARE, len(keys)), []
+        for block, own in zip(queries.split(4 * QUERIES), query_keys.split(4 * QUERIES), strict=True):
+            points = self._prepare(block, as_query=True, as_products=True)
+            # The references one block after another, since all would need much memory.
+            parts = (
+                self._prepare(part, as_query=False, as_products=True) for part in self.references.split(REFERENCES)
+            )
+            rows = _largest_products(points, parts, count, keys, own)  # equal distances are in their order
+            distances, order = self._distances(block, rows).sort(dim=1, stable=True)
+            neighbors.append((distances[:, :k], rows.gather(1, order)[:, :k]))
+        distances, rows = (torch.cat(pieces) for pieces in zip(*neighbors, strict=True))
+        missing = (0, k - rows.shape[1])
+        return F.pad(distances, missing, value=torch.inf), F.pad(rows, missing, value=-1)
 
     def _nearest(self, queries: Tensor, k: int, count: int) -> tuple[Tensor, Tensor]:
         """Search among `count` candidates, and among more if the k-th neighbor is as far as the last of them."""
@@ -228,44 +232,37 @@ class NeighborSearch:
         write_index(path, self._index, self._digest(), about | {"center": self._center.double()})
 
     def update(self, references: Tensor, old: Tensor) -> bool:
-        """Replace the references: an approximate index gets the new ones, and an inverted file loses the old ones.
+        """Replace the references (M, d), valid and of the same dtype; return whether that needs no new search.
 
-        Args:
-            references: (M, d), valid, of the same dtype.
-            old: (M,), the row that each was before, -1 for new ones.
-
-        Returns:
-            Whether that is possible; it is not for other kinds, and if references of a graph are gone.
+        An approximate index gets the new ones, and an inverted file loses those that are gone; a graph cannot. `old` is
+        the row that each was before, (M,), -1 for new ones.
         """
-        kept, is_new, groups = old >= 0, old < 0, self._groups
-        if self._index is None or (self.kind == "hnsw" and kept.sum() < len(groups)):
+        kept, groups, before = old >= 0, self._groups, self._numbers if self._index is not None else None
+        if before is None or (self.kind == "hnsw" and kept.sum() < len(groups)):
             return False
-        self._check_range("references", references[is_new])
+        self._check_range("references", references[~kept])
         hashes, self.references = self._hashes[old], references
-        hashes[is_new] = _hash(references[is_new])
-        numbers = torch.full((len(self._first) + 1,), -1)  # by old number; the last one is that of removed entries
+        hashes[~kept] = _hash(references[~kept])
         self._group(hashes)
+        numbers = torch.full((int(groups.max()) + 2,), -1)  # by old number; the last one is that of removed entries
         numbers[groups[old[kept]]] = self._groups[kept]
-        before, self._numbers = self._numbers, numbers[self._numbers]
+        self._numbers = numbers[before]
         if len(gone := ((self._numbers < 0) & (before >= 0)).nonzero()[:, 0]):
             self._index.remove_ids(gone.numpy())
-        is_added = torch.full((len(self._first),), True)
-        is_added[self._numbers[self._numbers >= 0]] = False
-        self._append(is_added.nonzero()[:, 0])
-        self._changed += len(gone) + int(is_added.sum())
+        added = np.setdiff1d(np.arange(len(self._first)), self._numbers)
+        self._append(torch.from_numpy(added))
+        self._changed += len(gone) + len(added)
         return True
 
     def refresh(self) -> None:
-        """Measure the recall if many references were changed, and build the index again if it fell, or for long lists.
+        """Measure the recall after many changes; build the index again if it fell, or for four times the references.
 
         It fell if chance does not explain it, for all references or for the last ones.
         """
         count = len(self._first)
         if self._index is None or self._changed <= count // 1000:
             return
-        entries = self._numbers[self._numbers >= 0]
-        samples = [_spread(part, CHECKING_QUERIES) for part in (entries, entries[-self._changed :])]
-        recalls = self._recalls(*self._held_out(torch.cat(samples))).split([*map(len, samples)])
+        recalls = [self._recalls(*self._held_out(first, 100)) for first in (0, max(0, count - self._changed))]
         highest = min(float(part.mean() + 2 * part.std(correction=0) / len(part) ** 0.5) for part in recalls)
         self.recall, self._changed = min(float(part.mean()) for part in recalls), 0
         if highest < TARGET_RECALL or (self.kind == "ivf" and 2 * self._index.nlist < number_of_lists(count)):
@@ -288,7 +285,8 @@ class NeighborSearch:
             import faiss
 
             return torch.from_numpy(faiss.knn(vectors.numpy(), self._vectors.numpy(), count, self._metric)[1])
-        return _largest_products(vectors, self._vectors.split(REFERENCES), count)
+        parts = self._vectors.split(REFERENCES)
+        return torch.cat([_largest_products(block, parts, count) for block in vectors.split(QUERIES)])
 
     def _prepare(self, points: Tensor, *, as_query: bool, as_products: bool = False) -> Tensor:
         """Map points (n, d) to the vectors (n, e) whose inner products, or distances for FAISS, are compared.
@@ -299,20 +297,14 @@ class NeighborSearch:
             return for_hyperbolic_distances(points, self.curvature)[0 if as_query else 1]
         if as_query:
             self._check_range("queries", points)
-        if self.distance == "cosine" and _are_units(points):
-            return points.to(self._dtype)
-        # centered against cancellation
-        points = project_to_sphere(points) if self.distance == "cosine" else points - self._center
-        points = points.to(self._dtype)
-        if self.distance == "cosine" or (self.kind != "torch" and not as_products):
+        if self.distance == "cosine":
+            is_unit = points.dtype == torch.float32 and ((points.norm(dim=1) - 1).abs() < 1e-6).all()
+            return (points if is_unit else project_to_sphere(points)).to(self._dtype)
+        points = (points - self._center).to(self._dtype)  # against cancellation
+        if self.kind != "torch" and not as_products:
             return points
         squares = points.square().sum(1, keepdim=True)
         return torch.cat([points, torch.ones_like(squares) if as_query else -squares / 2], dim=1)
-
-    def _blocks(self, rows: Tensor, size: int = REFERENCES, *, as_products: bool = False) -> Iterator[Tensor]:
-        """Yield what `_prepare` makes of the references of rows, block by block, since all would need much memory."""
-        for block in rows.split(size):
-            yield self._prepare(self.references[block], as_query=False, as_products=as_products)
 
     def _check_range(self, what: str, points: Tensor) -> None:
         """Raise an error if squares of Euclidean distances overflow."""
@@ -321,10 +313,6 @@ class NeighborSearch:
             largest = torch.finfo(self._dtype).max ** 0.5 / 8
             rule = f"{what} must be below {largest:.0e} to be compared in {self._dtype}"
             check_rows(distances < largest, rule, "are not")
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.references.dtype if self.kind == "torch" else torch.float32
 
     def _distances(self, queries: Tensor, rows: Tensor) -> Tensor:
         """Return the distances between queries (b, d) and the references of rows (b, n): (b, n), float64."""
@@ -358,7 +346,9 @@ class NeighborSearch:
         return faiss.METRIC_INNER_PRODUCT if self.distance == "cosine" else faiss.METRIC_L2
 
     def _group(self, hashes: Tensor) -> None:
-        self._hashes, self._groups = hashes, _group_equal(self.references, hashes)
+        """Group equal references, in the order of their first rows."""
+        _, first, inverse = np.unique(hashes.numpy(), return_index=True, return_inverse=True)
+        self._hashes, self._groups = hashes, torch.from_numpy(first.argsort().argsort()[inverse])
         self._order = self._groups.argsort(stable=True)
         self._starts = F.pad(self._groups.bincount().cumsum(0), (1, 0))
         self._first = self._order[self._starts[:-1]]  # of equal references, only this one is compared
@@ -367,16 +357,15 @@ class NeighborSearch:
         """Build the index, and search ever more of it until the recall is high enough."""
         import faiss
 
-        self.__dict__.pop("_center", None)  # of earlier references
         count, dim, is_graph = len(self._first), self.references.shape[1], self.kind == "hnsw"
         lists, self._changed, self._numbers = number_of_lists(count), 0, torch.empty(0, dtype=torch.long)
         self._index = new_index(self.kind, dim, lists, self._metric)
         # FAISS recommends at least 39 per list; more take longer, and memory.
         sample = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: 40 * lists]
-        self._index.train(torch.cat([*self._blocks(self._first[sample])]).numpy())
+        self._index.train(self._prepare(self.references[self._first[sample]], as_query=False).numpy())
         self._append(torch.arange(count))
         parameter, effort, limit = ("efSearch", 16, LARGEST_EFFORT) if is_graph else ("nprobe", 1, lists)
-        held_out = self._held_out(_spread(torch.arange(count), TUNING_QUERIES))
+        held_out = self._held_out(0, TUNING_QUERIES)
         while True:
             faiss.ParameterSpace().set_index_parameter(self._index, parameter, effort)
             self.recall = float(self._recalls(*held_out).mean())
@@ -386,29 +375,29 @@ class NeighborSearch:
 
     def _append(self, numbers: Tensor) -> None:
         """Add different references, by their numbers, to the index."""
-        label = len(self._numbers)  # those of removed entries are not used again
-        for vectors in self._blocks(self._first[numbers], 8 * REFERENCES):
-            if self.kind == "hnsw":
-                self._index.add(vectors.numpy())
-            else:
-                self._index.add_with_ids(vectors.numpy(), np.arange(label, label + len(vectors)))
-            label += len(vectors)
-        self._numbers = torch.cat([self._numbers, numbers])
+        for block in numbers.split(8 * REFERENCES):
+            vectors = self._prepare(self.references[self._first[block]], as_query=False).numpy()
+            # Labels of removed entries are not used again.
+            labels = [np.arange(len(self._numbers), len(self._numbers) + len(block))] * (self.kind == "ivf")
+            (self._index.add_with_ids if labels else self._index.add)(vectors, *labels)
+            self._numbers = torch.cat([self._numbers, block])
 
-    def _held_out(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mirror images of tenth neighbors, reflected at references, (n, d), and their tenth distances."""
-        points = self.references[self._first[numbers]]
-        partners = self.references[self._exact(points, 10, self._first)[1][:, -1]]
+    def _held_out(self, start: int, most: int) -> tuple[Tensor, Tensor]:
+        """Return mirror images of tenth neighbors, reflected at references from a number on, and their distances."""
+        count, is_copy = len(self._first), torch.ones_like(self._order)
+        is_copy[self._first] = 0
+        points = self.references[self._first[start :: max(1, (count - start) // most)][:most]]
+        k, copies = min(10, count), torch.ones(len(points), dtype=torch.long)
+        partners = self.references[self.search_others(points, k, is_copy, copies)[1][:, -1]]
         if self.distance == "cosine":
             points, partners = project_to_sphere(points), project_to_sphere(partners)
         queries = 2 * points - partners
-        return queries, self._exact(queries, 10, self._first)[0][:, -1:] * (1 + 1e-9)
+        return queries, self.search_others(queries, k, is_copy, copies)[0][:, -1:] * (1 + 1e-9)
 
     def _recalls(self, queries: Tensor, farthest: Tensor) -> Tensor:
         """Return the recall@10 of each query, (n,)."""
-        found = self._candidates(queries, min(10 + SPARE, len(self._first)))
-        distances = self._distances(queries, self._first[found.clamp_min(0)].where(found >= 0, -1))
-        return (distances.sort(dim=1).values[:, :10] <= farthest).double().mean(1)
+        candidates = self._candidates(queries, min(10 + SPARE, len(self._first)))
+        return (self._choose(queries, candidates, 10, 1)[0] <= farthest).double().mean(1)
 
 
 def _at_least_float32(embeddings: Any) -> Tensor:
@@ -417,62 +406,33 @@ def _at_least_float32(embeddings: Any) -> Tensor:
 
 
 def _hash(vectors: Tensor) -> Tensor:
-    """Return a number that follows from the bits of each vector, (N,) int64."""
-    factors = mix(np.arange(vectors.shape[1] * vectors.element_size() // 4))
-    hashes = torch.empty(len(vectors), dtype=torch.long)
-    for block, part in zip(vectors.split(1024), hashes.split(1024), strict=True):
-        cells = (block + 0.0).contiguous().numpy()  # -0.0 and 0.0 are equal
-        part[:] = torch.from_numpy((cells.view(np.uint32).astype(np.uint64) @ factors).view(np.int64))
-    return hashes
-
-
-def _group_equal(vectors: Tensor, hashes: Tensor) -> Tensor:
-    """Return the number of the group of equal vectors of each, (N,), in the order of their first rows.
-
-    Hashes that different vectors share are changed.
-    """
-    while True:
-        _, first, inverse = (torch.from_numpy(each) for each in np.unique(hashes.numpy(), True, True))
-        rows = (first[inverse] != torch.arange(len(vectors))).nonzero()[:, 0]
-        pairs = zip(rows.split(REFERENCES), first[inverse[rows]].split(REFERENCES), strict=True)
-        differ = torch.cat([block[(vectors[block] != vectors[other]).any(1)] for block, other in pairs])
-        if not len(differ):
-            return first.argsort().argsort()[inverse]
-        hashes[differ] += 1
-
-
-def _are_units(vectors: Tensor) -> bool:
-    """Whether vectors (n, d) in float32 are unit vectors, so that they need no copy."""
-    return vectors.dtype == torch.float32 and bool(((vectors.norm(dim=1) - 1).abs() < 1e-6).all())
-
-
-def _spread(numbers: Tensor, count: int) -> Tensor:
-    return numbers[:: max(1, len(numbers) // count)][:count]
+    """Return a number of each vector, (N,) int64: of two different ones of a million in one of 10^7 cases the same."""
+    numbers = bytearray()
+    for block in vectors.split(1024):
+        rows = (block + 0.0).contiguous().numpy()  # -0.0 and 0.0 are equal
+        numbers += b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
+    return torch.frombuffer(numbers, dtype=torch.long) if numbers else torch.empty(0, dtype=torch.long)
 
 
 def _largest_products(
-    queries: Tensor, blocks: Iterable[Tensor], count: int, keys: Any = None, query_keys: Any = None
+    queries: Tensor, parts: Iterable[Tensor], count: int, keys: Any = None, query_keys: Any = None
 ) -> Tensor:
-    """Return the rows of references, given block by block (n, e), with the largest inner products with queries (Q, e).
+    """Return the rows of references, given in parts (n, e), with the largest inner products with queries (b, e).
 
-    They are (Q, count), in order, and of equal products the first. References (N,) with the key of a query are left
-    out; -1 fills up.
+    They are (b, count), in order; of equal products the first. References with the key of a query are left out, and -1
+    fills up.
     """
-    parts, start = queries.split(QUERIES), 0
-    best = [(part.new_empty(len(part), 0), torch.empty(len(part), 0, dtype=torch.long)) for part in parts]
-    for block in blocks:
-        columns = padded(block).T
-        for n, part in enumerate(parts):
-            similarities = (padded(part) @ columns)[: len(part), : len(block)]
-            if keys is not None:
-                own = query_keys[n * QUERIES : n * QUERIES + len(part), None]
-                similarities.masked_fill_(own == keys[start : start + len(block)], -torch.inf)
-            largest = _largest(similarities, min(count, len(block)))
-            products = torch.cat([best[n][0], similarities.gather(1, largest)], 1)
-            chosen = _largest(products, min(count, products.shape[1]))
-            best[n] = products.gather(1, chosen), torch.cat([best[n][1], start + largest], 1).gather(1, chosen)
-        start += len(block)
-    return torch.cat([rows.masked_fill(products == -torch.inf, -1) for products, rows in best])
+    products, rows, start = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long), 0
+    for part in parts:
+        similarities = (padded(queries) @ padded(part).T)[: len(queries), : len(part)]
+        if keys is not None:
+            similarities.masked_fill_(query_keys[:, None] == keys[start : start + len(part)], -torch.inf)
+        largest = _largest(similarities, min(count, len(part)))
+        products = torch.cat([products, similarities.gather(1, largest)], 1)
+        chosen = _largest(products, min(count, products.shape[1]))
+        products, rows = products.gather(1, chosen), torch.cat([rows, start + largest], 1).gather(1, chosen)
+        start += len(part)
+    return rows.masked_fill(products == -torch.inf, -1)
 
 
 def _largest(values: Tensor, count: int) -> Tensor:

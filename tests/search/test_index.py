@@ -325,7 +325,7 @@ def test_embeddings_of_another_dimension_than_those_of_the_model_are_an_error(in
         crafted.search(photos, 1, **QUIET)
 
 
-@pytest.mark.parametrize("name", ["images.parquet", "embeddings.safetensors", "index.json", "search.safetensors"])
+@pytest.mark.parametrize("name", ["images.parquet", "embeddings.safetensors", "index.json", "codes.safetensors"])
 def test_a_device_or_pipe_for_a_file_is_an_error(name, encoder, photos, tmp_path):
     ImageIndex.build(encoder, photos, kind="ivf", **QUIET).save(tmp_path / "index")
     (tmp_path / "index" / name).unlink()
@@ -339,8 +339,8 @@ def test_a_device_or_pipe_for_a_file_is_an_error(name, encoder, photos, tmp_path
 
 def test_the_search_of_other_embeddings_is_an_error(encoder, tmp_path):
     ImageIndex.build(encoder, "digits", kind="ivf", **QUIET).save(tmp_path)
-    neighbor_search.NeighborSearch(torch.randn(354, 6), kind="ivf").save(tmp_path / "search.safetensors")
-    with pytest.raises(ValueError, match=r"the index .* is damaged: .*search.safetensors"):
+    neighbor_search.NeighborSearch(torch.randn(354, 6), kind="ivf").save(tmp_path / "codes.safetensors")
+    with pytest.raises(ValueError, match=r"the index .* is damaged: .*codes.safetensors"):
         ImageIndex.load(rewrite(tmp_path), encoder)
 
 

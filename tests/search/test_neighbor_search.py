@@ -174,15 +174,33 @@ def test_a_file_of_another_index_is_rejected(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
-        ("ivf", "lists", lambda lists: lists + 10**9),
-        ("ivf", "lists", lambda lists: lists - 10**9),
-        ("ivf", "lists", lambda lists: lists[:-1]),
-        ("ivf", "lists", lambda lists: lists.double()),
+        ("ivf", "sizes", lambda sizes: sizes + 10**9),
+        ("ivf", "sizes", lambda sizes: sizes * torch.tensor([-1] + [1] * (len(sizes) - 1))),
+        ("ivf", "sizes", lambda sizes: sizes[:-1]),
+        ("ivf", "sizes", lambda sizes: sizes.double()),
         ("ivf", "centroids", lambda centroids: centroids[:, :1]),
         ("ivf", "centroids", lambda centroids: centroids * torch.nan),
         ("ivf", "effort", lambda effort: effort * 0),
         ("ivf", "effort", lambda effort: effort + 10**12),
         ("ivf", "more", lambda _: torch.ones(1)),
+        *[
+            (kind, name, change)
+            for kind in ("ivf", "hnsw")
+            for name, change in (
+                ("codes", lambda codes: codes[:-1]),
+                ("codes", lambda codes: codes[:, 1:]),
+                ("ranges", lambda ranges: ranges[1:]),
+                ("ranges", lambda ranges: ranges * torch.nan),
+                ("numbers", lambda numbers: numbers + 10**9),
+                ("numbers", lambda numbers: numbers * 0),
+                ("numbers", lambda numbers: numbers[None]),
+                ("hashes", lambda hashes: hashes[:-1]),
+                ("hashes", lambda hashes: hashes * 0),
+                ("center", lambda center: center[:1]),
+                ("center", lambda center: center * torch.inf),
+                ("changed", lambda changed: changed[None]),
+            )
+        ],
         ("hnsw", "links", lambda links: links + 1000),
         ("hnsw", "links", lambda links: links - 1000),
         ("hnsw", "links", lambda links: links[1:]),
