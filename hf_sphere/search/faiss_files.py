@@ -20,7 +20,7 @@ from hf_sphere.utils.files import atomic_file
 LINKS, LARGEST_EFFORT = 32, 1024
 """Links per reference and level of a graph, twice as many at the lowest level; largest number of its candidates."""
 
-ABOUT = {"numbers": torch.int64, "hashes": torch.int64, "center": torch.float64, "changed": torch.int64}
+ABOUT = {"numbers": torch.int64, "hashes": torch.int64, "center": torch.float64, "counts": torch.int64}
 COMMON = {"codes": torch.uint8, "ranges": torch.float32, "effort": torch.int64, **ABOUT}
 
 DTYPES = {
@@ -29,9 +29,9 @@ DTYPES = {
 }
 """Tensors of a file by kind of index.
 
-Entries have codes, by the ranges of the dimensions, and the numbers of different references; hashes are those of all.
-Sizes are those of the lists, whose entries follow each other. Effort is the number of lists, or of candidates of the
-graph, in a search."""
+Entries have codes, by the ranges of the dimensions, and numbers of different references, in the order of the lists, which
+have sizes. Hashes are those of all references. Counts are those of changes and of additional candidates. Effort is the
+number of lists, or of candidates of the graph, in a search."""
 
 
 def number_of_lists(count: int) -> int:
@@ -92,8 +92,8 @@ def read_index(
         if {name: tensor.dtype for name, tensor in tensors.items()} != DTYPES.get(kind):
             raise ValueError(f"it does not have the tensors of the kind {kind}")
         count, dim = tensors["numbers"].numel(), shape[1]
-        shapes = [(count,), (count, dim), (2 * dim,), shape[:1], (dim,), ()]
-        names = ("numbers", "codes", "ranges", "hashes", "center", "changed")
+        shapes = [(count,), (count, dim), (2 * dim,), shape[:1], (dim,), (2,)]
+        names = ("numbers", "codes", "ranges", "hashes", "center", "counts")
         if [tensors[name].shape for name in names] != shapes:
             raise ValueError("its tensors do not fit together")
         if not (tensors["ranges"].isfinite().all() and tensors["center"].isfinite().all()):

@@ -43,8 +43,9 @@ TARGET_RECALL = 0.98
 TUNING_QUERIES = 500
 """Number of queries to measure the recall."""
 
-SPARE = 8
-"""Additional candidates, whose order is corrected by distances in float64; more if all are at the same distance."""
+SPARE, MOST_SPARE = 8, 512
+"""Additional candidates, whose order is corrected by distances in float64; more if all are at the same distance, and up
+to the second number as an approximate search needs them, whose codes cannot distinguish vectors that are very near."""
 
 FEW_QUERIES = 64
 """Number of queries from which products of matrices by torch are faster than FAISS's exact search."""
@@ -133,9 +134,11 @@ class NeighborSearch:
         check_kind(self.kind, distance)
         self._vectors: Tensor | None = None
         self._index: Any = None
+        self._spare = SPARE
         if file is not None:
             self._index, stored = read_index(file, self.kind, self.references.shape, self._metric, self._digest())
-            self._numbers, self._changed = stored["numbers"], int(stored["changed"])
+            self._numbers, self._changed, spare = stored["numbers"], *stored["counts"].tolist()
+            self._spare = max(SPARE, min(spare, MOST_SPARE))
             self._center = stored["center"].to(self.references.dtype)
             self._group(stored["hashes"])
             if not torch.equal(self._numbers.sort().values, torch.arange(len(self._first))):
@@ -170,7 +173,7 @@ class NeighborSearch:
             raise ValueError(f"queries must have {dim} dimensions, as the references; got {queries.shape[1]}.")
         if not 1 <= k <= count:
             raise ValueError(f"k must be from 1 to the number of references, {count:,}; got {k}.")
-        return self._nearest(queries, k, k + SPARE)
+        return self._nearest(queries, k, k + self._spare)
 
     @torch.no_grad()
     def search_others(self, queries: Tensor, k: int, keys: Tensor, query_keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,7 +231,7 @@ class NeighborSearch:
 
     def save(self, path: Path) -> None:
         """Write the index of an approximate search, without the references, to a safetensors file."""
-        about = {"numbers": self._numbers, "hashes": self._hashes, "changed": torch.tensor(self._changed)}
+        about = {"numbers": self._numbers, "hashes": self._hashes, "counts": torch.tensor([self._changed, self._spare])}
         write_index(path, self._index, self._digest(), about | {"center": self._center.double()})
 
     def update(self, references: Tensor, old: Tensor) -> bool:
@@ -354,7 +357,7 @@ class NeighborSearch:
         self._first = self._order[self._starts[:-1]]  # of equal references, only this one is compared
 
     def _build(self) -> None:
-        """Build the index, and search ever more of it until the recall is high enough."""
+        """Build the index, and search more of it, or more candidates, until the recall is high enough."""
         import faiss
 
         count, dim, is_graph = len(self._first), self.references.shape[1], self.kind == "hnsw"
@@ -366,12 +369,19 @@ class NeighborSearch:
         self._append(torch.arange(count))
         parameter, effort, limit = ("efSearch", 16, LARGEST_EFFORT) if is_graph else ("nprobe", 1, lists)
         held_out = self._held_out(0, TUNING_QUERIES)
-        while True:
-            faiss.ParameterSpace().set_index_parameter(self._index, parameter, effort)
-            self.recall = float(self._recalls(*held_out).mean())
-            if self.recall >= TARGET_RECALL or effort >= limit:
-                return
-            effort = min(2 * effort, limit)
+
+        def measure(setting: tuple[int, int]) -> float:
+            faiss.ParameterSpace().set_index_parameter(self._index, parameter, setting[0])
+            self._spare = setting[1]
+            return float(self._recalls(*held_out).mean())
+
+        setting = (effort, SPARE)
+        self.recall = measure(setting)
+        while self.recall < TARGET_RECALL and setting != (limit, MOST_SPARE):
+            effort, spare = setting
+            choices = {(min(2 * effort, limit), spare), (effort, min(4 * spare, MOST_SPARE))} - {setting}
+            self.recall, setting = max((measure(choice), choice) for choice in choices)
+        measure(setting)
 
     def _append(self, numbers: Tensor) -> None:
         """Add different references, by their numbers, to the index."""
@@ -396,7 +406,7 @@ class NeighborSearch:
 
     def _recalls(self, queries: Tensor, farthest: Tensor) -> Tensor:
         """Return the recall@10 of each query, (n,)."""
-        candidates = self._candidates(queries, min(10 + SPARE, len(self._first)))
+        candidates = self._candidates(queries, min(10 + self._spare, len(self._first)))
         return (self._choose(queries, candidates, 10, 1)[0] <= farthest).double().mean(1)
 
 

@@ -964,6 +964,30 @@ def test_an_index_of_the_first_version_is_loaded_calibrated_and_saved(tmp_path):
     assert again.images == index.images
 
 
+def test_an_index_whose_search_is_of_an_older_version_is_searched(encoder, tmp_path):
+    built = ImageIndex.build(encoder, "digits", kind="ivf", **QUIET)
+    built.save(tmp_path / "index")
+    (tmp_path / "index" / "codes.safetensors").rename(tmp_path / "index" / "search.safetensors")
+    write_manifest(tmp_path / "index")
+    index = ImageIndex.load(tmp_path / "index", encoder)
+    assert index.neighbor_search.kind == "ivf"
+    assert torch.equal(*(each.neighbor_search.search(index.embeddings, 1)[0] for each in (index, built)))
+    index.save(tmp_path / "index")
+    assert not (tmp_path / "index" / "search.safetensors").exists()
+
+
+def test_images_are_added_to_an_index_without_training(encoder, digits, monkeypatch):
+    built, new_index = [], neighbor_search.new_index
+    monkeypatch.setattr(neighbor_search, "new_index", lambda *args: built.append(args) or new_index(*args))
+    index = ImageIndex.build(encoder, "digits", kind="ivf", **QUIET)
+    index.search(digits[:1], 1, **QUIET)
+    assert index.add([digits[0].rotate(90), digits[1].rotate(90)], **QUIET) == 2
+    index.remove(0)
+    found = index.search([digits[0].rotate(90)], 1, **QUIET)
+    assert found.rows.tolist() == [[len(index) - 2]]
+    assert len(built) == 1
+
+
 SCORES = dict.fromkeys(("groups", "matches", "ids"), torch.arange(3)) | {"scores": torch.zeros(3).double()}
 CRAFTED_CALIBRATIONS = {
     "scores that are no numbers": {"scores": torch.full((3,), torch.nan).double()},
