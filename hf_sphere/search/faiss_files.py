@@ -29,8 +29,8 @@ DTYPES = {
 }
 """Tensors of a file by kind of index.
 
-Entries have codes, by the ranges of the dimensions, and numbers of different references, in the order of the lists, which
-have sizes. Hashes are those of all references. Counts are those of changes and of additional candidates. Effort is the
+Entries have codes, by the ranges of the dimensions, and numbers of different references, in the order of the lists with
+their sizes. Hashes are those of all references. Counts are those of changes and of additional candidates. Effort is the
 number of lists, or of candidates of the graph, in a search."""
 
 

@@ -18,13 +18,7 @@ from hf_sphere.geometry.checks import check_positive
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, padded
-from hf_sphere.search.faiss_files import (
-    LARGEST_EFFORT,
-    new_index,
-    number_of_lists,
-    read_index,
-    write_index,
-)
+from hf_sphere.search.faiss_files import LARGEST_EFFORT, new_index, number_of_lists, read_index, write_index
 
 logger = logging.getLogger(__name__)
 
@@ -188,10 +182,8 @@ class NeighborSearch:
         queries, count, neighbors = _at_least_float32(queries), min(k + SPARE, len(keys)), []
         for block, own in zip(queries.split(4 * QUERIES), query_keys.split(4 * QUERIES), strict=True):
             points = self._prepare(block, as_query=True, as_products=True)
-            # The references one block after another, since all would need much memory.
-            parts = (
-                self._prepare(part, as_query=False, as_products=True) for part in self.references.split(REFERENCES)
-            )
+            blocks = self.references.split(REFERENCES)  # one after another, since all need much memory
+            parts = (self._prepare(part, as_query=False, as_products=True) for part in blocks)
             rows = _largest_products(points, parts, count, keys, own)  # equal distances are in their order
             distances, order = self._distances(block, rows).sort(dim=1, stable=True)
             neighbors.append((distances[:, :k], rows.gather(1, order)[:, :k]))
