@@ -42,6 +42,7 @@ accelerate launch --cpu --num_processes 2 -m hf_sphere.commands.main extract --m
     --dataset_name photos --output_dir photo-embeddings
 hf-sphere evaluate --embeddings embeddings
 hf-sphere visualize --embeddings embeddings
+hf-sphere report embeddings --group_column label --figure report.png
 
 hf-sphere index --model_name_or_path model --images photos --output_dir index
 hf-sphere search --index index --query bird.jpg --contact_sheet found.png

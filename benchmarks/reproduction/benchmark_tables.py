@@ -230,6 +230,37 @@ def _matching(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["dataset", "score", *(f"accepted at {level} %" for level in (1, 5, 10))], lines, [])
 
 
+def _vector_report(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for what in (name.removesuffix(": change") for name in rows if name.endswith(": change")):
+        recall, *change = (100 * rows[f"{what}: {key}"]["value"] for key in ("recall_at_1", "change", "low", "high"))
+        cells = "{:+.1f} ({:+.1f} to {:+.1f})".format(*change) if any(change) else ""
+        lines.append([*what.split(", ", 1), f"{recall:.1f} %", cells])
+    return join_lines(["dataset", "remedy", "Recall@1", "change in points, with interval"], lines, [])
+
+
+def _compression(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for what in (name.removesuffix(": bytes") for name in rows if name.endswith(": bytes")):
+        dataset, _, codes = what.partition(", ")
+        recall, error = (
+            rows[f"{what}: {kind}"]["value"] for kind in ("recall of queries of other groups", "standard error")
+        )
+        accepted = rows.get(f"{what}: accepted without a match at 5%")
+        cells = [f"{rows[f'{what}: bytes']['value']}", f"{recall:.3f} (± {error:.3f})"]
+        lines.append([dataset, codes, *cells, f"{100 * accepted['value']:.1f} %" if accepted else ""])
+    return join_lines(["dataset", "codes", "bytes", "recall@10", "accepted at 5 %"], lines, [])
+
+
+def _compression_speed(rows: Rows, content: Mapping[str, Any]) -> str:
+    names = dict.fromkeys(what.partition(",")[0] for what in rows)
+    lines = [
+        [name, *(f"{rows[f'{name}, {size}: milliseconds per query']['value']:.2g}" for size in (1, 256))]
+        for name in names
+    ]
+    return join_lines(["codes", "one query", "of 256 at once"], lines, [])
+
+
 KERNELS = [
     *((f"{what}, d = {dim}", f"{what}, d = {dim}", "{:.0f}", 1)
       for what in ["VonMisesFisher: sample, density, entropy, gradient"] for dim in (2, 3, 16, 32, 128)),
@@ -254,6 +285,9 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "kernels-losses": ("kernel_counts", _kernels_of_losses),
     "kernels-functions": ("kernel_counts", partial(_list, KERNELS, True)),
     "matching": ("matching", _matching),
+    "vector-report": ("vector_report", _vector_report),
+    "compression": ("compression", _compression),
+    "compression-speed": ("compression_speed", _compression_speed),
     "head-costs": ("head_costs", _head_costs),
     "fine-tuning": ("fine_tuning", _fine_tuning),
     "prototypes-search": ("prototypes", _prototypes),

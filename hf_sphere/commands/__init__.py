@@ -30,6 +30,7 @@ JOBS = {
     "index": Job("embed images for search", environment=_DECODING),
     "search": Job("find the most similar images of an index"),
     "page": Job("serve a page to search an index", "the page is closed"),
+    "report": Job("report what is wrong with vectors, and which remedies help"),
     "export": Job("export a model to ONNX"),
     "publish": Job("upload a trained model to the Hub", "nothing was uploaded"),
     "configs": Job("list the configurations of the papers, or print one"),

@@ -36,6 +36,7 @@ class CalibratedSearch(ABC):
 
     score: str
     metric: dict[str, Any]
+    _names: list[Any] | None  # of groups, by their numbers
 
     @property
     @abstractmethod
@@ -62,13 +63,11 @@ class CalibratedSearch(ABC):
     def _search_elsewhere(self, queries: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Return the best score of each query, and the id of its row, in other groups than those of number `groups`."""
 
-    @abstractmethod
     def _names_of(self, found: Candidates) -> list[Any]:
-        """Return the name of the group of the first row of each query.
-
-        Raises:
-            ValueError: If the rows have no names.
-        """
+        """Return the name of the group of the first row of each query."""
+        if self._names is None:
+            raise ValueError("the rows have no names; fit with groups=.")
+        return [self._names[number] for number in found.groups[:, 0].tolist()]
 
     def _scores_without(self, queries: Tensor, found: Candidates, groups: Tensor) -> Tensor:
         """Return the scores of rows, (Q, c), as they are if one group (Q,) does not influence those of the others."""

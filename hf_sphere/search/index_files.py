@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePath
 from typing import Any
@@ -104,9 +105,9 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
         raise ValueError(f"the index {folder} is damaged: {error_text(error).rstrip('.')}. Build it again.") from error
 
 
-def check_replaceable(folder: Path) -> None:
+def check_replaceable(folder: Path, files: Collection[str] = FILES) -> None:
     """Raise an error if a folder contains files that are not part of an index."""
-    if other := next((path for path in folder.glob("*") if path.name not in FILES), None):
+    if other := next((path for path in folder.glob("*") if path.name not in files), None):
         raise FileExistsError(f"{folder} is not replaced: {other} is not part of an index.")
 
 

@@ -99,12 +99,12 @@ class Calibration:
                 "calibration queries (calibration=, or hf-sphere index --calibration)."
             )
 
-    def p_values(self, scores: Tensor, best: Best) -> Tensor:
-        """Return the p-values of scores (Q, k) of queries, (Q, k) float64."""
+    def p_values(self, scores: Tensor, best: Best | None) -> Tensor:
+        """Return the p-values of scores (Q, k) of queries, (Q, k) float64; separate ones need no best row."""
         order = self.scores.argsort()
         below = F.pad(self._weights[order].cumsum(0), (1, 0))
         counts = self.num_groups - below[torch.searchsorted(self.scores[order], scores.contiguous())]
-        if not self.is_separate:
+        if best is not None and not self.is_separate:
             names, members = self.members
             at = torch.searchsorted(names, best.groups).clamp_max(len(names) - 1)
             queries = members[at].where((names[at] == best.groups)[:, None], -1)  # of the group of the best row
@@ -171,6 +171,12 @@ def sample_rows(groups: Tensor, keys: np.ndarray, ids: Tensor, per_group: int, m
     end = counts.clamp_max(per_group).cumsum(0).repeat_interleave(counts)  # of the rows of complete groups so far
     chosen = (rank < per_group) & (end <= max(most, int(end[0])))
     return order[chosen].sort().values
+
+
+def independent_rows(groups: Tensor, most: int, seed: int) -> Tensor:
+    """Draw one row per group (N,), of up to `most` groups: those of one group belong together."""
+    keys = mix(mix(groups.numpy()) ^ mix(np.array([seed])))
+    return sample_rows(groups, keys, torch.arange(len(groups)), 1, most)
 
 
 def mix(values: np.ndarray) -> np.ndarray:

@@ -80,13 +80,7 @@ class GroupedVectors:
 
     def _check(self, what: str, vectors: Any) -> Tensor:
         """Return vectors (n, d) to compare with those of the space, unit vectors if it compares cosines."""
-        vectors = to_tensor(what, vectors)
-        vectors = vectors[None] if vectors.ndim == 1 else vectors
-        is_cosine = self.metric["distance"] == "cosine"
-        checked = unit_vectors(what, vectors) if is_cosine else check_embeddings(vectors, 1, what).cpu().float()
-        if checked.shape[1] != (dim := self.vectors.shape[1]):
-            raise ValueError(f"{what} must have {dim} dimensions, as the space; got {checked.shape[1]}.")
-        return checked
+        return check_vectors(what, vectors, self.vectors.shape[1], self.metric["distance"])
 
     def _number(self, groups: Any, ids: Tensor) -> Tensor:
         """Return a number for each group, (n,) int64; without groups, that of a row is its id."""
@@ -153,6 +147,16 @@ def positions(values: Tensor, others: Tensor) -> Tensor:
     order = others.argsort()
     at = order[torch.searchsorted(others[order], values).clamp_max(len(others) - 1)]
     return at.where(others[at] == values, -1)
+
+
+def check_vectors(what: str, vectors: Any, dim: int, distance: str) -> Tensor:
+    """Return vectors (n, d), or one (d,), that can be compared with those of a space, float32 on the CPU."""
+    vectors = to_tensor(what, vectors)
+    vectors = vectors[None] if vectors.ndim == 1 else vectors
+    checked = unit_vectors(what, vectors) if distance == "cosine" else check_embeddings(vectors, 1, what).cpu().float()
+    if checked.shape[1] != dim:
+        raise ValueError(f"{what} must have {dim} dimensions, as the space; got {checked.shape[1]}.")
+    return checked
 
 
 def unit_vectors(what: str, vectors: Any) -> Tensor:

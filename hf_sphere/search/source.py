@@ -15,7 +15,7 @@ from torch import Tensor
 from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
 from hf_sphere.search.rows import check_names
-from hf_sphere.search.vectors import read_vectors
+from hf_sphere.search.vectors import parse_vectors
 from hf_sphere.utils.loading import load_dataset
 from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage
@@ -150,7 +150,7 @@ class ImageSource:
         if not several:
             raise ValueError(f"no {content}s are given.")
         if content != "image":
-            encoded = read_vectors(images if is_one else several) if content == "vector" else several
+            encoded = parse_vectors(images if is_one else several) if content == "vector" else several
             return cls("", None, [f"{content} {n}" for n in range(len(several))], [], encoded, content)
         names = [
             f"image {n}" if isinstance(image, PILImage.Image) else str(Path(image).parent.resolve() / Path(image).name)
@@ -200,7 +200,7 @@ class ImageSource:
             encoded = image_files.encoded_images(rows, column)
             encoded = encoded if column == "image" else encoded.rename_column(column, "image")
         elif content == "vector":
-            encoded = read_vectors(rows.with_format("numpy")[column][:], what)
+            encoded = parse_vectors(rows.with_format("numpy")[column][:], what)
         else:
             encoded = rows[column][:]
         name = str(Path(name).resolve()) if name and Path(name).exists() else name

@@ -31,6 +31,14 @@ def read_vectors(
         >>> read_vectors(embeddings.half(), dim=2).shape[1]
         2
     """
+    vectors = check_embeddings(parse_vectors(values, what, scale, offset), what=what)
+    if dim is not None and not 1 <= dim <= vectors.shape[1]:
+        raise ValueError(f"dim must be from 1 to {vectors.shape[1]} for {what}; got {dim}.")
+    return vectors if dim is None else torch.nn.functional.normalize(vectors[:, :dim], dim=1)
+
+
+def parse_vectors(values: Any, what: str = "vectors", scale: Any = None, offset: Any = 0.0) -> Tensor:
+    """Return the same as `read_vectors`, but numbers may be infinite or NaN."""
     try:
         if not isinstance(values, Tensor):
             rows = list(values)
@@ -48,7 +56,4 @@ def read_vectors(
     if is_integer and scale is None:
         hint = "scale=1.0 if all dimensions have the same, else one number per dimension, and the offset, if any"
         raise ValueError(f"{what} are integers, which need their scale. Use hf_sphere.search.read_vectors: {hint}.")
-    vectors = check_embeddings(values.float(), what=what)
-    if dim is not None and not 1 <= dim <= vectors.shape[1]:
-        raise ValueError(f"dim must be from 1 to {vectors.shape[1]} for {what}; got {dim}.")
-    return vectors if dim is None else torch.nn.functional.normalize(vectors[:, :dim], dim=1)
+    return values.float()

@@ -14,6 +14,7 @@ from .projections import (
     plot_projections_along_training as plot_projections_along_training,
 )
 from .reinitialization import plot_reinitialization as plot_reinitialization
+from .report import plot_report as plot_report
 from .scene import Panel as Panel
 from .sphere import (
     View as View,

@@ -39,7 +39,7 @@ from hf_sphere.ood import SCORES, OODDetector, model_outputs
 from hf_sphere.optim import build_optimizer, effective_step, find_radial_weights, radial_diagnostics
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 from hf_sphere.prototypes import METHODS, measure_order, place_prototypes
-from hf_sphere.search import EmbeddingSpace, NeighborSearch, read_vectors
+from hf_sphere.search import EmbeddingSpace, NeighborSearch, read_vectors, report_vectors
 
 PACKAGE = Path(geometry.__file__).parents[1]
 Case = Callable[[Any], Callable[[], Any]]
@@ -270,6 +270,10 @@ def space(device: Any) -> Callable[[], Any]:
     return lambda: vars(EmbeddingSpace.fit(vectors, groups).search(queries, 3, false_accept=0.3))
 
 
+def report_numbers(vectors: Tensor) -> Any:
+    return {name: value for name, value in report_vectors(vectors).numbers.items() if not isinstance(value, list)}
+
+
 def diagnose(device: Any) -> Callable[[], Any]:
     net, images = network().to(device), numbers(6, 3, 4, 4).to(device)
     optimizer = build_optimizer(net, "adam_srt", lr=0.01)
@@ -377,6 +381,7 @@ CASES: dict[str, Case] = {
     "metrics.energy_test": of(metrics.energy_test, EMBEDDINGS[:15], EMBEDDINGS[15:]),
     "search.NeighborSearch": search,
     "search.EmbeddingSpace": space,
+    "search.report_vectors": lambda device: partial(report_numbers, numbers(60, 4).to(device)),
     "search.read_vectors": of(partial(read_vectors, scale=0.1), numbers(5, 4).long()),
     "cluster.SphericalKMeans": cluster(SphericalKMeans),
     "cluster.VonMisesFisherMixture": cluster(VonMisesFisherMixture),
@@ -448,7 +453,7 @@ EXCLUDED = {
         training.prepare_output_dir data.ImageData data.ImageShape data.ImageSplit data.TextData
         data.FewShotData data.load_ data.COMPUTED_VALUES data.Episodes data.EpisodeSampler
         search.read_embeddings search.embeddings_writer search.Embeddings search.ImageIndex search.ImageSource
-        search.Neighbors analogies.
+        search.Neighbors search.VectorReport analogies.
     """,
     "options, errors and registries": """
         data.ImageDataOptions data.ImageSourceOptions data.OpenSetOptions data.TextDataOptions
@@ -460,7 +465,7 @@ EXCLUDED = {
     """,
     "computed in numpy or float64 on the CPU": """
         geometry.codes. geometry.separation_bound hyperplanes. metrics.ReliabilityBins prototypes.Placement
-        prototypes.OrderPreservation optim.as_metrics
+        prototypes.OrderPreservation optim.as_metrics search.CompressedSpace
     """,
     "calls of other covered names": """
         data.ImageBatches data.ImagesFromDisk losses.LossCheckpointCallback losses.SentenceTransformerLoss

@@ -32,6 +32,7 @@ WAITS = {
     "metrics.accuracy_by_certainty": 2,
     "search.EmbeddingSpace": 5,
     "search.read_vectors": 1,
+    "search.report_vectors": 1,
     "metrics.area_under_risk_coverage": 2,
     "metrics.risk_coverage": 2,
     "prototypes.measure_order": 2,

@@ -11,6 +11,7 @@ from hf_sphere import visualization
 from hf_sphere.comparison import compare_runs
 from hf_sphere.hyperplanes import projection_statistics
 from hf_sphere.metrics import reliability_bins, risk_coverage
+from hf_sphere.search import report_vectors
 from hf_sphere.visualization import Panel
 
 RESULT = {"model": "bert", "benchmark": "sat", "scoring": "pmi", "chance_level": 0.2, "selection_noise_high": 0.3}
@@ -31,6 +32,7 @@ FIGURES = {
     "plot_projections_along_training": ({"epochs": [{"epoch": 0, "projections": PROJECTIONS}]},),
     "plot_reinitialization": ({"accuracy": 0.9, "layers": {"a": LAYER}, "missing": []},),
     "plot_reliability": (reliability_bins(POINTS[:, 0].clamp_max(1), CORRECT),),
+    "plot_report": (report_vectors(torch.rand(60, 4), torch.arange(60) // 2),),
     "plot_risk_coverage": ({"norm": risk_coverage(POINTS[:, 0], CORRECT)},),
     "plot_sphere": (POINTS, LABELS, NAMES),
 }

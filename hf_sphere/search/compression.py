@@ -1,0 +1,243 @@
+"""A space of a few bits per dimension: codes of FAISS instead of vectors, with measured recall and p-values."""
+
+import importlib.util
+from collections.abc import Mapping
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.search.calibrated import CANDIDATES, CalibratedSearch, Candidates
+from hf_sphere.search.index_files import check_replaceable
+from hf_sphere.search.matching import Calibration, independent_rows
+from hf_sphere.search.rows import check_names, check_vectors
+from hf_sphere.utils import files
+from hf_sphere.utils.checks import check_regular, error_text
+
+if TYPE_CHECKING:
+    from hf_sphere.search.space import EmbeddingSpace
+
+HELD_OUT, SMALLEST, TRAINING, BLOCK = 500, 100, 100_000, 8192
+"""Largest number of queries for the recall, smallest of rows, and numbers of rows that fit codes and of a block."""
+
+ABOUT_FILE, CODES_FILE = "compressed.json", "codes.safetensors"
+
+BITS = (1, 2, 4, 8)
+
+CALIBRATION = ("groups", "scores", "matches", "ids")
+"""Tensors of a `Calibration`."""
+
+
+class CompressedSpace(CalibratedSearch):
+    """Rows of an `EmbeddingSpace` as codes of a few bits per dimension, which are searched without the vectors.
+
+    `EmbeddingSpace.compress` makes it. Its scores are cosines to the codes, and it is calibrated by such scores, of
+    rows that were searched without their group, or of the separate queries of the space. So the levels of false accepts
+    hold; what is lost are matches.
+
+    Attributes:
+        bits: Bits per dimension.
+        recall: Recall@10 of held-out rows, and the lower and upper end of its 95 % interval over groups.
+        bytes_per_vector: Size of a code. Ids and groups take 16 bytes per row, a rotation of all vectors 4 d^2 bytes.
+        ids: (N,) int64, as in the space.
+        calibration: The p-values are by its scores.
+
+    Example:
+        >>> EmbeddingSpace.fit(embeddings, groups=labels).compress(bits=4).save("compressed")
+        >>> CompressedSpace.load("compressed").search(embeddings[:2], k=3).rows.shape
+        torch.Size([2, 3])
+    """
+
+    score, metric = "cosine", {"distance": "cosine"}
+    calibration: Calibration = None  # type: ignore[assignment]
+
+    def __init__(self, about: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.bits, self.recall, self._names = about["bits"], tuple(about["recall"]), about["names"]
+        self.ids, self._groups, self._rotation = (tensors[name] for name in ("ids", "groups", "rotation"))
+        faiss, self._index = load_faiss(), make_index(self.bits, len(self._rotation))
+        self.bytes_per_vector = int(self._index.code_size)
+        faiss.copy_array_to_vector(tensors["learned"].numpy(), _learned(self._index))
+        faiss.copy_array_to_vector(tensors["codes"].numpy().ravel(), self._index.codes)
+        self._index.ntotal, self._index.is_trained = len(self.ids), True
+        if "known_ids" in tensors:
+            self.calibration = Calibration(next_id=0, **{name: tensors[f"known_{name}"] for name in CALIBRATION})
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        size = f"{len(self):,} vectors of {len(self._rotation)} dimensions, {self.bytes_per_vector} bytes each"
+        return "CompressedSpace({}; recall@10 {:.3f} ({:.3f} to {:.3f}))".format(size, *self.recall)
+
+    @property
+    def groups(self) -> list[Any] | None:
+        """The name of the group of each row, or None."""
+        return None if self._names is None else [self._names[number] for number in self._groups.tolist()]
+
+    def save(self, folder: str | PathLike) -> None:
+        """Write the space to a folder; an older one is replaced.
+
+        Raises:
+            FileExistsError: If the folder contains other files.
+        """
+        codes = load_faiss().vector_to_array(self._index.codes).reshape(len(self), -1)
+        learned = load_faiss().vector_to_array(_learned(self._index))
+        tensors = {"ids": self.ids, "groups": self._groups, "rotation": self._rotation}
+        tensors |= {"codes": torch.from_numpy(codes), "learned": torch.from_numpy(learned)}
+        tensors |= {f"known_{name}": getattr(self.calibration, name) for name in CALIBRATION}
+        about = {"bits": self.bits, "recall": self.recall, "names": self._names}
+        with files.lock_folder(folder):
+            check_replaceable(Path(folder), {ABOUT_FILE, CODES_FILE, files.MANIFEST_FILE})
+            with files.atomic_folder(folder) as unfinished:
+                save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished / CODES_FILE)
+                files.write_json(unfinished / ABOUT_FILE, about, strict=True)
+                files.write_manifest(unfinished)
+
+    @classmethod
+    def load(cls, folder: str | PathLike) -> "CompressedSpace":
+        """Read a space that `save` wrote.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If a file is damaged.
+        """
+        return files.read_whole(folder, partial(_read, cls))
+
+    def _check(self, what: str, vectors: Any) -> Tensor:
+        return check_vectors(what, vectors, len(self._rotation), "cosine")
+
+    def _candidates(self, queries: Tensor, count: int) -> Candidates:
+        scores, found = self._index.search((queries @ self._rotation.T).numpy(), count)
+        rows = torch.from_numpy(found)
+        return Candidates(torch.from_numpy(scores).double(), rows, self.ids[rows], self._groups[rows])
+
+    def _search_elsewhere(self, queries: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+        best, ids = torch.empty(len(queries), dtype=torch.float64), torch.empty(len(queries), dtype=torch.long)
+        for number, query in enumerate(queries.split(1)):
+            found = self._candidates(query, len(self))
+            best[number], at = found.scores[0].where(found.groups[0] != groups[number], -torch.inf).max(0)
+            ids[number] = found.ids[0, at]
+        return best, ids
+
+
+def compress(space: "EmbeddingSpace", bits: int, max_recall_loss: float | None, seed: int) -> CompressedSpace:
+    """Measure the recall of codes and make a space of them; see `EmbeddingSpace.compress`."""
+    from scipy.stats import t  # slow to import
+
+    vectors, groups, count = space.vectors, space._groups, len(space)
+    if bits not in BITS:
+        raise ValueError(f"bits must be 1, 2, 4 or 8; got {bits}.")
+    if max_recall_loss is not None and not 0 <= max_recall_loss < 1:
+        raise ValueError(f"max_recall_loss must be at least 0 and below 1; got {max_recall_loss}.")
+    if space.metric["distance"] != "cosine":
+        raise ValueError(f"only cosines are compressed, not the {space.metric['distance']} distance.")
+    if count < SMALLEST or (groups == groups[0]).all():
+        least = f"{SMALLEST} rows and two groups"
+        raise ValueError(f"{least} are needed to measure recall@10; the space has {count} and {len(groups.unique())}.")
+    faiss, index, generator = load_faiss(), make_index(bits, vectors.shape[1]), torch.Generator().manual_seed(seed)
+    rotation = torch.linalg.qr(torch.randn(2 * vectors.shape[1:], generator=generator)).Q
+
+    def rotated(rows: Tensor) -> np.ndarray:
+        return (project_to_sphere(vectors[rows]) @ rotation.T).numpy()
+
+    queries = independent_rows(groups, min(HELD_OUT, count // 10), seed)
+    is_query = torch.zeros(count, dtype=torch.long).index_fill_(0, queries, 1)
+    others = (is_query == 0).nonzero()[:, 0]
+    index.train(rotated(others[:: -(-len(others) // TRAINING)]))
+    for block in others.split(BLOCK):
+        index.add(rotated(block))
+    search, found = space.neighbor_search, torch.from_numpy(index.search(rotated(queries), 10)[1])
+    farthest = search.search_others(vectors[queries], 10, is_query, is_query[queries])[0][:, -1:]
+    # Another row at the same distance is right, too.
+    recalls = (search._distances(vectors[queries], others[found]) <= farthest * (1 + 1e-9)).double().mean(1)
+    recall, half = float(recalls.mean()), float(recalls.std() / len(queries) ** 0.5 * t.ppf(0.975, len(queries) - 1))
+    low, high = max(0.0, recall - half), min(1.0, recall + half)
+    if max_recall_loss is not None and 1 - low > max_recall_loss:
+        raise ValueError(
+            f"recall@10 is {recall:.3f} ({low:.3f} to {high:.3f}) with bits={bits}, so the loss may exceed "
+            f"max_recall_loss={max_recall_loss}. Use more bits, or allow more."
+        )
+    index.add(rotated(queries))
+    order = torch.cat([others, queries]).argsort()
+    codes, learned = (torch.from_numpy(faiss.vector_to_array(values)) for values in (index.codes, _learned(index)))
+    tensors = {"codes": codes.view(count, -1)[order], "learned": learned, "rotation": rotation}
+    about = {"bits": bits, "recall": (recall, low, high), "names": space._names}
+    small = CompressedSpace(about, tensors | {"ids": space.ids, "groups": groups})
+    rows, is_separate = space._sample(), space._queries is not None
+    points, numbers = space._queries or (vectors[rows], groups[rows])
+    nearest = small._candidates(project_to_sphere(points), min(CANDIDATES, count))
+    best = small._best_elsewhere(points, torch.full_like(numbers, -1) if is_separate else numbers, nearest)
+    ids = torch.full_like(numbers, -1) if is_separate else space.ids[rows]
+    small.calibration = Calibration(numbers, *best, ids, next_id=0)  # which is for spaces that grow
+    return small
+
+
+def load_faiss() -> Any:
+    """Return FAISS, if it has these codes without errors."""
+    hint = "pip install -U 'hf_sphere[faiss]'"
+    if importlib.util.find_spec("faiss") is None:
+        raise ImportError(f"a compressed space needs FAISS: {hint}.")
+    import faiss
+
+    if tuple(map(int, faiss.__version__.split(".")[:3])) < (1, 14, 2):
+        raise ImportError(f"a compressed space needs FAISS 1.14.2 or later; {faiss.__version__} is installed: {hint}.")
+    return faiss
+
+
+def make_index(bits: int, dim: int) -> Any:
+    """Return an empty FAISS index: of RaBitQ, or for 8 bits, which it takes long to compute, of a scalar quantizer."""
+    faiss = load_faiss()
+    if bits == 8:
+        return faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)
+    index = faiss.IndexRaBitQ(dim, faiss.METRIC_INNER_PRODUCT, bits)
+    index.qb = 8  # bits of the queries: they find as much as float32 and are a hundred times faster
+    return index
+
+
+def _learned(index: Any) -> Any:
+    """Return the center of RaBitQ, or the ranges of a scalar quantizer."""
+    return index.sq.trained if hasattr(index, "sq") else index.center
+
+
+def _read(space_class: type[CompressedSpace], folder: Path) -> CompressedSpace:
+    if not (folder / ABOUT_FILE).exists():
+        raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; write one with space.compress().save().")
+    load_faiss()
+    try:
+        if damage := files.find_damage(folder, (ABOUT_FILE, CODES_FILE)):
+            raise ValueError(damage)
+        for name in (ABOUT_FILE, CODES_FILE):
+            check_regular(folder / name)
+        about, tensors = files.read_json(folder / ABOUT_FILE), load_file(folder / CODES_FILE)
+        bits, names, groups = about["bits"], about["names"], tensors["groups"]
+        if bits not in BITS or len(about["recall"]) != 3 or not all(0 <= value <= 1 for value in about["recall"]):
+            raise ValueError(f"bits or recall of {ABOUT_FILE} is invalid")
+        count, dim, size = len(groups), len(tensors["rotation"]), len(tensors["known_ids"])
+        shapes = {"ids": (count,), "groups": (count,), "rotation": (dim, dim), "learned": (dim * (1 + (bits == 8)),)}
+        shapes |= {"codes": (count, make_index(bits, dim).code_size)}
+        shapes |= {f"known_{name}": (size,) for name in CALIBRATION}
+        dtypes = {
+            "codes": torch.uint8,
+            "rotation": torch.float32,
+            "learned": torch.float32,
+            "known_scores": torch.float64,
+        }
+        for name, shape in shapes.items():
+            tensor = tensors[name]
+            is_valid = tensor.dtype == dtypes.get(name, torch.int64) and tensor.shape == shape and 0 not in shape
+            if not is_valid or not tensor.isfinite().all():
+                raise ValueError(f"{name} of {CODES_FILE} is invalid")
+        if names is not None and not 0 <= groups.min() <= groups.max() < len(check_names("names", names, len(names))):
+            raise ValueError(f"groups of {CODES_FILE} have no names in {ABOUT_FILE}")
+        return space_class(about, tensors)
+    except MemoryError:
+        raise
+    except Exception as error:  # of safetensors and of Python, of many classes
+        text = error_text(error).rstrip(".")
+        raise ValueError(f"the compressed space {folder} is damaged: {text}. Compress the space again.") from error

@@ -1,0 +1,120 @@
+"""Whether vectors differ from those of a space: a two-sample test, what has moved, and which rows are outside."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.metrics.two_sample import energy_test
+from hf_sphere.metrics.uniformity_test import BLOCKS, effective_dimension_interval
+from hf_sphere.search.matching import Calibration, independent_rows
+from hf_sphere.search.rows import GroupedVectors
+
+if TYPE_CHECKING:
+    from hf_sphere.search.space import EmbeddingSpace
+
+LARGEST_SAMPLE = 500
+"""Number of groups of each side that are compared."""
+
+Interval = tuple[float, float, float]
+"""Estimate, and lower and upper end of its 95 % interval."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How other vectors differ from those of a space; `str` returns it in words.
+
+    Test and intervals are for groups that are drawn independently. The estimates do not depend on the number of rows.
+
+    Attributes:
+        p_value: p-value of `energy_test`: small if the vectors are not of one distribution.
+        sizes: Number of rows in the sample of the space and of the others, one per group.
+        angle: Angle between the mean directions, degrees; up to 180 if a mean may be zero, which has no direction.
+        dimensions: Effective dimension of the space and of the others.
+        outside_p_values: (M,) float64, of each of the other rows: small if its nearest row in the space is farther than
+            those of the space's own rows in other groups.
+        outside: Other rows that are outside, int64, at a false discovery rate (Benjamini and Hochberg).
+        text: What that means.
+    """
+
+    p_value: float
+    sizes: tuple[int, int]
+    angle: Interval
+    dimensions: tuple[Interval, Interval]
+    outside_p_values: Tensor
+    outside: Tensor
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def compare(space: "EmbeddingSpace", other: Any, level: float, seed: int) -> Comparison:
+    """Compare other vectors, or those of another space, with those of a space; see `EmbeddingSpace.compare`."""
+    from scipy.stats import false_discovery_control  # slow to import
+
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1; got {level}.")
+    vectors = space._check("other", other.vectors if isinstance(other, GroupedVectors) else other)
+    groups = other._groups if isinstance(other, GroupedVectors) else torch.arange(len(vectors))
+    for name, numbers in (("the space", space._groups), ("other", groups)):
+        if (count := len(numbers.unique())) < BLOCKS:
+            raise ValueError(f"a comparison needs at least {BLOCKS} groups of each; {name} has {count}.")
+    sides = (space.vectors, space._groups), (vectors, groups)
+    samples = draw_samples(sides, is_cosine=space.metric["distance"] == "cosine", seed=seed)
+    p_value, (first, second) = energy_test(*samples, seed=seed)[1], map(len, samples)
+    angle = _angle(samples)
+    before, after = (effective_dimension_interval(points.double(), torch.arange(len(points))) for points in samples)
+    rows, search = space._sample(), space.neighbor_search  # not approximate, which would find rows outside
+    own = search.search_others(space.vectors[rows], 1, space._groups, space._groups[rows])[0][:, 0]
+    nearest = search.search_others(vectors, 1, space._groups, torch.full((len(vectors),), -1))[0]
+    # Searched in one group more, so that p-values are at most larger.
+    unknown = torch.full_like(rows, -1)
+    known = Calibration(space._groups[rows], own, unknown, unknown, next_id=0)
+    p_values = known.p_values(nearest, None)[:, 0]
+    outside = (torch.from_numpy(false_discovery_control(p_values)) <= level * (1 + 1e-12)).nonzero()[:, 0]
+    least = int(np.ceil(len(vectors) * known.smallest_p_value / level * (1 - 1e-12)))
+    verdict = "the vectors differ, judged by" if p_value <= level else "no difference found among"
+    rows_of = f"{first:,} rows of each" if first == second else f"{first:,} and {second:,} rows"
+    moved = f"moved by {_interval(angle)} degrees" if angle[2] < 180 else "is unclear"
+    count = f"{len(outside):,} of {len(vectors):,} rows are outside, up to {100 * level:.3g} % of them falsely"
+    text = (
+        f"{verdict} {rows_of}, one per group (p-value {p_value:.3g}). The mean direction {moved}, and the effective "
+        f"dimension changed from {_interval(before)} to {_interval(after)}. "
+        f"{count if len(outside) else f'None of {len(vectors):,} rows is outside'}"
+    )
+    text += f"; the space has too few groups to find fewer than {least:,}." if least > 1 else "."
+    return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, text)
+
+
+def draw_samples(sides: Sequence[tuple[Tensor, Tensor]], *, is_cosine: bool, seed: int) -> list[Tensor]:
+    """Draw a row per group of vectors (n, d) with groups (n,), up to 500; directions if cosines are compared."""
+    rows = [independent_rows(groups, LARGEST_SAMPLE, 2 * seed + side) for side, (_, groups) in enumerate(sides)]
+    samples = [vectors[chosen] for chosen, (vectors, _) in zip(rows, sides, strict=True)]
+    return [project_to_sphere(points) for points in samples] if is_cosine else samples
+
+
+def _angle(samples: Sequence[Tensor]) -> Interval:
+    """Return the angle between the mean directions, by a jackknife that leaves out blocks of rows in turn."""
+    from scipy.stats import t
+
+    means = []
+    for points in samples:
+        points, blocks = project_to_sphere(points.double()), torch.arange(len(points)) % BLOCKS
+        means.append(torch.stack([points[blocks != block].mean(0) for block in range(-1, BLOCKS)]))  # first of all rows
+    # The bias of squared lengths is inversely proportional to the number of rows.
+    squares = torch.stack([project_to_sphere(means[0]) - project_to_sphere(means[1]), *means]).square().sum(2)
+    estimates = BLOCKS * squares[:, 0] - (BLOCKS - 1) * squares[:, 1:].mean(1)
+    halves = t.ppf(0.975, BLOCKS - 1) * (BLOCKS - 1) ** 0.5 * squares[:, 1:].std(1, correction=0)
+    half = halves[0] if (estimates > halves)[1:].all() else 4.0  # a mean that may be zero has no direction
+    chords = (estimates[0] + half * torch.tensor([0.0, -1.0, 1.0])).clamp(0, 4)
+    angle, low, high = torch.rad2deg(2 * torch.asin(chords.sqrt() / 2)).tolist()
+    return angle, low, high
+
+
+def _interval(values: Interval) -> str:
+    return "{:.1f} ({:.1f} to {:.1f})".format(*values)

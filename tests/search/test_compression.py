@@ -1,0 +1,208 @@
+"""EmbeddingSpace.compress: recall, p-values, names, files, and invalid input."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_sphere.search import CompressedSpace, EmbeddingSpace
+from hf_sphere.utils.files import write_manifest
+
+faiss = pytest.importorskip("faiss", minversion="1.14.2")
+
+BITS = [1, 2, 4, 8]
+
+
+def clusters(num_groups=60, size=5, dim=32, noise=0.2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    groups = torch.arange(num_groups).repeat_interleave(size)
+    points = torch.randn(num_groups, dim, generator=generator)[groups] / dim**0.5
+    points = points + noise * torch.randn(points.shape, generator=generator)
+    return points / points.norm(dim=1, keepdim=True), groups
+
+
+@pytest.fixture
+def space():
+    vectors, groups = clusters()
+    return EmbeddingSpace.fit(vectors, [f"person {group}" for group in groups], score="cosine")
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_the_recall_is_that_of_new_queries(bits):
+    vectors, _ = clusters(2_500, 1, noise=1.0)
+    gallery, queries = vectors[:2_000], vectors[2_000:]
+    small = EmbeddingSpace.fit(gallery, score="cosine").compress(bits)
+    exact, found = (queries @ gallery.T).topk(10).indices, small.search(queries, 10).rows
+    recall = (found[:, :, None] == exact[:, None]).any(2).double().mean()
+    assert small.recall[1] - 0.03 <= recall <= small.recall[2] + 0.03
+    assert small.recall[0] >= {1: 0.25, 2: 0.5, 4: 0.85, 8: 0.98}[bits]
+    assert small.bytes_per_vector == 32 * bits // 8 + {1: 8, 2: 20, 4: 20, 8: 0}[bits]
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_false_accepts_stay_at_the_level(bits):
+    rates = []
+    for seed in range(20):
+        vectors, groups = clusters(120, 4, seed=seed)
+        is_known = groups < 60
+        small = EmbeddingSpace.fit(vectors[is_known], groups[is_known], score="cosine", seed=seed).compress(bits)
+        accepted = small.search(vectors[~is_known][::4], 1, false_accept=0.1).accepted
+        rates.append(float(accepted.double().mean()))
+    assert 0.02 < np.mean(rates) <= 0.1 + 3 * np.std(rates) / 20**0.5
+
+
+def test_calibration_scores_are_of_the_codes_without_the_group(space):
+    small, known = space.compress(4), space.calibration
+    assert torch.equal(small.calibration.ids, known.ids)
+    found = small.search(space.vectors, len(space))
+    scores = torch.empty(len(space), len(space), dtype=torch.float64).scatter_(1, found.rows, found.scores)
+    scores[space._groups[:, None] == space._groups] = -torch.inf
+    torch.testing.assert_close(small.calibration.scores, scores.amax(1)[known.ids])
+    assert small.smallest_p_value == space.smallest_p_value
+
+
+def test_all_rows_but_one_group_can_be_far_from_a_query():
+    vectors, groups = clusters(3, 900, 16, noise=0.05)  # all candidates are of one group
+    small = EmbeddingSpace.fit(vectors, groups, score="cosine").compress(8)
+    cosines = vectors[small.calibration.ids] @ vectors.T
+    cosines[groups[small.calibration.ids][:, None] == groups] = -1
+    torch.testing.assert_close(small.calibration.scores, cosines.amax(1).double(), atol=0.02, rtol=0)
+
+
+def test_separate_queries_calibrate_the_codes():
+    vectors, groups = clusters()
+    queries = clusters(40, 1, seed=5)[0]
+    small = EmbeddingSpace.fit(vectors, groups, calibration=queries, score="cosine").compress(8)
+    assert small.calibration.is_separate
+    assert small.smallest_p_value == pytest.approx(1 / 41)
+    torch.testing.assert_close(small.calibration.scores, (queries @ vectors.T).amax(1).double(), atol=0.02, rtol=0)
+
+
+def test_names_and_thresholds_are_those_of_the_space(space):
+    small = space.compress(8)
+    assert small.identify(space.vectors[7], 0.1) == "person 1"
+    assert small.groups == space.groups
+    assert small.threshold(0.1) == pytest.approx(space.threshold(0.1), abs=0.01)
+
+
+def test_vectors_of_an_index_that_are_not_unit_are_compressed_by_their_directions():
+    vectors, groups = clusters()
+    first, second = (EmbeddingSpace(points, groups).compress(4) for points in (vectors, 3 * vectors))
+    torch.testing.assert_close(first.calibration.scores, second.calibration.scores, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_saved_space_gives_equal_results(tmp_path, space, bits):
+    space.remove(ids=[3])
+    small = space.compress(bits)
+    for _ in range(2):  # it replaces itself
+        small.save(tmp_path / "small")
+    loaded = CompressedSpace.load(tmp_path / "small")
+    queries = clusters(20, 1, seed=9)[0]
+    first, second = (each.search(queries, 4, false_accept=0.2) for each in (small, loaded))
+    for name in ("rows", "scores", "p_values", "accepted"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
+    assert repr(loaded) == repr(small)
+    assert loaded.groups == space.groups
+    assert torch.equal(loaded.ids, space.ids)
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path, space):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(FileExistsError, match=r"notes.txt is not part"):
+        space.compress(1).save(tmp_path)
+
+
+def test_an_interrupted_write_keeps_the_old_space(tmp_path, space, monkeypatch):
+    space.compress(1).save(tmp_path / "small")
+    monkeypatch.setattr("hf_sphere.search.compression.files.write_manifest", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        space.compress(8).save(tmp_path / "small")
+    assert CompressedSpace.load(tmp_path / "small").bits == 1
+
+
+DAMAGE = {
+    "codes": lambda about, tensors: tensors.update(codes=tensors["codes"][:, 1:]),
+    "fewer codes": lambda about, tensors: tensors.update(codes=tensors["codes"][1:]),
+    "rotation": lambda about, tensors: tensors.update(rotation=tensors["rotation"] * torch.nan),
+    "learned": lambda about, tensors: tensors.update(learned=tensors["learned"][1:]),
+    "groups": lambda about, tensors: tensors.update(groups=tensors["groups"] + 1),
+    "scores": lambda about, tensors: tensors.update({"known_scores": tensors["known_scores"][1:]}),
+    "missing": lambda about, tensors: tensors.pop("ids"),
+    "no rows": lambda about, tensors: tensors.update({name: tensors[name][:0] for name in ("ids", "groups", "codes")}),
+    "bits": lambda about, tensors: about.update(bits=3),
+    "other bits": lambda about, tensors: about.update(bits=1),
+    "recall": lambda about, tensors: about.update(recall=[2, 0, 1]),
+    "names": lambda about, tensors: about.update(names=[["a"]] * 60),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_space_is_one_error(tmp_path, space, name):
+    space.compress(4).save(tmp_path)
+    about, tensors = json.loads((tmp_path / "compressed.json").read_text()), load_file(tmp_path / "codes.safetensors")
+    DAMAGE[name](about, tensors)
+    (tmp_path / "compressed.json").write_text(json.dumps(about))
+    save_file({key: tensor.clone() for key, tensor in tensors.items()}, tmp_path / "codes.safetensors")
+    write_manifest(tmp_path)
+    with pytest.raises(ValueError, match=r"is damaged: .*Compress the space again"):
+        CompressedSpace.load(tmp_path)
+
+
+def test_a_flipped_bit_and_a_missing_file_are_found(tmp_path, space):
+    space.compress(1).save(tmp_path)
+    file = tmp_path / "codes.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(ValueError, match=r"codes.safetensors is damaged"):
+        CompressedSpace.load(tmp_path)
+    shutil.rmtree(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"there is no .*compressed.json"):
+        CompressedSpace.load(tmp_path)
+
+
+@pytest.mark.parametrize("vectors", [torch.ones(200, 3), torch.randn(200, 1), torch.eye(2).repeat(60, 1)])
+@pytest.mark.parametrize("bits", BITS)
+def test_equal_rows_and_few_dimensions_lose_no_neighbor(vectors, bits):
+    small = EmbeddingSpace.fit(vectors, score="cosine").compress(bits, max_recall_loss=0.05)
+    assert small.search(vectors[:2], 3).scores == pytest.approx(1, abs=0.02)
+
+
+def test_codes_that_lose_too_much_are_refused_with_their_recall(space):
+    with pytest.raises(ValueError, match=r"recall@10 is 0\.\d+ \(.*\) with bits=1, .* may exceed max_recall_loss=0.01"):
+        space.compress(1, max_recall_loss=0.01)
+
+
+INVALID = {
+    "bits": (lambda: EmbeddingSpace(clusters()[0]).compress(3), "bits must be 1, 2, 4 or 8; got 3"),
+    "loss": (lambda: EmbeddingSpace(clusters()[0]).compress(max_recall_loss=5), "max_recall_loss must be"),
+    "ten rows": (lambda: EmbeddingSpace(clusters()[0][:10]).compress(), "100 rows and two groups are needed"),
+    "one group": (lambda: EmbeddingSpace(clusters()[0], [1] * 300).compress(), "and two groups are needed"),
+    "distance": (
+        lambda: EmbeddingSpace(clusters()[0], metric={"distance": "euclidean"}).compress(),
+        "only cosines are compressed, not the euclidean distance",
+    ),
+    "dimensions": (
+        lambda: EmbeddingSpace(clusters()[0]).compress().search(torch.ones(2, 3)),
+        "queries must have 32 dimensions",
+    ),
+    "no names": (lambda: EmbeddingSpace(clusters()[0]).compress().identify(torch.ones(32), 0.5), "have no names"),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_input_of_a_compression_is_an_error_that_says_what_is_wrong(name):
+    call, message = INVALID[name]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_missing_or_old_faiss_is_one_error(space, monkeypatch):
+    monkeypatch.setattr(faiss, "__version__", "1.13.2")
+    with pytest.raises(ImportError, match=r"needs FAISS 1.14.2 or later; 1.13.2 is installed: pip install"):
+        space.compress()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"needs FAISS: pip install"):
+        space.compress()
