@@ -232,8 +232,8 @@ class NeighborSearch:
         An approximate index gets the new ones, and an inverted file loses those that are gone; a graph cannot. `old` is
         the row that each was before, (M,), -1 for new ones.
         """
-        kept, groups, before = old >= 0, self._groups, self._numbers if self._index is not None else None
-        if before is None or (self.kind == "hnsw" and kept.sum() < len(groups)):
+        kept, groups = old >= 0, self._groups
+        if self._index is None or (self.kind == "hnsw" and kept.sum() < len(groups)):
             return False
         self._check_range("references", references[~kept])
         hashes, self.references = self._hashes[old], references
@@ -241,7 +241,7 @@ class NeighborSearch:
         self._group(hashes)
         numbers = torch.full((int(groups.max()) + 2,), -1)  # by old number; the last one is that of removed entries
         numbers[groups[old[kept]]] = self._groups[kept]
-        self._numbers = numbers[before]
+        before, self._numbers = self._numbers, numbers[self._numbers]
         if len(gone := ((self._numbers < 0) & (before >= 0)).nonzero()[:, 0]):
             self._index.remove_ids(gone.numpy())
         added = np.setdiff1d(np.arange(len(self._first)), self._numbers)
@@ -280,8 +280,8 @@ class NeighborSearch:
             import faiss
 
             return torch.from_numpy(faiss.knn(vectors.numpy(), self._vectors.numpy(), count, self._metric)[1])
-        parts = self._vectors.split(REFERENCES)
-        return torch.cat([_largest_products(block, parts, count) for block in vectors.split(QUERIES)])
+        blocks, parts = vectors.split(QUERIES), self._vectors.split(REFERENCES)
+        return torch.cat([_largest_products(block, parts, count) for block in blocks])
 
     def _prepare(self, points: Tensor, *, as_query: bool, as_products: bool = False) -> Tensor:
         """Map points (n, d) to the vectors (n, e) whose inner products, or distances for FAISS, are compared.
@@ -409,11 +409,9 @@ def _at_least_float32(embeddings: Any) -> Tensor:
 
 def _hash(vectors: Tensor) -> Tensor:
     """Return a number of each vector, (N,) int64: of two different ones of a million in one of 10^7 cases the same."""
-    numbers = bytearray()
-    for block in vectors.split(1024):
-        rows = (block + 0.0).contiguous().numpy()  # -0.0 and 0.0 are equal
-        numbers += b"".join(hashlib.blake2b(row, digest_size=8).digest() for row in rows)
-    return torch.frombuffer(numbers, dtype=torch.long) if numbers else torch.empty(0, dtype=torch.long)
+    blocks = ((block + 0.0).contiguous().numpy() for block in vectors.split(1024))  # -0.0 and 0.0 are equal
+    digests = (hashlib.blake2b(row, digest_size=8).digest() for block in blocks for row in block)
+    return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests], dtype=torch.long)
 
 
 def _largest_products(
