@@ -99,7 +99,7 @@ def read_index(
         if not (tensors["ranges"].isfinite().all() and tensors["center"].isfinite().all()):
             raise ValueError("it has numbers that are not finite")
         about = {name: tensors.pop(name).clone() for name in ABOUT}
-        index = (_read_lists if kind == "ivf" else _read_graph)(metric, **tensors)
+        index = _read_lists(metric, path, **tensors) if kind == "ivf" else _read_graph(metric, **tensors)
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be used: {error_text(error)}. Build the index again.") from error
     if index is None:
@@ -107,7 +107,9 @@ def read_index(
     return index, about
 
 
-def _read_lists(metric: int, centroids: Tensor, sizes: Tensor, effort: Tensor, codes: Tensor, ranges: Tensor) -> Any:
+def _read_lists(
+    metric: int, path: Path, centroids: Tensor, sizes: Tensor, effort: Tensor, codes: Tensor, ranges: Tensor
+) -> Any:
     import faiss
 
     count, dim = codes.shape
@@ -118,9 +120,11 @@ def _read_lists(metric: int, centroids: Tensor, sizes: Tensor, effort: Tensor, c
     index.quantizer.add(centroids.numpy())
     faiss.copy_array_to_vector(ranges.numpy(), index.sq.trained)
     index.is_trained, index.nprobe, index.ntotal = True, int(effort), count
-    lists = zip(torch.arange(count).split(sizes.tolist()), codes.split(sizes.tolist()), strict=True)
-    for number, (ids, cells) in enumerate(lists):
-        index.invlists.add_entries(number, len(ids), faiss.swig_ptr(ids.numpy()), faiss.swig_ptr(cells.numpy()))
+    for number, ids in enumerate(torch.arange(count).split(sizes.tolist())):
+        if len(ids):
+            with safe_open(path, framework="pt") as file:  # so that only one list is mapped into memory
+                cells = file.get_slice("codes")[int(ids[0]) : int(ids[-1]) + 1].numpy()
+            index.invlists.add_entries(number, len(ids), faiss.swig_ptr(ids.numpy()), faiss.swig_ptr(cells))
     return index
 
 

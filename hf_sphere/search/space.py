@@ -270,7 +270,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """
         numbers, at = self._number(groups, ids), positions(ids, self.ids)
         kept, old = at >= 0, at[at >= 0]
-        pairs = zip(at.clamp_min(0).split(8192), vectors.split(8192), strict=True)  # without large copies
+        pairs = zip(at.clamp_min(0).split(1 << 15), vectors.split(1 << 15), strict=True)  # without large copies
         equal = torch.cat([(self.vectors[rows] == block).all(1) for rows, block in pairs])
         is_same = bool(equal[kept].all()) and torch.equal(self._groups[old], numbers[kept])
         if is_same and torch.equal(ids, self.ids):
