@@ -173,7 +173,7 @@ class NeighborSearch:
             similarities.masked_fill_(own[:, None] == keys, -torch.inf)
             largest, rows = similarities.topk(count)
             rows = rows.masked_fill(largest == -torch.inf, -1).sort(dim=1).values  # equal distances are in their order
-            distances, order = self._distances(block, rows).sort(dim=1, stable=True)
+            distances, order = self.distances(block, rows).sort(dim=1, stable=True)
             neighbors.append((distances[:, :k], rows.gather(1, order)[:, :k]))
         distances, rows = (torch.cat(pieces) for pieces in zip(*neighbors, strict=True))
         missing = (0, k - rows.shape[1])
@@ -198,7 +198,7 @@ class NeighborSearch:
     def _choose(self, queries: Tensor, candidates: Tensor, k: int, copies: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return distances and rows of the nearest of candidates, (b, k) each, and the distance of the last, (b,)."""
         valid = candidates.clamp_min(0)
-        distances = self._distances(queries, self._first[valid].where(candidates >= 0, -1))
+        distances = self.distances(queries, self._first[valid].where(candidates >= 0, -1))
         # Each candidate stands for the first k references that are equal to it.
         positions = self._starts[valid, None] + torch.arange(copies)
         exist = (positions < self._starts[valid + 1, None]) & (candidates >= 0)[..., None]
@@ -247,7 +247,7 @@ class NeighborSearch:
             return points
         return torch.cat([points, torch.ones_like(squares) if as_query else -squares / 2], dim=1)
 
-    def _distances(self, queries: Tensor, rows: Tensor) -> Tensor:
+    def distances(self, queries: Tensor, rows: Tensor) -> Tensor:
         """Return the distances between queries (b, d) and the references of rows (b, n): (b, n), float64."""
         neighbors = self.references[rows.clamp_min(0)].double()
         points = queries[:, None].double()
