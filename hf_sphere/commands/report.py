@@ -8,9 +8,9 @@ hf-sphere report outputs/index --compare_with new.parquet
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hf_sphere import search, visualization
-from hf_sphere.search.rows import unit_vectors
 from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.files import check_writable, write_json
 
@@ -35,28 +35,39 @@ def main(argv: Sequence[str] | None = None) -> None:
             check_writable(output, is_folder=False)
     if args.figure is not None:
         visualization.check_matplotlib()
-    other = None if args.compare_with is None else read_space(args.compare_with, args)
-    if (Path(args.source) / "index.json").is_file():
-        if args.compare_with is None and (args.column is not None or args.group_column is not None):
-            raise ValueError(f"{args.source} is an index, which has its groups; leave out --column and --group_column.")
-        report = search.EmbeddingSpace.load(args.source).report()
-    else:
-        source = search.ImageSource.of(args.source, column=args.column, content="vector")
-        groups = None if args.group_column is None else source.read_groups(args.group_column)
-        report = search.report_vectors(source.encoded, groups)
+    source, comparison = read_source(args.source, args), None
+    if args.compare_with is not None:
+        other = as_space(args.compare_with, read_source(args.compare_with, args))
+        comparison = as_space(args.source, source).compare(other)
+    elif isinstance(source, search.EmbeddingSpace) and (args.column is not None or args.group_column is not None):
+        raise ValueError(f"{args.source} is an index, which has its groups; leave out --column and --group_column.")
+    report = source.report() if isinstance(source, search.EmbeddingSpace) else search.report_vectors(*source)
     print(report)
-    if other is not None:
-        print(f"compared with {args.compare_with}: {read_space(args.source, args).compare(other)}")
+    values = report.to_dict()
+    if comparison is not None:
+        print(f"compared with {args.compare_with}: {comparison}")
+        values["comparison"] = {
+            name: cell.tolist() if hasattr(cell, "tolist") else cell for name, cell in vars(comparison).items()
+        }
     if args.json is not None:
-        write_json(args.json, report.to_dict())
+        write_json(args.json, values)
     if args.figure is not None:
         visualization.plot_report(report, title=args.source, path=args.figure)
 
 
-def read_space(name: str, args: ReportArguments) -> "search.EmbeddingSpace":
-    """Read the vectors and groups of an index, a file or a dataset."""
-    if (Path(name) / "index.json").is_file():
+def read_source(name: str, args: ReportArguments) -> Any:
+    """Read the space of an index, or the vectors and groups of a file or a dataset."""
+    from hf_sphere.search.index_files import ABOUT_FILE, CODES_FILE
+
+    if any((Path(name) / file).is_file() for file in (ABOUT_FILE, CODES_FILE)):
         return search.EmbeddingSpace.load(name)
     source = search.ImageSource.of(name, column=args.column, content="vector")
-    groups = None if args.group_column is None else source.read_groups(args.group_column)
-    return search.EmbeddingSpace(unit_vectors(f"vectors of {name}", source.encoded), groups)
+    return source.encoded, None if args.group_column is None else source.read_groups(args.group_column)
+
+
+def as_space(name: str, source: Any) -> "search.EmbeddingSpace":
+    """Return the space, or make one of vectors and groups."""
+    from hf_sphere.search.rows import unit_vectors
+
+    is_space = isinstance(source, search.EmbeddingSpace)
+    return source if is_space else search.EmbeddingSpace(unit_vectors(f"vectors of {name}", source[0]), source[1])

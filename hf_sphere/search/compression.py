@@ -12,18 +12,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.calibrated import CANDIDATES, CalibratedSearch, Candidates
-from hf_sphere.search.index_files import check_replaceable
+from hf_sphere.search.index_files import CODES_FILE, check_replaceable
 from hf_sphere.search.matching import Calibration, independent_rows
-from hf_sphere.search.rows import check_names, check_vectors
+from hf_sphere.search.rows import GroupedVectors, check_names, check_vectors
 from hf_sphere.utils import files
 from hf_sphere.utils.checks import error_text
 
 HELD_OUT, SMALLEST, TRAINING, BLOCK = 500, 100, 100_000, 8192
 """Largest number of queries for the recall, smallest of rows, and numbers of rows that fit codes and of a block."""
 
-ABOUT_FILE, CODES_FILE = "compressed.json", "codes.safetensors"
+ABOUT_FILE = "compressed.json"
 
 BITS = (1, 2, 4, 8)
 
@@ -43,7 +44,6 @@ class CompressedSpace(CalibratedSearch):
         recall: Recall@10 of held-out rows, and the lower and upper end of its 95 % interval over groups.
         bytes_per_vector: Size of a code. Ids and groups take 16 bytes per row, a rotation of all vectors 4 d^2 bytes.
         ids: (N,) int64, as in the space.
-        calibration: The p-values are by its scores.
 
     Example:
         >>> EmbeddingSpace.fit(embeddings, groups=labels).compress(bits=4).save("compressed")
@@ -53,6 +53,7 @@ class CompressedSpace(CalibratedSearch):
 
     score, metric = "cosine", {"distance": "cosine"}
     calibration: Calibration = None  # type: ignore[assignment]
+    groups = GroupedVectors.groups
 
     def __init__(self, about: Mapping[str, Any], tensors: dict[str, Tensor]) -> None:
         self.bits, self.recall, self._names = about["bits"], tuple(about["recall"]), about["names"]
@@ -71,11 +72,6 @@ class CompressedSpace(CalibratedSearch):
     def __repr__(self) -> str:
         size = f"{len(self):,} vectors of {len(self._rotation)} dimensions, {self.bytes_per_vector} bytes each"
         return "CompressedSpace({}; recall@10 {:.3f} ({:.3f} to {:.3f}))".format(size, *self.recall)
-
-    @property
-    def groups(self) -> list[Any] | None:
-        """The name of the group of each row, or None."""
-        return None if self._names is None else [self._names[number] for number in self._groups.tolist()]
 
     def save(self, folder: str | PathLike) -> None:
         """Write the space to a folder; an older one is replaced.
@@ -128,9 +124,8 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     from scipy.stats import t  # slow to import
 
     vectors, groups, count = space.vectors, space._groups, len(space)
-    if bits not in BITS:
+    if (bits := check_integer("bits", bits, 1)) not in BITS:
         raise ValueError(f"bits must be 1, 2, 4 or 8; got {bits}.")
-    bits = int(bits)  # also of numpy
     if max_recall_loss is not None and not 0 <= max_recall_loss < 1:
         raise ValueError(f"max_recall_loss must be at least 0 and below 1; got {max_recall_loss}.")
     if space.metric["distance"] != "cosine":
@@ -138,7 +133,8 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     if count < SMALLEST or (groups == groups[0]).all():
         least = f"{SMALLEST} rows and two groups"
         raise ValueError(f"{least} are needed to measure recall@10; the space has {count} and {len(groups.unique())}.")
-    faiss, index, generator = load_faiss(), make_index(bits, vectors.shape[1]), torch.Generator().manual_seed(seed)
+    faiss, index, generator = load_faiss(), make_index(bits, vectors.shape[1]), torch.Generator()
+    generator.manual_seed(check_integer("seed", seed, 0))
     rotation = torch.linalg.qr(torch.randn(2 * vectors.shape[1:], generator=generator)).Q
 
     def rotated(rows: Tensor) -> np.ndarray:
@@ -153,9 +149,10 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     search, found = space.neighbor_search, torch.from_numpy(index.search(rotated(queries), 10)[1])
     farthest = search.search_others(vectors[queries], 10, is_query, is_query[queries])[0][:, -1:]
     # Another row at the same distance is right, too.
-    recalls = (search._distances(vectors[queries], others[found]) <= farthest * (1 + 1e-9)).double().mean(1)
+    recalls = (search.distances(vectors[queries], others[found]) <= farthest * (1 + 1e-9)).double().mean(1)
     recall, half = float(recalls.mean()), float(recalls.std() / len(queries) ** 0.5 * t.ppf(0.975, len(queries) - 1))
-    low, high = max(0.0, recall - half), min(1.0, recall + half)
+    # At least as wide as for independent neighbors, all of which are found.
+    low, high = max(0.0, min(recall - half, 0.025 ** (0.1 / len(queries)))), min(1.0, recall + half)
     if max_recall_loss is not None and 1 - low > max_recall_loss:
         raise ValueError(
             f"recall@10 is {recall:.3f} ({low:.3f} to {high:.3f}) with bits={bits}, so the loss may exceed "

@@ -24,8 +24,8 @@ from hf_sphere.search.source import Content
 from hf_sphere.utils.checks import check_regular, error_text
 from hf_sphere.utils.files import MANIFEST_FILE, digest_file, find_damage, read_json, write_json, write_manifest
 
-ABOUT_FILE = "index.json"
-"""Model, distance, sources and kind of search."""
+ABOUT_FILE, CODES_FILE = "index.json", "codes.safetensors"
+"""Model, distance, sources and kind of search; and the codes of a `CompressedSpace`, whose folder is no index."""
 
 EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE = "embeddings.safetensors", "images.parquet", "codes.safetensors"
 """Embeddings and calibration; the columns of the rows; and the index of an approximate search."""
@@ -80,6 +80,8 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
 
     Without FAISS there is no approximate search. Files that are damaged or do not fit together are an error.
     """
+    if (folder / CODES_FILE).exists():
+        raise ValueError(f"{folder} has codes, not vectors: use CompressedSpace.load, or the index it was made of.")
     if not (folder / ABOUT_FILE).exists():
         raise FileNotFoundError(f"there is no {folder / ABOUT_FILE}; build an index with hf-sphere index.")
     try:
@@ -106,9 +108,11 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
 
 
 def check_replaceable(folder: Path, files: Collection[str] = FILES) -> None:
-    """Raise an error if a folder contains files that are not part of an index."""
+    """Raise an error if a folder contains other files."""
     if other := next((path for path in folder.glob("*") if path.name not in files), None):
-        raise FileExistsError(f"{folder} is not replaced: {other} is not part of an index.")
+        raise FileExistsError(
+            f"{folder} is not replaced: it has other files, such as {other.name}. Choose another folder."
+        )
 
 
 def describe_space(space: Any, **about: Any) -> About:

@@ -185,7 +185,7 @@ class NeighborSearch:
             blocks = self.references.split(REFERENCES)  # one after another, since all need much memory
             parts = (self._prepare(part, as_query=False, as_products=True) for part in blocks)
             rows = _largest_products(points, parts, count, keys, own)  # equal distances are in their order
-            distances, order = self._distances(block, rows).sort(dim=1, stable=True)
+            distances, order = self.distances(block, rows).sort(dim=1, stable=True)
             neighbors.append((distances[:, :k], rows.gather(1, order)[:, :k]))
         distances, rows = (torch.cat(pieces) for pieces in zip(*neighbors, strict=True))
         missing = (0, k - rows.shape[1])
@@ -210,7 +210,7 @@ class NeighborSearch:
     def _choose(self, queries: Tensor, candidates: Tensor, k: int, copies: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return distances and rows of the nearest of candidates, (b, k) each, and the distance of the last, (b,)."""
         valid = candidates.clamp_min(0)
-        distances = self._distances(queries, self._first[valid].where(candidates >= 0, -1))
+        distances = self.distances(queries, self._first[valid].where(candidates >= 0, -1))
         # Each candidate stands for the first k references that are equal to it.
         positions = self._starts[valid, None] + torch.arange(copies)
         exist = (positions < self._starts[valid + 1, None]) & (candidates >= 0)[..., None]
@@ -309,12 +309,12 @@ class NeighborSearch:
             rule = f"{what} must be below {largest:.0e} to be compared in {self._dtype}"
             check_rows(distances < largest, rule, "are not")
 
-    def _distances(self, queries: Tensor, rows: Tensor) -> Tensor:
+    def distances(self, queries: Tensor, rows: Tensor) -> Tensor:
         """Return the distances between queries (b, d) and the references of rows (b, n): (b, n), float64."""
         at_once = max(1, NUMBERS // (rows.shape[1] * queries.shape[1]))
         if len(queries) > at_once:
             pairs = zip(queries.split(at_once), rows.split(at_once), strict=True)
-            return torch.cat([self._distances(*pair) for pair in pairs])
+            return torch.cat([self.distances(*pair) for pair in pairs])
         neighbors = self.references[rows.clamp_min(0)].double()
         points = queries[:, None].double()
         if self.distance == "cosine":

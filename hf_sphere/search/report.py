@@ -78,8 +78,8 @@ class VectorReport:
 def report_vectors(vectors: Any, groups: Any = None, *, seed: int = 0) -> VectorReport:
     """Describe vectors, judge them, and measure which remedies help.
 
-    Rows of zeros and rows that are not finite are counted and left out. Up to 10,000 rows are compared, drawn at
-    random: with groups whole ones, or 50 rows or more of larger ones.
+    Rows of zeros, rows that are not finite and copies of earlier rows are counted and left out. Up to 10,000 rows are
+    compared, drawn at random: with groups whole ones, or 50 rows or more of larger ones.
 
     Args:
         vectors: (N, d), as for `read_vectors`.
@@ -119,14 +119,15 @@ def report_vectors(vectors: Any, groups: Any = None, *, seed: int = 0) -> Vector
     numbers["smallest_median_largest_norm"] = norms[[0, len(norms) // 2, -1]].tolist()
     if (ratio := norms[-1] / norms[0]) > 1.02:
         verdicts.append(f"Not normalized: norms differ by a factor of {ratio:.3g}, so compare cosines or normalize.")
-    sample, labels = _sample(labels[usable], generator)
-    points = project_to_sphere(vectors[usable][sample])
-    if len(points) > 1 and (points - points[0]).abs().max() < 1e-6:
+    different = torch.tensor([*first.values()])
+    sample, labels = _sample(labels[different], generator)
+    points = project_to_sphere(vectors[different][sample])
+    if len(usable) > 1 and (points - points[0]).abs().max() < 1e-6:
         verdicts.append("All rows have the same direction, so they are collapsed: check the model and its input.")
     elif len(points) < FEWEST or vectors.shape[1] < 2:
-        verdicts.append(f"Nothing more can be said, which takes {FEWEST} rows of two dimensions or more.")
+        verdicts.append(f"Nothing more can be said, which takes {FEWEST} different rows of two dimensions or more.")
     else:
-        verdicts += _describe(points, labels, numbers, drawn)
+        verdicts += _describe(points, labels, generator, numbers, drawn)
         remedies = _measure_remedies(points, labels, generator)
         verdicts += _advise(numbers, remedies)
     return VectorReport(numbers, verdicts, remedies, drawn)
@@ -143,7 +144,9 @@ def _sample(groups: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]
     return order, groups[order].unique_consecutive(return_inverse=True)[1]
 
 
-def _describe(points: Tensor, groups: Tensor, numbers: dict[str, Any], drawn: dict[str, Tensor]) -> list[str]:
+def _describe(
+    points: Tensor, groups: Tensor, generator: torch.Generator, numbers: dict[str, Any], drawn: dict[str, Tensor]
+) -> list[str]:
     """Add numbers on unit vectors (n, d) of groups (n,) in increasing order, and return what is wrong with them."""
     (count, dim), keys, exact = points.shape, torch.arange(len(points)), points.double()
     units = groups if groups[-1] + 1 >= FEWEST_GROUPS else keys  # rows of a group are not independent
@@ -152,7 +155,8 @@ def _describe(points: Tensor, groups: Tensor, numbers: dict[str, Any], drawn: di
     variances = torch.linalg.eigvalsh(centered.T @ centered / count).flip(0).clamp_min(0)
     empty = int((variances < 1e-6 * variances.mean()).sum()) if count > 2 * dim else 0
     distances, rows = NeighborSearch(points, kind="torch").search_others(points, K, keys, keys)
-    pairs, found = (points * points.roll(count // 2, 0)).sum(1), rows.flatten().bincount(minlength=count).double()
+    found, order = rows.flatten().bincount(minlength=count).double(), torch.randperm(count, generator=generator)
+    pairs = (points[order] * points[order.roll(1)]).sum(1)  # rows are in the order of their groups
     skewness = float((found - K).pow(3).mean() / found.var(correction=0).clamp_min(1e-9).pow(1.5))
     largest, never = int(found.max()), float((found == 0).double().mean())
     numbers |= {"rows_compared": count, "mean_cosine_of_pairs": cosine, "p_value_of_uniform_mean": of_mean}
@@ -164,15 +168,13 @@ def _describe(points: Tensor, groups: Tensor, numbers: dict[str, Any], drawn: di
     has_match = groups.bincount()[groups] > 1
     if has_match.any() and groups[-1] > 0:
         numbers["overlap"] = float((groups[rows[:, 0]] != groups)[has_match].double().mean())
-    cone, often = bool(cosine > pairs.std()) and of_mean < 0.01, f"among the nearest {K} of {largest:,} rows"
+    cone, hubs = bool(cosine > pairs.std()) and of_mean < 0.01, skewness > HUBS + 2 * (6 / count) ** 0.5
+    often = f"among the nearest {K} of {largest:,} rows"
     means = f"pairs have a mean cosine of {cosine:.2f}, more than its standard deviation; if uniform, it is 0"
     verdicts = (
-        (empty, f"{empty} of {dim} dimensions are collapsed: PCA drops them without loss. Check the training."),
+        (empty, f"{empty} of {dim} dimensions are collapsed: PCA drops them without loss."),
         (cone, f"The vectors are in a cone: {means}."),
-        (
-            skewness > HUBS + 2 * (6 / count) ** 0.5,
-            f"There are hubs: one row is {often}, and {100 * never:.1f} % are of no row.",
-        ),
+        (hubs, f"There are hubs: one row is {often}, and {100 * never:.1f} % are of no row."),
         (min(of_mean, of_axes) > 0.025, "The directions look uniform: no significant mean, and no significant axis."),
     )
     return [verdict for holds, verdict in verdicts if holds]
@@ -187,7 +189,7 @@ def _advise(numbers: dict[str, Any], remedies: list[Remedy]) -> list[str]:
     before, best = f"{100 * remedies[0].recall_at_1:.1f} %", max(remedies, key=lambda remedy: remedy.low)
     shorter = (remedy for remedy in remedies if remedy.dimensions < numbers["dimensions"])
     small = [remedy for remedy in shorter if remedy.low >= -MOST_LOSS * remedies[0].recall_at_1]
-    verdicts = [f"Nothing else to do: no remedy raised the Recall@1 of {before} measurably."]
+    verdicts = [f"Nothing else to do is known: no remedy raised the Recall@1 of {before} measurably."]
     if best.low > 0:
         verdicts = [f"What helps most: {best}, instead of {before} on held-out groups."]
     if small:
@@ -227,9 +229,11 @@ def _measure_remedies(points: Tensor, groups: Tensor, generator: torch.Generator
                 total.index_add_(0, labels[block], (labels[scores.argmax(1)] == labels[block]).float())
     values, counts = torch.stack([*hits.values()], 1)[sizes > 1].double(), sizes[sizes > 1].double()
     changes = values - values[:, :1]
-    # The bootstrap draws each group as often as a Poisson variable says.
-    weights = torch.poisson(torch.ones(RESAMPLES, len(counts)), generator=generator).double()
-    means, tail = weights @ changes / (weights @ counts)[:, None], 0.025 / (len(dims) - 1)
-    ends = means.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), 0)
+    # The bootstrap draws each group as often as a Poisson variable says, and one more row that is lost or gained, so
+    # that equal results have an interval, too.
+    weights = torch.poisson(torch.ones(RESAMPLES, len(counts) + 1), generator=generator).double()
+    totals, tail = (weights @ F.pad(counts, (0, 1), value=1.0))[:, None], 0.025 / (len(dims) - 1)
+    means, more = weights[:, :-1] @ changes / totals, weights[:, -1:] / totals * (torch.arange(len(dims)) > 0)
+    ends = (means - more).quantile(tail, 0), (means + more).quantile(1 - tail, 0)
     columns = [column.tolist() for column in (values.sum(0) / counts.sum(), changes.sum(0) / counts.sum(), *ends)]
     return [Remedy(*row) for row in zip(dims, dims.values(), *columns, strict=True)]

@@ -377,7 +377,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             raise ValueError(f"the report is about cosines, not the {self.metric['distance']} distance.")
         report = report_vectors(self.vectors, self.groups, seed=seed)
         report.verdicts.append(
-            "Norms are those after normalization by the space; report_vectors has the original ones."
+            "Norms are those in the space, which fit normalizes; report_vectors has the original ones."
         )
         return report
 

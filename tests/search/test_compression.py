@@ -1,5 +1,6 @@
 """EmbeddingSpace.compress: recall, p-values, names, files, and invalid input."""
 
+import importlib
 import json
 import shutil
 
@@ -112,7 +113,7 @@ def test_a_saved_space_gives_equal_results(tmp_path, space, bits):
 
 def test_a_folder_with_other_files_is_not_replaced(tmp_path, space):
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(FileExistsError, match=r"notes.txt is not part"):
+    with pytest.raises(FileExistsError, match=r"is not replaced: it has other files, such as notes.txt"):
         space.compress(1).save(tmp_path)
 
 
@@ -175,6 +176,19 @@ def test_numbers_of_numpy_are_accepted(tmp_path, space):
     assert CompressedSpace.load(tmp_path).bits == 2
 
 
+def test_a_perfect_recall_of_few_queries_has_an_interval():
+    small = EmbeddingSpace(torch.eye(2).repeat(60, 1)).compress(8)  # 12 queries with 10 neighbors each
+    assert small.recall == (1, pytest.approx(0.025 ** (1 / 120)), 1)
+
+
+@pytest.mark.parametrize("command", ["report", "search"])
+def test_a_command_says_that_codes_are_no_vectors(tmp_path, space, command):
+    space.compress(1).save(tmp_path)
+    words = {"report": [str(tmp_path)], "search": ["--index", str(tmp_path), "--text", "a"]}[command]
+    with pytest.raises(ValueError, match=r"has codes, not vectors: use CompressedSpace.load, or the index it was made"):
+        importlib.import_module(f"hf_sphere.commands.{command}").main(words)
+
+
 def test_codes_that_lose_too_much_are_refused_with_their_recall(space):
     with pytest.raises(ValueError, match=r"recall@10 is 0\.\d+ \(.*\) with bits=1, .* may exceed max_recall_loss=0.01"):
         space.compress(1, max_recall_loss=0.01)
@@ -182,6 +196,8 @@ def test_codes_that_lose_too_much_are_refused_with_their_recall(space):
 
 INVALID = {
     "bits": (lambda: EmbeddingSpace(clusters()[0]).compress(3), "bits must be 1, 2, 4 or 8; got 3"),
+    "bits of a float": (lambda: EmbeddingSpace(clusters()[0]).compress(2.0), "bits must be an integer of at least 1"),
+    "seed": (lambda: EmbeddingSpace(clusters()[0]).compress(seed=-1), "seed must be an integer of at least 0"),
     "loss": (lambda: EmbeddingSpace(clusters()[0]).compress(max_recall_loss=5), "max_recall_loss must be"),
     "ten rows": (lambda: EmbeddingSpace(clusters()[0][:10]).compress(), "100 rows and two groups are needed"),
     "one group": (lambda: EmbeddingSpace(clusters()[0], [1] * 300).compress(), "and two groups are needed"),

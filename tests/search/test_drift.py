@@ -1,5 +1,7 @@
 """EmbeddingSpace.compare: the test, what moved, the rows that are outside, and invalid input."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +110,10 @@ INVALID = {
     "ten rows": (lambda: EmbeddingSpace(unit(20, 4)).compare(unit(10, 4)), "other has 10"),
     "dimensions": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 3)), "other must have 4 dimensions"),
     "not finite": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 4) * torch.inf), "other must be finite"),
+    "seed": (
+        lambda: EmbeddingSpace(unit(20, 4)).compare(unit(20, 4), seed=-1),
+        "seed must be an integer of at least 0",
+    ),
     "level": (lambda: EmbeddingSpace(unit(5, 4)).compare(unit(5, 4), level=5), "level must be between 0 and 1"),
 }
 
@@ -123,7 +129,18 @@ def test_the_report_of_the_command_compares_an_index_with_a_file(tmp_path, capsy
     space, others = EmbeddingSpace.fit(unit(100, 6, shift=2.0), score="cosine"), unit(100, 6, seed=1, shift=-2.0)
     space.save(tmp_path / "index")
     Dataset.from_dict({"vector": others.tolist()}).to_parquet(tmp_path / "new.parquet")
-    main([str(tmp_path / "index"), "--compare_with", str(tmp_path / "new.parquet"), "--column", "vector"])
-    printed = capsys.readouterr().out.splitlines()[-1]
-    assert printed == f"compared with {tmp_path / 'new.parquet'}: {space.compare(others)}"
+    written = tmp_path / "report.json"
+    main([str(tmp_path / "index"), "--compare_with", str(tmp_path / "new.parquet"), "--json", str(written)])
+    printed, found = capsys.readouterr().out.splitlines()[-1], space.compare(others)
+    assert printed == f"compared with {tmp_path / 'new.parquet'}: {found}"
     assert "the vectors differ" in printed
+    comparison = json.loads(written.read_text())["comparison"]
+    assert (comparison["p_value"], comparison["outside"]) == (found.p_value, found.outside.tolist())
+
+
+def test_what_cannot_be_compared_is_an_error_before_the_report(tmp_path, capsys):
+    for number, dim in enumerate((6, 4)):
+        Dataset.from_dict({"vector": unit(60, dim).tolist()}).to_parquet(tmp_path / f"{number}.parquet")
+    with pytest.raises(ValueError, match="other must have 6 dimensions"):
+        main([str(tmp_path / "0.parquet"), "--compare_with", str(tmp_path / "1.parquet")])
+    assert capsys.readouterr().out == ""

@@ -245,7 +245,7 @@ def test_other_folders_damaged_files_and_other_models_are_named(index, model, sa
     for none in (model, tmp_path / "missing"):
         with pytest.raises(FileNotFoundError, match=r"there is no .*index.json; build an index"):
             ImageIndex.load(none)
-    with pytest.raises(FileExistsError, match="is not part of an index"):
+    with pytest.raises(FileExistsError, match="is not replaced: it has other files, such as"):
         index.save(model)
     for name in ("images.parquet", "embeddings.safetensors", "index.json", "manifest.json"):
         copy = shutil.copytree(folder, tmp_path / name)

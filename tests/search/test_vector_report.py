@@ -145,16 +145,38 @@ def test_a_common_offset_makes_hubs_and_removing_the_mean_helps():
     assert found.remedies[1].low > 0.02
 
 
+def test_copies_of_rows_are_left_out_of_all_that_is_measured():
+    vectors, groups = clusters(mean=0.5)
+    once, twice = (report_vectors(vectors.repeat(n, 1), groups.repeat(n)) for n in (1, 2))
+    assert twice.remedies == once.remedies
+    assert [twice.numbers[name] for name in ("rows_compared", "overlap")] == [300, once.numbers["overlap"]]
+
+
+def test_pairs_are_drawn_from_all_rows_and_not_only_from_different_groups():
+    groups = torch.arange(300) // 100
+    vectors = torch.eye(16)[groups] + 0.05 * directions(300, 16)
+    found = report_vectors(vectors, groups)
+    assert found.drawn["pairs"].mean() == pytest.approx(1 / 3, abs=0.1)
+    assert "in a cone" not in "".join(found.verdicts)
+
+
+@pytest.mark.parametrize("noise", [0.01, 100.0])  # all rows match, or hardly any
+def test_equal_results_of_few_rows_promise_little(noise):
+    found = report_vectors(*clusters(num_groups=20, size=3, noise=noise))
+    assert all(remedy.low <= -0.02 and remedy.high >= 0.02 for remedy in found.remedies[1:])
+    assert "Fewer dimensions" not in "".join(found.verdicts)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_groups_around_uniform_directions_need_no_remedy(seed):
     found = report_vectors(*clusters(seed, num_groups=100))
     assert "The directions look uniform: no significant mean, and no significant axis." in found.verdicts
-    assert found.verdicts[-1].startswith("Nothing else to do: no remedy raised the Recall@1 of ")
+    assert found.verdicts[-1].startswith("Nothing else to do is known: no remedy raised the Recall@1 of ")
 
 
 def test_dimensions_without_information_can_be_cut():
-    vectors, groups = clusters(dim=16)
-    wide = torch.cat([vectors, 0.01 * directions(300, 48)], 1)
+    vectors, groups = clusters(num_groups=200, dim=16)
+    wide = torch.cat([vectors, 0.01 * directions(1000, 48)], 1)
     assert "Fewer dimensions cost at most 2 % of the Recall@1: " in report_vectors(wide, groups).verdicts[-1]
 
 
@@ -169,7 +191,7 @@ def test_without_groups_the_report_says_what_it_did_not_measure(groups):
 @pytest.mark.parametrize("shape", [(10, 8), (60, 1), (1, 4)])
 def test_few_rows_or_one_dimension_are_a_sentence(shape):
     vectors = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    verdict = "Nothing more can be said, which takes 50 rows of two dimensions or more."
+    verdict = "Nothing more can be said, which takes 50 different rows of two dimensions or more."
     assert report_vectors(vectors).verdicts[-1] == verdict
 
 
@@ -198,7 +220,7 @@ def test_a_space_says_that_it_has_normalized_its_vectors():
     vectors, groups = clusters()
     found = EmbeddingSpace.fit(3 * vectors, groups, score="cosine").report()
     assert found.numbers["smallest_median_largest_norm"] == pytest.approx([1, 1, 1])
-    assert found.verdicts[-1].startswith("Norms are those after normalization")
+    assert found.verdicts[-1].startswith("Norms are those in the space")
     assert found.remedies == report_vectors(vectors, groups.tolist()).remedies
 
 
