@@ -110,7 +110,7 @@ def test_approximate_search_of_few_references_finds_all(kind, count):
 
 def test_missing_neighbors_are_marked():
     searched = NeighborSearch(points(3, 2), kind="torch")
-    assert searched._distances(torch.ones(1, 2), torch.tensor([[0, -1]]))[0, 1] == torch.inf
+    assert searched.distances(torch.ones(1, 2), torch.tensor([[0, -1]]))[0, 1] == torch.inf
 
 
 def test_the_kind_is_chosen_by_the_number_of_references(monkeypatch, caplog):
@@ -262,7 +262,7 @@ def test_different_vectors_at_equal_distances_are_in_the_order_of_the_references
         grid = torch.cat([grid * 2.0**power for power in range(20)])
     search = NeighborSearch(grid, distance=distance, kind=kind)
     queries = torch.cat([grid[:30], torch.zeros(2, 4)])
-    expected = search._distances(queries, torch.arange(len(grid)).expand(len(queries), -1)).sort(dim=1, stable=True)
+    expected = search.distances(queries, torch.arange(len(grid)).expand(len(queries), -1)).sort(dim=1, stable=True)
     distances, rows = search.search(queries, k)
     assert torch.equal(distances, expected.values[:, :k])
     assert torch.equal(rows, expected.indices[:, :k])
