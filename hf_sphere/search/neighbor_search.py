@@ -116,8 +116,8 @@ class NeighborSearch:
         if distance not in get_args(Distance):
             raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(Distance))}.")
         check_positive("curvature", curvature)
-        is_mapped = file is not None and isinstance(references, Tensor)
-        self.references = references if is_mapped else _at_least_float32(references)
+        is_mapped = file is not None and isinstance(references, Tensor) and references.dtype == torch.float32
+        self.references = references.detach().cpu() if is_mapped else _at_least_float32(references)
         self.distance: Distance = distance
         self.curvature = curvature
         count, is_double = len(self.references), self.references.dtype == torch.float64
@@ -133,7 +133,7 @@ class NeighborSearch:
             self._index, stored = read_index(file, self.kind, self.references.shape, self._metric, self._digest())
             self._numbers, self._changed, spare = stored["numbers"], *stored["counts"].tolist()
             self._spare = max(SPARE, min(spare, MOST_SPARE))
-            self._center = stored["center"].to(self.references.dtype)
+            self._origin = stored["center"].to(self.references.dtype)
             self._group(stored["hashes"])
             if not torch.equal(self._numbers.sort().values, torch.arange(len(self._first))):
                 raise ValueError(f"{file} cannot be used: it has entries of other references. Build the index again.")
@@ -224,7 +224,7 @@ class NeighborSearch:
     def save(self, path: Path) -> None:
         """Write the index of an approximate search, without the references, to a safetensors file."""
         about = {"numbers": self._numbers, "hashes": self._hashes, "counts": torch.tensor([self._changed, self._spare])}
-        write_index(path, self._index, self._digest(), about | {"center": self._center.double()})
+        write_index(path, self._index, self._digest(), about | {"center": self._origin.double()})
 
     def update(self, references: Tensor, old: Tensor) -> bool:
         """Replace the references (M, d), valid and of the same dtype; return whether that needs no new search.
@@ -239,6 +239,7 @@ class NeighborSearch:
         hashes, self.references = self._hashes[old], references
         hashes[~kept] = _hash(references[~kept])
         self._group(hashes)
+        self.__dict__.pop("_center", None)
         numbers = torch.full((int(groups.max()) + 2,), -1)  # by old number; the last one is that of removed entries
         numbers[groups[old[kept]]] = self._groups[kept]
         before, self._numbers = self._numbers, numbers[self._numbers]
@@ -250,7 +251,7 @@ class NeighborSearch:
         return True
 
     def refresh(self) -> None:
-        """Measure the recall after many changes; build the index again if it fell, or for four times the references.
+        """Measure the recall after many changes; build the index again if it fell, or for more or fewer lists.
 
         It fell if chance does not explain it, for all references or for the last ones.
         """
@@ -260,7 +261,8 @@ class NeighborSearch:
         recalls = [self._recalls(*self._held_out(first, 100)) for first in (0, max(0, count - self._changed))]
         highest = min(float(part.mean() + 2 * part.std(correction=0) / len(part) ** 0.5) for part in recalls)
         self.recall, self._changed = min(float(part.mean()) for part in recalls), 0
-        if highest < TARGET_RECALL or (self.kind == "ivf" and 2 * self._index.nlist < number_of_lists(count)):
+        lists = number_of_lists(count)
+        if highest < TARGET_RECALL or (self.kind == "ivf" and not lists / 2 <= self._index.nlist < 2 * lists):
             logger.warning("Many rows have changed (recall@10 %.3f); the index is built again.", self.recall)
             self._build()
 
@@ -293,9 +295,10 @@ class NeighborSearch:
         if as_query:
             self._check_range("queries", points)
         if self.distance == "cosine":
-            is_unit = points.dtype == torch.float32 and ((points.norm(dim=1) - 1).abs() < 1e-6).all()
+            is_unit = points.dtype == torch.float32 and ((points.norm(dim=1) - 1).abs() < 4e-7).all()
             return (points if is_unit else project_to_sphere(points)).to(self._dtype)
-        points = (points - self._center).to(self._dtype)  # against cancellation
+        center = self._center if as_products or self._index is None else self._origin
+        points = (points - center).to(self._dtype)  # against cancellation
         if self.kind != "torch" and not as_products:
             return points
         squares = points.square().sum(1, keepdim=True)
@@ -354,7 +357,7 @@ class NeighborSearch:
 
         count, dim, is_graph = len(self._first), self.references.shape[1], self.kind == "hnsw"
         lists, self._changed, self._numbers = number_of_lists(count), 0, torch.empty(0, dtype=torch.long)
-        self._index = new_index(self.kind, dim, lists, self._metric)
+        self._index, self._origin = new_index(self.kind, dim, lists, self._metric), self._center
         # FAISS recommends at least 39 per list; more take longer, and memory.
         sample = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: 40 * lists]
         self._index.train(self._prepare(self.references[self._first[sample]], as_query=False).numpy())
@@ -374,6 +377,8 @@ class NeighborSearch:
             choices = {(min(2 * effort, limit), spare), (effort, min(4 * spare, MOST_SPARE))} - {setting}
             self.recall, setting = max((measure(choice), choice) for choice in choices)
         measure(setting)
+        if self.recall < TARGET_RECALL:
+            logger.warning("The search misses neighbors (recall@10 %.3f); use kind='flat'.", self.recall)
 
     def _append(self, numbers: Tensor) -> None:
         """Add different references, by their numbers, to the index."""

@@ -79,6 +79,13 @@ def test_a_zero_vector_has_the_cosine_distance_one_from_all(kind):
     assert found[0].tolist() == [[1, 1, 1]]
 
 
+@pytest.mark.parametrize("kind", ["torch", "flat"])
+def test_norms_that_are_almost_one_do_not_change_the_neighbors(kind):
+    query = F.normalize(points(1, 64))
+    others = F.normalize(query + 1.2e-3 * F.normalize(points(200, 64, seed=1))) * (1 + 9e-7)
+    assert NeighborSearch(torch.cat([others, query * (1 - 9e-7)]), kind=kind).search(query, 1)[1].tolist() == [[200]]
+
+
 def test_large_and_small_numbers_neither_overflow_nor_underflow():
     references = torch.tensor([[1e30, 1e30], [1e-30, 0.0], [0.0, 1e-30]])
     _, rows = NeighborSearch(references, kind="torch").search(torch.tensor([[3.0, 3.0], [1e-35, 0.0]]), 1)
@@ -389,6 +396,28 @@ def test_an_index_of_four_times_the_rows_gets_more_lists(built):
     assert built == ["ivf", "ivf"]
 
 
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_the_recall_of_references_far_from_the_first_ones_is_right(kind, caplog):
+    vectors = torch.cat([points(1000, 8), points(2000, 8, seed=1) + 1e4])
+    search = NeighborSearch(vectors[:1000], distance="euclidean", kind=kind)
+    search.update(vectors, torch.arange(3000).where(torch.arange(3000) < 1000, -1))
+    search.refresh()
+    queries, keys = points(100, 8, seed=2) + 1e4, torch.zeros(3000).long()
+    exact = NeighborSearch(vectors, distance="euclidean", kind="torch").search(queries, 10)
+    assert torch.equal(search.search_others(queries, 10, keys, keys[:100] + 1)[0], exact[0])
+    recall = float((search.search(queries, 10)[0] <= exact[0][:, -1:]).double().mean())
+    assert search.recall == pytest.approx(recall, abs=0.05)
+    assert ("use kind='flat'" in caplog.text) == (kind == "hnsw")  # whose codes have the range of all references
+
+
+def test_the_only_row_that_is_left_is_always_found():
+    vectors = points(2000, 8)
+    search = NeighborSearch(vectors, kind="ivf")
+    search.update(vectors[:1], torch.tensor([0]))
+    search.refresh()
+    assert search.search(vectors, 1)[1].max() == search.search(vectors, 1)[1].min() == 0
+
+
 def test_the_recall_is_measured_again_after_many_changes_only(monkeypatch, tmp_path):
     vectors, measured = points(4010, 8), []
     search = NeighborSearch(vectors[:4000], kind="ivf")
@@ -406,7 +435,9 @@ def test_zeros_of_either_sign_are_equal():
     assert rows.tolist() == [[0, 1]]
 
 
-@pytest.mark.parametrize("convert", [torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.double])
+@pytest.mark.parametrize(
+    "convert", [torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.double, torch.Tensor.bfloat16, torch.nn.Parameter]
+)
 def test_a_file_is_used_with_references_of_any_kind(convert, tmp_path):
     references = points(300, 4)
     search = NeighborSearch(convert(references), kind="ivf")
