@@ -397,7 +397,7 @@ def test_an_index_of_four_times_the_rows_gets_more_lists(built):
 
 
 @pytest.mark.parametrize("kind", ["ivf", "hnsw"])
-def test_the_recall_of_references_far_from_the_first_ones_is_right(kind, caplog):
+def test_references_far_from_the_first_ones_are_found(kind, caplog):
     vectors = torch.cat([points(1000, 8), points(2000, 8, seed=1) + 1e4])
     search = NeighborSearch(vectors[:1000], distance="euclidean", kind=kind)
     search.update(vectors, torch.arange(3000).where(torch.arange(3000) < 1000, -1))
@@ -406,8 +406,14 @@ def test_the_recall_of_references_far_from_the_first_ones_is_right(kind, caplog)
     exact = NeighborSearch(vectors, distance="euclidean", kind="torch").search(queries, 10)
     assert torch.equal(search.search_others(queries, 10, keys, keys[:100] + 1)[0], exact[0])
     recall = float((search.search(queries, 10)[0] <= exact[0][:, -1:]).double().mean())
-    assert search.recall == pytest.approx(recall, abs=0.05)
-    assert ("use kind='flat'" in caplog.text) == (kind == "hnsw")  # whose codes have the range of all references
+    # The codes of a graph have the range of all references.
+    assert recall > 0.93 or (kind == "hnsw" and "use kind='flat'" in caplog.text)
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_one_large_reference_does_not_coarsen_the_codes_of_others(kind):
+    references = torch.cat([points(3000, 8), torch.full((1, 8), 1e6)])
+    assert NeighborSearch(references, distance="euclidean", kind=kind).recall >= neighbor_search.TARGET_RECALL
 
 
 def test_the_only_row_that_is_left_is_always_found():
