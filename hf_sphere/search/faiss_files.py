@@ -100,8 +100,9 @@ def read_index(
         names = ("numbers", "codes", "ranges", "hashes", "center", "counts")
         if [tensors[name].shape for name in names] != shapes:
             raise ValueError("its tensors do not fit together")
-        if not (tensors["ranges"].isfinite().all() and tensors["center"].isfinite().all()):
-            raise ValueError("it has numbers that are not finite")
+        is_finite = tensors["ranges"].isfinite().all() and tensors["center"].isfinite().all()
+        if not is_finite or tensors["counts"].min() < 0:
+            raise ValueError("it has numbers that are not finite, or negative counts")
         about = {name: tensors.pop(name).clone() for name in ABOUT}
         index = _read_lists(metric, path, **tensors) if kind == "ivf" else _read_graph(metric, **tensors)
     except (SafetensorError, OSError, ValueError) as error:
@@ -128,6 +129,8 @@ def _read_lists(
         if len(ids):
             with safe_open(path, framework="pt") as file:  # so that only one list is mapped into memory
                 cells = file.get_slice("codes")[int(ids[0]) : int(ids[-1]) + 1].numpy()
+            if cells.shape != (len(ids), dim):  # the file was replaced meanwhile
+                return None
             index.invlists.add_entries(number, len(ids), faiss.swig_ptr(ids.numpy()), faiss.swig_ptr(cells))
     return index
 

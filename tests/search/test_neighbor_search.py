@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hf_sphere.search import neighbor_search
+from hf_sphere.search import faiss_files, neighbor_search
 from hf_sphere.search.neighbor_search import NeighborSearch, choose_kind
 
 pytest.importorskip("faiss")
@@ -206,6 +206,7 @@ def test_a_file_of_another_index_is_rejected(tmp_path):
                 ("center", lambda center: center[:1]),
                 ("center", lambda center: center * torch.inf),
                 ("counts", lambda counts: counts[:1]),
+                ("counts", lambda counts: counts - 1),
             )
         ],
         ("hnsw", "links", lambda links: links + 1000),
@@ -228,6 +229,20 @@ def test_a_crafted_file_is_rejected(kind, name, value, tmp_path):
     save_file({**parts, name: value(parts.get(name)).contiguous()}, file, about)
     with pytest.raises(ValueError, match="index cannot be used: "):
         NeighborSearch(references, kind=kind, file=file)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_rejected(monkeypatch, tmp_path):
+    file, opened = tmp_path / "index", []
+    NeighborSearch(points(900, 4), kind="ivf").save(file)
+    NeighborSearch(points(90, 4), kind="ivf").save(tmp_path / "other")
+
+    def open_another(path, **options):
+        opened.append(path)
+        return safe_open(path if len(opened) == 1 else tmp_path / "other", **options)
+
+    monkeypatch.setattr(faiss_files, "safe_open", open_another)
+    with pytest.raises(ValueError, match="index cannot be used: "):
+        NeighborSearch(points(900, 4), kind="ivf", file=file)
 
 
 @pytest.mark.parametrize("path", ["fifo", "/dev/zero", ".", "missing"])
