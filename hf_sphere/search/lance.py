@@ -40,7 +40,7 @@ class LanceSpace(CalibratedSearch):
         recall: Recall@10 that `build_index` measured; 1 without an index, since the search is exact then.
 
     Example:
-        >>> space = LanceSpace.create(folder, embeddings.split(100))
+        >>> space = LanceSpace.create("outputs/vectors", embeddings.split(100))
         >>> space.search(embeddings[:2], 3, false_accept=0.5).rows.shape
         torch.Size([2, 3])
     """
@@ -270,16 +270,17 @@ class LanceSpace(CalibratedSearch):
             if not len(table):
                 continue
             largest = torch.cat([(part @ vectors.T).amax(1) for part in queries.split(256)])
-            at = (largest > best.scores[:, -1] - 1e-5).nonzero()[:, 0]  # more than the rounding of the products
-            if len(at):
+            better = (largest > best.scores[:, -1] - 1e-5).nonzero()[:, 0]  # more than the rounding of the products
+            if len(better):
                 search = NeighborSearch(vectors, kind="torch")
-                distances, rows = search.search_others(queries[at], k, numbers, groups[at])
-                ids = ids[rows].where(rows >= 0, -1)
-                new = (1 - distances, ids, ids, numbers[rows])
-                columns = [torch.cat([old[at], better], 1) for old, better in zip(best, new, strict=True)]
-                order = columns[0].argsort(dim=1, descending=True, stable=True)[:, :k]
-                for old, column in zip(best, columns, strict=True):
-                    old[at] = column.gather(1, order)
+                for at in better.split(256):
+                    distances, rows = search.search_others(queries[at], k, numbers, groups[at])
+                    found = ids[rows].where(rows >= 0, -1)
+                    new = (1 - distances, found, found, numbers[rows])
+                    columns = [torch.cat([old[at], each], 1) for old, each in zip(best, new, strict=True)]
+                    order = columns[0].argsort(dim=1, descending=True, stable=True)[:, :k]
+                    for old, column in zip(best, columns, strict=True):
+                        old[at] = column.gather(1, order)
         return best
 
     def _sample(self, rows_per_group: int, most: int) -> tuple[Tensor, Tensor, int]:
