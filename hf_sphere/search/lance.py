@@ -269,11 +269,11 @@ class LanceSpace(CalibratedSearch):
             ids, numbers, vectors = self._unpack(table)
             if not len(table):
                 continue
-            largest = torch.cat([(part @ vectors.T).amax(1) for part in queries.split(256)])
+            largest = torch.cat([(part @ vectors.T).amax(1) for part in queries.split(64)])
             better = (largest > best.scores[:, -1] - 1e-5).nonzero()[:, 0]  # more than the rounding of the products
             if len(better):
                 search = NeighborSearch(vectors, kind="torch")
-                for at in better.split(256):
+                for at in better.split(64):
                     distances, rows = search.search_others(queries[at], k, numbers, groups[at])
                     found = ids[rows].where(rows >= 0, -1)
                     new = (1 - distances, found, found, numbers[rows])
