@@ -110,7 +110,7 @@ def levels(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def speed(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure 50,000 embeddings of 384 dimensions, on the threads that are set."""
+    """Measure uniform directions of 384 dimensions, on the threads that are set."""
     vectors = F.normalize(torch.randn(args.size, 384, generator=torch.Generator().manual_seed(0)))
     queries = F.normalize(torch.randn(256, 384, generator=torch.Generator().manual_seed(1)))
     fitted = EmbeddingSpace.fit(vectors, score="cosine", calibration_rows=200)
@@ -133,7 +133,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--output_dir", type=Path, default=ROOT / "outputs" / "matching")
     parser.add_argument("--splits", type=int, default=10)
-    parser.add_argument("--size", type=int, default=50_000, help="number of embeddings of the part speed")
+    parser.add_argument("--size", type=int, default=20_000, help="number of embeddings of the part speed")
+    parser.add_argument("--note", default="", help="remark for the results, for instance on other work of the machine")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     file = RESULTS / "compression.json"
@@ -143,7 +144,8 @@ def main() -> None:
             rows += part(args)
             report("compression", [*{line["what"]: line for line in rows}.values()], splits=args.splits)
     if "speed" in args.parts:
-        report("compression_speed", speed(args), vectors=args.size, dim=384, threads=torch.get_num_threads())
+        about = {"vectors": args.size, "dim": 384, "threads": torch.get_num_threads(), "note": args.note}
+        report("compression_speed", speed(args), **about)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from hf_sphere import search, visualization
-from hf_sphere.search.index_files import ABOUT_FILE, CODES_FILE
-from hf_sphere.search.rows import unit_vectors
 from hf_sphere.utils.arguments import Arguments, argument, named_first, parse_arguments
 from hf_sphere.utils.files import check_writable, write_json
 
@@ -59,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def read_source(name: str, args: ReportArguments) -> Any:
     """Read the space of an index, or the vectors and groups of a file or a dataset."""
+    from hf_sphere.search.index_files import ABOUT_FILE, CODES_FILE
+
     if any((Path(name) / file).is_file() for file in (ABOUT_FILE, CODES_FILE)):
         return search.EmbeddingSpace.load(name)
     source = search.ImageSource.of(name, column=args.column, content="vector")
@@ -67,5 +67,7 @@ def read_source(name: str, args: ReportArguments) -> Any:
 
 def as_space(name: str, source: Any) -> "search.EmbeddingSpace":
     """Return the space, or make one of vectors and groups."""
+    from hf_sphere.search.rows import unit_vectors
+
     is_space = isinstance(source, search.EmbeddingSpace)
     return source if is_space else search.EmbeddingSpace(unit_vectors(f"vectors of {name}", source[0]), source[1])

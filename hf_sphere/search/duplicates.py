@@ -136,7 +136,7 @@ def _similar_pairs(space: Any, threshold: float) -> Iterator[tuple[Tensor, Tenso
     if search.kind in APPROXIMATE:
         full = []
         for block in rows.split(BLOCK):
-            distances, found = search.search(space.vectors[block], NEIGHBORS)
+            distances, found = search.search(space.vectors[block], min(NEIGHBORS, len(points)))
             at = (1 - distances >= threshold) & (found >= 0) & (found != block[:, None])
             yield torch.stack([block[at.nonzero()[:, 0]], found[at]], 1), 1 - distances[at]
             full.append(block[1 - distances[:, -1] >= threshold])
@@ -177,8 +177,7 @@ def _find_suspects(space: Any, labels: list[Any], clusters: Tensor) -> tuple[Ten
         found = space.neighbor_search.search(space.vectors[block], min(2 * NEIGHBORS, len(own)))[1]
         is_voter = (found >= 0) & (clusters[found] != clusters[block, None])
         is_voter &= is_voter.cumsum(1) <= NEIGHBORS
-        votes = torch.zeros(len(block), len(names)).scatter_add_(1, own[found.clamp_min(0), 0], is_voter.float())
-        votes /= votes.sum(1, keepdim=True).clamp_min(1)
+        votes = torch.zeros(len(block), len(names)).scatter_add_(1, own[found.clamp_min(0), 0], is_voter / NEIGHBORS)
         best, other = votes.scatter(1, own[block], -1.0).max(1)
         leads.append(best - votes.gather(1, own[block])[:, 0])
         others.append(other)

@@ -271,8 +271,8 @@ class VectorEncoder(Encoder):
 
     def encode(self, source: Any, rows: Sequence[int], **_: Any) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Yield the rows of a source and their vectors, normalized."""
-        what = f"vectors of {source.name or 'the data'}"
-        yield torch.tensor(rows), {"embedding": unit_vectors(what, source.encoded[list(rows)])}
+        vectors = source.encoded if len(rows) == len(source.encoded) else source.encoded[list(rows)]
+        yield torch.tensor(rows), {"embedding": unit_vectors(f"vectors of {source.name or 'the data'}", vectors)}
 
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
         """Raise an error: there is no model."""

@@ -1,14 +1,17 @@
-"""Files of approximate searches: the lists or the graph of a FAISS index, without the vectors.
+"""Indexes of approximate searches, and their files: the lists or the graph, and the codes of the vectors.
 
-FAISS's own files are not read: it trusts their sizes and row numbers, so a crafted file can crash the process. Here the
-vectors are those of the references, and everything else is checked.
+FAISS's own files are not read: it trusts their sizes and row numbers, so a crafted file can crash the process. Here
+everything is checked.
 """
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.utils.checks import error_text
@@ -17,38 +20,67 @@ from hf_sphere.utils.files import atomic_file
 LINKS, LARGEST_EFFORT = 32, 1024
 """Links per reference and level of a graph, twice as many at the lowest level; largest number of its candidates."""
 
+ABOUT = {"numbers": torch.int64, "hashes": torch.int64, "center": torch.float64, "counts": torch.int64}
+COMMON = {"codes": torch.uint8, "ranges": torch.float32, "effort": torch.int64, **ABOUT}
+
 DTYPES = {
-    "ivf": {"centroids": torch.float32, "lists": torch.int64, "effort": torch.int64},
-    "hnsw": {"links": torch.int32, "levels": torch.int32, "entry": torch.int64, "effort": torch.int64},
+    "ivf": {"centroids": torch.float32, "sizes": torch.int64, **COMMON},
+    "hnsw": {"links": torch.int32, "levels": torch.int32, "entry": torch.int64, **COMMON},
 }
-"""Tensors of a file by kind of index. Effort is the number of lists, or of candidates of the graph, in a search."""
+"""Tensors of a file by kind of index.
+
+Entries have codes, by the ranges of the dimensions, and numbers of different references, in the order of the lists with
+their sizes. Hashes are those of all references. Counts are those of changes and of additional candidates. Effort is the
+number of lists, or of candidates of the graph, in a search."""
 
 
-def write_index(path: Path, index: Any, references: str) -> None:
-    """Write a FAISS index, of an inverted file or a graph, with a digest of its references."""
+def number_of_lists(count: int) -> int:
+    """Return the number of lists of an inverted file: FAISS recommends 4 to 16 sqrt(N), of at least 39 entries."""
+    return max(1, min(round(4 * count**0.5), count // 39))
+
+
+def new_index(kind: str, dim: int, lists: int, metric: int) -> Any:
+    """Return a FAISS index of codes of 8 bits per dimension that is not trained."""
     import faiss
-    from safetensors.torch import save_file  # here, since searches without files do not need it
 
-    if isinstance(index, faiss.IndexHNSWFlat):
+    kinds: Any = faiss
+    if kind == "hnsw":
+        return kinds.IndexHNSWSQ(dim, kinds.ScalarQuantizer.QT_8bit, LINKS, metric)
+    index = kinds.index_factory(dim, f"IVF{lists},SQ8", metric)
+    index.cp.min_points_per_centroid = 1
+    return index
+
+
+def write_index(path: Path, index: Any, references: str, about: dict[str, Tensor]) -> None:
+    """Write a FAISS index with a digest of its references, and what else is known of them."""
+    import faiss
+
+    tensors = dict(about)
+    if isinstance(index, faiss.IndexHNSW):
         graph: Any = index.hnsw
-        links, levels = (torch.from_numpy(faiss.vector_to_array(values)) for values in (graph.neighbors, graph.levels))
-        arrays = {"links": links, "levels": levels, "entry": graph.entry_point, "effort": graph.efSearch}
+        storage: Any = faiss.downcast_index(index.storage)
+        for name, values in {"links": graph.neighbors, "levels": graph.levels, "codes": storage.codes}.items():
+            tensors[name] = torch.from_numpy(faiss.vector_to_array(values))
+        tensors |= {"entry": torch.tensor(graph.entry_point), "effort": torch.tensor(graph.efSearch)}
     else:
-        lists, stored = torch.empty(index.ntotal, dtype=torch.int64), index.invlists
-        for list_id in range(index.nlist):
-            if size := stored.list_size(list_id):
-                lists[torch.from_numpy(faiss.rev_swig_ptr(stored.get_ids(list_id), size))] = list_id
-        centroids = torch.as_tensor(index.quantizer.reconstruct_n(0, index.nlist))  # a tensor with contrib.torch_utils
-        arrays = {"centroids": centroids, "lists": lists, "effort": index.nprobe}
+        storage = index
+        stored, sizes = index.invlists, [index.invlists.list_size(number) for number in range(index.nlist)]
+        ids = [faiss.rev_swig_ptr(stored.get_ids(n), size) for n, size in enumerate(sizes) if size]
+        codes = [faiss.rev_swig_ptr(stored.get_codes(n), size * index.d) for n, size in enumerate(sizes) if size]
+        tensors |= {"numbers": about["numbers"][np.concatenate(ids)], "codes": torch.from_numpy(np.concatenate(codes))}
+        # a tensor with contrib.torch_utils
+        tensors["centroids"] = torch.as_tensor(index.quantizer.reconstruct_n(0, index.nlist))
+        tensors |= {"sizes": torch.tensor(sizes), "effort": torch.tensor(index.nprobe)}
+    tensors["codes"] = tensors["codes"].view(-1, index.d)
+    tensors["ranges"] = torch.from_numpy(faiss.vector_to_array(storage.sq.trained))
     with atomic_file(path) as unfinished:
-        tensors = {name: torch.as_tensor(values) for name, values in arrays.items()}
         save_file(tensors, unfinished, {"references": references})
 
 
-def read_index(path: Path, kind: str, vectors: Tensor, metric: int, references: str) -> Any:
-    """Return the FAISS index of a file and the vectors (U, d), float32, of its references, of which it must be."""
-    from safetensors import SafetensorError, safe_open
-
+def read_index(
+    path: Path, kind: str, shape: tuple[int, ...], metric: int, references: str
+) -> tuple[Any, dict[str, Tensor]]:
+    """Return the FAISS index of a file and what was known of its references, which have the shape (N, d)."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; build the index again.")
     try:
@@ -59,35 +91,50 @@ def read_index(path: Path, kind: str, vectors: Tensor, metric: int, references: 
             raise ValueError("it was built for other embeddings, or for another distance")
         if {name: tensor.dtype for name, tensor in tensors.items()} != DTYPES.get(kind):
             raise ValueError(f"it does not have the tensors of the kind {kind}")
-        index = (_read_lists if kind == "ivf" else _read_graph)(vectors, metric, **tensors)
+        count, dim = tensors["numbers"].numel(), shape[1]
+        shapes = [(count,), (count, dim), (2 * dim,), shape[:1], (dim,), (2,)]
+        names = ("numbers", "codes", "ranges", "hashes", "center", "counts")
+        if [tensors[name].shape for name in names] != shapes:
+            raise ValueError("its tensors do not fit together")
+        if not (tensors["ranges"].isfinite().all() and tensors["center"].isfinite().all()):
+            raise ValueError("it has numbers that are not finite")
+        about = {name: tensors.pop(name).clone() for name in ABOUT}
+        index = _read_lists(metric, path, **tensors) if kind == "ivf" else _read_graph(metric, **tensors)
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be used: {error_text(error)}. Build the index again.") from error
     if index is None:
-        raise ValueError(f"{path} cannot be used: its {kind} index is not one of {len(vectors):,} references.")
-    return index
+        raise ValueError(f"{path} cannot be used: its {kind} index is not one of {count:,} entries.")
+    return index, about
 
 
-def _read_lists(vectors: Tensor, metric: int, centroids: Tensor, lists: Tensor, effort: Tensor) -> Any:
+def _read_lists(
+    metric: int, path: Path, centroids: Tensor, sizes: Tensor, effort: Tensor, codes: Tensor, ranges: Tensor
+) -> Any:
     import faiss
 
-    count, dim = vectors.shape
-    fits = centroids.shape[1:] == (dim,) and centroids.isfinite().all() and lists.shape == (count,)
-    if not (fits and lists.min() >= 0 and lists.max() < len(centroids) and _within(effort, 1, len(centroids))):
+    count, dim = codes.shape
+    fits = centroids.shape == (*sizes.shape, dim) and centroids.isfinite().all() and _within(effort, 1, len(centroids))
+    if not (fits and 0 <= sizes.min() <= sizes.max() <= count == sizes.sum()):
         return None
-    quantizer = faiss.IndexFlat(dim, metric)
-    quantizer.add(centroids.numpy())
-    index = faiss.IndexIVFFlat(quantizer, dim, len(centroids), metric)
-    index.is_trained, index.nprobe = True, int(effort)
-    rows, list_ids = vectors.contiguous().numpy(), lists.numpy()  # referenced during the call, which receives pointers
-    index.add_core(count, faiss.swig_ptr(rows), None, faiss.swig_ptr(list_ids))
+    index = new_index("ivf", dim, len(centroids), metric)
+    index.quantizer.add(centroids.numpy())
+    faiss.copy_array_to_vector(ranges.numpy(), index.sq.trained)
+    index.is_trained, index.nprobe, index.ntotal = True, int(effort), count
+    for number, ids in enumerate(torch.arange(count).split(sizes.tolist())):
+        if len(ids):
+            with safe_open(path, framework="pt") as file:  # so that only one list is mapped into memory
+                cells = file.get_slice("codes")[int(ids[0]) : int(ids[-1]) + 1].numpy()
+            index.invlists.add_entries(number, len(ids), faiss.swig_ptr(ids.numpy()), faiss.swig_ptr(cells))
     return index
 
 
-def _read_graph(vectors: Tensor, metric: int, links: Tensor, levels: Tensor, entry: Tensor, effort: Tensor) -> Any:
+def _read_graph(
+    metric: int, links: Tensor, levels: Tensor, entry: Tensor, effort: Tensor, codes: Tensor, ranges: Tensor
+) -> Any:
     import faiss
 
-    count, dim = vectors.shape
-    index = faiss.IndexHNSWFlat(dim, LINKS, metric)
+    count, dim = codes.shape
+    index = new_index("hnsw", dim, 0, metric)
     graph: Any = index.hnsw
     ends = torch.from_numpy(faiss.vector_to_array(graph.cum_nneighbor_per_level)).long()  # of the links of each level
     if levels.shape != (count,) or levels.min() < 1 or levels.max() >= len(ends):
@@ -101,8 +148,10 @@ def _read_graph(vectors: Tensor, metric: int, links: Tensor, levels: Tensor, ent
             return None
     if not (_within(entry, 0, count - 1) and levels[entry] == levels.max() and _within(effort, 1, LARGEST_EFFORT)):
         return None
-    faiss.downcast_index(index.storage).add(vectors.numpy())
-    index.ntotal = count
+    storage: Any = faiss.downcast_index(index.storage)
+    faiss.copy_array_to_vector(codes.flatten().numpy(), storage.codes)
+    faiss.copy_array_to_vector(ranges.numpy(), storage.sq.trained)
+    storage.is_trained, index.is_trained, storage.ntotal, index.ntotal = True, True, count, count
     faiss.copy_array_to_vector(links.numpy(), graph.neighbors)
     faiss.copy_array_to_vector(levels.numpy(), graph.levels)
     faiss.copy_array_to_vector(offsets.numpy().astype("uint64"), graph.offsets)

@@ -145,8 +145,8 @@ class ImageIndex(IndexedImages):
         """Embed and add images that the index does not have yet; return their number.
 
         Images whose content, preprocessing or class names have changed are embedded again, and keep their `id`. Those
-        that were moved are found by their content, and get their new source and file. An approximate search is built
-        again. The arguments are those of `build`. Groups by label or column are the same for all.
+        that were moved are found by their content, and get their new source and file. An approximate search
+        gets the new ones. The arguments are those of `build`. Groups by label or column are the same for all.
         """
         source = ImageSource.of(images, content=self.encoder.content)
         if (groups := self.groups if groups is None else groups) is not None and self.groups is None:
@@ -380,7 +380,8 @@ class ImageIndex(IndexedImages):
             raise ValueError(
                 f"the embeddings of the index have {dim} dimensions, but the new ones {got}; build it again."
             )
-        return dict(cells), torch.cat([self.embeddings[:0], *embeddings] if len(self) else embeddings)
+        embeddings = embeddings or [self.embeddings[:0]]
+        return dict(cells), embeddings[0] if len(embeddings) == 1 else torch.cat(embeddings)
 
     def _replace(self, removed: set[int], added: Mapping[str, list[Any]], embeddings: Tensor) -> None:
         """Remove some rows, append others, and remove sources without images."""
@@ -392,7 +393,9 @@ class ImageIndex(IndexedImages):
         self.images["source"] = [used.index(index) for index in self.images["source"]]
         self.sources, self._tables = [self.sources[n] for n in used], [self._tables[n] for n in used]
         self._opened = {}
-        vectors = torch.cat([self.embeddings[kept] if removed else self.embeddings] * bool(kept) + [embeddings])
+        vectors = embeddings
+        if kept:
+            vectors = torch.cat([self.embeddings[kept] if removed else self.embeddings, embeddings])
         ids, groups = torch.tensor(self.images["id"]), self.images.get("group")
         if len(self):
             self.space.replace(vectors, ids, groups)

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from huggingface_hub.dataclasses import strict
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -26,10 +27,10 @@ from hf_sphere.utils.files import MANIFEST_FILE, digest_file, find_damage, read_
 ABOUT_FILE, CODES_FILE = "index.json", "codes.safetensors"
 """Model, distance, sources and kind of search; and the codes of a `CompressedSpace`, whose folder is no index."""
 
-EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE = "embeddings.safetensors", "images.parquet", "search.safetensors"
+EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE = "embeddings.safetensors", "images.parquet", "codes.safetensors"
 """Embeddings and calibration; the columns of the rows; and the index of an approximate search."""
 
-FILES = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE}
+FILES = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE, "search.safetensors"}
 
 TYPES = dict.fromkeys(("id", "source", "row", "size", "time"), pa.int64())
 TYPES |= dict.fromkeys(("file", "digest", "settings", "label", "prediction", "text"), pa.string())
@@ -94,8 +95,10 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
         embeddings = tensors.pop("embeddings")
         if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype != torch.float32:
             raise ValueError(f"{EMBEDDINGS_FILE} has {embeddings.dtype} numbers of the shape {tuple(embeddings.shape)}")
-        if not torch.stack(embeddings.aminmax()).isfinite().all():
-            raise ValueError(f"{EMBEDDINGS_FILE} has numbers that are not finite")
+        for start in range(0, len(embeddings), 1 << 15):
+            with safe_open(folder / EMBEDDINGS_FILE, "pt") as file:  # only a block of it is in memory
+                if not file.get_slice("embeddings")[start : start + (1 << 15)].abs().max() < torch.inf:
+                    raise ValueError(f"{EMBEDDINGS_FILE} has numbers that are not finite")
         images = _read_images(folder, len(embeddings), about)
         return about, images, _read_space(space_class, folder, about, embeddings, images, tensors), version
     except MemoryError:
@@ -221,7 +224,8 @@ def _read_space(
         tensors["groups"] = space._groups[rows]
     if tensors:
         space._calibration, space._is_current = Calibration(**tensors, next_id=about.next_id), True
-    if about.search in APPROXIMATE and has_faiss:
+    # An index of an older version has another file; its search is built again when it is first used.
+    if about.search in APPROXIMATE and has_faiss and os.path.lexists(folder / SEARCH_FILE):
         check_regular(folder / SEARCH_FILE)
         space._search = NeighborSearch(embeddings, kind=about.search, file=folder / SEARCH_FILE, **about.metric)
         space._search.recall = about.recall

@@ -1,8 +1,10 @@
 """Nearest neighbors of queries among references: exact with torch or FAISS, approximate with an index of FAISS."""
 
+import hashlib
 import importlib.util
 import logging
 import zlib
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,7 +18,7 @@ from hf_sphere.geometry.checks import check_positive
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, padded
-from hf_sphere.search.faiss_files import LARGEST_EFFORT, LINKS, read_index, write_index
+from hf_sphere.search.faiss_files import LARGEST_EFFORT, new_index, number_of_lists, read_index, write_index
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +37,15 @@ TARGET_RECALL = 0.98
 TUNING_QUERIES = 500
 """Number of queries to measure the recall."""
 
-SPARE = 8
-"""Additional candidates, whose order is corrected by distances in float64; more if all are at the same distance."""
+SPARE, MOST_SPARE = 8, 512
+"""Additional candidates, whose order is corrected by distances in float64; more if all are at the same distance, and up
+to the second number as an approximate search needs them, whose codes cannot distinguish vectors that are very near."""
 
 FEW_QUERIES = 64
 """Number of queries from which products of matrices by torch are faster than FAISS's exact search."""
 
-QUERIES, REFERENCES, NUMBERS = 512, 8192, 1 << 24
-"""Sizes of a block of similarities, 16 MiB, and of one of candidates for exact distances, 128 MiB."""
+QUERIES, REFERENCES, NUMBERS = 512, 8192, 1 << 22
+"""Sizes of a block of similarities, 16 MiB, and of one of candidates for exact distances, 32 MiB."""
 
 
 def choose_kind(count: int, distance: Distance) -> SearchKind:
@@ -72,7 +75,8 @@ class NeighborSearch:
 
     An approximate search looks into as many lists of the inverted file, or candidates of the graph, as reach a
     recall@10 of `TARGET_RECALL` for the mirror images of references' tenth neighbors, reflected at the references; the
-    references themselves would be found more easily than new queries.
+    references themselves would be found more easily than new queries. Its index holds codes of 8 bits per number; the
+    distances of the candidates are those of the references.
 
     Neighbors at equal distances are in the order of the references, the first ones if there are more than k: of equal
     references always, of others among those that an approximate search finds. An exact search compares candidates in
@@ -83,10 +87,12 @@ class NeighborSearch:
         distance: `cosine` (1 - cosine; 1 for a zero vector), `euclidean` or `hyperbolic`; see `retrieval_scores`.
         curvature: c > 0 for the curvature -c of the hyperbolic distance.
         kind: Kind of the search; by default that of `choose_kind`.
-        file: File of an approximate search that `save` wrote for these references.
+        file: File of an approximate search that `save` wrote for these references, which are not read then, so that
+            a mapped file stays on disk.
 
     Attributes:
-        recall: Recall@10 measured when an approximate search was built; 1 for an exact search, NaN for a `file`.
+        recall: Recall@10 measured when an approximate search was built, or after rows were changed; 1 for an exact
+            search, NaN for a `file`.
 
     Raises:
         ValueError: If an argument or the file is invalid, or FAISS does not support the distance.
@@ -110,24 +116,35 @@ class NeighborSearch:
         if distance not in get_args(Distance):
             raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(Distance))}.")
         check_positive("curvature", curvature)
-        self.references = _at_least_float32(references)
+        is_mapped = file is not None and isinstance(references, Tensor)
+        self.references = references if is_mapped else _at_least_float32(references)
         self.distance: Distance = distance
         self.curvature = curvature
         count, is_double = len(self.references), self.references.dtype == torch.float64
         # FAISS compares in float32, which may not distinguish the nearest references.
         self.kind = kind or ("torch" if is_double and count <= LARGEST_EXACT else choose_kind(count, distance))
+        self._dtype = self.references.dtype if self.kind == "torch" else torch.float32
         self.recall = 1.0 if file is None else torch.nan
         check_kind(self.kind, distance)
-        self._order, self._starts = _group_equal(self.references)
-        self._first = self._order[self._starts[:-1]]  # of equal references, only this one is compared
-        vectors = self._prepare(self.references, as_query=False)
-        vectors = vectors if len(self._first) == count else vectors[self._first]
-        self._vectors = vectors if self.kind not in APPROXIMATE else None
+        self._vectors: Tensor | None = None
         self._index: Any = None
-        if self.kind in APPROXIMATE and file is None:
-            self._build(vectors)
-        elif file is not None:
-            self._index = read_index(file, self.kind, vectors, self._metric, self._digest())
+        self._spare = SPARE
+        if file is not None:
+            self._index, stored = read_index(file, self.kind, self.references.shape, self._metric, self._digest())
+            self._numbers, self._changed, spare = stored["numbers"], *stored["counts"].tolist()
+            self._spare = max(SPARE, min(spare, MOST_SPARE))
+            self._center = stored["center"].to(self.references.dtype)
+            self._group(stored["hashes"])
+            if not torch.equal(self._numbers.sort().values, torch.arange(len(self._first))):
+                raise ValueError(f"{file} cannot be used: it has entries of other references. Build the index again.")
+            return
+        self._group(_hash(self.references))
+        self._check_range("references", self.references)
+        if self.kind in APPROXIMATE:
+            self._build()
+        else:
+            vectors = self._prepare(self.references, as_query=False)
+            self._vectors = vectors if len(self._first) == count else vectors[self._first]
 
     @torch.no_grad()
     def search(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -150,7 +167,7 @@ class NeighborSearch:
             raise ValueError(f"queries must have {dim} dimensions, as the references; got {queries.shape[1]}.")
         if not 1 <= k <= count:
             raise ValueError(f"k must be from 1 to the number of references, {count:,}; got {k}.")
-        return self._nearest(queries, k, k + SPARE)
+        return self._nearest(queries, k, k + self._spare)
 
     @torch.no_grad()
     def search_others(self, queries: Tensor, k: int, keys: Tensor, query_keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,17 +179,12 @@ class NeighborSearch:
             keys: (N,) int64, such as groups.
             query_keys: (Q,) int64.
         """
-        queries = _at_least_float32(queries)
-        vectors = padded(self._prepare(self.references, as_query=False, as_products=True))
-        count, total = min(k + SPARE, len(self.references)), len(self.references)
-        at_once = max(1, min(QUERIES, 4 * NUMBERS // total, NUMBERS // (count * queries.shape[1])))
-        neighbors = []
-        for block, own in zip(queries.split(at_once), query_keys.split(at_once), strict=True):
-            points = padded(self._prepare(block, as_query=True, as_products=True))
-            similarities = (points @ vectors.T)[: len(block), :total]
-            similarities.masked_fill_(own[:, None] == keys, -torch.inf)
-            largest, rows = similarities.topk(count)
-            rows = rows.masked_fill(largest == -torch.inf, -1).sort(dim=1).values  # equal distances are in their order
+        queries, count, neighbors = _at_least_float32(queries), min(k + SPARE, len(keys)), []
+        for block, own in zip(queries.split(4 * QUERIES), query_keys.split(4 * QUERIES), strict=True):
+            points = self._prepare(block, as_query=True, as_products=True)
+            blocks = self.references.split(REFERENCES)  # one after another, since all need much memory
+            parts = (self._prepare(part, as_query=False, as_products=True) for part in blocks)
+            rows = _largest_products(points, parts, count, keys, own)  # equal distances are in their order
             distances, order = self.distances(block, rows).sort(dim=1, stable=True)
             neighbors.append((distances[:, :k], rows.gather(1, order)[:, :k]))
         distances, rows = (torch.cat(pieces) for pieces in zip(*neighbors, strict=True))
@@ -211,22 +223,65 @@ class NeighborSearch:
 
     def save(self, path: Path) -> None:
         """Write the index of an approximate search, without the references, to a safetensors file."""
-        write_index(path, self._index, self._digest())
+        about = {"numbers": self._numbers, "hashes": self._hashes, "counts": torch.tensor([self._changed, self._spare])}
+        write_index(path, self._index, self._digest(), about | {"center": self._center.double()})
+
+    def update(self, references: Tensor, old: Tensor) -> bool:
+        """Replace the references (M, d), valid and of the same dtype; return whether that needs no new search.
+
+        An approximate index gets the new ones, and an inverted file loses those that are gone; a graph cannot. `old` is
+        the row that each was before, (M,), -1 for new ones.
+        """
+        kept, groups = old >= 0, self._groups
+        if self._index is None or (self.kind == "hnsw" and kept.sum() < len(groups)):
+            return False
+        self._check_range("references", references[~kept])
+        hashes, self.references = self._hashes[old], references
+        hashes[~kept] = _hash(references[~kept])
+        self._group(hashes)
+        numbers = torch.full((int(groups.max()) + 2,), -1)  # by old number; the last one is that of removed entries
+        numbers[groups[old[kept]]] = self._groups[kept]
+        before, self._numbers = self._numbers, numbers[self._numbers]
+        if len(gone := ((self._numbers < 0) & (before >= 0)).nonzero()[:, 0]):
+            self._index.remove_ids(gone.numpy())
+        added = np.setdiff1d(np.arange(len(self._first)), self._numbers)
+        self._append(torch.from_numpy(added))
+        self._changed += len(gone) + len(added)
+        return True
+
+    def refresh(self) -> None:
+        """Measure the recall after many changes; build the index again if it fell, or for four times the references.
+
+        It fell if chance does not explain it, for all references or for the last ones.
+        """
+        count = len(self._first)
+        if self._index is None or self._changed <= count // 1000:
+            return
+        recalls = [self._recalls(*self._held_out(first, 100)) for first in (0, max(0, count - self._changed))]
+        highest = min(float(part.mean() + 2 * part.std(correction=0) / len(part) ** 0.5) for part in recalls)
+        self.recall, self._changed = min(float(part.mean()) for part in recalls), 0
+        if highest < TARGET_RECALL or (self.kind == "ivf" and 2 * self._index.nlist < number_of_lists(count)):
+            logger.warning("Many rows have changed (recall@10 %.3f); the index is built again.", self.recall)
+            self._build()
 
     def _digest(self) -> str:
-        return f"{self.distance} {zlib.crc32(self.references.contiguous().numpy().data):08x}"
+        """Return what identifies the references: a digest of some, so that a mapped file stays on disk."""
+        some = self.references[:: max(1, len(self.references) // 256)].contiguous()
+        return f"{self.distance} {tuple(self.references.shape)} {zlib.crc32(some.numpy().data):08x}"
 
     def _candidates(self, queries: Tensor, count: int) -> Tensor:
         """Return the numbers of the vectors with the largest similarities, (Q, count), in any order."""
         vectors = self._prepare(queries, as_query=True)
         if self._index is not None:
-            return torch.from_numpy(self._index.search(vectors.numpy(), count)[1])
+            labels = torch.from_numpy(self._index.search(vectors.numpy(), count)[1])
+            return self._numbers[labels].where(labels >= 0, -1)
         assert self._vectors is not None
         if self.kind == "flat" and (self.distance != "cosine" or len(queries) < FEW_QUERIES):
             import faiss
 
             return torch.from_numpy(faiss.knn(vectors.numpy(), self._vectors.numpy(), count, self._metric)[1])
-        return torch.cat([_largest_products(block, self._vectors, count) for block in vectors.split(QUERIES)])
+        blocks, parts = vectors.split(QUERIES), self._vectors.split(REFERENCES)
+        return torch.cat([_largest_products(block, parts, count) for block in blocks])
 
     def _prepare(self, points: Tensor, *, as_query: bool, as_products: bool = False) -> Tensor:
         """Map points (n, d) to the vectors (n, e) whose inner products, or distances for FAISS, are compared.
@@ -235,20 +290,31 @@ class NeighborSearch:
         """
         if self.distance == "hyperbolic":
             return for_hyperbolic_distances(points, self.curvature)[0 if as_query else 1]
-        # centered against cancellation
-        points = project_to_sphere(points) if self.distance == "cosine" else points - self._center
-        points = points.to(self.references.dtype if self.kind == "torch" else torch.float32)
+        if as_query:
+            self._check_range("queries", points)
         if self.distance == "cosine":
-            return points
-        squares, limits = points.square().sum(1, keepdim=True), torch.finfo(points.dtype)
-        rule = f"{'queries' if as_query else 'references'} must be below {limits.max**0.5 / 8:.0e} to be compared"
-        check_rows(squares[:, 0] < limits.max / 64, f"{rule} in {limits.dtype}", "are not")
+            is_unit = points.dtype == torch.float32 and ((points.norm(dim=1) - 1).abs() < 1e-6).all()
+            return (points if is_unit else project_to_sphere(points)).to(self._dtype)
+        points = (points - self._center).to(self._dtype)  # against cancellation
         if self.kind != "torch" and not as_products:
             return points
+        squares = points.square().sum(1, keepdim=True)
         return torch.cat([points, torch.ones_like(squares) if as_query else -squares / 2], dim=1)
+
+    def _check_range(self, what: str, points: Tensor) -> None:
+        """Raise an error if squares of Euclidean distances overflow."""
+        if self.distance == "euclidean":
+            distances = torch.cdist(points, self._center[None], compute_mode="donot_use_mm_for_euclid_dist")[:, 0]
+            largest = torch.finfo(self._dtype).max ** 0.5 / 8
+            rule = f"{what} must be below {largest:.0e} to be compared in {self._dtype}"
+            check_rows(distances < largest, rule, "are not")
 
     def distances(self, queries: Tensor, rows: Tensor) -> Tensor:
         """Return the distances between queries (b, d) and the references of rows (b, n): (b, n), float64."""
+        at_once = max(1, NUMBERS // (rows.shape[1] * queries.shape[1]))
+        if len(queries) > at_once:
+            pairs = zip(queries.split(at_once), rows.split(at_once), strict=True)
+            return torch.cat([self.distances(*pair) for pair in pairs])
         neighbors = self.references[rows.clamp_min(0)].double()
         points = queries[:, None].double()
         if self.distance == "cosine":
@@ -274,40 +340,66 @@ class NeighborSearch:
 
         return faiss.METRIC_INNER_PRODUCT if self.distance == "cosine" else faiss.METRIC_L2
 
-    def _build(self, vectors: Tensor) -> None:
-        """Build the index, and search ever more of it until the recall is high enough."""
+    def _group(self, hashes: Tensor) -> None:
+        """Group equal references, in the order of their first rows."""
+        _, first, inverse = np.unique(hashes.numpy(), return_index=True, return_inverse=True)
+        self._hashes, self._groups = hashes, torch.from_numpy(first.argsort().argsort()[inverse])
+        self._order = self._groups.argsort(stable=True)
+        self._starts = F.pad(self._groups.bincount().cumsum(0), (1, 0))
+        self._first = self._order[self._starts[:-1]]  # of equal references, only this one is compared
+
+    def _build(self) -> None:
+        """Build the index, and search more of it, or more candidates, until the recall is high enough."""
         import faiss
 
-        if len(vectors) < len(self.references):  # so that the recall is that of different neighbors
-            different = NeighborSearch(self.references[self._first], distance=self.distance, kind=self.kind)
-            self._index, self.recall = different._index, different.recall
-            return
-        count, dim = vectors.shape
-        if self.kind == "hnsw":
-            self._index = faiss.IndexHNSWFlat(dim, LINKS, self._metric)
-            parameter, effort, limit = "efSearch", 16, LARGEST_EFFORT
-        else:
-            # FAISS recommends 4 to 16 sqrt(N) lists and at least 39 references for the training of each.
-            limit = max(1, min(round(4 * count**0.5), count // 39))
-            self._index = faiss.index_factory(dim, f"IVF{limit},Flat", self._metric)
-            self._index.cp.min_points_per_centroid = 1
-            self._index.cp.max_points_per_centroid = 64  # the default of 256 takes four times as long
-            self._index.train(vectors.numpy())
-            parameter, effort = "nprobe", 1
-        self._index.add(vectors.numpy())
-        k = min(10, count)
-        exact = NeighborSearch(self.references, distance=self.distance, kind="flat")
-        sample = torch.arange(count)[:: max(1, count // TUNING_QUERIES)][:TUNING_QUERIES]
-        partners = exact.search(self.references[sample], k)[1][:, -1]
-        points = vectors if self.distance == "cosine" else self.references
-        queries = 2 * points[sample] - points[partners]
-        farthest = exact.search(queries, k)[0][:, -1:] * (1 + 1e-9)
-        while True:
-            faiss.ParameterSpace().set_index_parameter(self._index, parameter, effort)
-            self.recall = float((self.search(queries, k)[0] <= farthest).double().mean())
-            if self.recall >= TARGET_RECALL or effort >= limit:
-                return
-            effort = min(2 * effort, limit)
+        count, dim, is_graph = len(self._first), self.references.shape[1], self.kind == "hnsw"
+        lists, self._changed, self._numbers = number_of_lists(count), 0, torch.empty(0, dtype=torch.long)
+        self._index = new_index(self.kind, dim, lists, self._metric)
+        # FAISS recommends at least 39 per list; more take longer, and memory.
+        sample = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: 40 * lists]
+        self._index.train(self._prepare(self.references[self._first[sample]], as_query=False).numpy())
+        self._append(torch.arange(count))
+        parameter, effort, limit = ("efSearch", 16, LARGEST_EFFORT) if is_graph else ("nprobe", 1, lists)
+        held_out = self._held_out(0, TUNING_QUERIES)
+
+        def measure(setting: tuple[int, int]) -> float:
+            faiss.ParameterSpace().set_index_parameter(self._index, parameter, setting[0])
+            self._spare = setting[1]
+            return float(self._recalls(*held_out).mean())
+
+        setting = (effort, SPARE)
+        self.recall = measure(setting)
+        while self.recall < TARGET_RECALL and setting != (limit, MOST_SPARE):
+            effort, spare = setting
+            choices = {(min(2 * effort, limit), spare), (effort, min(4 * spare, MOST_SPARE))} - {setting}
+            self.recall, setting = max((measure(choice), choice) for choice in choices)
+        measure(setting)
+
+    def _append(self, numbers: Tensor) -> None:
+        """Add different references, by their numbers, to the index."""
+        for block in numbers.split(8 * REFERENCES):
+            vectors = self._prepare(self.references[self._first[block]], as_query=False).numpy()
+            # Labels of removed entries are not used again.
+            labels = [np.arange(len(self._numbers), len(self._numbers) + len(block))] * (self.kind == "ivf")
+            (self._index.add_with_ids if labels else self._index.add)(vectors, *labels)
+            self._numbers = torch.cat([self._numbers, block])
+
+    def _held_out(self, start: int, most: int) -> tuple[Tensor, Tensor]:
+        """Return mirror images of tenth neighbors, reflected at references from a number on, and their distances."""
+        count, is_copy = len(self._first), torch.ones_like(self._order)
+        is_copy[self._first] = 0
+        points = self.references[self._first[start :: max(1, (count - start) // most)][:most]]
+        k, copies = min(10, count), torch.ones(len(points), dtype=torch.long)
+        partners = self.references[self.search_others(points, k, is_copy, copies)[1][:, -1]]
+        if self.distance == "cosine":
+            points, partners = project_to_sphere(points), project_to_sphere(partners)
+        queries = 2 * points - partners
+        return queries, self.search_others(queries, k, is_copy, copies)[0][:, -1:] * (1 + 1e-9)
+
+    def _recalls(self, queries: Tensor, farthest: Tensor) -> Tensor:
+        """Return the recall@10 of each query, (n,)."""
+        candidates = self._candidates(queries, min(10 + self._spare, len(self._first)))
+        return (self._choose(queries, candidates, 10, 1)[0] <= farthest).double().mean(1)
 
 
 def _at_least_float32(embeddings: Any) -> Tensor:
@@ -315,25 +407,32 @@ def _at_least_float32(embeddings: Any) -> Tensor:
     return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
 
 
-def _group_equal(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows of vectors (N, d) sorted by vector, (N,), and where each of U vectors starts, (U + 1,)."""
-    cells = (vectors + 0.0).contiguous().numpy()  # -0.0 and 0.0 are equal
-    rows = cells.view(f"V{cells.itemsize * cells.shape[1]}")[:, 0]
-    _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
-    group = torch.from_numpy(first.argsort().argsort()[inverse])  # in the order of their first rows
-    return group.argsort(stable=True), F.pad(group.bincount().cumsum(0), (1, 0))
+def _hash(vectors: Tensor) -> Tensor:
+    """Return a number of each vector, (N,) int64: of two different ones of a million in one of 10^7 cases the same."""
+    blocks = ((block + 0.0).contiguous().numpy() for block in vectors.split(1024))  # -0.0 and 0.0 are equal
+    digests = (hashlib.blake2b(row, digest_size=8).digest() for block in blocks for row in block)
+    return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests], dtype=torch.long)
 
 
-def _largest_products(queries: Tensor, references: Tensor, count: int) -> Tensor:
-    """Return the rows of the references (N, e) with the largest inner products with queries (b, e): (b, count)."""
-    products, rows = [], []
-    for start in range(0, len(references), REFERENCES):
-        block = references[start : start + REFERENCES]
-        similarities = (padded(queries) @ padded(block).T)[: len(queries), : len(block)]
-        largest = _largest(similarities, min(count, len(block)))
-        products.append(similarities.gather(1, largest))
-        rows.append(start + largest)
-    return torch.cat(rows, 1).gather(1, _largest(torch.cat(products, 1), count))
+def _largest_products(
+    queries: Tensor, parts: Iterable[Tensor], count: int, keys: Any = None, query_keys: Any = None
+) -> Tensor:
+    """Return the rows of references, given in parts (n, e), with the largest inner products with queries (b, e).
+
+    They are (b, count), in order; of equal products the first. References with the key of a query are left out, and -1
+    fills up.
+    """
+    products, rows, start = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long), 0
+    for part in parts:
+        similarities = (padded(queries) @ padded(part).T)[: len(queries), : len(part)]
+        if keys is not None:
+            similarities.masked_fill_(query_keys[:, None] == keys[start : start + len(part)], -torch.inf)
+        largest = _largest(similarities, min(count, len(part)))
+        products = torch.cat([products, similarities.gather(1, largest)], 1)
+        chosen = _largest(products, min(count, products.shape[1]))
+        products, rows = products.gather(1, chosen), torch.cat([rows, start + largest], 1).gather(1, chosen)
+        start += len(part)
+    return rows.masked_fill(products == -torch.inf, -1)
 
 
 def _largest(values: Tensor, count: int) -> Tensor:

@@ -64,14 +64,19 @@ class GroupedVectors:
 
     @property
     def neighbor_search(self) -> NeighborSearch:
-        """The search, with its kind and recall; built when it is first used."""
+        """The search, with its kind and recall; built when it is first used, and again if its recall falls."""
         if self._search is None:
             self._search = NeighborSearch(self.vectors, kind=self.kind, **self.metric)
+        self._search.refresh()
         return self._search
 
-    def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor) -> None:
+    def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor, old: Tensor | None = None) -> None:
+        """Set all rows; `old` are those that they were, -1 for new vectors, by default those of their ids."""
+        old, search = positions(ids, self.ids) if old is None else old, self._search
         self.vectors, self.ids, self._groups = vectors, ids, groups
         self._search = self._density = None
+        if search is not None and search.update(vectors, old):
+            self._search = search
 
     def _check(self, what: str, vectors: Any) -> Tensor:
         """Return vectors (n, d) to compare with those of the space, unit vectors if it compares cosines."""
@@ -155,14 +160,23 @@ def check_vectors(what: str, vectors: Any, dim: int, distance: str) -> Tensor:
 
 
 def unit_vectors(what: str, vectors: Any) -> Tensor:
-    """Return finite vectors that are not zero as unit vectors, float32 on the CPU, with a message but for queries."""
-    vectors = check_embeddings(vectors, 1, what).cpu().double()
-    norms = torch.linalg.vector_norm(vectors, dim=1)
+    """Return finite vectors that are not zero as unit vectors, float32 on the CPU, with a message but for queries.
+
+    They are not copied if they are that already.
+    """
+    vectors = check_embeddings(vectors, 1, what).cpu()
+    norms, units = torch.empty(len(vectors), dtype=torch.float64), vectors
+    for block, part in zip(vectors.split(8192), norms.split(8192), strict=True):  # without large copies
+        part[:] = torch.linalg.vector_norm(block.double(), dim=1)
     check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero")
     if what != "queries" and len(odd := norms[(norms - 1).abs() > 1e-2]):
         text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
         logger.warning(text, len(odd), len(norms), what, odd.min(), odd.max())
-    return project_to_sphere(vectors).float()
+    if vectors.dtype != torch.float32 or (norms - 1).abs().max() > 1e-6:
+        units = torch.empty(vectors.shape)
+        for block, part in zip(vectors.split(8192), units.split(8192), strict=True):
+            part[:] = project_to_sphere(block.double())
+    return units
 
 
 def check_names(what: str, groups: Any, count: int) -> list[Any]:

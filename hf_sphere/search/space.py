@@ -271,12 +271,14 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """
         numbers, at = self._number(groups, ids), positions(ids, self.ids)
         kept, old = at >= 0, at[at >= 0]
-        is_same = torch.equal(self.vectors[old], vectors[kept]) and torch.equal(self._groups[old], numbers[kept])
+        pairs = zip(at.clamp_min(0).split(1 << 15), vectors.split(1 << 15), strict=True)  # without large copies
+        equal = torch.cat([(self.vectors[rows] == block).all(1) for rows, block in pairs])
+        is_same = bool(equal[kept].all()) and torch.equal(self._groups[old], numbers[kept])
         if is_same and torch.equal(ids, self.ids):
             return
         if self._calibration is not None and not is_same:
             self._calibration = replace(self._calibration, matches=torch.full_like(self._calibration.matches, -1))
-        self._set(vectors, ids, numbers)
+        self._set(vectors, ids, numbers, at.where(equal, -1))
         self.next_id = max(self.next_id, int(ids.max()) + 1)
 
     def save(self, folder: str | PathLike) -> None:
@@ -302,8 +304,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """
         return read_whole(folder, partial(read_index, cls))[2]
 
-    def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor) -> None:
-        super()._set(vectors, ids, groups)
+    def _set(self, vectors: Tensor, ids: Tensor, groups: Tensor, old: Tensor | None = None) -> None:
+        super()._set(vectors, ids, groups, old)
         self._is_current = False
         if self._calibration is not None and self._queries is None and not len(self._calibration_rows()):
             self._calibration = None  # so that a search without a level needs none

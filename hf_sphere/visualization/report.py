@@ -22,7 +22,7 @@ def plot_report(report: VectorReport, *, title: str = "", path: str | Path | Non
         ValueError: If the report describes no directions.
 
     Example:
-        >>> figure = plot_report(report_vectors(embeddings), path="report.png")
+        >>> figure = plot_report(hf_sphere.search.report_vectors(embeddings), path="report.png")
     """
     from scipy.stats import beta
 

@@ -146,6 +146,10 @@ def test_conflicts_shared_clusters_and_suspects_are_found():
     assert len(found.shared) == 10
 
 
+def test_a_few_neighbors_make_no_label_suspect():
+    assert not len(EmbeddingSpace(planted(12, 0)).duplicates(0.99, labels=["a"] * 11 + ["b"]).suspects)
+
+
 @pytest.mark.parametrize(
     ("vectors", "options", "message"),
     [

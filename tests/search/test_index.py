@@ -325,7 +325,7 @@ def test_embeddings_of_another_dimension_than_those_of_the_model_are_an_error(in
         crafted.search(photos, 1, **QUIET)
 
 
-@pytest.mark.parametrize("name", ["images.parquet", "embeddings.safetensors", "index.json", "search.safetensors"])
+@pytest.mark.parametrize("name", ["images.parquet", "embeddings.safetensors", "index.json", "codes.safetensors"])
 def test_a_device_or_pipe_for_a_file_is_an_error(name, encoder, photos, tmp_path):
     ImageIndex.build(encoder, photos, kind="ivf", **QUIET).save(tmp_path / "index")
     (tmp_path / "index" / name).unlink()
@@ -339,8 +339,8 @@ def test_a_device_or_pipe_for_a_file_is_an_error(name, encoder, photos, tmp_path
 
 def test_the_search_of_other_embeddings_is_an_error(encoder, tmp_path):
     ImageIndex.build(encoder, "digits", kind="ivf", **QUIET).save(tmp_path)
-    neighbor_search.NeighborSearch(torch.randn(354, 6), kind="ivf").save(tmp_path / "search.safetensors")
-    with pytest.raises(ValueError, match=r"the index .* is damaged: .*search.safetensors"):
+    neighbor_search.NeighborSearch(torch.randn(354, 6), kind="ivf").save(tmp_path / "codes.safetensors")
+    with pytest.raises(ValueError, match=r"the index .* is damaged: .*codes.safetensors"):
         ImageIndex.load(rewrite(tmp_path), encoder)
 
 
@@ -962,6 +962,30 @@ def test_an_index_of_the_first_version_is_loaded_calibrated_and_saved(tmp_path):
     again = ImageIndex.load(tmp_path / "index", encoder)
     assert torch.equal(again.embeddings, index.embeddings)
     assert again.images == index.images
+
+
+def test_an_index_whose_search_is_of_an_older_version_is_searched(encoder, tmp_path):
+    built = ImageIndex.build(encoder, "digits", kind="ivf", **QUIET)
+    built.save(tmp_path / "index")
+    (tmp_path / "index" / "codes.safetensors").rename(tmp_path / "index" / "search.safetensors")
+    write_manifest(tmp_path / "index")
+    index = ImageIndex.load(tmp_path / "index", encoder)
+    assert index.neighbor_search.kind == "ivf"
+    assert torch.equal(*(each.neighbor_search.search(index.embeddings, 1)[0] for each in (index, built)))
+    index.save(tmp_path / "index")
+    assert not (tmp_path / "index" / "search.safetensors").exists()
+
+
+def test_images_are_added_to_an_index_without_training(encoder, digits, monkeypatch):
+    built, new_index = [], neighbor_search.new_index
+    monkeypatch.setattr(neighbor_search, "new_index", lambda *args: built.append(args) or new_index(*args))
+    index = ImageIndex.build(encoder, "digits", kind="ivf", **QUIET)
+    index.search(digits[:1], 1, **QUIET)
+    assert index.add([digits[0].rotate(90), digits[1].rotate(90)], **QUIET) == 2
+    index.remove(0)
+    found = index.search([digits[0].rotate(90)], 1, **QUIET)
+    assert found.rows.tolist() == [[len(index) - 2]]
+    assert len(built) == 1
 
 
 SCORES = dict.fromkeys(("groups", "matches", "ids"), torch.arange(3)) | {"scores": torch.zeros(3).double()}

@@ -110,7 +110,7 @@ def test_approximate_search_of_few_references_finds_all(kind, count):
 
 def test_missing_neighbors_are_marked():
     searched = NeighborSearch(points(3, 2), kind="torch")
-    assert searched._distances(torch.ones(1, 2), torch.tensor([[0, -1]]))[0, 1] == torch.inf
+    assert searched.distances(torch.ones(1, 2), torch.tensor([[0, -1]]))[0, 1] == torch.inf
 
 
 def test_the_kind_is_chosen_by_the_number_of_references(monkeypatch, caplog):
@@ -174,15 +174,33 @@ def test_a_file_of_another_index_is_rejected(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
-        ("ivf", "lists", lambda lists: lists + 10**9),
-        ("ivf", "lists", lambda lists: lists - 10**9),
-        ("ivf", "lists", lambda lists: lists[:-1]),
-        ("ivf", "lists", lambda lists: lists.double()),
+        ("ivf", "sizes", lambda sizes: sizes + 10**9),
+        ("ivf", "sizes", lambda sizes: sizes * torch.tensor([-1] + [1] * (len(sizes) - 1))),
+        ("ivf", "sizes", lambda sizes: sizes[:-1]),
+        ("ivf", "sizes", lambda sizes: sizes.double()),
         ("ivf", "centroids", lambda centroids: centroids[:, :1]),
         ("ivf", "centroids", lambda centroids: centroids * torch.nan),
         ("ivf", "effort", lambda effort: effort * 0),
         ("ivf", "effort", lambda effort: effort + 10**12),
         ("ivf", "more", lambda _: torch.ones(1)),
+        *[
+            (kind, name, change)
+            for kind in ("ivf", "hnsw")
+            for name, change in (
+                ("codes", lambda codes: codes[:-1]),
+                ("codes", lambda codes: codes[:, 1:]),
+                ("ranges", lambda ranges: ranges[1:]),
+                ("ranges", lambda ranges: ranges * torch.nan),
+                ("numbers", lambda numbers: numbers + 10**9),
+                ("numbers", lambda numbers: numbers * 0),
+                ("numbers", lambda numbers: numbers[None]),
+                ("hashes", lambda hashes: hashes[:-1]),
+                ("hashes", lambda hashes: hashes * 0),
+                ("center", lambda center: center[:1]),
+                ("center", lambda center: center * torch.inf),
+                ("counts", lambda counts: counts[:1]),
+            )
+        ],
         ("hnsw", "links", lambda links: links + 1000),
         ("hnsw", "links", lambda links: links - 1000),
         ("hnsw", "links", lambda links: links[1:]),
@@ -244,7 +262,7 @@ def test_different_vectors_at_equal_distances_are_in_the_order_of_the_references
         grid = torch.cat([grid * 2.0**power for power in range(20)])
     search = NeighborSearch(grid, distance=distance, kind=kind)
     queries = torch.cat([grid[:30], torch.zeros(2, 4)])
-    expected = search._distances(queries, torch.arange(len(grid)).expand(len(queries), -1)).sort(dim=1, stable=True)
+    expected = search.distances(queries, torch.arange(len(grid)).expand(len(queries), -1)).sort(dim=1, stable=True)
     distances, rows = search.search(queries, k)
     assert torch.equal(distances, expected.values[:, :k])
     assert torch.equal(rows, expected.indices[:, :k])
@@ -291,3 +309,107 @@ def test_one_large_reference_does_not_change_the_neighbors_of_others(kind):
     before = NeighborSearch(references, distance="euclidean", kind=kind).search(queries, 5)
     references = torch.cat([references, torch.full((1, 3), 1e15)])
     assert torch.equal(NeighborSearch(references, distance="euclidean", kind=kind).search(queries, 5)[1], before[1])
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Kinds of the indexes that are built."""
+    kinds, new_index = [], neighbor_search.new_index
+    monkeypatch.setattr(neighbor_search, "new_index", lambda kind, *args: kinds.append(kind) or new_index(kind, *args))
+    return kinds
+
+
+@pytest.mark.parametrize("change", ["add", "remove", "mixed"])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_an_updated_search_finds_what_a_new_one_finds_without_training(kind, distance, change, built, tmp_path):
+    references, queries = points(3000, 8), points(200, 8, seed=1)
+    references[1500:1600] = references[:100]  # copies, of which some stay and some go
+    search = NeighborSearch(references, distance=distance, kind=kind)
+    old = torch.arange(3000)
+    if change != "add":
+        old = torch.cat([old[50:1550], old[1600:]])
+    if change == "mixed":
+        old = old[torch.randperm(len(old), generator=torch.Generator().manual_seed(0))]
+    if change != "remove":
+        old = torch.cat([old[:1000], torch.full((300,), -1), old[1000:]])
+    fresh = torch.cat([points(200, 8, seed=2), references[:100]])  # with copies of old rows, some of which are gone
+    rows = references[old]
+    rows[old < 0] = fresh[: int((old < 0).sum())]
+    can_update = search.update(rows, old)
+    assert can_update == (kind == "ivf" or change == "add")
+    if can_update:
+        search.refresh()
+        assert built == [kind]
+        assert search.recall >= neighbor_search.TARGET_RECALL
+        exact = NeighborSearch(rows, distance=distance, kind="torch").search(queries, 10)
+        distances, found = search.search(queries, 10)
+        agrees = found == exact[1]
+        assert agrees.double().mean() > 0.93
+        torch.testing.assert_close(distances[agrees], exact[0][agrees])
+        assert search.search(rows[-100:], 1)[1].equal(NeighborSearch(rows, kind="torch").search(rows[-100:], 1)[1])
+        search.save(tmp_path / "index")
+        loaded = NeighborSearch(rows, distance=distance, kind=kind, file=tmp_path / "index")
+        assert torch.equal(loaded.search(queries, 10)[1], found)
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_an_index_is_built_again_when_added_rows_are_not_found(kind, built, caplog):
+    vectors = torch.eye(1, 16) + 0.02 * torch.randn(3000, 16, generator=torch.Generator().manual_seed(0))
+    search = NeighborSearch(vectors[:2500], kind=kind)
+    rows = torch.cat([vectors[:2500], -vectors[2500:]])  # outside the ranges of the codes
+    assert search.update(rows, torch.cat([torch.arange(2500), torch.full((500,), -1)]))
+    with caplog.at_level(logging.WARNING):
+        search.refresh()
+    assert "Many rows have changed" in caplog.text
+    assert built == [kind, kind]
+    assert search.recall >= neighbor_search.TARGET_RECALL
+    search.refresh()
+    assert len(built) == 2
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_near_duplicates_that_codes_cannot_distinguish_are_found(kind, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    vectors = F.normalize(torch.randn(60, 16, generator=generator)).repeat_interleave(50, dim=0)
+    vectors = vectors + 2e-4 * torch.randn(3000, 16, generator=generator)
+    search = NeighborSearch(vectors, kind=kind)
+    exact = NeighborSearch(vectors, kind="torch").search(vectors[::7], 10)[0][:, -1:]
+    assert (search.search(vectors[::7], 10)[0] <= exact * (1 + 1e-9)).double().mean() > 0.97
+    search.save(tmp_path / "index")
+    loaded = NeighborSearch(vectors, kind=kind, file=tmp_path / "index")
+    assert torch.equal(loaded.search(vectors, 10)[1], search.search(vectors, 10)[1])
+
+
+def test_an_index_of_four_times_the_rows_gets_more_lists(built):
+    vectors = points(9000, 8)
+    search = NeighborSearch(vectors[:2000], kind="ivf")
+    search.update(vectors, torch.arange(9000).where(torch.arange(9000) < 2000, -1))
+    search.refresh()
+    assert built == ["ivf", "ivf"]
+
+
+def test_the_recall_is_measured_again_after_many_changes_only(monkeypatch, tmp_path):
+    vectors, measured = points(4010, 8), []
+    search = NeighborSearch(vectors[:4000], kind="ivf")
+    for count in (4002, 4004, 4006):
+        search.update(vectors[:count], torch.arange(count).where(torch.arange(count) < count - 2, -1))
+        search.save(tmp_path / "index")
+        search = NeighborSearch(vectors[:count], kind="ivf", file=tmp_path / "index")
+        monkeypatch.setattr(search, "_held_out", lambda *_, count=count: measured.append(count) or (vectors[:9], 9.0))
+        search.refresh()
+    assert measured == [4006, 4006]
+
+
+def test_zeros_of_either_sign_are_equal():
+    rows = NeighborSearch([[0.0, 1.0], [-0.0, 1.0], [1.0, 0.0]], kind="torch").search([[-0.0, 1.0]], 2)[1]
+    assert rows.tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("convert", [torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.double])
+def test_a_file_is_used_with_references_of_any_kind(convert, tmp_path):
+    references = points(300, 4)
+    search = NeighborSearch(convert(references), kind="ivf")
+    search.save(tmp_path / "index")
+    loaded = NeighborSearch(convert(references), kind="ivf", file=tmp_path / "index")
+    assert torch.equal(loaded.search(references, 5)[1], search.search(references, 5)[1])

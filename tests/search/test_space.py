@@ -9,7 +9,7 @@ from datasets import Dataset
 from scipy import stats
 
 from hf_sphere.metrics import energy_test
-from hf_sphere.search import EmbeddingSpace, NeighborSearch
+from hf_sphere.search import EmbeddingSpace, NeighborSearch, neighbor_search
 
 
 def unit(*shape, seed=0, generator=None):
@@ -196,6 +196,41 @@ def test_an_approximate_search_accepts_no_stranger_more():
     strangers = unit(300, 16, seed=8)
     exact, approximate = (space.search(strangers, 1, false_accept=0.1) for space in spaces)
     assert (approximate.p_values >= exact.p_values - 1e-12).all()
+
+
+def test_rows_are_added_to_an_index_and_removed_from_it_without_training(monkeypatch, tmp_path):
+    pytest.importorskip("faiss")
+    built, new_index = [], neighbor_search.new_index
+    monkeypatch.setattr(neighbor_search, "new_index", lambda *args: built.append(args) or new_index(*args))
+    vectors, groups = clusters(400, 5)
+    space = EmbeddingSpace.fit(vectors[:1900], groups[:1900], score="cosine", kind="ivf")
+    space.save(tmp_path / "space")
+    space = EmbeddingSpace.load(tmp_path / "space")
+    space.add(groups[1900:], vectors[1900:])
+    space.remove([7, 390])
+    found = space.search(vectors[1900:], 5, false_accept=0.1)
+    assert len(built) == 1
+    expected = EmbeddingSpace(space.vectors, space.groups, kind="torch").search(vectors[1900:], 5)
+    assert (found.rows == expected.rows).double().mean() > 0.98
+    space.save(tmp_path / "space")
+    assert torch.equal(EmbeddingSpace.load(tmp_path / "space").search(vectors[1900:], 5).rows, found.rows)
+
+
+def test_a_replaced_vector_is_found_at_its_new_place():
+    pytest.importorskip("faiss")
+    vectors, groups = clusters(400, 5)
+    space = EmbeddingSpace(vectors, groups, kind="ivf")
+    space.search(vectors[:1], 1)
+    changed = vectors.clone()
+    changed[5] = -vectors[0]
+    space.replace(changed, space.ids, groups)
+    assert space.search(-vectors[:1], 1).rows.tolist() == [[5]]
+    assert 5 not in space.search(vectors[5:6], 5).rows
+
+
+def test_unit_vectors_are_not_copied():
+    vectors = unit(20, 8)
+    assert EmbeddingSpace.fit(vectors).vectors.data_ptr() == vectors.data_ptr()
 
 
 def test_a_saved_space_gives_equal_results(tmp_path, space):
