@@ -150,7 +150,8 @@ def _describe(
     """Add numbers on unit vectors (n, d) of groups (n,) in increasing order, and return what is wrong with them."""
     (count, dim), keys, exact = points.shape, torch.arange(len(points)), points.double()
     units = groups if groups[-1] + 1 >= FEWEST_GROUPS else keys  # rows of a group are not independent
-    cosine, of_mean, of_axes = uniformity_test(exact[units.diff(prepend=units[:1] - 1) > 0])
+    _, of_mean, of_axes = uniformity_test(exact[units.diff(prepend=units[:1] - 1) > 0])
+    cosine = float(exact.sum(0).square().sum() - count) / (count * (count - 1))
     centered = exact - exact.mean(0)
     variances = torch.linalg.eigvalsh(centered.T @ centered / count).flip(0).clamp_min(0)
     empty = int((variances < 1e-6 * variances.mean()).sum()) if count > 2 * dim else 0

@@ -68,6 +68,9 @@ def test_hubs_and_overlap_are_those_of_all_cosines():
     nearest = np.argsort(-cosines, axis=1)[:, :10]
     counts = np.bincount(nearest.ravel(), minlength=len(vectors))
     numbers = report_vectors(vectors, groups).numbers
+    assert numbers["mean_cosine_of_pairs"] == pytest.approx(
+        cosines[np.isfinite(cosines)].mean()
+    )  # not of one per group
     assert numbers["hub_skewness"] == pytest.approx(stats.skew(counts))
     assert numbers["largest_hub"] == counts.max()
     assert numbers["fraction_never_found"] == pytest.approx((counts == 0).mean())
