@@ -150,7 +150,7 @@ def _describe(
     """Add numbers on unit vectors (n, d) of groups (n,) in increasing order, and return what is wrong with them."""
     (count, dim), keys, exact = points.shape, torch.arange(len(points)), points.double()
     units = groups if groups[-1] + 1 >= FEWEST_GROUPS else keys  # rows of a group are not independent
-    _, of_mean, of_axes = uniformity_test(exact[units.diff(prepend=units[:1] - 1) > 0])
+    of_mean, of_axes = uniformity_test(exact[units.diff(prepend=units[:1] - 1) > 0])
     cosine = float(exact.sum(0).square().sum() - count) / (count * (count - 1))
     centered = exact - exact.mean(0)
     variances = torch.linalg.eigvalsh(centered.T @ centered / count).flip(0).clamp_min(0)
@@ -190,9 +190,9 @@ def _advise(numbers: dict[str, Any], remedies: list[Remedy]) -> list[str]:
     before, best = f"{100 * remedies[0].recall_at_1:.1f} %", max(remedies, key=lambda remedy: remedy.low)
     shorter = (remedy for remedy in remedies if remedy.dimensions < numbers["dimensions"])
     small = [remedy for remedy in shorter if remedy.low >= -MOST_LOSS * remedies[0].recall_at_1]
-    verdicts = [f"Nothing else to do is known: no remedy raised the Recall@1 of {before} measurably."]
-    if best.low > 0:
-        verdicts = [f"What helps most: {best}, instead of {before} on held-out groups."]
+    helps = f"What helps most: {best}, instead of {before} on held-out groups."
+    nothing = f"Nothing else to do is known: no remedy raised the Recall@1 of {before} measurably."
+    verdicts = [helps if best.low > 0 else nothing]
     if small:
         least = min(small, key=lambda remedy: remedy.dimensions)
         verdicts.append(f"Fewer dimensions cost at most {100 * MOST_LOSS:.0f} % of the Recall@1: {least}.")

@@ -56,6 +56,17 @@ def test_the_angle_between_mean_directions_is_in_its_interval():
     assert np.mean(inside) > 0.85
 
 
+def test_opposite_directions_are_180_degrees_apart():
+    found = EmbeddingSpace(unit(100, 8, shift=9.0)).compare(unit(100, 8, seed=1, shift=-9.0))
+    assert found.angle[1] > 150
+    assert "The mean direction moved by 1" in str(found)
+
+
+def test_equal_means_have_an_interval():
+    angles = [drawn(40, seed).compare(drawn(60, 1_000 + seed)).angle for seed in range(40)]
+    assert min(high for _, _, high in angles) > 1
+
+
 def test_a_mean_that_may_be_zero_has_no_direction():
     assert EmbeddingSpace(unit(100, 8)).compare(unit(100, 8, seed=1)).angle[1:] == (0, 180)
 
