@@ -86,7 +86,8 @@ def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Compa
         f"dimension changed from {_interval(before)} to {_interval(after)}. "
         f"{those if len(outside) else f'None of {len(vectors):,} rows is outside'}"
     )
-    text += f"; the space has too few groups to find fewer than {least:,}." if least > 1 else "."
+    fewer = f"fewer than {least:,}" if least <= len(vectors) else "any"
+    text += f"; the space has too few groups to find {fewer}." if least > 1 else "."
     return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, text)
 
 

@@ -110,6 +110,7 @@ def test_equal_vectors_do_not_differ_and_few_groups_are_said():
     assert (found.p_value, found.angle[0]) == (1, pytest.approx(0, abs=1e-3))
     assert str(found).startswith("no difference found among 20 rows of each, one per group (p-value 1).")
     assert "too few groups to find fewer than 20" in str(found)
+    assert str(space.compare(space, level=0.01)).endswith("too few groups to find any.")
 
 
 INVALID = {
