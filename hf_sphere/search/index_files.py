@@ -27,7 +27,7 @@ from hf_sphere.utils.files import MANIFEST_FILE, digest_file, find_damage, read_
 ABOUT_FILE, CODES_FILE = "index.json", "codes.safetensors"
 """Model, distance, sources and kind of search; and the codes of a `CompressedSpace`, whose folder is no index."""
 
-EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE = "embeddings.safetensors", "images.parquet", "codes.safetensors"
+EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE = "embeddings.safetensors", "images.parquet", "neighbors.safetensors"
 """Embeddings and calibration; the columns of the rows; and the index of an approximate search."""
 
 FILES = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE, "search.safetensors"}

@@ -325,7 +325,7 @@ def test_embeddings_of_another_dimension_than_those_of_the_model_are_an_error(in
         crafted.search(photos, 1, **QUIET)
 
 
-@pytest.mark.parametrize("name", ["images.parquet", "embeddings.safetensors", "index.json", "codes.safetensors"])
+@pytest.mark.parametrize("name", ["images.parquet", "embeddings.safetensors", "index.json", "neighbors.safetensors"])
 def test_a_device_or_pipe_for_a_file_is_an_error(name, encoder, photos, tmp_path):
     ImageIndex.build(encoder, photos, kind="ivf", **QUIET).save(tmp_path / "index")
     (tmp_path / "index" / name).unlink()
@@ -339,8 +339,8 @@ def test_a_device_or_pipe_for_a_file_is_an_error(name, encoder, photos, tmp_path
 
 def test_the_search_of_other_embeddings_is_an_error(encoder, tmp_path):
     ImageIndex.build(encoder, "digits", kind="ivf", **QUIET).save(tmp_path)
-    neighbor_search.NeighborSearch(torch.randn(354, 6), kind="ivf").save(tmp_path / "codes.safetensors")
-    with pytest.raises(ValueError, match=r"the index .* is damaged: .*codes.safetensors"):
+    neighbor_search.NeighborSearch(torch.randn(354, 6), kind="ivf").save(tmp_path / "neighbors.safetensors")
+    with pytest.raises(ValueError, match=r"the index .* is damaged: .*neighbors.safetensors"):
         ImageIndex.load(rewrite(tmp_path), encoder)
 
 
@@ -967,7 +967,7 @@ def test_an_index_of_the_first_version_is_loaded_calibrated_and_saved(tmp_path):
 def test_an_index_whose_search_is_of_an_older_version_is_searched(encoder, tmp_path):
     built = ImageIndex.build(encoder, "digits", kind="ivf", **QUIET)
     built.save(tmp_path / "index")
-    (tmp_path / "index" / "codes.safetensors").rename(tmp_path / "index" / "search.safetensors")
+    (tmp_path / "index" / "neighbors.safetensors").rename(tmp_path / "index" / "search.safetensors")
     write_manifest(tmp_path / "index")
     index = ImageIndex.load(tmp_path / "index", encoder)
     assert index.neighbor_search.kind == "ivf"
