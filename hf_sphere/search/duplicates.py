@@ -154,8 +154,7 @@ def _connect(found: Iterator[tuple[Tensor, Tensor]], count: int) -> tuple[np.nda
     """Return the most similar pairs that connect whatever is connected (a maximum spanning forest), and cosines."""
     pairs, cosines, pending = np.empty((0, 2), np.int64), np.empty(0), list[tuple[Tensor, Tensor]]()
     for block in itertools.chain(found, [None]):
-        if block is not None:
-            pending.append(block)
+        pending += [] if block is None else [block]
         if block is None or sum(len(rows) for rows, _ in pending) > PENDING:
             both = np.concatenate([pairs, *(rows.sort(dim=1).values.numpy() for rows, _ in pending)])
             _, first = np.unique(both[:, 0] * count + both[:, 1], return_index=True)
@@ -176,11 +175,10 @@ def _find_suspects(space: Any, labels: list[Any], clusters: Tensor) -> tuple[Ten
         is_voter = (found >= 0) & (clusters[found] != clusters[block, None])
         is_voter &= is_voter.cumsum(1) <= NEIGHBORS
         voted = own[found.clamp_min(0)].where(is_voter, -1)  # a column per label would be large if there are many
-        votes = (voted[:, :, None] == voted[:, None]).sum(2)
-        best, at = votes.where(is_voter & (voted != own[block, None]), 0).max(1)
+        is_other = is_voter & (voted != own[block, None])
+        best, at = (voted[:, :, None] == voted[:, None]).sum(2).where(is_other, 0).max(1)
         leads.append((best - (voted == own[block, None]).sum(1)) / is_voter.sum(1).clamp_min(1))
         others.append(voted.gather(1, at[:, None])[:, 0])
-    lead, other = torch.cat(leads), torch.cat(others)
-    order = lead.argsort(descending=True, stable=True)
-    rows = order[lead[order] > LEAD - 1e-6]
-    return rows, [names[number] for number in other[rows].tolist()]
+    lead, order = torch.cat(leads).sort(descending=True, stable=True)
+    rows = order[lead > LEAD - 1e-6]
+    return rows, [names[number] for number in torch.cat(others)[rows].tolist()]
