@@ -17,4 +17,4 @@ wheel="$root/$(ls dist/hf_sphere-*.whl)"
 "$python" -m pip install --quiet --disable-pip-version-check "$wheel"
 "$python" -m pip check
 cd "$folder"
-env -u PYTHONPATH "$python" "$root/.ci/smoke.py" "$folder/run" "$wheel[plots,plotly,app,onnx,faiss]"
+env -u PYTHONPATH "$python" "$root/.ci/smoke.py" "$folder/run" "$wheel[plots,plotly,app,onnx,faiss,lance]"

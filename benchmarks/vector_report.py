@@ -49,7 +49,7 @@ def p_values(args: argparse.Namespace) -> list[dict[str, Any]]:
     rows, generator = [], torch.Generator().manual_seed(0)
     for count in (50, 500):
         for dim in DIMS:
-            draws = [uniformity_test(uniform(count, dim, generator).double())[1:] for _ in range(args.draws)]
+            draws = [uniformity_test(uniform(count, dim, generator).double()) for _ in range(args.draws)]
             for name, values in zip(("mean", "axes"), np.array(draws).T, strict=True):
                 title = f"{count} uniform directions of {dim} dimensions, {name}"
                 rows.append(

@@ -321,6 +321,22 @@ def _noise_of_clusters(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["", *(f"{score}: {count}" for score in ("NMI", "AMI") for count in counts)], lines, [])
 
 
+def _beyond_memory(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for what in dict.fromkeys(name.partition(":")[0] for name in rows):
+        values = {name.partition(": ")[2]: line["value"] for name, line in rows.items() if name.startswith(f"{what}:")}
+        cells = [
+            f"{values[key]:.2f}" if key in values else "" for key in ("recall@10 at the build", "recall@10 of queries")
+        ]
+        cells += [f"{values[f'seconds, {step}']:.0f}" for step in ("write", "index", "calibrate")]
+        cells += [f"{values['milliseconds per query, search']:.1f}"]
+        cells += [f"{max(value for name, value in values.items() if 'peak' in name):.2f}"]
+        size, engine = what.split(", ")
+        lines.append([size, "`LanceSpace`" if engine == "lance" else f"`{engine}`", *cells])
+    title = ["rows", "engine", "recall@10 at the build", "recall@10 of queries", "s to write", "s to index"]
+    return join_lines([*title, "s to calibrate", "ms per query", "peak GB"], lines, [])
+
+
 KERNELS = [
     *((f"{what}, d = {dim}", f"{what}, d = {dim}", "{:.0f}", 1)
       for what in ["VonMisesFisher: sample, density, entropy, gradient"] for dim in (2, 3, 16, 32, 128)),
@@ -351,6 +367,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "compression": ("compression", _compression),
     "compression-speed": ("compression_speed", _compression_speed),
     "duplicates": ("duplicates", _duplicates),
+    "beyond-memory": ("beyond_memory", _beyond_memory),
     "head-costs": ("head_costs", _head_costs),
     "fine-tuning": ("fine_tuning", _fine_tuning),
     "prototypes-search": ("prototypes", _prototypes),

@@ -9,8 +9,8 @@ BLOCKS = 20
 """Number of blocks of rows of the jackknife."""
 
 
-def uniformity_test(points: Tensor) -> tuple[float, float, float]:
-    """Return the mean cosine of pairs of unit vectors, and p-values of the uniformity of their mean and of their axes.
+def uniformity_test(points: Tensor) -> list[float]:
+    """Return p-values of the uniformity of the mean of unit vectors, and of their axes.
 
     The statistics are the means over pairs of the cosine c (Rayleigh) and of (c^2 - 1/d) / (1 - 1/d) (Bingham; see
     Mardia and Jupp, "Directional statistics", Wiley 2000, chapter 10). Under uniformity pairs are uncorrelated even if
@@ -32,7 +32,7 @@ def uniformity_test(points: Tensor) -> tuple[float, float, float]:
         spread = 1 / math.sqrt(size * pairs)
         moment = (2 * (count - 2) / size**2 + third) / pairs**2  # of triangles and of pairs
         p_values.append(float(pearson3.sf(mean / spread, moment / spread**3)))
-    return cosine, p_values[0], p_values[1]
+    return p_values
 
 
 def effective_dimension_interval(points: Tensor, groups: Tensor) -> tuple[float, float, float]:

@@ -21,10 +21,6 @@ class Candidates(NamedTuple):
     ids: Tensor
     groups: Tensor
 
-    def first(self, count: int) -> "Candidates":
-        """Return the first ones of each query."""
-        return Candidates(*(column[:, :count] for column in self))
-
 
 class CalibratedSearch(ABC):
     """Search for matches, with decisions by a `Calibration`.
@@ -140,7 +136,7 @@ class CalibratedSearch(ABC):
 
     def _find_matches(self, queries: Tensor, k: int, level: float | None) -> tuple[Matches, Candidates]:
         found = self._candidates(queries, min(max(k, CANDIDATES), len(self)))
-        best = self._best_rows(queries, found.first(CANDIDATES))
+        best = self._best_rows(queries, Candidates(*(column[:, :CANDIDATES] for column in found)))
         return self._judge(found.scores[:, :k], found.rows[:, :k], best, level), found
 
     def _judge(self, scores: Tensor, rows: Tensor, best: Best, level: float | None) -> Matches:

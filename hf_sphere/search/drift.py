@@ -79,14 +79,15 @@ def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Compa
     least = int(np.ceil(len(vectors) * known.smallest_p_value / level * (1 - 1e-12)))
     verdict = "the vectors differ, judged by" if p_value <= level else "no difference found among"
     rows_of = f"{first:,} rows of each" if first == second else f"{first:,} and {second:,} rows"
-    moved = f"moved by {_interval(angle)} degrees" if angle[2] < 180 else "is unclear"
+    moved = f"moved by {_interval(angle)} degrees" if angle[1:] != (0, 180) else "is unclear"
     those = f"{len(outside):,} of {len(vectors):,} rows are outside, up to {100 * level:.3g} % of them falsely"
     text = (
         f"{verdict} {rows_of}, one per group (p-value {p_value:.3g}). The mean direction {moved}, and the effective "
         f"dimension changed from {_interval(before)} to {_interval(after)}. "
         f"{those if len(outside) else f'None of {len(vectors):,} rows is outside'}"
     )
-    text += f"; the space has too few groups to find fewer than {least:,}." if least > 1 else "."
+    fewer = f"fewer than {least:,}" if least <= len(vectors) else "any"
+    text += f"; the space has too few groups to find {fewer}." if least > 1 else "."
     return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, text)
 
 
@@ -110,7 +111,7 @@ def _angle(samples: Sequence[Tensor]) -> Interval:
     estimates = BLOCKS * squares[:, 0] - (BLOCKS - 1) * squares[:, 1:].mean(1)
     halves = t.ppf(0.975, BLOCKS - 1) * (BLOCKS - 1) ** 0.5 * squares[:, 1:].std(1, correction=0)
     half = halves[0] if (estimates > halves)[1:].all() else 4.0  # a mean that may be zero has no direction
-    chords = (estimates[0] + half * torch.tensor([0.0, -1.0, 1.0])).clamp(0, 4)
+    chords = (estimates[0].clamp_min(0) + half * torch.tensor([0.0, -1.0, 1.0])).clamp(0, 4)
     angle, low, high = torch.rad2deg(2 * torch.asin(chords.sqrt() / 2)).tolist()
     return angle, low, high
 

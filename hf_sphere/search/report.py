@@ -127,7 +127,7 @@ def report_vectors(vectors: Any, groups: Any = None, *, seed: int = 0) -> Vector
     elif len(points) < FEWEST or vectors.shape[1] < 2:
         verdicts.append(f"Nothing more can be said, which takes {FEWEST} different rows of two dimensions or more.")
     else:
-        verdicts += _describe(points, labels, generator, numbers, drawn)
+        verdicts += _describe(points, labels, numbers, drawn)
         remedies = _measure_remedies(points, labels, generator)
         verdicts += _advise(numbers, remedies)
     return VectorReport(numbers, verdicts, remedies, drawn)
@@ -144,19 +144,18 @@ def _sample(groups: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]
     return order, groups[order].unique_consecutive(return_inverse=True)[1]
 
 
-def _describe(
-    points: Tensor, groups: Tensor, generator: torch.Generator, numbers: dict[str, Any], drawn: dict[str, Tensor]
-) -> list[str]:
+def _describe(points: Tensor, groups: Tensor, numbers: dict[str, Any], drawn: dict[str, Tensor]) -> list[str]:
     """Add numbers on unit vectors (n, d) of groups (n,) in increasing order, and return what is wrong with them."""
     (count, dim), keys, exact = points.shape, torch.arange(len(points)), points.double()
     units = groups if groups[-1] + 1 >= FEWEST_GROUPS else keys  # rows of a group are not independent
-    cosine, of_mean, of_axes = uniformity_test(exact[units.diff(prepend=units[:1] - 1) > 0])
+    of_mean, of_axes = uniformity_test(exact[units.diff(prepend=units[:1] - 1) > 0])
+    cosine = float(exact.sum(0).square().sum() - count) / (count * (count - 1))
     centered = exact - exact.mean(0)
     variances = torch.linalg.eigvalsh(centered.T @ centered / count).flip(0).clamp_min(0)
     empty = int((variances < 1e-6 * variances.mean()).sum()) if count > 2 * dim else 0
     distances, rows = NeighborSearch(points, kind="torch").search_others(points, K, keys, keys)
-    found, order = rows.flatten().bincount(minlength=count).double(), torch.randperm(count, generator=generator)
-    pairs = (points[order] * points[order.roll(1)]).sum(1)  # rows are in the order of their groups
+    found, order = rows.flatten().bincount(minlength=count).double(), np.random.default_rng(0).permutation(count)
+    pairs = (points[order] * points[np.roll(order, 1)]).sum(1)  # rows are in the order of their groups
     skewness = float((found - K).pow(3).mean() / found.var(correction=0).clamp_min(1e-9).pow(1.5))
     largest, never = int(found.max()), float((found == 0).double().mean())
     numbers |= {"rows_compared": count, "mean_cosine_of_pairs": cosine, "p_value_of_uniform_mean": of_mean}
@@ -189,9 +188,9 @@ def _advise(numbers: dict[str, Any], remedies: list[Remedy]) -> list[str]:
     before, best = f"{100 * remedies[0].recall_at_1:.1f} %", max(remedies, key=lambda remedy: remedy.low)
     shorter = (remedy for remedy in remedies if remedy.dimensions < numbers["dimensions"])
     small = [remedy for remedy in shorter if remedy.low >= -MOST_LOSS * remedies[0].recall_at_1]
-    verdicts = [f"Nothing else to do is known: no remedy raised the Recall@1 of {before} measurably."]
-    if best.low > 0:
-        verdicts = [f"What helps most: {best}, instead of {before} on held-out groups."]
+    helps = f"What helps most: {best}, instead of {before} on held-out groups."
+    nothing = f"Nothing else to do is known: no remedy raised the Recall@1 of {before} measurably."
+    verdicts = [helps if best.low > 0 else nothing]
     if small:
         least = min(small, key=lambda remedy: remedy.dimensions)
         verdicts.append(f"Fewer dimensions cost at most {100 * MOST_LOSS:.0f} % of the Recall@1: {least}.")

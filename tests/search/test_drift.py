@@ -56,6 +56,17 @@ def test_the_angle_between_mean_directions_is_in_its_interval():
     assert np.mean(inside) > 0.85
 
 
+def test_opposite_directions_are_180_degrees_apart():
+    found = EmbeddingSpace(unit(100, 8, shift=9.0)).compare(unit(100, 8, seed=1, shift=-9.0))
+    assert found.angle[1] > 150
+    assert "The mean direction moved by 1" in str(found)
+
+
+def test_equal_means_have_an_interval():
+    angles = [drawn(40, seed).compare(drawn(60, 1_000 + seed)).angle for seed in range(40)]
+    assert min(high for _, _, high in angles) > 1
+
+
 def test_a_mean_that_may_be_zero_has_no_direction():
     assert EmbeddingSpace(unit(100, 8)).compare(unit(100, 8, seed=1)).angle[1:] == (0, 180)
 
@@ -99,6 +110,7 @@ def test_equal_vectors_do_not_differ_and_few_groups_are_said():
     assert (found.p_value, found.angle[0]) == (1, pytest.approx(0, abs=1e-3))
     assert str(found).startswith("no difference found among 20 rows of each, one per group (p-value 1).")
     assert "too few groups to find fewer than 20" in str(found)
+    assert str(space.compare(space, level=0.01)).endswith("too few groups to find any.")
 
 
 INVALID = {

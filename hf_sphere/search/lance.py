@@ -1,0 +1,410 @@
+"""Vectors on disk or in an object store, in tables of LanceDB."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from hf_sphere.geometry.checks import check_integer, to_tensor
+from hf_sphere.metrics.checks import check_directions
+from hf_sphere.search.calibrated import CANDIDATES, CalibratedSearch, Candidates
+from hf_sphere.search.matching import Calibration, Matches, mix, name_keys, sample_rows
+from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
+from hf_sphere.search.rows import as_list, positions
+from hf_sphere.search.vectors import read_vectors
+from hf_sphere.utils.checks import check_extra, error_text
+
+os.environ.setdefault("LANCE_DEFAULT_IO_BUFFER_SIZE", str(64 << 20))  # otherwise Lance reads up to 2 GiB ahead
+
+WRITTEN, COMPARED = 1 << 23, 1 << 14
+"""Bytes that are written at once, and rows that are compared at once."""
+
+SMALLEST_INDEX, TUNING_QUERIES = 5_000, 200
+"""Number of rows from which on an index is built, and of queries to measure its recall."""
+
+
+class LanceSpace(CalibratedSearch):
+    """Vectors in a database of LanceDB, with the p-values and thresholds of an `EmbeddingSpace` for cosines.
+
+    All that grows with the rows stays on disk or in the object store. A row has a stable id that Lance assigns, also if
+    several processes write. Calibration queries are rows, compared with all rows when a level is first used, and later
+    with added rows only. A space sees the rows that were there when it was opened or last changed.
+
+    Attributes:
+        table: The table of LanceDB; its `_rowid` are the ids, and the `rows` of `Matches`.
+        recall: Recall@10 that `build_index` measured; 1 without an index, since the search is exact then.
+
+    Example:
+        >>> space = LanceSpace.create("outputs/vectors", embeddings.split(100))
+        >>> space.search(embeddings[:2], 3, false_accept=0.5).rows.shape
+        torch.Size([2, 3])
+    """
+
+    score, metric = "cosine", {"distance": "cosine"}
+
+    def __init__(self, database: Any, table: Any) -> None:
+        about = (table.schema.metadata or {}).get(b"hf_sphere")
+        if about is None:
+            raise ValueError("the table 'vectors' was not written by LanceSpace.create; write its rows to a new space.")
+        self.table, self._database = table, database
+        self._column, self._group_column, *self._options = json.loads(about)
+        self._columns = ["_rowid", self._column, *[self._group_column] * bool(self._group_column)]
+        self._dim = table.schema.field(self._column).type.list_size
+        index, known = _open(database, "index"), _open(database, "calibration")
+        self._effort: int = 0 if index is None else index.to_arrow()["effort"][0].as_py()
+        self.recall: float = 1.0 if index is None else index.to_arrow()["recall"][0].as_py()
+        self._calibration: Calibration | None = None
+        if known is not None:
+            self._version, next_id = json.loads(known.schema.metadata[b"hf_sphere"])
+            groups, scores, matches, ids = (torch.tensor(column.to_numpy()) for column in known.to_arrow().columns)
+            self._calibration = Calibration(groups, scores, matches, ids, next_id)
+
+    @classmethod
+    def create(
+        cls,
+        uri: str | os.PathLike,
+        batches: Any,
+        *,
+        column: str = "vector",
+        group_column: str | None = None,
+        rows_per_group: int = 8,
+        calibration_rows: int = 5_000,
+    ) -> "LanceSpace":
+        """Write a new space.
+
+        Args:
+            uri: Folder, or address in an object store, such as `s3://bucket/vectors`.
+            batches: Iterator of arrays (n, d), or of mappings or pyarrow tables of columns; or a dataset, or one array.
+            column: Column of the vectors, which are normalized.
+            group_column: Column of the names of the groups, texts or integers; if None, each row is a group.
+            rows_per_group: Maximum number of rows of a group that are calibration queries.
+            calibration_rows: Maximum number of calibration queries.
+
+        Raises:
+            FileExistsError: If there is a space already.
+            ImportError: If LanceDB is not installed.
+            ValueError: If a batch is invalid; the message says how many rows were written before.
+        """
+        options = [check_integer("rows_per_group", rows_per_group, 1)]
+        options += [check_integer("calibration_rows", calibration_rows, 1)]
+        database, parts = _connect(uri), _parts(batches, column, group_column)
+        if _open(database, "vectors") is not None:
+            raise FileExistsError(f"{uri} has a space; add to it with LanceSpace.open, or choose another place.")
+        if (first := next(parts, None)) is None:
+            raise ValueError("batches are empty; give at least one vector.")
+        first = first.replace_schema_metadata({"hf_sphere": json.dumps([column, group_column, *options])})
+        space = cls(database, database.create_table("vectors", first))
+        for part in parts:
+            space.table.add(part)
+        return space
+
+    @classmethod
+    def open(cls, uri: str | os.PathLike) -> "LanceSpace":
+        """Open a space.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If another program wrote the table.
+        """
+        is_missing = "://" not in str(uri) and not os.path.isdir(uri)  # LanceDB would make the folder
+        if is_missing or (table := _open(database := _connect(uri), "vectors")) is None:
+            raise FileNotFoundError(f"there is no space in {uri}; write one with LanceSpace.create.")
+        return cls(database, table)
+
+    def __len__(self) -> int:
+        return self.table.count_rows()
+
+    def add(self, batches: Any) -> int:
+        """Write more rows, as `create` does, and return their number. Several processes may do so at the same time."""
+        parts = _parts(batches, self._column, self._group_column, self.table.schema)
+        return sum(len(part) for part in parts if self.table.add(part))
+
+    def remove(self, groups: Any = None, *, ids: Any = None) -> int:
+        """Remove the rows of a group or of several, or those with ids; return their number.
+
+        Raises:
+            ValueError: If there is no such group or id, or no row remains.
+        """
+        what, column = ("id", "_rowid") if groups is None else ("group", self._group_column)
+        if (groups is None) == (ids is None) or column is None:
+            raise ValueError("give either ids, or groups if the space has some.")
+        wanted = {*as_list(ids if groups is None else groups)}
+        known = self._rows([column], condition := _is_in(column, wanted))[column].to_pylist()
+        if missing := wanted.difference(known):
+            raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.")
+        if len(known) == len(self):
+            raise ValueError("no row would remain.")
+        self.table.delete(condition)
+        return len(known)
+
+    def build_index(self, queries: Any = None) -> float:
+        """Build an index (IVF_RQ, one bit per dimension), search enough of it for a recall@10 of 0.98, and return that.
+
+        Rows that are added later are searched exactly until this adds them to the index. It builds a new one if the
+        recall has become too low, and none below 5,000 rows.
+
+        Args:
+            queries: (Q, d) held-out queries to measure the recall by an exact search. If None, 200 mirror images of
+                tenth neighbors, as in `NeighborSearch`.
+        """
+        if len(self) < SMALLEST_INDEX:
+            return self.recall
+        from lancedb.index import IvfRq
+
+        if queries is None:
+            points = self._vectors(self._sample(1, TUNING_QUERIES)[1])
+            queries = 2 * points - self._vectors(self._compare(points, 10, self._blocks()).ids[:, -1].contiguous())
+        queries = self._check("queries", queries)
+        lowest = self._compare(queries, 10, self._blocks()).scores[:, -1:] - 1e-9
+        for step in range(0 if self._effort else 5, 10):
+            if step == 0:
+                self.table.optimize()
+            elif step == 5:
+                self.table.create_index(self._column, config=IvfRq(distance_type="l2"))
+            self._effort = 2 ** (step % 5)
+            self.recall = float((self._candidates(queries, 10).scores >= lowest).double().mean())
+            if self.recall >= TARGET_RECALL:
+                break
+        self._write("index", pa.table({"effort": [self._effort], "recall": [self.recall]}))
+        return self.recall
+
+    def search(
+        self, queries: Any, k: int = 10, *, false_accept: float | None = None, where: str | None = None
+    ) -> Matches:
+        """Find the rows with the largest cosines.
+
+        Args:
+            queries: (Q, d), or (d,) for one.
+            k: Number of rows, at most N; -1 fills up where fewer fulfill the condition.
+            false_accept: Level: the probability that anything is accepted for a query whose group is not in the space.
+            where: Condition in SQL, such as `year > 2020 AND language = 'en'`. The p-values stay about the whole space.
+
+        Raises:
+            ValueError: If an argument is invalid, or the calibration has too few groups for the level.
+        """
+        if where is None:
+            return super().search(queries, k, false_accept=false_accept)
+        queries = self._check_search(queries, k, false_accept)
+        try:
+            self._rows(["_rowid"], f"_rowid < 0 AND ({where})")
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"where={where!r} is no condition on {self.table.schema.names}: {error_text(error)}"
+            ) from error
+        found = self._candidates(queries, k, where)
+        if false_accept is None and not self.is_calibrated:
+            return Matches(found.rows, found.scores)
+        best = self._best_rows(queries, self._candidates(queries, min(CANDIDATES, len(self))))
+        return self._judge(found.scores, found.rows, best, false_accept)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether searches without a level have p-values."""
+        return self._calibration is not None
+
+    @property
+    def calibration(self) -> Calibration:
+        """The calibration of the current rows; an error if they are of one group."""
+        old, version = self._calibration, self.table.version
+        if old is not None and self._version == version:
+            return old
+        groups, ids, next_id = self._sample(*self._options)
+        queries, is_kept = self._vectors(ids), torch.full((len(ids),), False)
+        scores, matches = torch.empty(len(ids), dtype=torch.float64), torch.empty_like(ids)
+        if old is not None:  # scores that cannot have changed are kept
+            at, present = positions(ids, old.ids), self._rows(["_rowid"], _is_in("_rowid", old.matches.tolist()))
+            is_kept = (at >= 0) & torch.isin(old.matches[at], self._unpack(present)[0])
+            kept, of_kept = old.scores[at[is_kept]], old.matches[at[is_kept]]
+            added, of_added = self._search_elsewhere(queries[is_kept], groups[is_kept], old.next_id)
+            scores[is_kept], matches[is_kept] = torch.maximum(added, kept), of_added.where(added > kept, of_kept)
+        scores[~is_kept], matches[~is_kept] = self._search_elsewhere(queries[~is_kept], groups[~is_kept])
+        if (matches < 0).any():
+            raise ValueError("the rows are of one group, so no query without a match is known; add other groups.")
+        columns = [column.numpy() for column in (groups, scores, matches, ids)]
+        table = pa.table(columns, ["group", "score", "match", "id"])
+        self._write("calibration", table.replace_schema_metadata({"hf_sphere": json.dumps([version, next_id])}))
+        self._calibration, self._version = Calibration(groups, scores, matches, ids, next_id), version
+        return self._calibration
+
+    def _check(self, what: str, vectors: Any) -> Tensor:
+        vectors = to_tensor(what, vectors)
+        vectors = check_directions(vectors[None] if vectors.ndim == 1 else vectors, what=what).float()
+        if vectors.shape[1] != self._dim:
+            raise ValueError(f"{what} must have {self._dim} dimensions, as the space; got {vectors.shape[1]}.")
+        return vectors
+
+    def _candidates(self, queries: Tensor, count: int, where: str | None = None) -> Candidates:
+        if not self._effort:
+            return self._compare(queries, count, self._blocks(where))
+        found = []
+        for query in queries:
+            search = self.table.search(query.numpy(), self._column).distance_type("l2").limit(count + SPARE)
+            search = search.nprobes(20 * self._effort).refine_factor(5 * self._effort)
+            search = search.select([*self._columns, "_distance"])
+            found.append(self._compare(query[None], count, [(search.where(where) if where else search).to_arrow()]))
+        return Candidates(*map(torch.cat, zip(*found, strict=True)))
+
+    def _search_elsewhere(self, queries: Tensor, groups: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+        found = self._compare(queries, 1, self._blocks(start=start), groups)
+        return found.scores[:, 0], found.ids[:, 0]
+
+    def _names_of(self, found: Candidates) -> list[Any]:
+        if self._group_column is None:
+            raise ValueError("the rows have no names; create the space with group_column=.")
+        rows = self._rows(["_rowid", self._group_column], _is_in("_rowid", found.ids[:, 0].tolist()))
+        names = dict(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+        return [names.get(row) for row in found.ids[:, 0].tolist()]
+
+    def _compare(self, queries: Tensor, k: int, tables: Iterable[pa.Table], groups: Tensor | None = None) -> Candidates:
+        """Return the rows of tables with the best scores; of other groups than those of the queries, if given."""
+        none = torch.full((len(queries), k), -1)
+        best = Candidates(none.double() * torch.inf, none.clone(), none.clone(), none.clone())
+        groups = none[:, 0] if groups is None else groups
+        for table in tables if len(queries) else ():
+            ids, numbers, vectors = self._unpack(table)
+            if not len(table):
+                continue
+            largest = torch.cat([(part @ vectors.T).amax(1) for part in queries.split(64)])
+            better = (largest > best.scores[:, -1] - 1e-5).nonzero()[:, 0]  # more than the rounding of the products
+            if len(better):
+                search = NeighborSearch(vectors, kind="torch")
+                for at in better.split(64):
+                    distances, rows = search.search_others(queries[at], k, numbers, groups[at])
+                    found = ids[rows].where(rows >= 0, -1)
+                    new = (1 - distances, found, found, numbers[rows])
+                    columns = [torch.cat([old[at], each], 1) for old, each in zip(best, new, strict=True)]
+                    order = columns[0].argsort(dim=1, descending=True, stable=True)[:, :k]
+                    for old, column in zip(best, columns, strict=True):
+                        old[at] = column.gather(1, order)
+        return best
+
+    def _sample(self, rows_per_group: int, most: int) -> tuple[Tensor, Tensor, int]:
+        """Return the groups and ids of the rows that `sample_rows` draws among all, and the id of the next new row."""
+        groups = ids = torch.empty(0, dtype=torch.long)
+        next_id = 0
+        for table in self._blocks(columns=[name for name in self._columns if name != self._column]):
+            new, numbers, _ = self._unpack(table)
+            groups, ids = torch.cat([groups, numbers]), torch.cat([ids, new])
+            next_id = max(next_id, int(ids.max()) + 1)
+            first = np.unique(keys := self._keys(groups))[:most]  # no other groups can be drawn
+            rows = torch.from_numpy(np.flatnonzero(keys <= first[-1]))
+            rows = rows[sample_rows(groups[rows], keys[rows], ids[rows], rows_per_group, rows_per_group * len(first))]
+            groups, ids = groups[rows], ids[rows]
+        rows = sample_rows(groups, self._keys(groups), ids, rows_per_group, most)
+        return groups[rows], ids[rows], next_id
+
+    def _keys(self, groups: Tensor) -> np.ndarray:
+        """Return the keys of groups as those of an `EmbeddingSpace`, (n,) uint64."""
+        numbers = groups.numpy()
+        return mix((numbers.view(np.uint64) if self._group_column else mix(numbers)) ^ mix(np.zeros(1, int)))
+
+    def _blocks(self, where: str | None = None, start: int = 0, columns: list[str] | None = None) -> Iterator[pa.Table]:
+        """Yield the rows in the order of their ids; a reader of all vectors would read far ahead."""
+        batches = self.table.search().select(["_rowid"]).to_batches()
+        last = max((int(batch["_rowid"].to_numpy().max()) for batch in batches if len(batch)), default=-1)
+        for first in range(start, last + 1, COMPARED):
+            condition = f"_rowid >= {first} AND _rowid < {first + COMPARED} AND ({where or True})"
+            yield self._rows(columns or self._columns, condition)
+
+    def _rows(self, columns: list[str], condition: str) -> pa.Table:
+        return self.table.search().select(columns).where(condition).to_arrow()
+
+    def _unpack(self, table: pa.Table) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the ids, the group numbers and the vectors, (n, d), as far as the table has them."""
+        ids = torch.tensor(table["_rowid"].to_numpy().astype(np.int64))
+        numbers, vectors = ids, torch.empty(0)
+        if self._group_column in table.column_names:
+            names = table[self._group_column].combine_chunks().dictionary_encode()
+            numbers = torch.tensor(name_keys(names.dictionary.to_pylist()).view(np.int64)[names.indices.to_numpy()])
+        if self._column in table.column_names:
+            vectors = torch.tensor(table[self._column].combine_chunks().flatten().to_numpy()).reshape(-1, self._dim)
+        return ids, numbers, vectors
+
+    def _vectors(self, ids: Tensor) -> Tensor:
+        known, _, vectors = self._unpack(self._rows(["_rowid", self._column], _is_in("_rowid", ids.tolist())))
+        return vectors[positions(ids, known)]
+
+    def _write(self, name: str, table: pa.Table) -> None:
+        mode = "create" if _open(self._database, name) is None else "overwrite"
+        self._database.create_table(name, table, mode=mode)
+
+
+def _connect(uri: str | os.PathLike) -> Any:
+    check_extra("lance", "LanceSpace", "lancedb")
+    import lancedb
+
+    session = lancedb.Session(index_cache_size_bytes=256 << 20)  # 6 GiB by default
+    return lancedb.connect(str(uri), storage_options={"new_table_enable_stable_row_ids": "true"}, session=session)
+
+
+def _open(database: Any, name: str) -> Any:
+    try:
+        return database.open_table(name)
+    except (ValueError, FileNotFoundError) as error:
+        if "not found" in str(error):
+            return None
+        raise
+
+
+def _is_in(column: str, values: Iterable[Any]) -> str:
+    texts = ("'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value) for value in values)
+    return f"`{column}` IN ({', '.join(texts)})"
+
+
+def _parts(batches: Any, column: str, group_column: str | None, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
+    """Yield the rows of whole batches, about `WRITTEN` bytes at once."""
+    if isinstance(batches, (np.ndarray, Tensor)):
+        whole, starts = batches, range(0, len(batches), COMPARED)
+        batches = (whole[start : start + COMPARED] for start in starts)
+    elif isinstance(batches, (Mapping, pa.Table, pa.RecordBatch)):
+        batches = [batches]
+    elif hasattr(batches, "iter"):  # of datasets
+        batches = batches.iter(COMPARED)
+    tables, count, written = [], 0, 0
+    for number, batch in enumerate(batches):
+        try:
+            table = _to_table(batch, column, group_column)
+            schema = schema or table.schema
+            dims = [each.field(column).type.list_size for each in (table.schema, schema)]
+            if dims[0] != dims[1]:
+                raise ValueError(f"vectors must have {dims[1]} dimensions, as the others; got {dims[0]}.")
+            if {*table.column_names} != {*schema.names}:
+                raise ValueError(f"the columns are {table.column_names}; the others have {schema.names}.")
+            tables.append(table.select(schema.names).cast(schema))
+        except (ValueError, TypeError) as error:
+            text = (
+                f"batch {number}, from row {count:,} on: {error_text(error)} Before it, {written:,} rows were written."
+            )
+            raise ValueError(text) from error
+        count += len(table)
+        if sum(part.nbytes for part in tables) >= WRITTEN:
+            yield pa.concat_tables(tables)
+            tables, written = [], count
+    if tables:
+        yield pa.concat_tables(tables)
+
+
+def _to_table(batch: Any, column: str, group_column: str | None) -> pa.Table:
+    """Return a batch with unit vectors and checked names of groups."""
+    if isinstance(batch, (pa.Table, pa.RecordBatch)):
+        batch = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns = dict(batch) if isinstance(batch, Mapping) else {column: batch}
+    if missing := {column, group_column or column} - {*columns}:
+        raise ValueError(f"there is no column {missing.pop()!r}, only {[*columns]}.")
+    vectors = columns[column]
+    vectors = vectors.to_numpy(zero_copy_only=False) if isinstance(vectors, (pa.Array, pa.ChunkedArray)) else vectors
+    vectors = torch.tensor(vectors) if isinstance(vectors, np.ndarray) and vectors.ndim == 2 else vectors
+    vectors = check_directions(read_vectors(vectors), what="vectors").float()
+    columns = {name: values.numpy() if isinstance(values, Tensor) else values for name, values in columns.items()}
+    columns[column] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.numpy().ravel()), vectors.shape[1])
+    table = pa.table(columns)
+    kind = pa.int64() if group_column is None else table.schema.field(group_column).type
+    is_name = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if not is_name or (group_column and table[group_column].null_count):
+        raise ValueError(f"column {group_column!r} must have a text or an integer, the name of a group, in each row.")
+    return table

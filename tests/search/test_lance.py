@@ -1,0 +1,276 @@
+"""LanceSpace: the numbers of an EmbeddingSpace, several writers, interrupted writes, filters, the index, bad input."""
+
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from torch.nn.functional import normalize
+
+from hf_sphere.search import EmbeddingSpace, LanceSpace
+
+lancedb = pytest.importorskip("lancedb", reason="needs pip install 'hf_sphere[lance]'")
+
+
+def unit(*shape, seed=0):
+    return normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)), dim=-1)
+
+
+def clusters(num_groups=60, size=5, dim=16, noise=0.3, seed=0):
+    """Vectors (N, d) of groups, and the groups (N,)."""
+    groups = torch.arange(num_groups).repeat_interleave(size)
+    return normalize(unit(num_groups, dim, seed=seed)[groups] + noise * unit(len(groups), dim, seed=seed + 1)), groups
+
+
+def batches(vectors, groups, size=70):
+    names = np.array([f"group '{group}'" for group in groups])
+    for start in range(0, len(vectors), size):
+        part = slice(start, start + size)
+        yield {"vector": vectors[part], "name": names[part], "is_odd": (groups[part] % 2).bool()}
+
+
+@pytest.fixture
+def space(tmp_path):
+    return LanceSpace.create(tmp_path / "space", batches(*clusters()), group_column="name")
+
+
+def check_equal(space, memory, queries):
+    """Compare the results with those of an EmbeddingSpace."""
+    found, expected = (each.search(queries, 6, false_accept=0.1) for each in (space, memory))
+    assert torch.equal(found.rows, memory.ids[expected.rows])
+    for name in ("scores", "p_values", "accepted"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=1e-12)
+    assert space.smallest_p_value == pytest.approx(memory.smallest_p_value)
+    assert space.threshold(0.2) == pytest.approx(memory.threshold(0.2))
+
+
+@pytest.mark.parametrize("calibration_rows", [40, 5_000])
+@pytest.mark.parametrize("has_groups", [False, True])
+def test_results_are_those_of_a_space_in_memory_also_after_changes(tmp_path, has_groups, calibration_rows):
+    vectors, groups = clusters()
+    names = [f"group '{group}'" for group in groups] if has_groups else None
+    memory = EmbeddingSpace.fit(vectors, names, score="cosine", calibration_rows=calibration_rows)
+    rows = batches(vectors, groups) if has_groups else vectors.split(70)
+    options = {"group_column": "name" if has_groups else None, "calibration_rows": calibration_rows}
+    space = LanceSpace.create(tmp_path / "space", rows, **options)
+    queries = torch.cat([clusters(seed=5)[0][::10], vectors[:20] + 0.1])
+    check_equal(space, memory, queries)
+    added, others = clusters(8, 3, seed=7)
+    assert space.add(batches(added, others + 58) if has_groups else added) == 24
+    memory.add([f"group '{group}'" for group in others + 58] if has_groups else None, added)
+    removed = {"groups": ["group '3'", "group '61'"]} if has_groups else {"ids": [15, 312]}
+    assert space.remove(**removed) == memory.remove(**removed)
+    assert space.remove(ids=[0, 320]) == memory.remove(ids=[0, 320]) == 2
+    check_equal(space, memory, queries)
+    opened = LanceSpace.open(tmp_path / "space")
+    check_equal(opened, memory, queries)
+    if has_groups:
+        assert opened.identify(queries, 0.1) == memory.identify(queries, 0.1)
+        assert opened.identify(vectors[20], 0.5) == "group '4'"
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda vectors: vectors.numpy(),
+        lambda vectors: (5 * part.numpy() for part in vectors.split(70)),
+        lambda vectors: {"vector": vectors.tolist()},
+        lambda vectors: Dataset.from_dict({"vector": vectors.numpy()}),
+        lambda vectors: Dataset.from_dict({"vector": vectors.numpy()}).data.table.to_batches(50),
+    ],
+)
+def test_rows_of_many_kinds_are_written(tmp_path, convert):
+    vectors = unit(300, 8)
+    space = LanceSpace.create(tmp_path / "space", convert(vectors))
+    found = space.search(vectors, 1)
+    assert found.rows[:, 0].tolist() == list(range(300))
+    torch.testing.assert_close(found.scores, torch.ones(300, 1, dtype=torch.float64))
+    assert found.p_values is None
+
+
+def write(folder, number):
+    space = LanceSpace.open(folder)
+    for part in range(10):
+        space.add(batches(unit(40, 16, seed=10 * number + part), torch.full((40,), 100 + number)))
+
+
+def test_two_processes_lose_no_rows_and_share_no_ids(tmp_path, space):
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=write, args=(tmp_path / "space", number)) for number in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    opened = LanceSpace.open(tmp_path / "space")
+    ids = opened.table.search().select(["_rowid"]).to_arrow()["_rowid"].to_pylist()
+    assert sorted(ids) == list(range(300 + 800))
+    added = torch.cat([unit(40, 16, seed=seed) for seed in range(20)])
+    torch.testing.assert_close(opened.search(added, 1).scores, torch.ones(800, 1, dtype=torch.float64))
+    assert len(space) == 300
+    space.search(added[:1], 1, false_accept=0.5)  # what it knows is not what was added by others
+
+
+def test_a_killed_write_leaves_a_space_of_whole_batches(tmp_path):
+    code = (
+        "import sys, itertools, numpy as np\n"
+        "from hf_sphere.search import LanceSpace\n"
+        "random = np.random.default_rng(0)\n"
+        "rows = (random.standard_normal((1_000, 512), dtype=np.float32) for _ in itertools.count())\n"
+        "LanceSpace.create(sys.argv[1], rows)\n"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code, tmp_path / "space"])
+    manifests = tmp_path / "space" / "vectors.lance" / "_versions"
+    start = time.monotonic()
+    while len([*manifests.glob("*.manifest")]) < 3 and writer.poll() is None and time.monotonic() < start + 120:
+        time.sleep(0.02)
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    space = LanceSpace.open(tmp_path / "space")
+    written = len(space)
+    assert written >= 1_000
+    assert written % 1_000 == 0
+    assert space.add(np.eye(512)) == 512
+    assert len(LanceSpace.open(tmp_path / "space")) == written + 512
+
+
+def test_a_filter_changes_no_p_value_of_a_row(space):
+    queries = clusters(seed=5)[0][::7]
+    every = space.search(queries, len(space), false_accept=0.1)
+    found = space.search(queries, 4, false_accept=0.1, where="is_odd AND name <> 'group ''7'''")
+    for query in range(len(queries)):
+        is_allowed = (every.rows[query] // 5 % 2 == 1) & (every.rows[query] // 5 != 7)
+        for name in ("rows", "scores", "p_values", "accepted"):
+            assert torch.equal(getattr(found, name)[query], getattr(every, name)[query][is_allowed][:4])
+    assert not (found.accepted.any(1) & ~every.accepted.any(1)).any()
+
+
+def test_a_filter_that_few_rows_fulfill_is_filled_up(space):
+    found = space.search(unit(2, 16), 7, false_accept=0.2, where="name = 'group ''7'''")
+    assert found.rows.sort().values[0].tolist() == [-1, -1, 35, 36, 37, 38, 39]
+    assert found.p_values[0, -1] == 1
+    assert not space.search(unit(2, 16), 2, false_accept=0.2, where="name = 'x'").accepted.any()
+
+
+def test_an_index_finds_what_an_exact_search_finds(tmp_path):
+    vectors, groups = clusters(1_500, 4, 32)
+    space = LanceSpace.create(tmp_path / "space", batches(vectors, groups, 1_000), group_column="name")
+    queries = torch.cat([unit(150, 32, seed=9), vectors[::120] + 0.05])
+    exact, filtered = (space.search(queries, 10, false_accept=0.05, where=where) for where in (None, "is_odd"))
+    assert space.recall == 1
+    assert space.build_index() >= 0.98
+    assert space.build_index(queries) == pytest.approx(LanceSpace.open(tmp_path / "space").recall)
+    opened = LanceSpace.open(tmp_path / "space")
+    for where, expected in ((None, exact), ("is_odd", filtered)):
+        found = opened.search(queries, 10, false_accept=0.05, where=where)
+        is_same = found.rows == expected.rows
+        assert is_same.double().mean() > 0.95
+        torch.testing.assert_close(found.scores[is_same], expected.scores[is_same], rtol=0, atol=1e-12)
+        assert not (found.accepted & ~expected.accepted).any()
+    opened.add(batches(queries, torch.arange(2_000, 2_200)))
+    assert torch.equal(opened.search(queries, 1).rows[:, 0], torch.arange(6_000, 6_200))
+    opened.remove(ids=[6_000])
+    assert opened.build_index(queries) >= 0.98
+    assert opened.table.index_stats("vector_idx").num_unindexed_rows == 0
+    assert opened.search(queries, 1).rows[1:, 0].tolist() == list(range(6_001, 6_200))
+
+
+@pytest.mark.parametrize("count", [10, 6_000])
+def test_equal_rows_and_few_rows_are_searched(tmp_path, count):
+    space = LanceSpace.create(tmp_path / "space", np.ones((count, 8)))
+    assert space.build_index() == 1
+    found = space.search(np.ones(8), 3, false_accept=0.9)
+    assert found.scores.min() == pytest.approx(1)
+    assert (found.p_values == 1).all()
+
+
+def bad_batch(value):
+    vectors = unit(3, 16)
+    vectors[1] = value
+    return [unit(4, 16), vectors]
+
+
+def other(tmp_path):
+    lancedb.connect(tmp_path / "other").create_table("vectors", [{"vector": [1.0, 2.0]}])
+    return LanceSpace.open(tmp_path / "other")
+
+
+CREATE = {
+    "zero": (bad_batch(0), "batch 1, from row 4 on: a zero vector has no direction; 1 of 3 .* index 1"),
+    "nan": (bad_batch(torch.nan), "batch 1, from row 4 on: vectors must be finite; 1 of 3 .* 0 rows were written"),
+    "dimensions": ([unit(2, 3), unit(2, 4)], "batch 1, .* vectors must have 3 dimensions, as the others; got 4"),
+    "columns": ([{"vector": unit(1, 3), "a": [1]}, {"vector": unit(1, 3)}], r"the columns are \['vector'\]"),
+    "no vectors": ([{"x": [1]}], r"there is no column 'vector', only \['x'\]"),
+    "lengths": ([{"vector": unit(3, 3), "a": [1]}], "batch 0"),
+    "types": ([{"vector": unit(1, 3), "a": [1]}, {"vector": unit(1, 3), "a": ["x"]}], "batch 1"),
+    "one row": ([unit(3)], "batch 0, .* must have the shape"),
+    "empty": ([], "batches are empty"),
+}
+INVALID = {
+    "group": (lambda s: s.add({"vector": unit(1, 16), "name": [1.5], "is_odd": [True]}), "'name' must have a text or"),
+    "no group": (lambda s: s.add({"vector": unit(1, 16), "name": [None], "is_odd": [True]}), "'name' must have a text"),
+    "filter": (lambda s: s.search(unit(1, 16), where="size > 3"), "where='size > 3' is no condition on .*'is_odd'"),
+    "syntax": (lambda s: s.search(unit(1, 16), where="is_odd AND"), "where='is_odd AND' is no condition"),
+    "dimensions": (lambda s: s.search(unit(1, 5)), "queries must have 16 dimensions, as the space; got 5"),
+    "k": (lambda s: s.search(unit(1, 16), 301), "k must be from 1 to the number of rows, 300"),
+    "level": (lambda s: s.search(unit(1, 16), 1, false_accept=0.001), "needs .* calibration groups; there are 60"),
+    "unknown id": (lambda s: s.remove(ids=[300]), "there is no id 300 in the space"),
+    "unknown group": (lambda s: s.remove("x"), "there is no group 'x' in the space"),
+    "all": (lambda s: s.remove(ids=range(300)), "no row would remain"),
+    "nothing": (lambda s: s.remove(), "give either ids"),
+}
+
+
+@pytest.mark.parametrize("name", CREATE)
+def test_an_invalid_batch_is_named(tmp_path, name):
+    rows, message = CREATE[name]
+    with pytest.raises(ValueError, match=message):
+        LanceSpace.create(tmp_path / "space", rows)
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_input_is_an_error_that_says_what_is_wrong(space, name):
+    call, message = INVALID[name]
+    with pytest.raises(ValueError, match=message):
+        call(space)
+
+
+def test_rows_before_an_invalid_batch_are_written_and_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_sphere.search.lance.WRITTEN", 1)
+    with pytest.raises(ValueError, match=r"batch 1, from row 4 on: .* Before it, 4 rows were written"):
+        LanceSpace.create(tmp_path / "space", bad_batch(0))
+    assert len(LanceSpace.open(tmp_path / "space")) == 4
+
+
+def test_a_space_is_neither_made_by_opening_nor_replaced(tmp_path, space):
+    with pytest.raises(FileNotFoundError, match=re.escape(f"there is no space in {tmp_path / 'none'}")):
+        LanceSpace.open(tmp_path / "none")
+    assert not os.path.exists(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="there is no space in"):
+        LanceSpace.open(tmp_path)
+    with pytest.raises(FileExistsError, match=r"has a space; add to it with LanceSpace.open"):
+        LanceSpace.create(tmp_path / "space", unit(3, 4))
+    with pytest.raises(ValueError, match=r"was not written by LanceSpace.create"):
+        other(tmp_path)
+
+
+def test_names_and_one_group_are_asked_for(tmp_path):
+    space = LanceSpace.create(tmp_path / "space", [{"vector": unit(4, 3), "name": [1] * 4}], group_column="name")
+    with pytest.raises(ValueError, match="the rows are of one group"):
+        space.search(unit(1, 3), 1, false_accept=0.9)
+    space = LanceSpace.create(tmp_path / "other", unit(30, 3))
+    with pytest.raises(ValueError, match=r"the rows have no names; create the space with group_column="):
+        space.identify(unit(3), 0.5)
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"LanceSpace requires lancedb: pip install 'hf_sphere\[lance\]'"):
+        LanceSpace.create(tmp_path / "space", unit(3, 4))
