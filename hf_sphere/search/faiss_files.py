@@ -44,14 +44,13 @@ def new_index(kind: str, dim: int, lists: int, metric: int) -> Any:
     import faiss
 
     kinds: Any = faiss
-    if kind == "hnsw":
-        index = kinds.IndexHNSWSQ(dim, kinds.ScalarQuantizer.QT_8bit, LINKS, metric)
-        quantizer = kinds.downcast_index(index.storage).sq
-    else:
-        index = kinds.index_factory(dim, f"IVF{lists},SQ8", metric)
-        index.cp.min_points_per_centroid, quantizer = 1, index.sq
+    is_graph = kind == "hnsw"
+    index = kinds.index_factory(dim, f"HNSW{LINKS}_SQ8" if is_graph else f"IVF{lists},SQ8", metric)
+    quantizer = kinds.downcast_index(index.storage).sq if is_graph else index.sq
     # The least and the largest of a thousand values are cut, so that one does not coarsen the codes of all.
     quantizer.rangestat, quantizer.rangestat_arg = kinds.ScalarQuantizer.RS_quantiles, 1e-3
+    if not is_graph:
+        index.cp.min_points_per_centroid = 1
     return index
 
 
