@@ -91,7 +91,7 @@ class CalibratedSearch(ABC):
             return Matches(found.rows, found.scores)
         return self._find_matches(queries, k, false_accept)[0]
 
-    def judge(self, queries: Tensor, scores: Tensor, rows: Tensor, false_accept: float) -> Matches:
+    def judge(self, queries: Tensor, scores: Tensor, rows: Tensor, false_accept: float | None) -> Matches:
         """Return rows and scores (Q, k) that another search found for queries (Q, d), with p-values at a level."""
         best = self._best_rows(queries, self._candidates(queries, min(CANDIDATES, len(self))))
         return self._judge(scores, rows, best, false_accept)

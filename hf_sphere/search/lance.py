@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,11 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.checks import check_integer, to_tensor
-from hf_sphere.metrics.checks import check_directions
-from hf_sphere.search.calibrated import CANDIDATES, CalibratedSearch, Candidates
+from hf_sphere.geometry.checks import check_integer
+from hf_sphere.search.calibrated import CalibratedSearch, Candidates
 from hf_sphere.search.matching import Calibration, Matches, mix, name_keys, sample_rows
 from hf_sphere.search.neighbor_search import SPARE, TARGET_RECALL, NeighborSearch
-from hf_sphere.search.rows import as_list, positions
+from hf_sphere.search.rows import as_list, check_vectors, positions, unit_vectors
 from hf_sphere.search.vectors import read_vectors
 from hf_sphere.utils.checks import check_extra, error_text
 
@@ -93,8 +93,9 @@ class LanceSpace(CalibratedSearch):
         options = [check_integer("rows_per_group", rows_per_group, 1)]
         options += [check_integer("calibration_rows", calibration_rows, 1)]
         database, parts = _connect(uri), _parts(batches, column, group_column)
-        if _open(database, "vectors") is not None:
-            raise FileExistsError(f"{uri} has a space; add to it with LanceSpace.open, or choose another place.")
+        if names := [name for name in ("vectors", "index", "calibration") if _open(database, name) is not None]:
+            text = "add to a space with LanceSpace.open, or choose another place."
+            raise FileExistsError(f"{uri} has tables already ({', '.join(names)}); {text}")
         if (first := next(parts, None)) is None:
             raise ValueError("batches are empty; give at least one vector.")
         first = first.replace_schema_metadata({"hf_sphere": json.dumps([column, group_column, *options])})
@@ -134,8 +135,11 @@ class LanceSpace(CalibratedSearch):
         if (groups is None) == (ids is None) or column is None:
             raise ValueError("give either ids, or groups if the space has some.")
         wanted = {*as_list(ids if groups is None else groups)}
-        known = self._rows([column], condition := _is_in(column, wanted))[column].to_pylist()
-        if missing := wanted.difference(known):
+        try:
+            known = self._rows([column], condition := _is_in(column, wanted))[column]
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"{what}s are all of the type that those of the space have; got {wanted}.") from error
+        if missing := wanted.difference(known.unique().to_pylist()):
             raise ValueError(f"there is no {what} {next(iter(missing))!r} in the space.")
         if len(known) == len(self):
             raise ValueError("no row would remain.")
@@ -191,7 +195,7 @@ class LanceSpace(CalibratedSearch):
             return super().search(queries, k, false_accept=false_accept)
         queries = self._check_search(queries, k, false_accept)
         try:
-            self._rows(["_rowid"], f"_rowid < 0 AND ({where})")
+            self._rows(["_rowid"], f"_rowid < 0 AND coalesce({where}, false)")  # `a) OR (b` is an error
         except (ValueError, RuntimeError) as error:
             raise ValueError(
                 f"where={where!r} is no condition on {self.table.schema.names}: {error_text(error)}"
@@ -199,8 +203,7 @@ class LanceSpace(CalibratedSearch):
         found = self._candidates(queries, k, where)
         if false_accept is None and not self.is_calibrated:
             return Matches(found.rows, found.scores)
-        best = self._best_rows(queries, self._candidates(queries, min(CANDIDATES, len(self))))
-        return self._judge(found.scores, found.rows, best, false_accept)
+        return self.judge(queries, found.scores, found.rows, false_accept)
 
     @property
     def is_calibrated(self) -> bool:
@@ -227,16 +230,13 @@ class LanceSpace(CalibratedSearch):
             raise ValueError("the rows are of one group, so no query without a match is known; add other groups.")
         columns = [column.numpy() for column in (groups, scores, matches, ids)]
         table = pa.table(columns, ["group", "score", "match", "id"])
-        self._write("calibration", table.replace_schema_metadata({"hf_sphere": json.dumps([version, next_id])}))
+        with suppress(RuntimeError, ValueError, OSError):  # another process writes its own, or nobody may write
+            self._write("calibration", table.replace_schema_metadata({"hf_sphere": json.dumps([version, next_id])}))
         self._calibration, self._version = Calibration(groups, scores, matches, ids, next_id), version
         return self._calibration
 
     def _check(self, what: str, vectors: Any) -> Tensor:
-        vectors = to_tensor(what, vectors)
-        vectors = check_directions(vectors[None] if vectors.ndim == 1 else vectors, what=what).float()
-        if vectors.shape[1] != self._dim:
-            raise ValueError(f"{what} must have {self._dim} dimensions, as the space; got {vectors.shape[1]}.")
-        return vectors
+        return check_vectors(what, vectors, self._dim, "cosine")
 
     def _candidates(self, queries: Tensor, count: int, where: str | None = None) -> Candidates:
         if not self._effort:
@@ -245,8 +245,10 @@ class LanceSpace(CalibratedSearch):
         for query in queries:
             search = self.table.search(query.numpy(), self._column).distance_type("l2").limit(count + SPARE)
             search = search.nprobes(20 * self._effort).refine_factor(5 * self._effort)
-            search = search.select([*self._columns, "_distance"])
-            found.append(self._compare(query[None], count, [(search.where(where) if where else search).to_arrow()]))
+            if where:
+                search = search.maximum_nprobes(0).where(where)  # as many as the condition needs
+            table = search.select([*self._columns, "_distance"]).to_arrow()
+            found.append(self._compare(query[None], count, [table]))
         return Candidates(*map(torch.cat, zip(*found, strict=True)))
 
     def _search_elsewhere(self, queries: Tensor, groups: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
@@ -265,10 +267,8 @@ class LanceSpace(CalibratedSearch):
         none = torch.full((len(queries), k), -1)
         best = Candidates(none.double() * torch.inf, none.clone(), none.clone(), none.clone())
         groups = none[:, 0] if groups is None else groups
-        for table in tables if len(queries) else ():
+        for table in filter(len, tables) if len(queries) else ():
             ids, numbers, vectors = self._unpack(table)
-            if not len(table):
-                continue
             largest = torch.cat([(part @ vectors.T).amax(1) for part in queries.split(64)])
             better = (largest > best.scores[:, -1] - 1e-5).nonzero()[:, 0]  # more than the rounding of the products
             if len(better):
@@ -287,7 +287,7 @@ class LanceSpace(CalibratedSearch):
         """Return the groups and ids of the rows that `sample_rows` draws among all, and the id of the next new row."""
         groups = ids = torch.empty(0, dtype=torch.long)
         next_id = 0
-        for table in self._blocks(columns=[name for name in self._columns if name != self._column]):
+        for table in filter(len, self._blocks(columns=[name for name in self._columns if name != self._column])):
             new, numbers, _ = self._unpack(table)
             groups, ids = torch.cat([groups, numbers]), torch.cat([ids, new])
             next_id = max(next_id, int(ids.max()) + 1)
@@ -330,8 +330,7 @@ class LanceSpace(CalibratedSearch):
         return vectors[positions(ids, known)]
 
     def _write(self, name: str, table: pa.Table) -> None:
-        mode = "create" if _open(self._database, name) is None else "overwrite"
-        self._database.create_table(name, table, mode=mode)
+        self._database.create_table(name, table, mode="create" if _open(self._database, name) is None else "overwrite")
 
 
 def _connect(uri: str | os.PathLike) -> Any:
@@ -339,7 +338,7 @@ def _connect(uri: str | os.PathLike) -> Any:
     import lancedb
 
     session = lancedb.Session(index_cache_size_bytes=256 << 20)  # 6 GiB by default
-    return lancedb.connect(str(uri), storage_options={"new_table_enable_stable_row_ids": "true"}, session=session)
+    return lancedb.connect(os.fspath(uri), storage_options={"new_table_enable_stable_row_ids": "true"}, session=session)
 
 
 def _open(database: Any, name: str) -> Any:
@@ -353,7 +352,7 @@ def _open(database: Any, name: str) -> Any:
 
 def _is_in(column: str, values: Iterable[Any]) -> str:
     texts = ("'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value) for value in values)
-    return f"`{column}` IN ({', '.join(texts)})"
+    return f"`{column}` IN ({', '.join(texts) or 'NULL'})"
 
 
 def _parts(batches: Any, column: str, group_column: str | None, schema: pa.Schema | None = None) -> Iterator[pa.Table]:
@@ -361,7 +360,7 @@ def _parts(batches: Any, column: str, group_column: str | None, schema: pa.Schem
     if isinstance(batches, (np.ndarray, Tensor)):
         whole, starts = batches, range(0, len(batches), COMPARED)
         batches = (whole[start : start + COMPARED] for start in starts)
-    elif isinstance(batches, (Mapping, pa.Table, pa.RecordBatch)):
+    elif isinstance(batches, Mapping) or (hasattr(batches, "__arrow_c_stream__") and not isinstance(batches, Iterator)):
         batches = [batches]
     elif hasattr(batches, "iter"):  # of datasets
         batches = batches.iter(COMPARED)
@@ -377,10 +376,8 @@ def _parts(batches: Any, column: str, group_column: str | None, schema: pa.Schem
                 raise ValueError(f"the columns are {table.column_names}; the others have {schema.names}.")
             tables.append(table.select(schema.names).cast(schema))
         except (ValueError, TypeError) as error:
-            text = (
-                f"batch {number}, from row {count:,} on: {error_text(error)} Before it, {written:,} rows were written."
-            )
-            raise ValueError(text) from error
+            text = f"batch {number}, from row {count:,} on: {error_text(error).rstrip('.')}."
+            raise ValueError(f"{text} Before it, {written:,} rows were written.") from error
         count += len(table)
         if sum(part.nbytes for part in tables) >= WRITTEN:
             yield pa.concat_tables(tables)
@@ -391,7 +388,8 @@ def _parts(batches: Any, column: str, group_column: str | None, schema: pa.Schem
 
 def _to_table(batch: Any, column: str, group_column: str | None) -> pa.Table:
     """Return a batch with unit vectors and checked names of groups."""
-    if isinstance(batch, (pa.Table, pa.RecordBatch)):
+    if hasattr(batch, "__arrow_c_stream__"):  # tables of pyarrow, pandas and polars
+        batch = pa.table(batch)
         batch = dict(zip(batch.schema.names, batch.columns, strict=True))
     columns = dict(batch) if isinstance(batch, Mapping) else {column: batch}
     if missing := {column, group_column or column} - {*columns}:
@@ -399,10 +397,11 @@ def _to_table(batch: Any, column: str, group_column: str | None) -> pa.Table:
     vectors = columns[column]
     vectors = vectors.to_numpy(zero_copy_only=False) if isinstance(vectors, (pa.Array, pa.ChunkedArray)) else vectors
     vectors = torch.tensor(vectors) if isinstance(vectors, np.ndarray) and vectors.ndim == 2 else vectors
-    vectors = check_directions(read_vectors(vectors), what="vectors").float()
-    columns = {name: values.numpy() if isinstance(values, Tensor) else values for name, values in columns.items()}
+    vectors = unit_vectors("rows", read_vectors(vectors, "rows"))
     columns[column] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.numpy().ravel()), vectors.shape[1])
-    table = pa.table(columns)
+    table = pa.table(
+        {name: values.numpy(force=True) if isinstance(values, Tensor) else values for name, values in columns.items()}
+    )
     kind = pa.int64() if group_column is None else table.schema.field(group_column).type
     is_name = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if not is_name or (group_column and table[group_column].null_count):

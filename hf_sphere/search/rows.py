@@ -160,15 +160,15 @@ def check_vectors(what: str, vectors: Any, dim: int, distance: str) -> Tensor:
 
 
 def unit_vectors(what: str, vectors: Any) -> Tensor:
-    """Return finite vectors that are not zero as unit vectors, float32 on the CPU, with a message but for queries.
+    """Return finite vectors that are not zero as unit vectors, float32 on the CPU.
 
-    They are not copied if they are that already.
+    They are not copied if they are that already. A message says if they were not, but for queries and rows.
     """
     vectors = check_embeddings(vectors, 1, what).cpu()
     blocks = vectors.split(8192)  # without large copies
     norms = torch.cat([torch.linalg.vector_norm(block.double(), dim=1) for block in blocks])
     check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero")
-    if what != "queries" and len(odd := norms[(norms - 1).abs() > 1e-2]):
+    if what not in ("queries", "rows") and len(odd := norms[(norms - 1).abs() > 1e-2]):
         text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
         logger.warning(text, len(odd), len(norms), what, odd.min(), odd.max())
     if vectors.dtype == torch.float32 and (norms - 1).abs().max() <= 1e-6:

@@ -9,6 +9,7 @@ import sys
 import time
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from datasets import Dataset
@@ -82,6 +83,9 @@ def test_results_are_those_of_a_space_in_memory_also_after_changes(tmp_path, has
         lambda vectors: vectors.numpy(),
         lambda vectors: (5 * part.numpy() for part in vectors.split(70)),
         lambda vectors: {"vector": vectors.tolist()},
+        lambda vectors: vectors.requires_grad_(),
+        lambda vectors: pandas.DataFrame({"vector": [*vectors.numpy()]}),
+        lambda vectors: [pandas.DataFrame({"vector": [*part.numpy()]}) for part in vectors.split(70)],
         lambda vectors: Dataset.from_dict({"vector": vectors.numpy()}),
         lambda vectors: Dataset.from_dict({"vector": vectors.numpy()}).data.table.to_batches(50),
     ],
@@ -93,6 +97,34 @@ def test_rows_of_many_kinds_are_written(tmp_path, convert):
     assert found.rows[:, 0].tolist() == list(range(300))
     torch.testing.assert_close(found.scores, torch.ones(300, 1, dtype=torch.float64))
     assert found.p_values is None
+
+
+def test_half_precision_vectors_of_torch_are_written(tmp_path):
+    space = LanceSpace.create(tmp_path / "space", [{"vector": unit(5, 8).bfloat16(), "x": torch.ones(5)}])
+    assert space.search(unit(5, 8), 1).rows[:, 0].tolist() == list(range(5))
+
+
+def test_rows_are_sampled_after_the_first_ones_were_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_sphere.search.lance.COMPARED", 10)
+    space = LanceSpace.create(tmp_path / "space", unit(40, 8))
+    assert space.remove(ids=[]) == 0
+    space.remove(ids=range(20))
+    assert sorted(space.calibration.ids.tolist()) == list(range(20, 40))
+
+
+@pytest.mark.parametrize("name", ["index", "calibration"])
+def test_tables_that_are_there_are_neither_used_nor_replaced(tmp_path, name):
+    lancedb.connect(tmp_path / "space").create_table(name, [{"x": 1}])
+    with pytest.raises(FileExistsError, match=rf"has tables already \({name}\)"):
+        LanceSpace.create(tmp_path / "space", unit(3, 4))
+
+
+def test_a_calibration_that_cannot_be_stored_is_used(space, monkeypatch):
+    def fail(*args, **options):
+        raise RuntimeError("Retryable commit conflict")
+
+    monkeypatch.setattr(space._database, "create_table", fail)
+    assert space.search(unit(2, 16), 1, false_accept=0.5).p_values is not None
 
 
 def write(folder, number):
@@ -174,6 +206,9 @@ def test_an_index_finds_what_an_exact_search_finds(tmp_path):
         assert is_same.double().mean() > 0.95
         torch.testing.assert_close(found.scores[is_same], expected.scores[is_same], rtol=0, atol=1e-12)
         assert not (found.accepted & ~expected.accepted).any()
+    opened.table.create_index("vector", config=lancedb.index.IvfRq(distance_type="l2", num_partitions=300))
+    found = opened.search(queries[:20], 4, where="name LIKE '%700%'")
+    assert (found.rows.sort(1).values == torch.arange(2_800, 2_804)).all()
     opened.add(batches(queries, torch.arange(2_000, 2_200)))
     assert torch.equal(opened.search(queries, 1).rows[:, 0], torch.arange(6_000, 6_200))
     opened.remove(ids=[6_000])
@@ -204,7 +239,7 @@ def other(tmp_path):
 
 CREATE = {
     "zero": (bad_batch(0), "batch 1, from row 4 on: a zero vector has no direction; 1 of 3 .* index 1"),
-    "nan": (bad_batch(torch.nan), "batch 1, from row 4 on: vectors must be finite; 1 of 3 .* 0 rows were written"),
+    "nan": (bad_batch(torch.nan), "batch 1, from row 4 on: rows must be finite; 1 of 3 .* 0 rows were written"),
     "dimensions": ([unit(2, 3), unit(2, 4)], "batch 1, .* vectors must have 3 dimensions, as the others; got 4"),
     "columns": ([{"vector": unit(1, 3), "a": [1]}, {"vector": unit(1, 3)}], r"the columns are \['vector'\]"),
     "no vectors": ([{"x": [1]}], r"there is no column 'vector', only \['x'\]"),
@@ -221,6 +256,10 @@ INVALID = {
     "dimensions": (lambda s: s.search(unit(1, 5)), "queries must have 16 dimensions, as the space; got 5"),
     "k": (lambda s: s.search(unit(1, 16), 301), "k must be from 1 to the number of rows, 300"),
     "level": (lambda s: s.search(unit(1, 16), 1, false_accept=0.001), "needs .* calibration groups; there are 60"),
+    "open": (lambda s: s.search(unit(1, 16), where="is_odd) OR (is_odd"), r"where='is_odd\) OR .* is no condition"),
+    "two": (lambda s: s.search(unit(1, 16), where="is_odd; DROP TABLE vectors"), "where='is_odd; .* is no condition"),
+    "type of id": (lambda s: s.remove(ids=[1.5]), "ids are all of the type .*1.5"),
+    "type of group": (lambda s: s.remove(3), "groups are all of the type .*3"),
     "unknown id": (lambda s: s.remove(ids=[300]), "there is no id 300 in the space"),
     "unknown group": (lambda s: s.remove("x"), "there is no group 'x' in the space"),
     "all": (lambda s: s.remove(ids=range(300)), "no row would remain"),
@@ -255,7 +294,7 @@ def test_a_space_is_neither_made_by_opening_nor_replaced(tmp_path, space):
     assert not os.path.exists(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="there is no space in"):
         LanceSpace.open(tmp_path)
-    with pytest.raises(FileExistsError, match=r"has a space; add to it with LanceSpace.open"):
+    with pytest.raises(FileExistsError, match=r"has tables already \(vectors\); add to a space with Lance"):
         LanceSpace.create(tmp_path / "space", unit(3, 4))
     with pytest.raises(ValueError, match=r"was not written by LanceSpace.create"):
         other(tmp_path)
