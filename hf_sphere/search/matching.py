@@ -175,8 +175,9 @@ def sample_rows(groups: Tensor, keys: np.ndarray, ids: Tensor, per_group: int, m
 
 def independent_rows(groups: Tensor, most: int, seed: int) -> Tensor:
     """Draw one row per group (N,), of up to `most` groups: those of one group belong together."""
-    keys = mix(mix(groups.numpy()) ^ mix(np.array([seed])))
-    return sample_rows(groups, keys, torch.arange(len(groups)), 1, most)
+    salt = mix(np.array([seed]))
+    ids = torch.from_numpy((mix(np.arange(len(groups))) ^ salt).view(np.int64))
+    return sample_rows(groups, mix(mix(groups.numpy()) ^ salt), ids, 1, most)
 
 
 def mix(values: np.ndarray) -> np.ndarray:
