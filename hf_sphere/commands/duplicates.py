@@ -35,7 +35,9 @@ class DuplicateArguments(Arguments):
     column: str | None = argument(None, "Column of the images, texts or vectors of a dataset, if its name is unusual.")
     split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
     other: str | None = argument(None, "Images, texts or vectors of another part, such as those of the test set.")
-    other_split: str | None = argument(None, "Split of the other part, if it is a dataset.")
+    other_split: str | None = argument(
+        None, "Split of the other part, which is of the same dataset if --other is not set."
+    )
     label_column: str | None = argument(None, "Column of labels, or `label` for the class, to find likely wrong ones.")
     group_column: str | None = argument(
         None, "Column of groups that contain the duplicates of their rows, such as the product; not the class."
@@ -54,8 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(args.table, is_folder=False)
     images, space, places, labels = read_rows(args)
     parts = images["source"] if len({*images.get("source", [])}) > 1 else None
-    options = {"expected_false": args.expected_false, "labels": labels, "parts": parts}
-    found = space.duplicates(args.threshold, **options)
+    found = space.duplicates(args.threshold, expected_false=args.expected_false, labels=labels, parts=parts)
     suggested = dict(zip(found.suspects.tolist(), found.suggestions, strict=True))
     clusters = {row: number for number, rows in enumerate(found.clusters, start=1) for row in rows.tolist()}
     nearest: dict[int, float] = {}
@@ -73,10 +74,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     expected = "unknown" if found.expected_false is None else f"{found.expected_false:.3g} by a fitted model"
     lines = [f"threshold cosine {found.threshold:.6g}; expected number of false pairs: {expected}"]
     lines += [f"found     {len(clusters):,} of {len(space):,} rows in {len(found.clusters):,} clusters"]
-    if labels:
-        lines += [f"labels    {len(found.conflicts):,} clusters have several; {len(suggested):,} rows are suspect"]
-    if parts:
-        lines += [f"parts     {len(found.shared):,} clusters have rows of several"]
+    suspect = f"{len(suggested):,} rows are suspect"
+    lines += [f"labels    {len(found.conflicts):,} clusters have several; {suspect}"] * bool(labels)
+    lines += [f"parts     {len(found.shared):,} clusters have rows of several"] * bool(parts)
     print("\n".join(lines), file=sys.stderr)  # since stdout may be the table
 
 
@@ -87,7 +87,7 @@ def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, list
     from hf_sphere.search.thumbnails import ThumbnailEncoder
 
     if (Path(args.source) / ABOUT_FILE).exists():
-        for name in ("model_name_or_path", "column", "split", "other", "group_column"):
+        for name in ("model_name_or_path", "column", "split", "other", "other_split", "group_column"):
             if (value := getattr(args, name)) is not None:
                 raise ValueError(f"--{name} {value} has no effect on {args.source}, which is an index. Leave it out.")
         about, images, space, _ = read_whole(args.source, partial(read_index, search.EmbeddingSpace))
@@ -95,17 +95,19 @@ def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, list
         if args.label_column and labels is None:
             raise ValueError(f"{args.source} has no {args.label_column!r}. Leave out --label_column.")
     else:
-        is_alone = args.model_name_or_path is None and args.column is None
-        encoder = ThumbnailEncoder() if is_alone else load_encoder(args.model_name_or_path)
-        wanted = [(args.source, args.split)] + ([(args.other, args.other_split)] if args.other else [])
+        encoder = (
+            load_encoder(args.model_name_or_path) if args.model_name_or_path or args.column else ThumbnailEncoder()
+        )
+        other = [(args.other or args.source, args.other_split)] if args.other or args.other_split else []
         options: dict[str, Any] = {"column": args.column, "content": encoder.content}
-        sources = [search.ImageSource.of(name, split, **options) for name, split in wanted]
-        names = [source.read_groups(args.label_column) for source in sources if args.label_column]
+        sources = [search.ImageSource.of(name, split, **options) for name, split in [(args.source, args.split), *other]]
+        if len({(source.name, source.split) for source in sources}) < len(sources):
+            raise ValueError(f"--other is {args.source} itself. Name another part, or leave it out.")
+        names = [source.read_groups(args.label_column, "labels") for source in sources if args.label_column]
         options = {"skip_unreadable": args.skip_unreadable_images}
         index = search.ImageIndex.build(encoder, sources[0], groups=args.group_column, **options)
         for source in sources[1:]:
             index.add(source, **options)
         at = zip(index.images["source"], index.images["row"], strict=True)
         labels = [names[source][row] for source, row in at] if names else None
-    paths = [index.path(row) for row in range(len(index))] if index.sources else []
-    return index.images, index.space, paths, labels
+    return index.images, index.space, [*map(index.path, range(len(index)))] if index.sources else [], labels

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 from torch.utils._pytree import tree_leaves
 
+from hf_sphere.utils.devices import assume_constant_result
+
 T = TypeVar("T")
 
 
@@ -20,7 +22,7 @@ def cache_constants(build: Callable[..., T]) -> Callable[..., T]:
     """
     results: dict[Any, T] = {}
 
-    @torch.compiler.assume_constant_result
+    @assume_constant_result
     @functools.wraps(build)
     def get(*arguments: Any) -> T:
         if arguments in results:

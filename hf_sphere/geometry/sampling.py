@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.bessel import bounded_root, complement_from_root
 from hf_sphere.geometry.decorators import cache_constants, cache_outside_graphs, differentiable_once, number
+from hf_sphere.utils.devices import assume_constant_result
 from hf_sphere.utils.seeds import GAMMA, splitmix
 
 BITS = {torch.float32: 24, torch.float64: 53}
@@ -167,7 +168,7 @@ def _count_fixed_numbers(shape: tuple[int, ...], dim: int) -> int:
     return math.prod(shape) * (3 * PROPOSALS_WITHOUT_ROUNDS + dim)
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _fixed_numbers(shape: tuple[int, ...], dim: int, seed: int | range) -> tuple[np.ndarray, np.ndarray]:
     size = _count_fixed_numbers(shape, dim) * (1 if isinstance(seed, int) else len(seed))
     draw = _draw_fixed_numbers if size <= LARGEST_CACHED_NOISE else _draw_fixed_numbers.__wrapped__

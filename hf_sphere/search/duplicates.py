@@ -80,15 +80,14 @@ def find_duplicates(space: Any, threshold: float | None, expected_false: float, 
     )
     check_rows(space.vectors.any(1), "a zero vector has no direction", "vectors are zero")
     fits, problem = _fit_best_matches(space)
-    cosine, expected = threshold, None
+    cosine = threshold
     if cosine is None:
         if problem:
             raise ValueError(f"the threshold cannot be chosen: {problem}. Give a cosine (threshold=, or --threshold).")
         largest = max(np.exp(-start - np.log(pairs / expected_false) / rate) for start, rate, pairs in fits)
         cosine = 1 - max(float(largest), ROUNDING)  # equal rows are duplicates
     value = -np.log(max(1 - cosine, ROUNDING))
-    if known := [pairs * np.exp(rate * (start - value)) for start, rate, pairs in fits if value >= start]:
-        expected = float(min(known))
+    known = [float(pairs * np.exp(rate * (start - value))) for start, rate, pairs in fits if value >= start]
     pairs, cosines = _connect(_similar_pairs(space, min(cosine, 1 - ROUNDING)), count)
     graph = coo_matrix((np.ones(len(pairs)), pairs.T), shape=(count, count))
     numbers = torch.from_numpy(connected_components(graph, directed=False)[1]).long()
@@ -98,7 +97,7 @@ def find_duplicates(space: Any, threshold: float | None, expected_false: float, 
         [n for n, rows in enumerate(clusters) if len({names[row] for row in rows.tolist()}) > 1]
         for names in (labels, parts)
     )
-    found = torch.from_numpy(pairs), torch.from_numpy(cosines), cosine, threshold is None, expected
+    found = torch.from_numpy(pairs), torch.from_numpy(cosines), cosine, threshold is None, min(known, default=None)
     suspects = _find_suspects(space, labels, numbers) if len({*labels}) > 1 else (numbers[:0], [])
     return Duplicates(clusters, *found, conflicts, *suspects, shared)
 
@@ -153,18 +152,16 @@ def _similar_pairs(space: Any, threshold: float) -> Iterator[tuple[Tensor, Tenso
 
 def _connect(found: Iterator[tuple[Tensor, Tensor]], count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the most similar pairs that connect whatever is connected (a maximum spanning forest), and cosines."""
-    pairs, cosines, pending, size = np.empty((0, 2), np.int64), np.empty(0), list[tuple[Tensor, Tensor]](), 0
+    pairs, cosines, pending = np.empty((0, 2), np.int64), np.empty(0), list[tuple[Tensor, Tensor]]()
     for block in itertools.chain(found, [None]):
-        if block is not None:
-            pending.append(block)
-            size += len(block[0])
-        if block is None or size > PENDING:
+        pending += [] if block is None else [block]
+        if block is None or sum(len(rows) for rows, _ in pending) > PENDING:
             both = np.concatenate([pairs, *(rows.sort(dim=1).values.numpy() for rows, _ in pending)])
             _, first = np.unique(both[:, 0] * count + both[:, 1], return_index=True)
             weights = 2 - np.concatenate([cosines, *(values.clamp_max(1).double() for _, values in pending)])[first]
             forest = minimum_spanning_tree(coo_matrix((weights, both[first].T), (count, count)).tocsr()).tocoo()
             pairs, cosines = np.stack([forest.row, forest.col], 1).astype(np.int64), 2 - forest.data
-            pending, size = [], 0
+            pending = []
     return pairs, cosines
 
 
@@ -172,16 +169,16 @@ def _find_suspects(space: Any, labels: list[Any], clusters: Tensor) -> tuple[Ten
     """Return the rows whose neighbors in other clusters mostly have another label, and that label."""
     names = list(dict.fromkeys(labels))
     numbers = {name: number for number, name in enumerate(names)}
-    own, leads, others = torch.tensor([numbers[name] for name in labels])[:, None], [], []
+    own, leads, others = torch.tensor([numbers[name] for name in labels]), [], []
     for block in torch.arange(len(own)).split(BLOCK):
         found = space.neighbor_search.search(space.vectors[block], min(2 * NEIGHBORS, len(own)))[1]
         is_voter = (found >= 0) & (clusters[found] != clusters[block, None])
         is_voter &= is_voter.cumsum(1) <= NEIGHBORS
-        votes = torch.zeros(len(block), len(names)).scatter_add_(1, own[found.clamp_min(0), 0], is_voter / NEIGHBORS)
-        best, other = votes.scatter(1, own[block], -1.0).max(1)
-        leads.append(best - votes.gather(1, own[block])[:, 0])
-        others.append(other)
-    lead, other = torch.cat(leads), torch.cat(others)
-    order = lead.argsort(descending=True, stable=True)
-    rows = order[lead[order] > LEAD - 1e-6]
-    return rows, [names[number] for number in other[rows].tolist()]
+        voted = own[found.clamp_min(0)].where(is_voter, -1)  # a column per label would be large if there are many
+        is_other = is_voter & (voted != own[block, None])
+        best, at = (voted[:, :, None] == voted[:, None]).sum(2).where(is_other, 0).max(1)
+        leads.append((best - (voted == own[block, None]).sum(1)) / NEIGHBORS)
+        others.append(voted.gather(1, at[:, None])[:, 0])
+    lead, order = torch.cat(leads).sort(descending=True, stable=True)
+    rows = order[lead > LEAD - 1e-6]
+    return rows, [names[number] for number in torch.cat(others)[rows].tolist()]

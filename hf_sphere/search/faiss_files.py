@@ -44,10 +44,13 @@ def new_index(kind: str, dim: int, lists: int, metric: int) -> Any:
     import faiss
 
     kinds: Any = faiss
-    if kind == "hnsw":
-        return kinds.IndexHNSWSQ(dim, kinds.ScalarQuantizer.QT_8bit, LINKS, metric)
-    index = kinds.index_factory(dim, f"IVF{lists},SQ8", metric)
-    index.cp.min_points_per_centroid = 1
+    is_graph = kind == "hnsw"
+    index = kinds.index_factory(dim, f"HNSW{LINKS}_SQ8" if is_graph else f"IVF{lists},SQ8", metric)
+    quantizer = kinds.downcast_index(index.storage).sq if is_graph else index.sq
+    # The least and the largest of a thousand values are cut, so that one does not coarsen the codes of all.
+    quantizer.rangestat, quantizer.rangestat_arg = kinds.ScalarQuantizer.RS_quantiles, 1e-3
+    if not is_graph:
+        index.cp.min_points_per_centroid = 1
     return index
 
 
@@ -96,8 +99,9 @@ def read_index(
         names = ("numbers", "codes", "ranges", "hashes", "center", "counts")
         if [tensors[name].shape for name in names] != shapes:
             raise ValueError("its tensors do not fit together")
-        if not (tensors["ranges"].isfinite().all() and tensors["center"].isfinite().all()):
-            raise ValueError("it has numbers that are not finite")
+        is_finite = tensors["ranges"].isfinite().all() and tensors["center"].isfinite().all()
+        if not is_finite or tensors["counts"].min() < 0:
+            raise ValueError("it has numbers that are not finite, or negative counts")
         about = {name: tensors.pop(name).clone() for name in ABOUT}
         index = _read_lists(metric, path, **tensors) if kind == "ivf" else _read_graph(metric, **tensors)
     except (SafetensorError, OSError, ValueError) as error:
@@ -124,6 +128,8 @@ def _read_lists(
         if len(ids):
             with safe_open(path, framework="pt") as file:  # so that only one list is mapped into memory
                 cells = file.get_slice("codes")[int(ids[0]) : int(ids[-1]) + 1].numpy()
+            if cells.shape != (len(ids), dim):  # the file was replaced meanwhile
+                return None
             index.invlists.add_entries(number, len(ids), faiss.swig_ptr(ids.numpy()), faiss.swig_ptr(cells))
     return index
 

@@ -393,9 +393,8 @@ class ImageIndex(IndexedImages):
         self.images["source"] = [used.index(index) for index in self.images["source"]]
         self.sources, self._tables = [self.sources[n] for n in used], [self._tables[n] for n in used]
         self._opened = {}
-        vectors = embeddings
-        if kept:
-            vectors = torch.cat([self.embeddings[kept] if removed else self.embeddings, embeddings])
+        old = self.embeddings[kept] if removed else self.embeddings
+        vectors = torch.cat([old, embeddings]) if kept else embeddings
         ids, groups = torch.tensor(self.images["id"]), self.images.get("group")
         if len(self):
             self.space.replace(vectors, ids, groups)

@@ -1,10 +1,8 @@
 """Nearest neighbors of queries among references: exact with torch or FAISS, approximate with an index of FAISS."""
 
-import hashlib
 import importlib.util
 import logging
 import zlib
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -17,7 +15,8 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_positive
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings, check_rows
-from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances, padded
+from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances
+from hf_sphere.search.comparison import hash_rows, largest_products
 from hf_sphere.search.faiss_files import LARGEST_EFFORT, new_index, number_of_lists, read_index, write_index
 
 logger = logging.getLogger(__name__)
@@ -116,8 +115,8 @@ class NeighborSearch:
         if distance not in get_args(Distance):
             raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(Distance))}.")
         check_positive("curvature", curvature)
-        is_mapped = file is not None and isinstance(references, Tensor)
-        self.references = references if is_mapped else _at_least_float32(references)
+        is_mapped = file is not None and isinstance(references, Tensor) and references.dtype == torch.float32
+        self.references = references.detach().cpu() if is_mapped else _at_least_float32(references)
         self.distance: Distance = distance
         self.curvature = curvature
         count, is_double = len(self.references), self.references.dtype == torch.float64
@@ -133,12 +132,12 @@ class NeighborSearch:
             self._index, stored = read_index(file, self.kind, self.references.shape, self._metric, self._digest())
             self._numbers, self._changed, spare = stored["numbers"], *stored["counts"].tolist()
             self._spare = max(SPARE, min(spare, MOST_SPARE))
-            self._center = stored["center"].to(self.references.dtype)
+            self._origin = stored["center"].to(self.references.dtype)
             self._group(stored["hashes"])
             if not torch.equal(self._numbers.sort().values, torch.arange(len(self._first))):
                 raise ValueError(f"{file} cannot be used: it has entries of other references. Build the index again.")
             return
-        self._group(_hash(self.references))
+        self._group(hash_rows(self.references))
         self._check_range("references", self.references)
         if self.kind in APPROXIMATE:
             self._build()
@@ -184,7 +183,7 @@ class NeighborSearch:
             points = self._prepare(block, as_query=True, as_products=True)
             blocks = self.references.split(REFERENCES)  # one after another, since all need much memory
             parts = (self._prepare(part, as_query=False, as_products=True) for part in blocks)
-            rows = _largest_products(points, parts, count, keys, own)  # equal distances are in their order
+            rows = largest_products(points, parts, count, keys, own)  # equal distances are in their order
             distances, order = self.distances(block, rows).sort(dim=1, stable=True)
             neighbors.append((distances[:, :k], rows.gather(1, order)[:, :k]))
         distances, rows = (torch.cat(pieces) for pieces in zip(*neighbors, strict=True))
@@ -224,7 +223,7 @@ class NeighborSearch:
     def save(self, path: Path) -> None:
         """Write the index of an approximate search, without the references, to a safetensors file."""
         about = {"numbers": self._numbers, "hashes": self._hashes, "counts": torch.tensor([self._changed, self._spare])}
-        write_index(path, self._index, self._digest(), about | {"center": self._center.double()})
+        write_index(path, self._index, self._digest(), about | {"center": self._origin.double()})
 
     def update(self, references: Tensor, old: Tensor) -> bool:
         """Replace the references (M, d), valid and of the same dtype; return whether that needs no new search.
@@ -237,8 +236,9 @@ class NeighborSearch:
             return False
         self._check_range("references", references[~kept])
         hashes, self.references = self._hashes[old], references
-        hashes[~kept] = _hash(references[~kept])
+        hashes[~kept] = hash_rows(references[~kept])
         self._group(hashes)
+        self.__dict__.pop("_center", None)
         numbers = torch.full((int(groups.max()) + 2,), -1)  # by old number; the last one is that of removed entries
         numbers[groups[old[kept]]] = self._groups[kept]
         before, self._numbers = self._numbers, numbers[self._numbers]
@@ -250,7 +250,7 @@ class NeighborSearch:
         return True
 
     def refresh(self) -> None:
-        """Measure the recall after many changes; build the index again if it fell, or for four times the references.
+        """Measure the recall after many changes; build the index again if it fell, or for more or fewer lists.
 
         It fell if chance does not explain it, for all references or for the last ones.
         """
@@ -260,7 +260,8 @@ class NeighborSearch:
         recalls = [self._recalls(*self._held_out(first, 100)) for first in (0, max(0, count - self._changed))]
         highest = min(float(part.mean() + 2 * part.std(correction=0) / len(part) ** 0.5) for part in recalls)
         self.recall, self._changed = min(float(part.mean()) for part in recalls), 0
-        if highest < TARGET_RECALL or (self.kind == "ivf" and 2 * self._index.nlist < number_of_lists(count)):
+        lists = number_of_lists(count)
+        if highest < TARGET_RECALL or (self.kind == "ivf" and not lists / 2 <= self._index.nlist < 2 * lists):
             logger.warning("Many rows have changed (recall@10 %.3f); the index is built again.", self.recall)
             self._build()
 
@@ -281,7 +282,7 @@ class NeighborSearch:
 
             return torch.from_numpy(faiss.knn(vectors.numpy(), self._vectors.numpy(), count, self._metric)[1])
         blocks, parts = vectors.split(QUERIES), self._vectors.split(REFERENCES)
-        return torch.cat([_largest_products(block, parts, count) for block in blocks])
+        return torch.cat([largest_products(block, parts, count) for block in blocks])
 
     def _prepare(self, points: Tensor, *, as_query: bool, as_products: bool = False) -> Tensor:
         """Map points (n, d) to the vectors (n, e) whose inner products, or distances for FAISS, are compared.
@@ -293,9 +294,10 @@ class NeighborSearch:
         if as_query:
             self._check_range("queries", points)
         if self.distance == "cosine":
-            is_unit = points.dtype == torch.float32 and ((points.norm(dim=1) - 1).abs() < 1e-6).all()
+            is_unit = points.dtype == torch.float32 and ((points.norm(dim=1) - 1).abs() < 4e-7).all()
             return (points if is_unit else project_to_sphere(points)).to(self._dtype)
-        points = (points - self._center).to(self._dtype)  # against cancellation
+        center = self._center if as_products or self._index is None else self._origin
+        points = (points - center).to(self._dtype)  # against cancellation
         if self.kind != "torch" and not as_products:
             return points
         squares = points.square().sum(1, keepdim=True)
@@ -354,7 +356,7 @@ class NeighborSearch:
 
         count, dim, is_graph = len(self._first), self.references.shape[1], self.kind == "hnsw"
         lists, self._changed, self._numbers = number_of_lists(count), 0, torch.empty(0, dtype=torch.long)
-        self._index = new_index(self.kind, dim, lists, self._metric)
+        self._index, self._origin = new_index(self.kind, dim, lists, self._metric), self._center
         # FAISS recommends at least 39 per list; more take longer, and memory.
         sample = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: 40 * lists]
         self._index.train(self._prepare(self.references[self._first[sample]], as_query=False).numpy())
@@ -374,6 +376,8 @@ class NeighborSearch:
             choices = {(min(2 * effort, limit), spare), (effort, min(4 * spare, MOST_SPARE))} - {setting}
             self.recall, setting = max((measure(choice), choice) for choice in choices)
         measure(setting)
+        if self.recall < TARGET_RECALL:
+            logger.warning("The search misses neighbors (recall@10 %.3f); use kind='flat'.", self.recall)
 
     def _append(self, numbers: Tensor) -> None:
         """Add different references, by their numbers, to the index."""
@@ -405,39 +409,3 @@ class NeighborSearch:
 def _at_least_float32(embeddings: Any) -> Tensor:
     embeddings = check_embeddings(embeddings).cpu()
     return embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
-
-
-def _hash(vectors: Tensor) -> Tensor:
-    """Return a number of each vector, (N,) int64: of two different ones of a million in one of 10^7 cases the same."""
-    blocks = ((block + 0.0).contiguous().numpy() for block in vectors.split(1024))  # -0.0 and 0.0 are equal
-    digests = (hashlib.blake2b(row, digest_size=8).digest() for block in blocks for row in block)
-    return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests], dtype=torch.long)
-
-
-def _largest_products(
-    queries: Tensor, parts: Iterable[Tensor], count: int, keys: Any = None, query_keys: Any = None
-) -> Tensor:
-    """Return the rows of references, given in parts (n, e), with the largest inner products with queries (b, e).
-
-    They are (b, count), in order; of equal products the first. References with the key of a query are left out, and -1
-    fills up.
-    """
-    products, rows, start = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long), 0
-    for part in parts:
-        similarities = (padded(queries) @ padded(part).T)[: len(queries), : len(part)]
-        if keys is not None:
-            similarities.masked_fill_(query_keys[:, None] == keys[start : start + len(part)], -torch.inf)
-        largest = _largest(similarities, min(count, len(part)))
-        products = torch.cat([products, similarities.gather(1, largest)], 1)
-        chosen = _largest(products, min(count, products.shape[1]))
-        products, rows = products.gather(1, chosen), torch.cat([rows, start + largest], 1).gather(1, chosen)
-        start += len(part)
-    return rows.masked_fill(products == -torch.inf, -1)
-
-
-def _largest(values: Tensor, count: int) -> Tensor:
-    """Return the columns of the `count` largest values per row, (b, m) -> (b, count); of equal values the first."""
-    largest, columns = values.topk(min(count + 1, values.shape[1]), dim=1)
-    if (tied := largest[:, count - 1] == largest[:, -1]).any() and count < values.shape[1]:
-        columns[tied, :count] = values[tied].sort(dim=1, descending=True, stable=True).indices[:, :count]
-    return columns[:, :count].sort(dim=1).values

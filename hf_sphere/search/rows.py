@@ -165,17 +165,17 @@ def unit_vectors(what: str, vectors: Any) -> Tensor:
     They are not copied if they are that already. A message says if they were not, but for queries and rows.
     """
     vectors = check_embeddings(vectors, 1, what).cpu()
-    norms, units = torch.empty(len(vectors), dtype=torch.float64), vectors
-    for block, part in zip(vectors.split(8192), norms.split(8192), strict=True):  # without large copies
-        part[:] = torch.linalg.vector_norm(block.double(), dim=1)
+    blocks = vectors.split(8192)  # without large copies
+    norms = torch.cat([torch.linalg.vector_norm(block.double(), dim=1) for block in blocks])
     check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero")
     if what not in ("queries", "rows") and len(odd := norms[(norms - 1).abs() > 1e-2]):
         text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."
         logger.warning(text, len(odd), len(norms), what, odd.min(), odd.max())
-    if vectors.dtype != torch.float32 or (norms - 1).abs().max() > 1e-6:
-        units = torch.empty(vectors.shape)
-        for block, part in zip(vectors.split(8192), units.split(8192), strict=True):
-            part[:] = project_to_sphere(block.double())
+    if vectors.dtype == torch.float32 and (norms - 1).abs().max() <= 1e-6:
+        return vectors
+    units = torch.empty(vectors.shape)
+    for block, part in zip(blocks, units.split(8192), strict=True):
+        part[:] = project_to_sphere(block.double())
     return units
 
 

@@ -78,20 +78,21 @@ class ImageSource:
         columns = {"row": range(len(self)), "file": self.names, "label": self.labels, "text": text}
         return {name: [cells[row] for row in rows] for name, cells in columns.items() if len(cells)}
 
-    def read_groups(self, groups: Any) -> list[Any]:
+    def read_groups(self, groups: Any, what: str = "groups") -> list[Any]:
         """Return the name of the group of each row: its label (`label`), its cell of a column, or the given name."""
         table: Any = self.table
         columns = [] if table is None else table.column_names
         if isinstance(groups, str) and groups not in (choices := [*columns, *["label"] * bool(self.labels)]):
             there = f"{self.name or 'the data'} has {choices or 'no columns and no class folders'}"
-            raise ValueError(f"no column {groups!r} for groups; {there}. Or name the group of each row (groups).")
+            hint = " Or name the group of each row (groups)." * (what == "groups")
+            raise ValueError(f"no column {groups!r} for {what}; {there}.{hint}")
         if isinstance(groups, str):
             names = self.labels if groups == "label" and self.labels else table[groups][:]
         else:
             names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
         if len(names) != len(self) or not {None, ""}.isdisjoint(names):
-            raise ValueError(f"groups must name the group of each of the {len(self):,} rows; some have none.")
-        return check_names("groups", names, len(self))
+            raise ValueError(f"{what} must name that of each of the {len(self):,} rows; some have none.")
+        return check_names(what, names, len(self))
 
     @classmethod
     def of(

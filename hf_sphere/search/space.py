@@ -79,7 +79,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
 
         Args:
             vectors: (N, d), finite and not zero: a tensor, an array, lists or a column of a dataset. They are
-                normalized, with a message if they are not unit vectors.
+                normalized, with a message if they are not unit vectors. Unit vectors of float32 are not copied: do not
+                change them later.
             groups: (N,) names, text or integers: rows of one group match each other, such as the sentences of an
                 article or the photographs of a person. If None, each row is a group; then near-duplicates count as
                 matches of different groups, which makes the threshold high.

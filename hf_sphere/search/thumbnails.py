@@ -33,7 +33,7 @@ class ThumbnailEncoder(Encoder):
                 image = source.open(row, 1).resize((12, 12), Resampling.BILINEAR)
             except ValueError as error:
                 if not skip_unreadable:
-                    raise
+                    raise ValueError(f"{error} Repair or remove it, or pass --skip_unreadable_images.") from error
                 logger.warning("Skipped: %s", error)
                 return None
             return torch.from_numpy(np.array(image, np.float32))

@@ -1,11 +1,14 @@
 """Devices: their dtypes, copies to them, and arguments on several of them."""
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
@@ -19,7 +22,13 @@ def widest_dtype(where: Tensor | torch.device) -> torch.dtype:
     return torch.float64 if device.type in ("cpu", "cuda") or has_float64(device) else torch.float32
 
 
-@torch.compiler.assume_constant_result
+def assume_constant_result(function: F) -> F:
+    """Mark a function as `torch.compiler.assume_constant_result` does, which imports the compiler: seconds, 150 MB."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@assume_constant_result
 @functools.cache
 def has_float64(device: torch.device) -> bool:
     """Whether a device computes in float64; Metal does not, nor do some GPUs of Intel."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_sphere.commands import duplicates as command
 from hf_sphere.search import EmbeddingSpace, duplicates
@@ -68,6 +69,31 @@ def test_pairs_connect_each_cluster_by_its_largest_cosines():
     cosines = (vectors @ vectors.T).fill_diagonal_(-1)
     nearest = torch.stack([torch.arange(300), cosines.argmax(1)], 1)[cosines.amax(1) >= 0.7].sort(1).values
     assert {*map(tuple, nearest.tolist())} <= {*map(tuple, found.pairs.sort(1).values.tolist())}
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_an_approximate_search_of_fewer_rows_than_neighbors_finds_them(kind):
+    pytest.importorskip("faiss")
+    vectors = planted(10, 2)
+    assert as_sets(EmbeddingSpace(vectors, kind=kind).duplicates(0.9)) == clusters_by_all_pairs(vectors, 0.9) != set()
+
+
+class LargestTensor(TorchDispatchMode):
+    """Record the largest number of values of a result."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.count = max(self.count, result.numel() if isinstance(result, torch.Tensor) else 0)
+        return result
+
+
+def test_suspects_of_many_labels_need_little_memory():
+    space = EmbeddingSpace(planted(10_000, dim=8))
+    with LargestTensor() as largest:
+        duplicates._find_suspects(space, [*range(10_000)], torch.arange(10_000))
+    assert largest.count < 1e7
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02])
@@ -244,11 +270,27 @@ def test_the_command_reads_vectors_and_spaces(tmp_path, capsys):
     [
         (["empty"], "has no images"),
         (["space", "--column", "code"], "--column code has no effect on .*space, which is an index"),
+        (["space", "--other_split", "test"], "--other_split test has no effect on .*space, which is an index"),
         (["space", "--label_column", "label"], "has no 'label'"),
+        (["photos", "--label_column", "species"], "no column 'species' for labels; .*photos has no columns"),
+        (["photos", "--other", "photos"], "--other is .*photos itself. Name another part"),
+        (["photos"], "broken.png cannot be read as an image: .*Repair or remove it, or pass --skip_unreadable_images"),
     ],
 )
-def test_invalid_words_are_one_error(words, message, tmp_path):
+def test_invalid_words_are_one_error(words, message, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "broken.png").write_bytes(b"no image")
     EmbeddingSpace.fit(planted()).save(tmp_path / "space")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
-        command.main([str(tmp_path / words[0]), *words[1:]])
+        command.main(words)
+
+
+def test_the_other_split_is_of_the_same_dataset(tmp_path, capsys):
+    vectors = planted()
+    for name, rows in (("train", vectors[:480]), ("test", vectors[480:])):
+        Dataset.from_dict({"embedding": rows.tolist()}).to_parquet(tmp_path / f"{name}.parquet")
+    words = ["--column", "embedding", "--split", "train", "--other_split", "test", "--threshold", "0.9"]
+    command.main([str(tmp_path), *words])
+    assert "parts     20 clusters have rows of several" in capsys.readouterr().err

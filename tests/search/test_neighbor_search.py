@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hf_sphere.search import neighbor_search
+from hf_sphere.search import faiss_files, neighbor_search
 from hf_sphere.search.neighbor_search import NeighborSearch, choose_kind
 
 pytest.importorskip("faiss")
@@ -77,6 +77,13 @@ def test_results_do_not_depend_on_the_blocks(monkeypatch):
 def test_a_zero_vector_has_the_cosine_distance_one_from_all(kind):
     found = NeighborSearch(torch.tensor([[1.0, 0], [0, 2], [0, 0]]), kind=kind).search(torch.zeros(1, 2), 3)
     assert found[0].tolist() == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize("kind", ["torch", "flat"])
+def test_norms_that_are_almost_one_do_not_change_the_neighbors(kind):
+    query = F.normalize(points(1, 64))
+    others = F.normalize(query + 1.2e-3 * F.normalize(points(200, 64, seed=1))) * (1 + 9e-7)
+    assert NeighborSearch(torch.cat([others, query * (1 - 9e-7)]), kind=kind).search(query, 1)[1].tolist() == [[200]]
 
 
 def test_large_and_small_numbers_neither_overflow_nor_underflow():
@@ -199,6 +206,7 @@ def test_a_file_of_another_index_is_rejected(tmp_path):
                 ("center", lambda center: center[:1]),
                 ("center", lambda center: center * torch.inf),
                 ("counts", lambda counts: counts[:1]),
+                ("counts", lambda counts: counts - 1),
             )
         ],
         ("hnsw", "links", lambda links: links + 1000),
@@ -221,6 +229,20 @@ def test_a_crafted_file_is_rejected(kind, name, value, tmp_path):
     save_file({**parts, name: value(parts.get(name)).contiguous()}, file, about)
     with pytest.raises(ValueError, match="index cannot be used: "):
         NeighborSearch(references, kind=kind, file=file)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_rejected(monkeypatch, tmp_path):
+    file, opened = tmp_path / "index", []
+    NeighborSearch(points(900, 4), kind="ivf").save(file)
+    NeighborSearch(points(90, 4), kind="ivf").save(tmp_path / "other")
+
+    def open_another(path, **options):
+        opened.append(path)
+        return safe_open(path if len(opened) == 1 else tmp_path / "other", **options)
+
+    monkeypatch.setattr(faiss_files, "safe_open", open_another)
+    with pytest.raises(ValueError, match="index cannot be used: "):
+        NeighborSearch(points(900, 4), kind="ivf", file=file)
 
 
 @pytest.mark.parametrize("path", ["fifo", "/dev/zero", ".", "missing"])
@@ -389,6 +411,34 @@ def test_an_index_of_four_times_the_rows_gets_more_lists(built):
     assert built == ["ivf", "ivf"]
 
 
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_references_far_from_the_first_ones_are_found(kind, caplog):
+    vectors = torch.cat([points(1000, 8), points(2000, 8, seed=1) + 1e4])
+    search = NeighborSearch(vectors[:1000], distance="euclidean", kind=kind)
+    search.update(vectors, torch.arange(3000).where(torch.arange(3000) < 1000, -1))
+    search.refresh()
+    queries, keys = points(100, 8, seed=2) + 1e4, torch.zeros(3000).long()
+    exact = NeighborSearch(vectors, distance="euclidean", kind="torch").search(queries, 10)
+    assert torch.equal(search.search_others(queries, 10, keys, keys[:100] + 1)[0], exact[0])
+    recall = float((search.search(queries, 10)[0] <= exact[0][:, -1:]).double().mean())
+    # The codes of a graph have the range of all references.
+    assert recall > 0.93 or (kind == "hnsw" and "use kind='flat'" in caplog.text)
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_one_large_reference_does_not_coarsen_the_codes_of_others(kind):
+    references = torch.cat([points(3000, 8), torch.full((1, 8), 1e6)])
+    assert NeighborSearch(references, distance="euclidean", kind=kind).recall >= neighbor_search.TARGET_RECALL
+
+
+def test_the_only_row_that_is_left_is_always_found():
+    vectors = points(2000, 8)
+    search = NeighborSearch(vectors, kind="ivf")
+    search.update(vectors[:1], torch.tensor([0]))
+    search.refresh()
+    assert search.search(vectors, 1)[1].max() == search.search(vectors, 1)[1].min() == 0
+
+
 def test_the_recall_is_measured_again_after_many_changes_only(monkeypatch, tmp_path):
     vectors, measured = points(4010, 8), []
     search = NeighborSearch(vectors[:4000], kind="ivf")
@@ -406,7 +456,9 @@ def test_zeros_of_either_sign_are_equal():
     assert rows.tolist() == [[0, 1]]
 
 
-@pytest.mark.parametrize("convert", [torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.double])
+@pytest.mark.parametrize(
+    "convert", [torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.double, torch.Tensor.bfloat16, torch.nn.Parameter]
+)
 def test_a_file_is_used_with_references_of_any_kind(convert, tmp_path):
     references = points(300, 4)
     search = NeighborSearch(convert(references), kind="ivf")
