@@ -347,7 +347,8 @@ def _open(database: Any, name: str) -> Any:
     except (ValueError, FileNotFoundError) as error:
         if "not found" in str(error):
             return None
-        raise
+        hint = "check the address and the credentials"
+        raise OSError(f"{database.uri} cannot be read; {hint}: {error_text(error)[:200]}") from error
 
 
 def _is_in(column: str, values: Iterable[Any]) -> str:
@@ -396,8 +397,7 @@ def _to_table(batch: Any, column: str, group_column: str | None) -> pa.Table:
         raise ValueError(f"there is no column {missing.pop()!r}, only {[*columns]}.")
     vectors = columns[column]
     vectors = vectors.to_numpy(zero_copy_only=False) if isinstance(vectors, (pa.Array, pa.ChunkedArray)) else vectors
-    vectors = torch.tensor(vectors) if isinstance(vectors, np.ndarray) and vectors.ndim == 2 else vectors
-    vectors = unit_vectors("rows", read_vectors(vectors, "rows"))
+    vectors = unit_vectors("rows", vectors if getattr(vectors, "ndim", 1) == 2 else read_vectors(vectors, "rows"))
     columns[column] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.numpy().ravel()), vectors.shape[1])
     table = pa.table(
         {name: values.numpy(force=True) if isinstance(values, Tensor) else values for name, values in columns.items()}

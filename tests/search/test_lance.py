@@ -104,6 +104,21 @@ def test_half_precision_vectors_of_torch_are_written(tmp_path):
     assert space.search(unit(5, 8), 1).rows[:, 0].tolist() == list(range(5))
 
 
+def test_rows_in_double_precision_match_themselves_as_in_memory(tmp_path):
+    vectors = np.random.default_rng(0).standard_normal((300, 8))
+    space = LanceSpace.create(tmp_path / "space", vectors)
+    check_equal(space, EmbeddingSpace.fit(vectors, score="cosine"), vectors[::9])
+
+
+def test_a_database_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    def fail(*args):
+        raise ValueError("Failed to connect")
+
+    monkeypatch.setattr("lancedb.db.LanceDBConnection.open_table", fail)
+    with pytest.raises(OSError, match=f"{tmp_path} cannot be read; check the address and the credentials: Failed"):
+        LanceSpace.open(tmp_path)
+
+
 def test_rows_are_sampled_after_the_first_ones_were_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("hf_sphere.search.lance.COMPARED", 10)
     space = LanceSpace.create(tmp_path / "space", unit(40, 8))
