@@ -47,6 +47,7 @@ hf-sphere report embeddings --group_column label --figure report.png
 hf-sphere index --model_name_or_path model --images photos --output_dir index
 hf-sphere search --index index --query bird.jpg --contact_sheet found.png
 hf-sphere page --index index --port {PORT}
+hf-sphere duplicates photos --label_column label --table duplicates.csv
 
 hf-sphere train masked-lm --model_name_or_path tiny-bert --from_scratch --spherized --dataset_name texts \
     --max_seq_length 16 --num_train_epochs 1 --output_dir masked-lm

@@ -46,8 +46,8 @@ class CompressedSpace(CalibratedSearch):
         ids: (N,) int64, as in the space.
 
     Example:
-        >>> EmbeddingSpace.fit(embeddings, groups=labels).compress(bits=4).save("compressed")
-        >>> CompressedSpace.load("compressed").search(embeddings[:2], k=3).rows.shape
+        >>> EmbeddingSpace.fit(torch.randn(200, 16)).compress(bits=4).save("compressed")
+        >>> CompressedSpace.load("compressed").search(torch.randn(2, 16), k=3).rows.shape
         torch.Size([2, 3])
     """
 
@@ -81,7 +81,8 @@ class CompressedSpace(CalibratedSearch):
         """
         codes = load_faiss().vector_to_array(self._index.codes).reshape(len(self), -1)
         learned = load_faiss().vector_to_array(_learned(self._index))
-        tensors = {"ids": self.ids, "groups": self._groups, "rotation": self._rotation}
+        # Without groups they are the ids, and safetensors does not write one tensor twice.
+        tensors = {"ids": self.ids, "groups": self._groups.clone(), "rotation": self._rotation}
         tensors |= {"codes": torch.from_numpy(codes), "learned": torch.from_numpy(learned)}
         tensors |= {f"known_{name}": getattr(self.calibration, name) for name in CALIBRATION}
         about = {"bits": self.bits, "recall": self.recall, "names": self._names}

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.utils.checks import error_text
@@ -57,6 +55,7 @@ def new_index(kind: str, dim: int, lists: int, metric: int) -> Any:
 def write_index(path: Path, index: Any, references: str, about: dict[str, Tensor]) -> None:
     """Write a FAISS index with a digest of its references, and what else is known of them."""
     import faiss
+    from safetensors.torch import save_file  # here, since searches without files do not need it
 
     tensors = dict(about)
     if isinstance(index, faiss.IndexHNSW):
@@ -84,6 +83,8 @@ def read_index(
     path: Path, kind: str, shape: tuple[int, ...], metric: int, references: str
 ) -> tuple[Any, dict[str, Tensor]]:
     """Return the FAISS index of a file and what was known of its references, which have the shape (N, d)."""
+    from safetensors import SafetensorError, safe_open
+
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; build the index again.")
     try:
@@ -115,6 +116,7 @@ def _read_lists(
     metric: int, path: Path, centroids: Tensor, sizes: Tensor, effort: Tensor, codes: Tensor, ranges: Tensor
 ) -> Any:
     import faiss
+    from safetensors import safe_open
 
     count, dim = codes.shape
     fits = centroids.shape == (*sizes.shape, dim) and centroids.isfinite().all() and _within(effort, 1, len(centroids))

@@ -357,9 +357,12 @@ class NeighborSearch:
         count, dim, is_graph = len(self._first), self.references.shape[1], self.kind == "hnsw"
         lists, self._changed, self._numbers = number_of_lists(count), 0, torch.empty(0, dtype=torch.long)
         self._index, self._origin = new_index(self.kind, dim, lists, self._metric), self._center
-        # FAISS recommends at least 39 per list; more take longer, and memory.
+        # FAISS recommends at least 39 per list; more take longer, and memory, as do many to train the codes.
         sample = torch.randperm(count, generator=torch.Generator().manual_seed(0))[: 40 * lists]
-        self._index.train(self._prepare(self.references[self._first[sample]], as_query=False).numpy())
+        points = self._prepare(self.references[self._first[sample]], as_query=False).numpy()
+        if not is_graph:
+            faiss.Clustering(dim, lists, self._index.cp).train(points, self._index.quantizer)
+        self._index.train(points[:20_000])
         self._append(torch.arange(count))
         parameter, effort, limit = ("efSearch", 16, LARGEST_EFFORT) if is_graph else ("nprobe", 1, lists)
         held_out = self._held_out(0, TUNING_QUERIES)

@@ -165,8 +165,9 @@ def unit_vectors(what: str, vectors: Any) -> Tensor:
     They are not copied if they are that already. A message says if they were not, but for queries and rows.
     """
     vectors = check_embeddings(vectors, 1, what).cpu()
-    blocks = vectors.split(8192)  # without large copies
-    norms = torch.cat([torch.linalg.vector_norm(block.double(), dim=1) for block in blocks])
+    blocks, norms = vectors.split(8192), torch.empty(len(vectors), dtype=torch.float64)
+    for block, part in zip(blocks, norms.split(8192), strict=True):  # without large copies
+        part[:] = torch.linalg.vector_norm(block.double(), dim=1)
     check_rows(norms > 0, "a zero vector has no direction", f"{what} are zero")
     if what not in ("queries", "rows") and len(odd := norms[(norms - 1).abs() > 1e-2]):
         text = "%d of %d %s are not unit vectors (norms from %.3g to %.3g); they are normalized."

@@ -79,7 +79,14 @@ def test_separate_queries_calibrate_the_codes():
     small = EmbeddingSpace.fit(vectors, groups, calibration=queries, score="cosine").compress(8)
     assert small.calibration.is_separate
     assert small.smallest_p_value == pytest.approx(1 / 41)
-    torch.testing.assert_close(small.calibration.scores, (queries @ vectors.T).amax(1).double(), atol=0.02, rtol=0)
+    # Rows that were held out may be beyond the ranges of the codes.
+    torch.testing.assert_close(small.calibration.scores, (queries @ vectors.T).amax(1).double(), atol=0.1, rtol=0)
+
+
+def test_a_space_without_groups_is_saved(tmp_path):
+    small = EmbeddingSpace.fit(clusters()[0]).compress(4)
+    small.save(tmp_path / "small")
+    assert torch.equal(CompressedSpace.load(tmp_path / "small").ids, small.ids)
 
 
 def test_names_and_thresholds_are_those_of_the_space(space):

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hf_sphere.search import faiss_files, neighbor_search
+from hf_sphere.search import neighbor_search
 from hf_sphere.search.neighbor_search import NeighborSearch, choose_kind
 
 pytest.importorskip("faiss")
@@ -240,7 +240,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_rejected(monkeypatch, tmp_p
         opened.append(path)
         return safe_open(path if len(opened) == 1 else tmp_path / "other", **options)
 
-    monkeypatch.setattr(faiss_files, "safe_open", open_another)
+    monkeypatch.setattr("safetensors.safe_open", open_another)
     with pytest.raises(ValueError, match="index cannot be used: "):
         NeighborSearch(points(900, 4), kind="ivf", file=file)
 
