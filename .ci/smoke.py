@@ -103,7 +103,9 @@ def main() -> None:
     if len(sys.argv) > 2:
         subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", sys.argv[2]], check=True)
         start = time.perf_counter()
-        commands = [f"{c}{' --overwrite_output_dir' * (c.split()[1] not in ('page', 'export', 'report'))}" for c in refused]
+        commands = [
+            f"{c}{' --overwrite_output_dir' * (c.split()[1] not in ('page', 'export', 'report'))}" for c in refused
+        ]
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda command: run_chain([command], has_extras=True), commands))
         run_readme()
