@@ -141,12 +141,17 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     def rotated(rows: Tensor) -> np.ndarray:
         return (project_to_sphere(vectors[rows]) @ rotation.T).numpy()
 
+    def encode(rows: Tensor) -> Any:
+        index = make_index(bits, vectors.shape[1])
+        index.train(rotated(rows[:: -(-len(rows) // TRAINING)]))
+        for block in rows.split(BLOCK):
+            index.add(rotated(block))
+        return index
+
     queries = independent_rows(groups, min(HELD_OUT, count // 10), seed)
     is_query = torch.zeros(count, dtype=torch.long).index_fill_(0, queries, 1)
     others = (is_query == 0).nonzero()[:, 0]
-    index.train(rotated(others[:: -(-len(others) // TRAINING)]))
-    for block in others.split(BLOCK):
-        index.add(rotated(block))
+    index = encode(others)
     search, found = space.neighbor_search, torch.from_numpy(index.search(rotated(queries), 10)[1])
     farthest = search.search_others(vectors[queries], 10, is_query, is_query[queries])[0][:, -1:]
     # Another row at the same distance is right, too.
@@ -159,10 +164,9 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
             f"recall@10 is {recall:.3f} ({low:.3f} to {high:.3f}) with bits={bits}, so the loss may exceed "
             f"max_recall_loss={max_recall_loss}. Use more bits, or allow more."
         )
-    index.add(rotated(queries))
-    order = torch.cat([others, queries]).argsort()
+    index = encode(torch.arange(count))  # also fitted to the queries, which may be beyond the ranges of the others
     codes, learned = (torch.from_numpy(faiss.vector_to_array(values)) for values in (index.codes, _learned(index)))
-    tensors = {"codes": codes.view(count, -1)[order], "learned": learned, "rotation": rotation}
+    tensors = {"codes": codes.view(count, -1), "learned": learned, "rotation": rotation}
     about = {"bits": bits, "recall": (recall, low, high), "names": space._names}
     small = CompressedSpace(about, tensors | {"ids": space.ids, "groups": groups})
     rows, is_separate = space._sample(), space._queries is not None
