@@ -156,3 +156,11 @@ def test_what_cannot_be_compared_is_an_error_before_the_report(tmp_path, capsys)
     with pytest.raises(ValueError, match="other must have 6 dimensions"):
         main([str(tmp_path / "0.parquet"), "--compare_with", str(tmp_path / "1.parquet")])
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("has_groups", [True, False])
+def test_other_vectors_without_groups_are_named_where_the_space_has_some(has_groups):
+    vectors, groups = torch.randn(120, 8, generator=torch.Generator().manual_seed(0)), torch.arange(120) // 2
+    space = EmbeddingSpace.fit(vectors, groups, score="cosine")
+    other = EmbeddingSpace(space.vectors, groups) if has_groups else space.vectors
+    assert ("each row counts as one" in str(space.compare(other))) is not has_groups
