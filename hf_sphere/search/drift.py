@@ -88,7 +88,7 @@ def compare(space: GroupedVectors, other: Any, level: float, seed: int) -> Compa
     )
     fewer = f"fewer than {least:,}" if least <= len(vectors) else "any"
     text += f"; the space has too few groups to find {fewer}." if least > 1 else "."
-    if space.groups is not None and getattr(other, "groups", None) is None:
+    if space._names is not None and getattr(other, "_names", None) is None:
         text += " The others have no groups, so each row counts as one."
     return Comparison(p_value, (first, second), angle, (before, after), p_values, outside, text)
 
