@@ -260,6 +260,7 @@ def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_p
     """Summarize data and model in a few lines."""
     shape = images.shape
     held_out = f", {images.validation.num_examples:,} held out" if images.validation is not None else ""
+    held_out += f", {images.rejection.num_examples:,} for rejection" if images.rejection is not None else ""
     targets = [f"{len(images.class_names)} classes"] if images.class_names else []
     if images.eval_class_names not in ([], images.class_names):
         other = "other " if set(images.class_names).isdisjoint(images.eval_class_names) else ""
