@@ -123,16 +123,14 @@ class Rejection(nn.Module):
             raise ValueError(f"the rejection by the score {self.settings['score']} needs {' and '.join(missing)}.")
         wide = [value if value is None else value.detach().to(widest_dtype(value)) for value in given]
         values, classes = self.score(_Outputs(*wide))
-        level, of_classes = self.settings["level"], None
+        of_classes = None
         if classes is not None and self.class_calibration is not None:
             ranks, sizes = _ranks(self.class_calibration, classes)
             of_classes = ranks / (sizes + 1)
-        if values is None:
-            known, p_value = (ranks > _rejected_ranks(sizes, level)).any(1), of_classes.amax(1)
-        else:
+        if values is not None:
             ranks, sizes = _ranks(self.calibration[None], values[:, None])
-            known, p_value = (ranks > _rejected_ranks(sizes, level))[:, 0], (ranks / (sizes + 1))[:, 0]
-        return Decision(known, p_value, of_classes)
+        known = ranks > _rejected_ranks(sizes, self.settings["level"])
+        return Decision(known.any(1), (ranks / (sizes + 1)).amax(1), of_classes)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the rejection to a safetensors file; that of a model of this library is saved with the model."""
