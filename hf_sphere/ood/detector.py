@@ -1,6 +1,7 @@
 """Detection of out-of-distribution inputs by a score, and the comparison of scores."""
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,9 +12,13 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.metrics import detection_scores
+from hf_sphere.nn.rejection import SCORES as VALUES
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.ood.scores import FITTED, SCORES, UNFITTED
 from hf_sphere.utils.shared_rows import Rows, SharedRowsError, check_disjoint
+
+NUMBERS_AT_ONCE = 1 << 24
+"""Most scores of pairs of inputs and training embeddings that are computed at once: 128 MB."""
 
 
 class OODDetector:
@@ -42,7 +47,7 @@ class OODDetector:
     def __init__(self, score: str = "knn", **options: Any) -> None:
         if score not in SCORES:
             raise ValueError(f"unknown score {score!r}; the scores are: {', '.join(SCORES)}.")
-        valid = list(inspect.signature(FITTED[score]).parameters)[1:] if score in FITTED else []
+        valid = list(inspect.signature(FITTED[score][1]).parameters)[1:] if score in FITTED else []
         if not set(options) <= set(valid):
             raise ValueError(f"score {score!r} has the options {valid}; got {', '.join(options)}.")
         self.name = score
@@ -72,12 +77,13 @@ class OODDetector:
         Raises:
             ValueError: If one that the score needs is missing, or one is invalid.
         """
-        kind: Any = FITTED.get(self.name)
-        needs = () if kind is None else kind.needs
-        data: Any = Outputs(embeddings, logits, labels, None, ids).checked(needs, self.name)
-        if kind is not None:
+        needs, fit = FITTED.get(self.name, ((), None))
+        data: Any = Outputs(embeddings, logits, labels, None, ids).checked(
+            (*VALUES[self.name].needs, *needs) if fit else (), self.name
+        )
+        if fit is not None:
             self._rows = Rows.of(data.embeddings, data.ids)
-            self._fitted, self._dim = kind(data, **self._options), data.embeddings.shape[1]
+            self._fitted, self._dim = fit(data, **self._options), data.embeddings.shape[1]
         return self
 
     def score(self, model: nn.Module, batches: Iterable[Any]) -> Tensor:
@@ -104,22 +110,24 @@ class OODDetector:
         return self._score(Outputs(embeddings, logits, None, concentrations, ids))
 
     def _score(self, outputs: Outputs, what: str = "inputs") -> Tensor:
+        values, state = VALUES[self.name], self._fitted
+        data: Any = outputs.checked(values.needs, self.name)
         if self.name in UNFITTED:
-            field, function = UNFITTED[self.name]
-            return function(getattr(outputs.checked((field,), self.name), field))
-        if self._fitted is None:
+            return values.values({}, data)
+        if state is None:
             raise NotFittedError(f"the score {self.name} is not fitted. Call `fit` or `fit_embeddings` first.")
-        data: Any = outputs.checked([field for field in self._fitted.needs if field != "labels"], self.name)
         if (dim := data.embeddings.shape[1]) != self._dim:
             raise ValueError(f"the embeddings have {dim} columns, but {self._dim} when the score was fitted.")
         if self._rows is not None:
             of_fit = f"inputs that the score {self.name} was fitted to"
             check_disjoint(Rows.of(data.embeddings, data.ids), self._rows, what, of_fit)
         # Each distinct input once: products of matrices differ in the last digits for equal rows, which breaks ties.
-        fields = {name: getattr(data, name) for name in self._fitted.needs if name != "labels"}
+        fields = {name: getattr(data, name) for name in values.needs}
         rows, index = torch.cat(list(fields.values()), 1).unique(dim=0, return_inverse=True)
-        columns = rows.split([values.shape[1] for values in fields.values()], 1)
-        return self._fitted.compute(Outputs(**dict(zip(fields, columns, strict=True))))[index]
+        most = max(1, NUMBERS_AT_ONCE // max(math.prod(t.shape[:1]) for t in state.values() if isinstance(t, Tensor)))
+        columns = zip(*(part.split(most) for part in rows.split([f.shape[1] for f in fields.values()], 1)), strict=True)
+        blocks = (Outputs(**dict(zip(fields, block, strict=True))) for block in columns)
+        return torch.cat([values.values(state, block) for block in blocks])[index]
 
 
 @dataclass(frozen=True)

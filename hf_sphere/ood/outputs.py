@@ -11,7 +11,7 @@ from hf_sphere.metrics.checks import check_embeddings, check_labels, check_score
 from hf_sphere.ood.scores import UNFITTED
 from hf_sphere.utils.modules import eval_mode
 
-LOGITS_ONLY = ", ".join(name for name, (field, _) in UNFITTED.items() if field == "logits")
+LOGITS_ONLY = ", ".join(name for name, score in UNFITTED.items() if score.needs == ("logits",))
 
 
 class Outputs(NamedTuple):

@@ -29,13 +29,16 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
 def digest_weights(model: nn.Module, about: Any = None) -> str:
     """Compute the SHA-256 digest, 64 hexadecimal digits, of a model's parameters and buffers, whatever its device.
 
-    It covers their names, dtypes and shapes, and the JSON-serializable value `about`.
+    It covers their names, dtypes and shapes, and the JSON-serializable value `about`; but not the `rejection` of a
+    model, which is fitted to the others.
     """
     digest = hashlib.sha256(_as_bytes(about))
     seen: dict[tuple[Any, ...], str] = {}
     # A renamed buffer keeps its name in digests, which indices of images record.
     state = {re.sub(r"\bis_initialized$", "is_calibrated", name): value for name, value in model.state_dict().items()}
     for name, tensor in sorted(state.items()):
+        if name.startswith("rejection."):
+            continue
         memory = (str(tensor.device), tensor.data_ptr(), tensor.shape, tensor.stride())
         first = seen.setdefault(memory, name)  # tied tensors are hashed once
         digest.update(_as_bytes([name, first, str(tensor.dtype), list(tensor.shape)]))

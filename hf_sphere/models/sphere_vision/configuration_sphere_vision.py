@@ -17,6 +17,7 @@ from hf_sphere.models.own_parts import OwnPartsMixin
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.layers import Spherization
 from hf_sphere.nn.prototypical import PrototypicalClassifier
+from hf_sphere.nn.rejection import check_settings as check_rejection
 from hf_sphere.utils.loading import check_settings
 from hf_sphere.utils.options import check_names
 
@@ -54,6 +55,7 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
         head_kwargs: Options of the head.
         calibration: Temperature scaling of the logits in eval mode, as `hf_sphere.nn.fit_calibration` returns it; the
             loss and the logits in training mode are not scaled.
+        rejection: Rejection of unknown images, as `hf_sphere.ood.fit_rejection` sets it; its arrays are in the model.
         value_range: Lowest and highest value of a regression.
         regression_kwargs: Options of the regression, see `PoleRegression`.
         task_weight: Weight w in [0, 1] of the classification loss in joint prediction; the regression has 1 - w.
@@ -67,7 +69,7 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
 
     model_type = "sphere_vision"
     tie_word_embeddings = False  # without it, PEFT looks for token embeddings where a backbone shares tensors
-    keys_to_ignore_at_inference = ["embeddings", "concentration", "prototypes"]
+    keys_to_ignore_at_inference = [*("embeddings", "concentration", "prototypes", "known", "p_value", "class_p_values")]
 
     backbone: str = "resnet18_cifar"
     backbone_kwargs: dict[str, Any] | None = None
@@ -82,6 +84,7 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
     head: str | None = "spherized"
     head_kwargs: dict[str, Any] | None = None
     calibration: dict[str, float | int | list[float | int]] | None = None
+    rejection: dict[str, Any] | None = None
     value_range: list[float | int] | tuple[float | int, ...] | None = None
     regression_kwargs: dict[str, Any] | None = None
     task_weight: float | int = 0.25
@@ -168,6 +171,15 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
                 f"calibration must be as by `fit_calibration` for {self.num_labels} classes, with positive "
                 f"temperatures; got {values}."
             )
+
+    def validate_rejection(self) -> None:
+        """Check the settings of the rejection."""
+        if self.rejection is None:
+            return
+        try:
+            check_rejection(self.rejection)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"rejection must be as by `fit_rejection`; got {self.rejection}.") from error
 
     def validate_options(self) -> None:
         """Check the options of the spherization and of few-shot classification."""

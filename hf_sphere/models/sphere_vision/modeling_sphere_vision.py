@@ -19,7 +19,8 @@ from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.heads.mixins import ClassVectorHead
 from hf_sphere.nn.heads.softmax import SpherizedHead
 from hf_sphere.nn.layers import Spherization, names_kept_in_float32
-from hf_sphere.utils.modules import shared_tensors
+from hf_sphere.nn.rejection import Rejection
+from hf_sphere.utils.modules import digest_weights, shared_tensors
 
 logger = logging.get_logger(__name__)
 
@@ -35,6 +36,9 @@ class SphereVisionOutput(ModelOutput):
         embeddings: (B, d). Those of `SphereVisionModel` are the input of a head, and on the sphere if the configuration
             has a `spherization`; those of a model with a head are transformed by it.
         concentration: (B,), the certainty of the embeddings, for heads that have one.
+        known: (B,), whether the image is of one of the classes, in eval mode of a model with a rejection.
+        p_value: (B,), the p-value of that; see `hf_sphere.ood.Rejection`.
+        class_p_values: (B, K), the p-value of each class.
         prototypes: (way, d), the mean embedding of each class in few-shot classification.
         pooler_output: The embeddings of `SphereVisionModel`, by the name they have in other models.
         hidden_states: Features of the backbone's stages or blocks, if `output_hidden_states` is set.
@@ -46,6 +50,9 @@ class SphereVisionOutput(ModelOutput):
     predictions: Tensor | None = None
     embeddings: Tensor | None = None
     concentration: Tensor | None = None
+    known: Tensor | None = None
+    p_value: Tensor | None = None
+    class_p_values: Tensor | None = None
     prototypes: Tensor | None = None
     pooler_output: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
@@ -67,7 +74,7 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
 
     def post_init(self) -> None:
         """Finish the construction, and let quantizers skip spherical and angular layers."""
-        self._keep_in_fp32_modules = names_kept_in_float32(self)
+        self._keep_in_fp32_modules = names_kept_in_float32(self) | {"rejection"}
         self._tied_weights_keys = shared_tensors(self)  # timm's CoaT shares modules among its blocks
         self.supports_gradient_checkpointing = hasattr(self.base_model.backbone, "set_grad_checkpointing")
         super().post_init()
@@ -208,6 +215,15 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         return SphereVisionOutput(embeddings=embeddings, pooler_output=embeddings, hidden_states=hidden_states)
 
 
+@dataclass(frozen=True)
+class Classification(HeadOutput):
+    """Output of a head, and the decisions of a rejection; see `SphereVisionOutput`."""
+
+    known: Tensor | None = None
+    p_value: Tensor | None = None
+    class_p_values: Tensor | None = None
+
+
 class ModelWithHead(nn.Module):
     """Mixin of the models that can have a classification head: the head's interface to training loops."""
 
@@ -224,6 +240,11 @@ class ModelWithHead(nn.Module):
         head = getattr(model, "head", None)  # encoders of transformers may have their own classifier
         if isinstance(head, ClassVectorHead):
             head.keep_own_classes()
+        if (rejection := getattr(model, "rejection", None)) is not None and not rejection.is_fitted:
+            raise ValueError(
+                f"{args[0]} has no values of its rejection, which its configuration has; fit it again, or remove "
+                "`rejection` from config.json."
+            )
         return loaded
 
     def save_pretrained(self, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
@@ -231,7 +252,11 @@ class ModelWithHead(nn.Module):
 
         If they are, the `state_dict` must have those of all processes.
         """
+        model: Any = self
         head = getattr(self, "head", None)
+        if getattr(self, "rejection", None) is not None and (change := find_change(self)):
+            logger.warning(f"The {change}, so the rejection is removed. Fit it again by `fit_rejection`.")
+            model.set_rejection(None)
         if state_dict is None and isinstance(head, ClassVectorHead) and head.is_sharded:
             raise ValueError(
                 "the class vectors are spread over processes; pass the result of gather_classes(model) as `state_dict`."
@@ -248,16 +273,22 @@ class ModelWithHead(nn.Module):
         """Select the input of the head from embeddings (B, d)."""
         return embeddings
 
-    def classify(self, embeddings: Tensor, labels: Tensor | None = None) -> HeadOutput:
+    def classify(self, embeddings: Tensor, labels: Tensor | None = None) -> "Classification":
         """Apply the head to embeddings (B, d), with the loss of the configuration's `problem_type` if there are labels.
 
-        In eval mode the logits are calibrated if the configuration has a `calibration`; the loss is that of the
-        uncalibrated ones. Labels whose shape contradicts the problem type are an error.
+        In eval mode unknown images are rejected if the model has a `rejection`, and then the logits are calibrated if
+        the configuration has a `calibration`; the loss is that of the uncalibrated ones. Labels whose shape contradicts
+        the problem type are an error.
         """
-        output, calibration = self._apply_head(embeddings, labels), getattr(self.config, "calibration", None)
-        if calibration is None or self.training or output.logits is None:
-            return output
-        return replace(output, logits=calibrate(output.logits, **calibration))
+        head, decision = self._apply_head(embeddings, labels), {}
+        calibration, rejection = getattr(self.config, "calibration", None), getattr(self, "rejection", None)
+        logits = head.logits
+        if logits is not None and not self.training:
+            if rejection is not None:
+                decision = rejection(self.head_inputs(embeddings), logits, head.concentration)._asdict()
+            if calibration is not None:
+                logits = calibrate(logits, **calibration)
+        return Classification(logits, head.loss, head.embeddings, head.concentration, **decision)
 
     def _apply_head(self, embeddings: Tensor, labels: Tensor | None) -> HeadOutput:
         problem_type, inputs = self.config.problem_type, self.head_inputs(embeddings)
@@ -311,7 +342,14 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
         super().__init__(config)
         self.sphere_vision = SphereVisionModel(config, pretrained=pretrained)
         self.head = self._build_head(config, self.sphere_vision.embedding_dim)
+        self.rejection = None if config.rejection is None else Rejection(config.rejection)
         self.post_init()
+
+    def set_rejection(self, rejection: Rejection | None) -> None:
+        """Set the rejection of unknown images, or remove it; `hf_sphere.ood.fit_rejection` calls this."""
+        device: Any = self.device
+        self.rejection = None if rejection is None else rejection.to(device)
+        self.config.rejection = None if rejection is None else rejection.settings
 
     @weighted_by_targets
     @can_return_tuple
@@ -328,6 +366,17 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
         output = self.classify(encoded.embeddings, labels)
         values = {field.name: getattr(output, field.name) for field in fields(output)}  # torch 2.11 compiles no `vars`
         return SphereVisionOutput(**values, hidden_states=encoded.hidden_states)
+
+
+def find_change(model: Any) -> str | None:
+    """Return what has changed in a model since its rejection was fitted, if anything has."""
+    settings, names = model.rejection.settings, model.config.id2label
+    classes = [names[index] for index in range(model.config.num_labels)]
+    if settings.get("class_names", classes) != classes:
+        return "classes of the model are not those that its rejection was fitted to"
+    if settings.get("weights") not in (None, digest_weights(model)):
+        return "weights of the model have changed since its rejection was fitted"
+    return None
 
 
 def reset_missing_parameters(module: nn.Module, *, xavier: bool = False) -> None:

@@ -36,7 +36,7 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
 
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:
         config = copy.deepcopy(config)
-        config.head = None  # so that the saved model is not mistaken for a classifier
+        config.head = config.rejection = None  # so that the saved model is not mistaken for a classifier
         super().__init__(config)
         self.sphere_vision, self.regression = _build_regression(config, pretrained)
         self.post_init()
@@ -169,7 +169,7 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
         config = copy.deepcopy(config)  # changed below
         if config.architectures and not config.keeps_activation:
             config.final_activation = False  # a saved encoder must return the same embeddings without its head
-        config.head = None
+        config.head = config.rejection = None
         super().__init__(config)
         self.sphere_vision = SphereVisionModel(config, pretrained=pretrained)
         self.classifier = PrototypicalClassifier(**(config.few_shot_kwargs or {}))

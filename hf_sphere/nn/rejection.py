@@ -1,0 +1,259 @@
+"""The decision whether an input belongs to the classes of a model, at a level, and the scores that it rests on."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.utils.devices import widest_dtype
+
+State = Mapping[str, Any]
+"""What a score was fitted to: tensors, and options such as `k`; see `hf_sphere.ood.scores`."""
+
+Values = Callable[[State, Any], Tensor]
+"""Computes scores (B,), or scores of each class (B, K), higher for known inputs, from a state and the outputs of a
+model: `embeddings` (B, d), `logits` (B, K) and `concentrations` (B,)."""
+
+
+class Score(NamedTuple):
+    """A score: the outputs of a model that it needs, its values, and those of each class if it has some."""
+
+    needs: tuple[str, ...]
+    values: Values
+    of_classes: Values | None = None
+
+
+class Decision(NamedTuple):
+    """Decisions on B inputs.
+
+    Attributes:
+        known: (B,), whether the input belongs to the classes.
+        p_value: (B,), the p-value of that; `known` are those above the level.
+        class_p_values: (B, K), the p-value of each class, or None if the calibration had no labels.
+    """
+
+    known: Tensor
+    p_value: Tensor
+    class_p_values: Tensor | None = None
+
+
+class Rejection(nn.Module):
+    r"""Rejection of unknown inputs, fitted by `hf_sphere.ood.fit_rejection`.
+
+    Let $s$ be the score of an input, and $S_1, ..., S_n$ those of known inputs that the model has not seen. Then
+    $p = (1 + \#\{S_i \leq s\}) / (n + 1)$, and the input is known if $p$ is above the level. Of known inputs that are
+    exchangeable with the n, at most the level is called unknown, whatever the model; nothing is promised on how many
+    unknown inputs are (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005).
+
+    The p-value of class y compares the score of the class with those that the n_y inputs of class y have for it. The
+    classes whose p-value is above a level are the prediction set: it has the true one in at least 1 - level of the
+    cases, separately for each class. `by_class`, an input is known if its set is not empty, and p is the largest
+    p-value. Otherwise the p-values of classes compare log-probabilities with those of the true class of all n inputs.
+
+    Args:
+        settings: `score`, `level`, `by_class`, and `shapes` of the buffers by name; `fit_rejection` adds what it knows.
+
+    Attributes:
+        settings: The settings, also those of the configuration of the model.
+
+    Example:
+        >>> rejection = Rejection.load("rejection.safetensors")  # doctest: +SKIP
+        >>> rejection(outputs.embeddings, outputs.logits).known  # doctest: +SKIP
+    """
+
+    calibration: Tensor
+    class_calibration: Tensor | None
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        check_settings(settings)
+        self.settings = settings
+        self._scores = SCORES[settings["score"]]
+        shapes = {"class_calibration": None, **settings["shapes"]}
+        for name, shape in shapes.items():
+            self.register_buffer(name, None if shape is None else torch.empty(shape))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Mark the buffers as not fitted."""
+        for buffer in self.buffers():
+            buffer.fill_(math.nan)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether all buffers were set."""
+        return not any(bool(buffer.isnan().any()) for buffer in self.buffers())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # Scores in half precision would have ties where those that were fitted had none.
+        return super()._apply(lambda each: fn(each) if each.is_meta else each.to(fn(each).device), recurse)
+
+    def score(self, outputs: Any) -> tuple[Tensor | None, Tensor | None]:
+        """Return the scores (B,), None `by_class`, and those of the classes (B, K), None without `class_calibration`.
+
+        `outputs` has the attributes `embeddings`, `logits` and `concentrations`, of which the score needs some.
+        """
+        state: dict[str, Any] = {name: buffer.to(widest_dtype(buffer)) for name, buffer in self.named_buffers()}
+        state |= self.settings.get("options", {})
+        if self.settings["by_class"]:
+            assert self._scores.of_classes is not None  # see `check_settings`
+            return None, self._scores.of_classes(state, outputs).float()
+        values = self._scores.values(state, outputs).float()
+        classes = self.settings["shapes"].get("class_calibration")
+        return values, None if classes is None else outputs.logits.log_softmax(-1).float()
+
+    def forward(
+        self, embeddings: Tensor | None, logits: Tensor | None, concentrations: Tensor | None = None
+    ) -> Decision:
+        """Decide on inputs, from what the model computes for them; see `hf_sphere.ood.Outputs`.
+
+        Args:
+            embeddings: (B, d), or None if the score needs none.
+            logits: (B, K), before any temperature.
+            concentrations: (B,), or None if the score needs none.
+        """
+        given = _Outputs(embeddings, logits, concentrations)
+        if missing := [name for name in self._scores.needs if getattr(given, name) is None]:
+            raise ValueError(f"the rejection by the score {self.settings['score']} needs {' and '.join(missing)}.")
+        wide = [value if value is None else value.detach().to(widest_dtype(value)) for value in given]
+        values, classes = self.score(_Outputs(*wide))
+        of_classes = None
+        if classes is not None and self.class_calibration is not None:
+            ranks, sizes = _ranks(self.class_calibration, classes)
+            of_classes = ranks / (sizes + 1)
+        if values is not None:
+            ranks, sizes = _ranks(self.calibration[None], values[:, None])
+        known = ranks > _rejected_ranks(sizes, self.settings["level"])
+        return Decision(known.any(1), (ranks / (sizes + 1)).amax(1), of_classes)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the rejection to a safetensors file; that of a model of this library is saved with the model."""
+        from safetensors.torch import save_file
+
+        from hf_sphere.utils.files import atomic_file
+
+        with atomic_file(Path(path)) as unfinished:
+            save_file(self.state_dict(), unfinished, {"rejection": json.dumps(self.settings)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Self:
+        """Read a rejection that `save` has written.
+
+        Raises:
+            OSError: If there is no such file.
+            ValueError: If it is damaged, or is another file.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, "pt") as file:
+                rejection = cls(json.loads(file.metadata()["rejection"]))
+                rejection.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is no rejection that `Rejection.save` has written: {error}") from error
+        return rejection
+
+
+class _Outputs(NamedTuple):
+    embeddings: Tensor | None
+    logits: Tensor | None
+    concentrations: Tensor | None
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise a ValueError for settings of a `Rejection` that are not valid."""
+    check_level(settings["level"])
+    score, shapes = settings["score"], settings["shapes"]
+    if score not in SCORES:
+        raise ValueError(f"unknown score {score!r}; the scores are: {', '.join(SCORES)}.")
+    if settings["by_class"] and SCORES[score].of_classes is None:
+        names = ", ".join(name for name, each in SCORES.items() if each.of_classes)
+        raise ValueError(f"the score {score} is not one of each class; by_class needs one of {names}.")
+    if not {"class_calibration"} <= {*shapes} if settings["by_class"] else "calibration" not in shapes:
+        raise ValueError("the rejection has no calibration; fit it again.")
+
+
+def check_level(level: float) -> None:
+    """Raise a ValueError unless a level is between 0 and 1."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, for instance 0.05; got {level}.")
+
+
+def _ranks(calibration: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rank of values (B, C), from 1, among calibration scores (C, n) or (1, n), and their numbers.
+
+    The scores are sorted and filled up with infinity, which does not count.
+    """
+    sizes = calibration.isfinite().sum(1)
+    values = values.where(values.isfinite(), -math.inf)  # what is not finite is unknown
+    ordered = calibration.expand(values.shape[1], -1).contiguous()
+    if torch.compiler.is_exporting():  # ONNX has no binary search
+        counts = _count_by_steps(ordered, values)
+    else:
+        counts = torch.searchsorted(ordered, values.T.contiguous(), right=True).T
+    return 1 + torch.minimum(counts, sizes), sizes
+
+
+def _count_by_steps(ordered: Tensor, values: Tensor) -> Tensor:
+    """Return the number of the sorted scores (C, n) that are at most each value (B, C)."""
+    length, rows = ordered.shape[1], torch.arange(len(ordered), device=ordered.device)
+    counts = torch.zeros_like(values, dtype=torch.int64)
+    for step in (1 << power for power in reversed(range(length.bit_length()))):
+        probe = counts + step
+        fits = (probe <= length) & (ordered[rows, (probe - 1).clamp_max(length - 1)] <= values)
+        counts = torch.where(fits, probe, counts)
+    return counts
+
+
+def _rejected_ranks(sizes: Tensor, level: float) -> Tensor:
+    """Return the largest rank whose p-value is at most the level, up to rounding."""
+    return (level * (sizes + 1).to(widest_dtype(sizes)) * (1 + 1e-12)).floor()
+
+
+def _log_max_softmax(state: State, data: Any) -> Tensor:
+    logits = data.logits
+    largest, index = logits.max(1, keepdim=True)
+    # Does not round to 0 when the probability rounds to 1.
+    return -(logits - largest).exp().scatter(1, index, 0.0).sum(1).log1p()
+
+
+def _neighbors(state: State, data: Any) -> Tensor:
+    cosines = project_to_sphere(data.embeddings) @ state["references"].T
+    return -(2 - 2 * cosines.topk(state["k"]).values[:, -1]).clamp_min(0).sqrt()
+
+
+def _mahalanobis(state: State, data: Any) -> Tensor:
+    points, means = (data.embeddings - state["center"]) @ state["whitening"], state["means"]
+    squares = points.square().sum(1, keepdim=True) - 2 * points @ means.T + means.square().sum(1)
+    return -squares.clamp_min(0) / 2
+
+
+def _virtual_logit(state: State, data: Any) -> Tensor:
+    lengths = torch.linalg.vector_norm((data.embeddings - state["origin"]) @ state["basis"], dim=1)
+    return data.logits.logsumexp(1) - state["scale"] * lengths
+
+
+def _likelihoods(state: State, data: Any) -> Tensor:
+    joint = project_to_sphere(data.embeddings) @ state["directions"].T + state["peaks"]
+    return joint.where(data.embeddings.any(1, keepdim=True), state["uniform"])  # zeros have no direction
+
+
+# Hendrycks and Gimpel, ICLR 2017 (maximum softmax); Hendrycks et al., ICML 2022 (maximum logit); Liu et al., NeurIPS
+# 2020 (energy); Scott, Gallagher and Mozer, ICCV 2021 (concentration); the others are in `hf_sphere.ood.scores`.
+SCORES = {
+    "max_softmax": Score(("logits",), _log_max_softmax, lambda state, data: data.logits.log_softmax(1)),
+    "max_logit": Score(("logits",), lambda state, data: data.logits.amax(1), lambda state, data: data.logits),
+    "energy": Score(("logits",), lambda state, data: data.logits.logsumexp(1)),
+    "norm": Score(("embeddings",), lambda state, data: torch.linalg.vector_norm(data.embeddings, dim=1)),
+    "concentration": Score(("concentrations",), lambda state, data: data.concentrations),
+    "knn": Score(("embeddings",), _neighbors),
+    "mahalanobis": Score(("embeddings",), lambda state, data: _mahalanobis(state, data).amax(1), _mahalanobis),
+    "vim": Score(("embeddings", "logits"), _virtual_logit),
+    "vmf": Score(("embeddings",), lambda state, data: _likelihoods(state, data).logsumexp(1), _likelihoods),
+}

@@ -1,0 +1,228 @@
+"""The fit of a rejection: which score, and which values of it known inputs have."""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_sphere.nn.rejection import SCORES, Rejection, check_level
+from hf_sphere.ood.detector import OODDetector, compare_scores
+from hf_sphere.ood.outputs import Outputs, model_outputs
+from hf_sphere.ood.scores import FITTED
+from hf_sphere.utils.modules import digest_weights
+
+MOST_LEFT_OUT = 10
+"""Number of classes that are left out in turn to compare scores without unknown inputs."""
+
+
+def fit_rejection(
+    model: nn.Module,
+    batches: Iterable[Any],
+    level: float = 0.05,
+    score: str = "auto",
+    *,
+    by_class: bool = False,
+    unknown: Iterable[Any] | None = None,
+    seed: int = 0,
+) -> Rejection:
+    """Fit a rejection of unknown inputs to inputs of the model's classes that it has not seen.
+
+    They must be neither trained on, nor used to choose the epoch, nor those that the model is tested on. At most the
+    level of further inputs of these classes is then called unknown; see `Rejection`.
+
+    A `SphereVisionForImageClassification` gets the rejection as `model.rejection`: its output in eval mode then has
+    `known` and `p_value`, also after saving, loading and export. For another model, call what is returned with the
+    embeddings and logits of `model_outputs`.
+
+    A score that must be fitted, and one that is chosen, use one half of the inputs, and the level rests on the other.
+    `auto` chooses the score with the highest AUROC of known against unknown inputs: those of `unknown`, or without them
+    the inputs of some classes in turn, without whose logit, mean and neighbors the scores are computed. That is a
+    proxy, since the network has learned these classes.
+
+    Args:
+        model: A classifier; see `model_outputs`.
+        batches: Inputs, labeled for `auto`, `by_class` and the p-values of classes.
+        level: Share of known inputs that may be called unknown.
+        score: `auto`, or one of `hf_sphere.ood.SCORES`.
+        by_class: Compare each class with its own inputs, so that the level holds in each class. It needs 1 / level
+            inputs of each class.
+        unknown: Inputs of other classes: one half to choose the score by, and the other to measure the share that is
+            rejected, in `settings["unknown"]`.
+        seed: Of the halves.
+
+    Returns:
+        The rejection; `settings` has what was chosen and why.
+
+    Raises:
+        ValueError: If the level is not between 0 and 1, there are too few inputs for it, labels are missing or are not
+            those of the classes, or the score cannot be computed.
+
+    Example:
+        >>> rejection = fit_rejection(model, held_out, level=0.05)  # doctest: +SKIP
+        >>> model(pixel_values).known  # doctest: +SKIP
+        tensor([ True, False])
+    """
+    from scipy.stats import binomtest  # slow to import
+
+    check_level(level)
+    if score not in ("auto", *SCORES):
+        raise ValueError(f"unknown score {score!r}; choose auto, or one of {', '.join(SCORES)}.")
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "problem_type", None) not in (None, "single_label_classification"):
+        raise ValueError(
+            f"a rejection needs a model of one class for each input; this one is for {config.problem_type}."
+        )
+    with _uncalibrated(config):
+        known: Any = model_outputs(model, batches).checked()
+        others: Any = None if unknown is None else model_outputs(model, unknown)._replace(labels=None).checked()
+    # Numbered, so that images with equal outputs are not taken for the same one.
+    known = known._replace(labels=_check_labels(known), ids=torch.arange(len(known.logits)))
+    needs_labels = by_class or (score == "auto" and others is None) or "labels" in FITTED.get(score, ((),))[0]
+    if needs_labels and known.labels is None:
+        why = "by_class" if by_class else f"score={score!r}"
+        raise ValueError(f"{why} needs labels of the inputs, which the batches do not have.")
+    order = torch.randperm(len(known.logits), generator=torch.Generator().manual_seed(seed))
+    is_split = score == "auto" or score in FITTED
+    first, second = (_select(known, rows) for rows in order.tensor_split([len(order) // 2 if is_split else 0]))
+    _check_counts(second, level, by_class=by_class, is_split=is_split)
+    settings: dict[str, Any] = {"score": score, "level": level, "by_class": by_class, "num_images": len(second.logits)}
+    if others is not None:
+        halves = torch.randperm(len(others.logits), generator=torch.Generator().manual_seed(seed)).chunk(2)
+        if len(halves) < 2:
+            raise ValueError("unknown has a single input; it needs at least two, one to choose by and one to measure.")
+        others = others._replace(ids=len(known.logits) + torch.arange(len(others.logits)))
+        chosen_by, measured = (_select(others, rows) for rows in halves)
+    if score == "auto":
+        ranking = _rank(first, None if others is None else chosen_by, by_class=by_class)
+        settings |= {"score": max(ranking, key=lambda name: ranking[name]), "ranking": ranking}
+        settings["ranked_by"] = "left-out classes" if others is None else "unknown inputs"
+    rejection = _calibrate(settings, first, second)
+    if config is not None:
+        names = getattr(config, "id2label", {})
+        settings["class_names"] = [names.get(index) for index in range(known.logits.shape[1])]
+    settings["weights"] = digest_weights(model)
+    if others is not None:
+        rejected = int((~rejection(*measured[:2], measured.concentrations).known).sum())
+        low, high = binomtest(rejected, len(measured.logits)).proportion_ci(method="wilson")
+        shares = {"rejected": rejected / len(measured.logits), "low": float(low), "high": float(high)}
+        settings["unknown"] = {**shares, "num_images": len(measured.logits)}
+    if (attach := getattr(model, "set_rejection", None)) is not None:
+        attach(rejection)
+    return rejection
+
+
+@contextmanager
+def _uncalibrated(config: Any) -> Iterator[None]:
+    """Set the temperature of the model aside, so that it can change without the rejection."""
+    calibration = getattr(config, "calibration", None)
+    if calibration is not None:
+        config.calibration = None
+    try:
+        yield
+    finally:
+        if calibration is not None:
+            config.calibration = calibration
+
+
+def _select(outputs: Outputs, rows: Tensor) -> Any:
+    return Outputs(*(None if values is None else values[rows] for values in outputs))
+
+
+def _check_labels(known: Any) -> Tensor | None:
+    """Return the labels of known inputs, if they are classes of the model."""
+    labels, classes = known.labels, known.logits.shape[1]
+    if labels is not None and (wrong := int(((labels < 0) | (labels >= classes)).sum())):
+        raise ValueError(
+            f"{wrong:,} of {len(labels):,} labels are none of the model's classes, 0 to {classes - 1}. Leave these "
+            "inputs out; inputs of other classes are `unknown`."
+        )
+    return labels
+
+
+def _check_counts(known: Any, level: float, *, by_class: bool, is_split: bool) -> None:
+    """Raise an error if there are too few inputs for a level."""
+    needed = math.ceil((1 - 1e-12) / level) - 1
+    share = f"{needed:,} images" + (f", and as many to choose or fit the score, so {2 * needed:,}" if is_split else "")
+    hint = "Hold out more, or choose a higher level"
+    if by_class:
+        counts = torch.bincount(known.labels, minlength=known.logits.shape[1])
+        if (fewest := int(counts.min())) < needed:
+            raise ValueError(
+                f"level {level:g} by_class needs {share} of each class; class {int(counts.argmin())} has {fewest:,} "
+                f"for the level. {hint}, or leave out by_class."
+            )
+    elif len(known.logits) < needed:
+        raise ValueError(f"level {level:g} needs {share}; there are {len(known.logits):,} for the level. {hint}.")
+
+
+def _calibrate(settings: dict[str, Any], fitted_to: Any, known: Any) -> Rejection:
+    """Return the rejection by a score that is fitted to one part of the inputs, with the scores of the other part."""
+    name = settings["score"]
+    state: dict[str, Any] = FITTED[name][1](fitted_to, **_options(name, fitted_to)) if name in FITTED else {}
+    tensors = {key: value.float() for key, value in state.items() if isinstance(value, Tensor)}
+    settings["options"] = {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+    sizes = {} if settings["by_class"] else {"calibration": [len(known.logits)]}
+    if settings["by_class"]:
+        sizes["class_calibration"] = [known.logits.shape[1], int(torch.bincount(known.labels).max())]
+    elif known.labels is not None:
+        sizes["class_calibration"] = [1, len(known.logits)]
+    settings["shapes"] = sizes | {key: list(value.shape) for key, value in tensors.items()}
+    rejection = Rejection(settings)
+    rejection.load_state_dict(tensors, strict=False)
+    values, classes = rejection.score(known)
+    if values is not None:
+        rejection.calibration.copy_(values.sort().values)
+    if classes is not None and known.labels is not None:
+        own = classes.gather(1, known.labels[:, None])[:, 0]
+        rows = own.sort().values[None] if not settings["by_class"] else _pad(own, known.labels, classes.shape[1])
+        rejection.class_calibration.copy_(rows)  # type: ignore[union-attr]  # its shape was set above
+    return rejection.eval()
+
+
+def _pad(scores: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Return the scores of each class in increasing order, (K, n), filled up with infinity."""
+    rows = [scores[labels == label].sort().values for label in range(classes)]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=math.inf)
+
+
+def _options(name: str, fitted_to: Any) -> dict[str, int]:
+    """Return the options of a score: k of `knn` is a tenth of the size of a class, but from 1 to 50."""
+    if name != "knn":
+        return {}
+    labels = torch.zeros(len(fitted_to.logits)) if fitted_to.labels is None else fitted_to.labels
+    return {"k": min(50, max(1, int(labels.unique(return_counts=True)[1].median()) // 10))}
+
+
+def _rank(known: Any, unknown: Any, *, by_class: bool) -> dict[str, float]:
+    """Return the AUROC of each score that can be computed: with unknown inputs, or the mean over left-out classes."""
+    names = [name for name, score in SCORES.items() if score.of_classes or not by_class]
+    fit, inside = (_select(known, rows) for rows in torch.arange(len(known.logits)).chunk(2))
+    if unknown is not None:
+        return _aurocs(names, fit, inside, unknown)
+    classes = known.logits.shape[1]
+    order = torch.randperm(classes, generator=torch.Generator().manual_seed(0)).tolist()
+    results = []
+    for left_out in [label for label in order if {label} < {*inside.labels.tolist()}][:MOST_LEFT_OUT]:
+        others = [label for label in range(classes) if label != left_out]
+        kept, rest, own = (
+            _select(data, is_chosen)._replace(logits=data.logits[is_chosen][:, others])
+            for data, is_chosen in (
+                (fit, fit.labels != left_out),
+                (inside, inside.labels != left_out),
+                (inside, inside.labels == left_out),
+            )
+        )
+        results.append(_aurocs(names, kept, rest, own))
+    if not results:
+        raise ValueError("score='auto' needs labeled inputs of at least two classes; name a score, or give unknown.")
+    computed = [name for name in names if all(name in each for each in results)]
+    return {name: sum(each[name] for each in results) / len(results) for name in computed}
+
+
+def _aurocs(names: list[str], fit: Any, inside: Any, outside: Any) -> dict[str, float]:
+    detectors = {name: OODDetector(name, **_options(name, fit)) for name in names}
+    comparison = compare_scores(fit, inside, {"unknown": outside}, detectors)
+    return {name: comparison.mean(name) for name in comparison.results}
