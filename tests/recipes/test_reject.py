@@ -177,9 +177,7 @@ class TestResuming:
     def test_a_run_without_a_record_is_refused(self, train):
         folder = train("--stop_after_steps", "20")
         (folder / "training_data.json").unlink()
-        with pytest.raises(
-            ValueError, match=r"the images of the run to resume, in .* are not recorded or have changed"
-        ):
+        with pytest.raises(ValueError, match=r"the images of the run to resume, in .* are not recorded"):
             train("--reject", "0.1", "--resume_from_checkpoint", "latest")
 
 
