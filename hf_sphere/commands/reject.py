@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from hf_sphere import search
-from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.files import check_writable, write_text
 
@@ -69,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.unknown is not None:
         unknown = load_images(encoder, None, args.unknown, "all")
         check_classes(unknown, args.unknown, {*names}, "classes of")
-        others = unknown.batches.epoch()
+        others = unknown.batches
     print(f"data      {args.images}, split {known.name}: {known.num_images:,} images of {len(names)} classes")
     options: dict[str, Any] = {"by_class": args.by_class, "unknown": others}
-    settings = fit_rejection(encoder.model, batches_of(known, names), args.level, args.score, **options).settings
+    settings = fit_rejection(encoder.model, labeled(known), args.level, args.score, **options).settings
     if "ranking" in settings:
         ranked = sorted(settings["ranking"].items(), key=lambda item: -item[1])
         against = "classes left out in turn, a proxy" if others is None else "--unknown"
@@ -87,15 +86,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def load_images(encoder: "search.ImageEncoder", record: Any, source: str, split: str | None) -> Any:
     """Load images with the preprocessing of a model; without a `split`, those that its training reserved, or all."""
+    from hf_sphere.data import load_image_split
     from hf_sphere.data.provenance import fingerprint
     from hf_sphere.data.sources import load_splits
-    from hf_sphere.search.extract import load_source_images
 
     splits = load_splits(source)
     is_reserved = record is not None and "rejection" in record.ids and record.data == fingerprint(splits)
     split = split or ("rejection" if is_reserved else "all")
-    options: dict[str, Any] = {"dataset": splits, "batch_size": 64, "device": encoder.model.device}
-    return load_source_images(encoder.name, ImageSourceOptions(source), split, **options)
+    return load_image_split(source, split, like=encoder.name, dataset=splits, device=encoder.model.device)
 
 
 def check_classes(images: Any, source: str, wrong: set[str], what: str) -> None:
@@ -108,14 +106,11 @@ def check_classes(images: Any, source: str, wrong: set[str], what: str) -> None:
         )
 
 
-def batches_of(images: Any, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield batches whose labels, if there are any, are indices of the classes of the model."""
-    import torch
-
-    index = torch.tensor([names.index(label) if label in names else -1 for label in images.class_names])
+def labeled(images: Any) -> Iterator[dict[str, Any]]:
+    """Yield batches with the names of their classes, if they have labels."""
     for batch in images.batches.epoch():
-        labels = {"labels": index[batch["labels"].cpu()]} if images.class_names else {}
-        yield {"pixel_values": batch["pixel_values"], **labels}
+        labels = {"labels": [images.class_names[label] for label in batch["labels"].tolist()]}
+        yield {"pixel_values": batch["pixel_values"], **(labels if images.class_names else {})}
 
 
 def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) -> None:
