@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_sphere.nn.rejection import SCORES, Rejection, check_level
+from hf_sphere.nn.rejection import SCORES, Rejection, check_level, images_needed
 from hf_sphere.ood.detector import OODDetector, compare_scores
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.ood.scores import FITTED
@@ -103,7 +103,7 @@ def fit_rejection(
     if config is not None:
         names = getattr(config, "id2label", {})
         settings["class_names"] = [names.get(index) for index in range(known.logits.shape[1])]
-    settings["weights"] = digest_weights(model)
+    settings["weights"] = digest_weights(model, is_widened=True)
     if others is not None:
         rejected = int((~rejection(*measured[:2], measured.concentrations).known).sum())
         low, high = binomtest(rejected, len(measured.logits)).proportion_ci(method="wilson")
@@ -144,7 +144,7 @@ def _check_labels(known: Any) -> Tensor | None:
 
 def _check_counts(known: Any, level: float, *, by_class: bool, is_split: bool) -> None:
     """Raise an error if there are too few inputs for a level."""
-    needed = math.ceil((1 - 1e-12) / level) - 1
+    needed = images_needed(level)
     share = f"{needed:,} images" + (f", and as many to choose or fit the score, so {2 * needed:,}" if is_split else "")
     hint = "Hold out more, or choose a higher level"
     if by_class:

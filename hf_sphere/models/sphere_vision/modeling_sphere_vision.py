@@ -70,11 +70,12 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     model_tags = ["hf_sphere"]
     accepts_loss_kwargs = True
     _no_split_modules = ["SphereVisionModel"]
+    _keep_in_fp32_modules_strict = {"rejection"}  # in bfloat16 too
     _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention itself
 
     def post_init(self) -> None:
         """Finish the construction, and let quantizers skip spherical and angular layers."""
-        self._keep_in_fp32_modules = names_kept_in_float32(self) | {"rejection"}
+        self._keep_in_fp32_modules = names_kept_in_float32(self)
         self._tied_weights_keys = shared_tensors(self)  # timm's CoaT shares modules among its blocks
         self.supports_gradient_checkpointing = hasattr(self.base_model.backbone, "set_grad_checkpointing")
         super().post_init()
@@ -374,7 +375,7 @@ def find_change(model: Any) -> str | None:
     classes = [names[index] for index in range(model.config.num_labels)]
     if settings.get("class_names", classes) != classes:
         return "classes of the model are not those that its rejection was fitted to"
-    if settings.get("weights") not in (None, digest_weights(model)):
+    if settings.get("weights") not in (None, digest_weights(model, is_widened=True)):
         return "weights of the model have changed since its rejection was fitted"
     return None
 
