@@ -16,7 +16,7 @@ what is private, and the tests named here fail if it changes:
   (`tests/optim/test_timm.py`).
 - Default layers of PEFT's adapters: the tables in `peft.utils.constants` (`tests/models/test_registration.py`).
 - The pipeline of image classification: the `impl` of the task in `PIPELINE_REGISTRY.supported_tasks`
-  (`tests/models/test_rejecting_pipeline.py`). `register_pipeline` would log a warning, and save code with the model.
+  (`tests/models/test_rejecting_pipeline.py`). `register_pipeline` would log a warning, and save code beside each model.
 """
 
 import functools

@@ -76,7 +76,8 @@ def fit_rejection(
             f"a rejection needs a model of one class for each input; this one is for {config.problem_type}."
         )
     with _uncalibrated(config):
-        known: Any = model_outputs(model, batches).checked()
+        needs = () if score == "auto" else SCORES[score].needs
+        known: Any = model_outputs(model, batches).checked(needs, score)
         others: Any = None if unknown is None else model_outputs(model, unknown)._replace(labels=None).checked()
     # Numbered, so that images with equal outputs are not taken for the same one.
     known = known._replace(labels=_check_labels(known), ids=torch.arange(len(known.logits)))

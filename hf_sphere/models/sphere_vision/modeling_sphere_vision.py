@@ -101,6 +101,8 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, *args: Any, save_original_format: bool = False, **kwargs: Any) -> None:
         """Save the model, its tensors by the names in the model: a `Trainer` reads its checkpoints by those alone."""
+        # An encoder can have the configuration of a classifier.
+        self.config.rejection = getattr(getattr(self, "rejection", None), "settings", None)
         super().save_pretrained(*args, save_original_format=save_original_format, **kwargs)
 
     def get_input_embeddings(self) -> None:
@@ -246,6 +248,10 @@ class ModelWithHead(nn.Module):
                 f"{args[0]} has no values of its rejection, which its configuration has; fit it again, or remove "
                 "`rejection` from config.json."
             )
+        names = [] if rejection is None else rejection.settings.get("class_names", [])
+        if names and len(names) != model.config.num_labels:
+            logger.warning("The model gets other classes, so its rejection is removed.")
+            model.set_rejection(None)
         return loaded
 
     def save_pretrained(self, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
