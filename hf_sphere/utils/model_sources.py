@@ -5,6 +5,7 @@ otherwise a repository on the Hub.
 """
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -98,6 +99,57 @@ def _build(name: str, *, pretrained: bool, seed: int | None = None) -> nn.Module
             raise not_found(f"the pretrained weights of timm:{name} (model_name_or_path)", error) from error
 
 
+def name_of(model: Any) -> str | None:
+    """Return the folder or Hub id that a model is, or from which transformers loaded it; None for others."""
+    name = (
+        model if isinstance(model, str | os.PathLike) else getattr(getattr(model, "config", None), "name_or_path", "")
+    )
+    return None if os.fspath(name).startswith("timm:") else os.fspath(name) or None
+
+
+def preprocessing_of(model: Any, given: Any) -> dict[str, Any]:
+    """Return the preprocessing of a model, by name or loaded, or of an image processor, as `ImageSourceOptions`.
+
+    Without image processor, the configuration of a model of this library has the size of its images, and the options
+    that are `given` must have their mean and standard deviation: wrong ones would change results silently.
+    """
+    from transformers import AutoConfig, AutoImageProcessor
+
+    name, processor = name_of(model), model
+    if isinstance(model, str) and (timm_name := _timm_name(model, random_weights=False)) is not None:
+        model = _build(timm_name, pretrained=False, seed=0)  # for its configuration
+    try:
+        if getattr(model, "pretrained_cfg", None):
+            from timm.data import resolve_model_data_config
+
+            options = timm_options(resolve_model_data_config(model))
+        else:
+            if not hasattr(model, "image_mean") and not hasattr(model, "data_config"):
+                processor = load_pretrained(AutoImageProcessor, name) if name else None
+            options = processor_options(processor) if processor is not None else {}
+    except OSError:
+        options = {}
+    if not options:
+        config: Any = getattr(model, "config", None) or (name and load_pretrained(AutoConfig, name))
+        is_sphere = getattr(config, "model_type", None) == "sphere_vision"
+        if is_sphere and given.image_mean is not None and given.image_std is not None:
+            return {"image_size": [*config.input_size], "num_channels": config.num_channels}
+        if name is None:
+            raise ValueError(
+                f"the preprocessing of this {type(model).__name__} is unknown, since it was not loaded by its name; "
+                "load its images by load_image_split(..., like=processor), with its image processor."
+            )
+        hint = "Give --image_mean and --image_std of the training images, or save" if is_sphere else "Save"
+        raise ValueError(
+            f"{name} has no image processor, so the normalization of its images is unknown. {hint} the one of its "
+            "training there by its `save_pretrained`."
+        )
+    if changed := [key for key, value in options.items() if getattr(given, key) not in (None, value)]:
+        what = name or type(model).__name__
+        raise ValueError(f"{what} has an image processor, which sets --{changed[0]}; leave it out.")
+    return options
+
+
 def timm_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a data configuration of timm as options of `hf_sphere.data.ImageSourceOptions`."""
     channels, *size = config["input_size"]
@@ -116,6 +168,8 @@ def processor_options(processor: Any) -> dict[str, Any]:
     if crop:
         crop_pct = min(dict(crop).values()) / min(value for value in dict(processor.size).values() if value)
     side = size.get("shortest_edge")
+    if not crop and side is not None and side >= 384:
+        crop_pct = None  # of ConvNext, whose processor then stretches the image
     mean, std = list(processor.image_mean or [0.0]), list(processor.image_std or [1.0])
     if not getattr(processor, "do_normalize", True):
         mean, std = [0.0] * len(mean), [1.0] * len(mean)
