@@ -67,7 +67,7 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
     model of this library, before they are normalized. If there is no such layer, they are None, with a warning.
 
     Args:
-        model: Returns logits (B, K), or an output with `logits`. A folder, Hub id or `timm:<name>` is loaded.
+        model: Returns logits (B, K), or an output with `logits`; or the name of an image classifier, `timm:<name>` too.
         batches: Such as a `DataLoader`. A batch is a mapping of the model's inputs, possibly with `labels` or `label`,
             of which other keys are ignored; a tensor of inputs; or a pair of inputs and labels. A tensor instead of
             batches is a single batch. A folder or dataset by name, or paths of images, are prepared as the model needs
@@ -85,10 +85,9 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
         torch.Size([8, 64])
     """
     if isinstance(model, str | os.PathLike):
-        from hf_sphere.models.saved import load_saved
-        from hf_sphere.utils.model_sources import find_weights
+        from hf_sphere.utils.model_sources import load_classifier
 
-        loaded: Any = find_weights(name) if (name := os.fspath(model)).startswith("timm:") else load_saved(model)
+        loaded = load_classifier(os.fspath(model)).model
         return model_outputs(loaded.to("cuda" if torch.cuda.is_available() else "cpu"), batches)
     weight = next(chain(model.parameters(), model.buffers()), torch.empty(0))
     given, names = _prepared(model, [batches] if isinstance(batches, Tensor) else batches, weight)

@@ -575,11 +575,11 @@ class TestImageFiles:
         with pytest.raises(ValueError, match=r"this Linear was not loaded by its name, .*like=processor"):
             model_outputs(nn.Linear(2, 2), folder / "known")
 
-    def test_a_model_of_texts_is_loaded_by_its_name(self, tmp_path):
+    def test_the_name_of_a_model_of_texts_is_an_error(self, tmp_path):
         sizes = dict(vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
         BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(tmp_path)
-        batch = {"input_ids": torch.randint(30, (4, 5)), "attention_mask": torch.ones(4, 5), "text": [*"abcd"]}
-        assert model_outputs(tmp_path, [batch]).embeddings.shape == (4, 8)
+        with pytest.raises(ValueError, match=r"cannot be loaded as AutoModelForImageClassification: .*BertConfig"):
+            model_outputs(tmp_path, [{"input_ids": torch.randint(30, (4, 5))}])
 
 
 def test_the_score_of_a_damaged_comparison_is_not_hidden(sets):
