@@ -2,7 +2,8 @@
 
 python examples/onnx_without_torch.py outputs/birds.onnx bird.jpg another.jpg
 
-Preprocessing and class names are read from the metadata of the file.
+Preprocessing and class names are read from the metadata of the file. If the model has a rejection, an image that is of
+none of the classes is `unknown`, with its p-value, and --coverage 0.9 lists the classes that are needed.
 """
 
 import argparse
@@ -43,25 +44,47 @@ def prepare(file: str, options: dict) -> np.ndarray:
     return pixels.astype(np.float32).transpose(2, 0, 1)
 
 
+def needed_classes(results: dict, probabilities: np.ndarray, rejection: dict, coverage: float) -> list[list[int]]:
+    """Return the classes of each image with a p-value above 1 - coverage, most probable first; none if unknown."""
+    chosen = results["class_p_values"] > (1 - coverage) * (1 + 1e-6)  # p-values are rounded
+    order = np.argsort(-probabilities, axis=1, kind="stable")
+    if not rejection["by_class"]:
+        chosen[np.arange(len(chosen)), order[:, 0]] = True
+    chosen &= results["known"][:, None]
+    return [[index for index in row if chosen[n, index]] for n, row in enumerate(order)]
+
+
 def main() -> None:
     """Print the most probable class of each image, its probability and the certainty of the embedding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="ONNX file of an image classifier")
     parser.add_argument("images", nargs="+", help="image files")
+    parser.add_argument("--coverage", type=float, help="share of known images whose class is listed, such as 0.9")
     args = parser.parse_args()
     session = onnxruntime.InferenceSession(args.model, providers=["CPUExecutionProvider"])
     metadata = session.get_modelmeta().custom_metadata_map
     options, names = json.loads(metadata["preprocessing"]), json.loads(metadata["class_names"])
     outputs = [output.name for output in session.get_outputs()]
+    rejection = json.loads(metadata.get("rejection", "{}"))
+    if args.coverage is not None:
+        if "class_p_values" not in outputs:
+            parser.error("--coverage needs a model whose rejection was fitted to labeled images")
+        if not 0 < args.coverage <= 1 - rejection["level"] + 1e-9:
+            parser.error(f"--coverage must be above 0 and at most {1 - rejection['level']:g}, 1 - the level")
     batch = np.stack([prepare(file, options) for file in args.images])
     results = dict(zip(outputs, session.run(None, {"pixel_values": batch}), strict=True))
     logits = results["logits"].astype(np.float64)
     probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities /= probabilities.sum(axis=1, keepdims=True)
+    classes = needed_classes(results, probabilities, rejection, args.coverage) if args.coverage else []
     for row, file in enumerate(args.images):
         best = int(probabilities[row].argmax())
         certainty = f"  concentration {results['concentration'][row]:.4g}" if "concentration" in results else ""
-        print(f"{file}  {names[best]}  {probabilities[row, best]:.4f}{certainty}")
+        if "known" in results and not results["known"][row]:
+            print(f"{file}  unknown  p-value {results['p_value'][row]:.4g}{certainty}")
+            continue
+        needed = f"  {json.dumps([names[n] for n in classes[row]], ensure_ascii=False)}" if classes else ""
+        print(f"{file}  {names[best]}  {probabilities[row, best]:.4f}{certainty}{needed}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import inspect
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_sphere.models.sphere_vision.modeling_sphere_vision import find_change
 from hf_sphere.utils.checks import check_extra, error_text
 from hf_sphere.utils.files import atomic_files
 from hf_sphere.utils.modules import eval_mode
@@ -32,6 +34,9 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
     The head `vmf` adds its random numbers, about 4 S K (d + 300) bytes for S samples and K classes in d dimensions,
     unless it has `prediction="mean"`.
 
+    A model with a rejection has the outputs `known`, `p_value` and `class_p_values` too, and the metadata `rejection`:
+    its score, level, `by_class` and number of images as JSON.
+
     The runtime needs float64, in which the spherization accumulates.
 
     Args:
@@ -42,7 +47,7 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
     Raises:
         ImportError: If onnx or onnxscript is missing.
         RuntimeError: If onnxruntime cannot run the file, or computes other outputs.
-        ValueError: If the model has other inputs, or `path` is a folder.
+        ValueError: If the model has other inputs, or has changed since its rejection was fitted, or `path` is a folder.
 
     Example:
         >>> export_onnx(model, "digits.onnx")
@@ -53,6 +58,12 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"path must be a file, but {path} is a folder. Use for instance {path / 'model.onnx'}.")
+    about = {}
+    if (rejection := getattr(model, "rejection", None)) is not None:
+        if change := find_change(model):
+            raise ValueError(f"the {change}; fit it again by `fit_rejection`, or remove it by `set_rejection(None)`.")
+        kept = {name: rejection.settings[name] for name in ("score", "level", "by_class", "num_images")}
+        about["rejection"] = json.dumps(kept)
     if any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in model.state_dict().values()):
         model = copy.deepcopy(model).float()
     inputs = _example_inputs(model)
@@ -70,7 +81,7 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
         expected = dict(zip(wrapped.output_names, wrapped(*inputs.values()), strict=True))
     if wrong := [name for name, values in expected.items() if not values.isfinite().all()]:
         raise ValueError(f"the {wrong[0]} of the model are not finite, so it is not exported; its weights are damaged.")
-    program.model.metadata_props.update(metadata or {})
+    program.model.metadata_props.update(about | dict(metadata or {}))
     with atomic_files(path.parent) as folder:
         program.save(folder / path.name)
         if importlib.util.find_spec("onnxruntime"):

@@ -15,6 +15,8 @@ what is private, and the tests named here fail if it changes:
   module; and its `create_optimizer` is wrapped for the parameter groups, which timm forms without the optimizer
   (`tests/optim/test_timm.py`).
 - Default layers of PEFT's adapters: the tables in `peft.utils.constants` (`tests/models/test_registration.py`).
+- The pipeline of image classification: the `impl` of the task in `PIPELINE_REGISTRY.supported_tasks`
+  (`tests/models/test_rejecting_pipeline.py`). `register_pipeline` would log a warning, and save code beside each model.
 """
 
 import functools
@@ -106,6 +108,12 @@ def _register_image_processors(auto: ModuleType) -> None:
         auto.AutoImageProcessor.register(models.SphereVisionConfig, image_processor_classes=processors)
 
 
+def _register_pipeline(pipelines: ModuleType) -> None:
+    from hf_sphere.models.pipeline import RejectingPipeline
+
+    pipelines.PIPELINE_REGISTRY.supported_tasks["image-classification"]["impl"] = RejectingPipeline
+
+
 def _register_adapter_targets(constants: ModuleType) -> None:
     """Give spherized encoders the default adapter layers of the plain ones."""
     for name, mapping in vars(constants).items():
@@ -191,6 +199,7 @@ _HOOKS = {
     "transformers.models.auto.configuration_auto": _register_configurations,
     "transformers.models.auto.modeling_auto": _register_models,
     "transformers.models.auto.image_processing_auto": _register_image_processors,
+    "transformers.pipelines": _register_pipeline,
     "transformers.training_args": _register_optimizer_names,
     "transformers.trainer_optimizer": _register_optimizer_handlers,
     "peft.utils.constants": _register_adapter_targets,

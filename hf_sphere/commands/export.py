@@ -3,7 +3,8 @@
 hf-sphere export --model_name_or_path outputs/birds --output outputs/birds.onnx
 
 The batch size is variable. The metadata contains `preprocessing`, the options of the image processor as JSON, and
-`class_names`, a JSON list. `examples/onnx_without_torch.py` classifies images with the file, without torch.
+`class_names`, a JSON list; and `rejection`, the level and score of the rejection if the model has one.
+`examples/onnx_without_torch.py` classifies images with the file, without torch.
 """
 
 import json

@@ -153,7 +153,12 @@ def list_neighbors(index: "search.ImageIndex", neighbors: "search.Neighbors") ->
 
 
 def describe(columns: dict[str, list[Any]], row: int, title: str) -> str:
-    """Describe the prediction and the certainty of an image."""
-    cells = {name: columns[name][row] for name in ("prediction", "confidence", "concentration") if name in columns}
+    """Describe the prediction and the certainty of an image, or that its model rejects it."""
+    from hf_sphere.search.indexed_images import predicted_class
+
+    is_rejected = columns.get("known", {row: None})[row] is False
+    names = ["concentration"] if is_rejected else ["prediction", "confidence", "concentration"]
+    cells = {name: columns[name][row] for name in names if name in columns}
     texts = [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in cells.items()]
+    texts = [predicted_class(columns, row, "?")] * is_rejected + texts
     return f"{title}: {', '.join(texts) or 'unknown'}"

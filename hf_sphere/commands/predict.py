@@ -4,10 +4,12 @@ hf-sphere predict --model_name_or_path outputs/birds --images photos --output ph
 hf-sphere predict --model_name_or_path outputs/digits --images digits --output digits.parquet
 
 The columns: `file`; `label`, if the images are in class folders or labeled; `prediction` and `confidence`, its softmax
-probability; `concentration`, if the head has one; and `prediction_2`, `confidence_2` and so on. An interrupted run
-continues where it stopped when the command is repeated.
+probability; `concentration`, if the head has one; and `prediction_2`, `confidence_2` and so on. If the model has a
+rejection, `known` and `p_value`, and with `--coverage` the `classes` that are needed (a JSON list in a CSV file), none
+of unknown images. An interrupted run continues where it stopped when the command is repeated.
 """
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +34,9 @@ class PredictionArguments(Arguments):
     output: str = argument(help="File to write, with the suffix .csv or .parquet.")
     split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
     top_k: int = argument(5, "Number of predictions per image, at most that of the classes.", ge=1)
+    coverage: float | None = argument(
+        None, "List the classes of which one is right for this share of known images, such as 0.9.", gt=0, lt=1
+    )
     batch_size: int = argument(64, "Images per batch.", ge=1)
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
     skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
@@ -53,6 +58,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     encoder = search.ImageEncoder(args.model_name_or_path)
     if not encoder.class_names:
         raise ValueError(f"{args.model_name_or_path} has no classes to predict; give a model with a head.")
+    rejection = getattr(encoder.model, "rejection", None)
+    if args.coverage is not None:
+        if rejection is None:
+            raise ValueError(f"--coverage needs a model with a rejection, which {args.model_name_or_path} has not.")
+        rejection.check_coverage(args.coverage)
     from hf_sphere.search.pipeline import finished_batches
 
     with lock_folder(output, wait=False):
@@ -60,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_table(rows, output)
         shutil.rmtree(finished_batches(output), ignore_errors=True)
     print(f"wrote     {output}: {len(rows):,} of {len(source):,} images")
+    if rejection is not None:
+        unknown, level = sum(not row["known"] for row in rows), rejection.settings["level"]
+        print(f"unknown   {unknown:,} of {len(rows):,} images, at level {level:g}")
     labeled = [row for row in rows if row.get("label") in encoder.class_names]
     if labeled:
         percent = 100 * sum(row["label"] == row["prediction"] for row in labeled) / len(labeled)
@@ -70,6 +83,8 @@ def predict(
     args: PredictionArguments, encoder: "search.ImageEncoder", source: "search.ImageSource", folder: Path
 ) -> list[dict[str, Any]]:
     """Return a row per image; finished batches are kept in the folder."""
+    from hf_sphere.nn.rejection import Decision
+
     table: list[dict[str, Any]] = []
     options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers, "folder": folder}
     options |= {"skip_unreadable": args.skip_unreadable_images, "progress": not args.disable_tqdm}
@@ -80,6 +95,12 @@ def predict(
         for rank in range(1, min(args.top_k, len(encoder.class_names))):
             cells[f"prediction_{rank + 1}"] = [encoder.class_names[n] for n in ranked.indices[:, rank].tolist()]
             cells[f"confidence_{rank + 1}"] = ranked.values[:, rank].tolist()
+        if args.coverage is not None:
+            rejection: Any = encoder.model.rejection
+            decision = Decision(*(columns[name] for name in Decision._fields))
+            chosen = rejection.prediction_set(decision, columns["prediction"], args.coverage)
+            pairs = zip(ranked.indices.tolist(), chosen.tolist(), strict=True)
+            cells["classes"] = [[encoder.class_names[n] for n in order if is_in[n]] for order, is_in in pairs]
         del cells["row"]
         table += [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
     return table
@@ -92,11 +113,15 @@ def write_table(table: list[dict[str, Any]], output: Path) -> None:
     with atomic_file(output) as unfinished:
         if output.suffix == ".csv":
             with unfinished.open("w", newline="", encoding="utf-8") as file:
-                # Six digits are all that float32 has.
-                rows = [{key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()} for row in table]
-                write_csv(rows, file)
+                write_csv([{key: _as_text(value) for key, value in row.items()} for row in table], file)
         else:
             import pyarrow as pa
             import pyarrow.parquet as pq
 
             pq.write_table(pa.Table.from_pylist(table), unfinished)
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.6g}"  # six digits are all that float32 has
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, bool)) else value

@@ -120,9 +120,12 @@ def compare_queries(index: "search.ImageIndex", embeddings: Any) -> str:
 def make_table(index: "search.ImageIndex", neighbors: Any) -> list[dict[str, Any]]:
     """Return one row per neighbor: query, rank, id, file, class, distance, and the certainty of query and neighbor.
 
-    Paths below the working directory are relative to it. A class with a question mark is a prediction. Rejected
-    neighbors are in the table: a query has no match if none of its rows is accepted.
+    Paths below the working directory are relative to it. A class with a question mark is a prediction, and of a query
+    there is one if its model can reject it. Rejected neighbors are in the table: a query has no match if none of its
+    rows is accepted.
     """
+    from hf_sphere.search.indexed_images import predicted_class
+
     classes, rows, here = index.classes(mark="?"), [], f"{Path.cwd()}/"
     for query, pairs in enumerate(zip(neighbors.rows.tolist(), neighbors.distances.tolist(), strict=True)):
         for rank, (row, distance) in enumerate(zip(*pairs, strict=True), start=1):
@@ -132,6 +135,8 @@ def make_table(index: "search.ImageIndex", neighbors: Any) -> list[dict[str, Any
             cells |= {"id": index.images["id"][row], "file": index.path(row).removeprefix(here), "class": classes[row]}
             if "text" in index.images:
                 cells["text"] = index.images["text"][row]
+            if "known" in neighbors.queries:
+                cells["query_class"] = predicted_class(neighbors.queries, query, "?")
             cells["distance"] = f"{round(distance, 6):.6g}"
             if neighbors.accepted is not None:
                 cells["p_value"] = f"{neighbors.p_values[query, rank - 1]:.4g}"
@@ -178,6 +183,8 @@ def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Neighbors"
 
     for line, image in enumerate(queries):
         mark = "query" if neighbors.accepted is None or neighbors.accepted[line].any() else "query: no match"
+        if not neighbors.queries.get("known", {line: True})[line]:
+            mark = f"{mark}, unknown"[:22]
         place(0, line, image, f"{mark}\n{Path(neighbors.queries['file'][line]).name[:22]}")
         for column, row in enumerate(neighbors.rows[line].tolist(), start=1):
             if row < 0:

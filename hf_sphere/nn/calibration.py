@@ -1,7 +1,7 @@
 """Calibration of confidences after training, by temperature and vector scaling of the logits."""
 
 import warnings
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -12,21 +12,6 @@ from hf_sphere.geometry.checks import to_floating, to_tensor
 
 LARGEST_FACTOR = 1000.0
 """Bound of the temperatures and their inverses."""
-
-
-class NLLChange(NamedTuple):
-    """Change of the mean negative log-likelihood by a calibration, and the half-width of its 95 % interval."""
-
-    mean: float
-    margin: float
-
-    @property
-    def is_gain(self) -> bool:
-        """Whether the interval is below 0."""
-        return self.mean + self.margin < 0
-
-    def __str__(self) -> str:
-        return f"changes the negative log-likelihood by {self.mean:.4g} ± {self.margin:.4g}"
 
 
 def fit_calibration(
@@ -62,17 +47,23 @@ def fit_calibration(
         >>> scipy.special.softmax(logits / temperature, axis=1).round(2)[0]
         array([0.67, 0.33])
     """
-    fitted, change = fit_and_validate(logits, labels, kind)
-    if not change.is_gain:
-        doubt = f"is not shown to help: in a cross-validation of {len(logits)} examples it {change}"
+    fitted, mean, margin = fit_and_validate(logits, labels, kind)
+    if mean + margin >= 0:
+        measured = f"a cross-validation of {len(logits)} examples it changes their negative log-likelihood by"
+        doubt = f"is not shown to help: in {measured} {mean:.4g} ± {margin:.4g}"
         warnings.warn(f"the calibration {doubt}. Hold out more examples, or do without.", stacklevel=2)
     return fitted
 
 
 def fit_and_validate(
     logits: Tensor, labels: Tensor, kind: Literal["temperature", "vector"]
-) -> tuple[dict[str, Any], NLLChange]:
-    """Return the result of `fit_calibration`, and how such a calibration changes the likelihood of other examples."""
+) -> tuple[dict[str, Any], float, float]:
+    """Return the result of `fit_calibration`, and the mean change of the negative log-likelihood of other examples.
+
+    The third value is the half-width of the 95 % interval of this mean.
+    """
+    from scipy.stats import t  # slow to import
+
     if kind not in ("temperature", "vector"):
         raise ValueError(f"unknown kind of calibration {kind!r}; choose temperature or vector.")
     logits = to_floating("logits", logits).detach().cpu().double()
@@ -86,44 +77,29 @@ def fit_and_validate(
     if not occurring <= set(range(classes)) or (kind == "vector" and len(occurring) < classes):
         needed = ", and all of them must occur" if kind == "vector" else ""
         raise ValueError(f"labels must be from 0 to {classes - 1}{needed}; got {sorted(occurring)}.")
-    labels = labels.long()
-    folds = 10 if logits.numel() <= 10**6 else 3  # ten fits of many classes would take minutes
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
-    values = _fit(logits, labels, kind, np.zeros((1 if kind == "temperature" else classes) + classes))
-    changes, unlike = [], []
-    for fold in order.tensor_split(min(folds, count)) if count > 1 else ():
+    labels, fitted = labels.long(), _fit(logits, labels.long(), kind)
+    folds = min(count, 10 if logits.numel() <= 10**6 else 3)  # ten fits of many classes would take minutes
+    if folds == 1:
+        return fitted, 0.0, float("inf")
+    differences = torch.empty(logits.shape, dtype=torch.float64)
+    for fold in torch.randperm(count, generator=torch.Generator().manual_seed(0)).tensor_split(folds):
         kept = torch.ones(count, dtype=torch.bool).index_fill_(0, fold, False)
-        # The objective has one minimum, so a start at that of all examples only saves time.
-        fold_fit = _as_options(_fit(logits[kept], labels[kept], kind, values, tolerance=1e-7), kind)
-        difference = logits[fold].log_softmax(1) - calibrate(logits[fold], **fold_fit).log_softmax(1)
-        changes.append(difference.gather(1, labels[fold, None])[:, 0])
-        unlike.append(difference.mean(1))
-    return _as_options(values, kind), _interval(changes, unlike)
+        calibrated = calibrate(logits[fold], **_fit(logits[kept], labels[kept], kind, tolerance=1e-7))
+        differences[fold] = logits[fold].log_softmax(1) - calibrated.log_softmax(1)
+    # Few examples that are all correct would show a gain of any sharpening, since its price, a rare confident error, is
+    # not among them; the additional example, whose label is uniform, has it. The interval is that of Student's t: the
+    # mean of many changes is nearly normal, and few or heavy tails make it wide. That the folds share examples, it
+    # ignores; a fit to chance raises the mean itself.
+    changes = torch.cat([differences.gather(1, labels[:, None])[:, 0], differences.mean()[None]])
+    margin = t.ppf(0.975, count) * changes.std() / (count + 1) ** 0.5
+    return fitted, float(changes.mean()), float(margin)
 
 
-def _interval(changes: list[Tensor], unlike: list[Tensor]) -> NLLChange:
-    """Return the mean of changes of examples, with the additional example of the fit, and its interval.
-
-    Few examples that are all correct would show a gain of any sharpening, since its price, the rare confident error, is
-    not among them: the additional example, whose label is uniform, has that change, `unlike`. The interval is that of
-    Student's t, since the mean of many examples is nearly normal, and few or heavy tails make it wide, not narrow. The
-    folds share most of their examples, which it ignores; a fit to chance raises the mean itself.
-    """
-    from scipy.stats import t
-
-    if not changes:
-        return NLLChange(0.0, float("inf"))
-    values = torch.cat([*changes, torch.cat(unlike).mean(0, keepdim=True)])
-    margin = t.ppf(0.975, len(values) - 1) * values.std() / len(values) ** 0.5
-    return NLLChange(float(values.mean()), float(margin))
-
-
-def _fit(logits: Tensor, labels: Tensor, kind: str, start: np.ndarray, tolerance: float = 1e-15) -> np.ndarray:
-    """Return the best negative logarithms of the temperatures, (1,) or (K,), and shifts (K,)."""
+def _fit(logits: Tensor, labels: Tensor, kind: str, tolerance: float = 1e-15) -> dict[str, Any]:
     from scipy.optimize import minimize  # slow to import
 
-    (count, classes), width = logits.shape, len(start) - logits.shape[1]
-    smoothing = 1 / (count + 1)
+    (count, classes), smoothing = logits.shape, 1 / (len(logits) + 1)
+    width = 1 if kind == "temperature" else classes
     targets = F.one_hot(labels, classes).double() * (1 - smoothing) + smoothing / classes
 
     def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
@@ -136,15 +112,9 @@ def _fit(logits: Tensor, labels: Tensor, kind: str, start: np.ndarray, tolerance
 
     bounds = [(-np.log(LARGEST_FACTOR), np.log(LARGEST_FACTOR))] * width + [(None, None)] * classes
     options = {"maxiter": 1000, "ftol": tolerance, "gtol": 1e-9}
-    return minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
-
-
-def _as_options(values: np.ndarray, kind: str) -> dict[str, Any]:
-    """Return the result of `_fit` as keyword arguments of `calibrate`."""
-    if kind == "temperature":
-        return {"temperature": float(np.exp(-values[0]))}
-    scales, shift = np.split(values, 2)
-    return {"temperature": np.exp(-scales).tolist(), "shift": (shift - shift.mean()).tolist()}
+    best = minimize(objective, np.zeros(len(bounds)), jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    temperatures, shift = np.exp(-best[:width]).tolist(), (best[width:] - best[width:].mean()).tolist()
+    return {"temperature": temperatures[0]} if kind == "temperature" else {"temperature": temperatures, "shift": shift}
 
 
 def calibrate(logits: Tensor, temperature: float | list[float], shift: list[float] | None = None) -> Tensor:

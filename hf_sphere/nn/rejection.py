@@ -132,6 +132,31 @@ class Rejection(nn.Module):
         known = ranks > _rejected_ranks(sizes, self.settings["level"])
         return Decision(known.any(1), (ranks / (sizes + 1)).amax(1), of_classes)
 
+    def check_coverage(self, coverage: float) -> None:
+        """Raise a ValueError unless there are prediction sets of a coverage."""
+        if self.class_calibration is None:
+            raise ValueError("the rejection has no p-values of classes; fit it again, to images with labels.")
+        level = self.settings["level"]
+        if coverage > (1 - level) * (1 + 1e-9):
+            raise ValueError(
+                f"coverage must be at most {1 - level:g}, since up to {level:g} of known images are called unknown; "
+                f"got {coverage:g}. For more, fit the rejection again with a level of {1 - coverage:.3g}, which needs "
+                f"{images_needed(1 - coverage):,} images{' of each class' * self.settings['by_class']}."
+            )
+
+    def prediction_set(self, decision: Decision, prediction: Tensor, coverage: float) -> Tensor:
+        """Return the classes that are needed, (B, K): of known inputs those with a p-value above 1 - coverage.
+
+        The set has the true class of at least the share `coverage` of known inputs if the rejection is `by_class`.
+        Otherwise it is at least `coverage` - level, and the `prediction` (B,) of a known input is always in the set.
+        """
+        self.check_coverage(coverage)
+        assert decision.class_p_values is not None
+        chosen = decision.class_p_values > (1 - coverage) * (1 + 1e-6)  # p-values are rounded
+        if not self.settings["by_class"]:
+            chosen = chosen.scatter(1, prediction[:, None], True)
+        return chosen & decision.known[:, None]
+
     def save(self, path: str | os.PathLike) -> None:
         """Write the rejection to a safetensors file; that of a model of this library is saved with the model."""
         from safetensors.torch import save_file
@@ -183,6 +208,11 @@ def check_level(level: float) -> None:
     """Raise a ValueError unless a level is between 0 and 1."""
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, for instance 0.05; got {level}.")
+
+
+def images_needed(level: float) -> int:
+    """Return the number of known inputs that a level needs."""
+    return math.ceil((1 - 1e-12) / level) - 1
 
 
 def _ranks(calibration: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
     model of this library, before they are normalized. If there is no such layer, they are None, with a warning.
 
     Args:
-        model: Returns logits (B, K), or an output with `logits`. A folder, Hub id or `timm:<name>` is loaded.
+        model: Returns logits (B, K), or an output with `logits`; or the name of an image classifier, `timm:<name>` too.
         batches: Such as a `DataLoader`. A batch is a mapping of the model's inputs, possibly with `labels` or `label`,
             of which other keys are ignored; a tensor of inputs; or a pair of inputs and labels. A tensor instead of
             batches is a single batch. A folder or dataset by name, or paths of images, are prepared as the model needs
@@ -85,10 +85,12 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
         torch.Size([8, 64])
     """
     if isinstance(model, str | os.PathLike):
-        model = _load(model)
-    device = getattr(next(chain(model.parameters(), model.buffers()), None), "device", torch.device("cpu"))
-    given: Any = [batches] if isinstance(batches, Tensor) else batches
-    given, names = _prepared(model, given, device) if _are_images(given) else (given, None)
+        from hf_sphere.utils.model_sources import load_classifier
+
+        loaded = load_classifier(os.fspath(model)).model
+        return model_outputs(loaded.to("cuda" if torch.cuda.is_available() else "cpu"), batches)
+    weight = next(chain(model.parameters(), model.buffers()), torch.empty(0))
+    given, names = _prepared(model, [batches] if isinstance(batches, Tensor) else batches, weight)
     head, calls, collected = getattr(model, "head", None) if hasattr(model, "head_inputs") else None, [], []
 
     def remember(layer: nn.Module, inputs: Any, output: Any) -> None:
@@ -100,7 +102,7 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
     try:
         with eval_mode(model):
             for batch in given.epoch() if hasattr(given, "epoch") else given:
-                inputs, labels = _split(batch, device, model)
+                inputs, labels = _split(batch, weight.device, model)
                 calls.clear()
                 output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
                 fields = output if isinstance(output, Mapping) else {"logits": getattr(output, "logits", None)}
@@ -126,27 +128,18 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
     return outputs
 
 
-def _load(name: str | os.PathLike) -> nn.Module:
-    from hf_sphere.models.saved import load_saved
-    from hf_sphere.utils.model_sources import find_weights
-
-    model: Any = find_weights(os.fspath(name)) if os.fspath(name).startswith("timm:") else load_saved(name)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _are_images(batches: Any) -> bool:
+def _prepared(model: nn.Module, batches: Any, weight: Tensor) -> tuple[Any, list[str] | None]:
+    """Return batches, those of images as the model with this weight needs them, and the classes of the images."""
     paths = batches if isinstance(batches, list | tuple) else [batches]
-    return len(paths) > 0 and all(isinstance(path, str | os.PathLike) for path in paths)
-
-
-def _prepared(model: nn.Module, images: Any, device: torch.device) -> tuple[Any, list[str]]:
-    """Return batches of images as the model needs them, and the names of their classes."""
+    if not paths or not all(isinstance(path, str | os.PathLike) for path in paths):
+        return batches, None
     from hf_sphere.data import ImageSourceOptions, load_image_split
     from hf_sphere.search import ImageSource
 
-    source, options = ImageSource.of(images), ImageSourceOptions()
-    shown: dict[str, Any] = {"like": model, "device": device, "progress": False}
-    return load_image_split(options, "train", dataset=source.encoded, **shown).batches, source.labels
+    source = ImageSource.of(batches)
+    options: dict[str, Any] = {"dataset": source.encoded, "like": model, "device": weight.device, "progress": False}
+    images = load_image_split(ImageSourceOptions(), "train", **options).batches
+    return (batch["pixel_values"].to(weight.dtype) for batch in images), source.labels
 
 
 def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any]:
@@ -167,8 +160,8 @@ def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any
     inputs = {p.name: values[p.name] for p in named if p.name in values}
     if inputs and all(p.name in inputs or p.default is not p.empty for p in named):
         return inputs, labels
-    arrays = {name: value for name, value in values.items() if value.ndim > 1}  # others identify the inputs
-    arrays = {name: value for name, value in arrays.items() if name == "pixel_values"} or arrays
+    main = {"pixel_values"} & {*values} or {*values}
+    arrays = {name: value for name, value in values.items() if name in main and value.ndim > 1}  # no index
     if not named or len(arrays) == 1:
         return arrays if not named else next(iter(arrays.values())), labels
     takes = f"the {type(model).__name__} takes {', '.join(parameters)}, but a batch has {', '.join(batch)}"
@@ -180,7 +173,7 @@ def _class_indices(model: nn.Module, names: Sequence[str]) -> Tensor | None:
     label2id: dict[str, int] = getattr(getattr(model, "config", None), "label2id", None) or {}
     unknown = {*names} - {*label2id}
     if unknown and unknown != {*names}:
-        which = f"{min({*names} - unknown)} is a class of the model, and {min(unknown)} is not"
+        which = f"{min({*names} - unknown)} is a class of the model, and {min(unknown)!r} is not"
         raise ValueError(f"{which}; rename the class, or pass images of known and unknown classes separately.")
     return torch.tensor([label2id[name] for name in names]) if names and not unknown else None
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_sphere.nn.rejection import SCORES, Rejection, check_level
+from hf_sphere.nn.rejection import SCORES, Rejection, check_level, images_needed
 from hf_sphere.ood.detector import OODDetector, compare_scores
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.ood.scores import FITTED
@@ -76,12 +76,12 @@ def fit_rejection(
             f"a rejection needs a model of one class for each input; this one is for {config.problem_type}."
         )
     with _uncalibrated(config):
-        known: Any = (batches if isinstance(batches, Outputs) else model_outputs(model, batches)).checked()
+        needs = () if score == "auto" else SCORES[score].needs
+        known: Any = batches if isinstance(batches, Outputs) else model_outputs(model, batches)
+        known = known.checked(needs, score)
         others: Any = None if unknown is None else model_outputs(model, unknown)._replace(labels=None).checked()
     # Numbered, so that images with equal outputs are not taken for the same one.
     known = known._replace(labels=_check_labels(known), ids=torch.arange(len(known.logits)))
-    if score != "auto":
-        known.checked(SCORES[score].needs, score)
     needs_labels = by_class or (score == "auto" and others is None) or "labels" in FITTED.get(score, ((),))[0]
     if needs_labels and known.labels is None:
         why = "by_class" if by_class else f"score={score!r}"
@@ -106,7 +106,7 @@ def fit_rejection(
     if config is not None:
         names = getattr(config, "id2label", {})
         settings["class_names"] = [names.get(index) for index in range(known.logits.shape[1])]
-    settings["weights"] = digest_weights(model)
+    settings["weights"] = digest_weights(model, is_widened=True)
     if others is not None:
         rejected = int((~rejection(*measured[:2], measured.concentrations).known).sum())
         low, high = binomtest(rejected, len(measured.logits)).proportion_ci(method="wilson")
@@ -147,7 +147,7 @@ def _check_labels(known: Any) -> Tensor | None:
 
 def check_counts(counts: int | Tensor, level: float, *, is_split: bool) -> None:
     """Raise an error if there are too few inputs for a level: their number, or those of each class (K,)."""
-    needed = math.ceil((1 - 1e-12) / level) - 1
+    needed = images_needed(level)
     share = f"{needed:,} images" + (f", and as many to choose or fit the score, so {2 * needed:,}" if is_split else "")
     hint = "Hold out more, or choose a higher level"
     if isinstance(counts, Tensor):

@@ -16,7 +16,14 @@ from transformers import AutoImageProcessor, AutoTokenizer
 
 from hf_sphere.data import image_files
 from hf_sphere.data.decoding import state_of_files
-from hf_sphere.search.extract import check_finite, class_names, embed, embedding_metric, load_embedding_model
+from hf_sphere.search.extract import (
+    check_finite,
+    class_names,
+    digest_decisions,
+    embed,
+    embedding_metric,
+    load_embedding_model,
+)
 from hf_sphere.search.pipeline import Batch, embed_batches
 from hf_sphere.search.source import ImageSource
 from hf_sphere.search.space import unit_vectors
@@ -35,20 +42,24 @@ class Encoder:
     preprocessing: dict[str, Any]
     is_symmetric: bool = True
     """Whether queries are embedded as rows of an index are."""
+    decisions: str = ""
+    """Digest of the calibration and the rejection of the model, if it has any."""
 
     @property
     def settings(self) -> str:
-        """Digests of the preprocessing and of the class names, which the weights do not identify."""
+        """Digests of the preprocessing, the class names and the decisions, which the weights do not identify."""
         options = {name: value for name, value in self.preprocessing.items() if value is not None}
         texts = (json.dumps(values, sort_keys=True, default=str) for values in (options, self.class_names))
-        return "-".join(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
+        digests = [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
+        return "-".join(digests + [self.decisions[:16]] * bool(self.decisions))
 
     def name_cells(self, source: ImageSource, indices: Tensor, columns: Mapping[str, Tensor]) -> dict[str, list[Any]]:
-        """Return the row, file, label, prediction and certainty, as far as known, of the images of a batch."""
+        """Return the row, file, label, prediction, certainty and decision, as far as known, of a batch."""
         cells = source.name_rows(indices)
         if "prediction" in columns:
             cells["prediction"] = [self.class_names[index] for index in columns["prediction"].tolist()]
-        return cells | {name: columns[name].tolist() for name in ("confidence", "concentration") if name in columns}
+        names = ("confidence", "concentration", "known", "p_value")
+        return cells | {name: columns[name].tolist() for name in names if name in columns}
 
 
 class ImageEncoder(Encoder):
@@ -106,7 +117,7 @@ class ImageEncoder(Encoder):
         self.embeds_texts = hasattr(model, "get_text_features")
         self._texts: Any = load_pretrained(AutoTokenizer, name) if self.embeds_texts else None
         self.metric = embedding_metric(model)
-        self.weights = digest_weights(model)
+        self.weights, self.decisions = digest_weights(model), digest_decisions(model)
 
     def encode(
         self,

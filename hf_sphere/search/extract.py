@@ -30,6 +30,9 @@ MODELS = {
 }
 """Class to load, by saved class."""
 
+DECISIONS = ("known", "p_value", "class_p_values")
+"""Outputs of a model with a rejection."""
+
 
 def load_embedding_model(name: str) -> Any:
     """Load a model that embeds images, in float32 whatever the dtype of its file.
@@ -78,6 +81,7 @@ def embed(model: Any, names: Sequence[str], **inputs: Tensor) -> dict[str, Tenso
         columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
     if output.get("concentration") is not None:
         columns["concentration"] = output.concentration.float().cpu()
+    columns |= {name: output[name].cpu() for name in DECISIONS if output.get(name) is not None}
     check_finite(columns, names)
     return columns
 
@@ -89,6 +93,14 @@ def check_finite(columns: Mapping[str, Tensor], names: Sequence[str]) -> None:
         if not finite.all():
             name, hint = names[int((~finite).nonzero()[0])], "With --fp16 values may overflow: try --bf16"
             raise ValueError(f"{column} of {name} is not finite. Is the model trained? {hint}, or neither.")
+
+
+def digest_decisions(model: Any) -> str:
+    """Return a digest of the calibration and the rejection of a model, which its weights do not identify, if any."""
+    calibration, rejection = getattr(model.config, "calibration", None), getattr(model, "rejection", None)
+    if calibration is None and rejection is None:
+        return ""
+    return digest_weights(rejection or torch.nn.Module(), [calibration, getattr(rejection, "settings", None)])
 
 
 def embedding_metric(model: Any) -> dict[str, Any]:
@@ -148,7 +160,8 @@ def extract_embeddings(
         pixels = cache_file(batches.encoded).name, batches.encoded.transform
     else:
         pixels = hashlib.sha256(batches.images.cpu().flatten().numpy()).hexdigest(), None
-    settings = [digest_weights(model), accelerator.mixed_precision, pixels, batches._scale, batches._shift]
+    settings = [digest_weights(model), digest_decisions(model), accelerator.mixed_precision, pixels]
+    settings += [batches._scale, batches._shift]
     with writer as write:
         for _, batch in embed_batches(
             partial(_embed_split, model, images, accelerator),

@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.encoder import load_encoder
 from hf_sphere.search.index_files import check_replaceable, describe_space, read_index, read_version, write_index
-from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, table_states
+from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, predicted_class, table_states
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.search.rows import check_names
 from hf_sphere.search.source import Content, Groups, ImageSource
@@ -56,9 +56,9 @@ class ImageIndex(IndexedImages):
     Attributes:
         encoder: The model, or a `VectorEncoder` for vectors without one.
         images: Columns of the indexed images: `id`, `file`, `source` (a number), `row` of the source, and as far as
-            known `label`, `group`, `text`, `prediction`, `confidence` and `concentration`; and what tells whether an
-            image changed: `size`, `time`, `digest` and the `settings` of the model. An image keeps its `id` when others
-            are added or removed, and when it is moved or overwritten.
+            known `label`, `group`, `text`, `prediction`, `confidence`, `concentration`, `known` and `p_value`; and what
+            tells whether an image changed: `size`, `time`, `digest` and the `settings` of the model. An image keeps its
+            `id` when others are added or removed, and when it is moved or overwritten.
         space: The embeddings (N, d), float32, with their search and its calibration by cosines.
         groups: What the groups are: `label`, a column, an empty text for names that are given, or None.
         calibrated_with: Content of the queries that calibrate.
@@ -278,10 +278,9 @@ class ImageIndex(IndexedImages):
         return self._find({"file": list(texts)}, self.encoder.encode_texts(texts), k, classes, false_accept)
 
     def classes(self, *, mark: str = "") -> list[str]:
-        """Return the class of each image: its label, else its prediction and a `mark`, else an empty text."""
-        labels, predicted = (self.images.get(name, [None] * len(self)) for name in ("label", "prediction"))
-        guesses = [prediction and prediction + mark for prediction in predicted]
-        return [label or guess or "" for label, guess in zip(labels, guesses, strict=True)]
+        """Return the class of each image: its label, else its prediction and a `mark`, or `unknown`, else no text."""
+        labels = self.images.get("label", [None] * len(self))
+        return [label or predicted_class(self.images, row, mark) for row, label in enumerate(labels)]
 
     def save(self, folder: str | PathLike) -> None:
         """Write the index to a folder; an index that is there is replaced.

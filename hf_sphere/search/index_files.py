@@ -34,11 +34,12 @@ FILES = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE, "
 
 TYPES = dict.fromkeys(("id", "source", "row", "size", "time"), pa.int64())
 TYPES |= dict.fromkeys(("file", "digest", "settings", "label", "prediction", "text"), pa.string())
-TYPES |= dict.fromkeys(("confidence", "concentration"), pa.float64()) | {"group": None}
+TYPES |= dict.fromkeys(("confidence", "concentration", "p_value"), pa.float64())
+TYPES |= {"known": pa.bool_(), "group": None}
 """Types of the columns of the rows; groups are texts or integers."""
 
-OPTIONAL = {"label", "prediction", "confidence", "concentration", "text", "group"}
-"""Columns that images without labels, and models without a head, lack."""
+OPTIONAL = {"label", "prediction", "confidence", "concentration", "known", "p_value", "text", "group"}
+"""Columns that images without labels, and models without a head or a rejection, lack."""
 
 CALIBRATION = dict.fromkeys(("groups", "matches", "ids"), torch.int64)
 CALIBRATION |= {"scores": torch.float64, "queries": torch.float32}
@@ -180,7 +181,7 @@ def _read_images(folder: Path, count: int, about: About) -> dict[str, list[Any]]
     for name in needed & {"file", "source", "row", "id", "settings"}:
         if table[name].null_count:
             raise ValueError(f"column {name} of {IMAGES_FILE} has missing values")
-    for name in {"confidence", "concentration"} & {*table.column_names}:
+    for name in {"confidence", "concentration", "p_value"} & {*table.column_names}:
         if not pc.all(pc.is_finite(table[name]), min_count=0).as_py():
             raise ValueError(f"column {name} of {IMAGES_FILE} has values that are not finite")
     images = table.to_pydict()

@@ -31,6 +31,15 @@ class ImageState(NamedTuple):
     digest: str | None
 
 
+def predicted_class(columns: Mapping[str, Sequence[Any]], row: int, mark: str = "") -> str:
+    """Return the prediction of a row and the `mark`, or `unknown` and, with a mark, its p-value; or an empty text."""
+    names = ("prediction", "known", "p_value")
+    prediction, known, p_value = (columns.get(name, {row: None})[row] for name in names)
+    if known is False:
+        return "unknown" if p_value is None or not mark else f"unknown (p = {p_value:.2g})"
+    return prediction + mark if prediction else ""
+
+
 def file_state(path: str) -> tuple[int, int] | None:
     """Return size and time of a regular file, or None if there is none."""
     try:

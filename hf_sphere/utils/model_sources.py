@@ -8,7 +8,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,9 @@ def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -
     The arguments are those of `find_weights`; `AutoModelForImageClassification` loads models on the Hub and in folders.
     """
     if (timm_name := _timm_name(name, random_weights)) is not None:
-        from timm.data import resolve_model_data_config
-
         model: Any = _build(timm_name, pretrained=not random_weights, seed=seed)
-        preprocessing = timm_options(resolve_model_data_config(model))
-        return Classifier(model.eval(), lambda: _build(timm_name, pretrained=False), model.num_classes, preprocessing)
+        options = processor_options(model)
+        return Classifier(model.eval(), lambda: _build(timm_name, pretrained=False), model.num_classes, options)
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     model = load_model(AutoModelForImageClassification, name, complete=True).eval()
@@ -101,9 +99,8 @@ def _build(name: str, *, pretrained: bool, seed: int | None = None) -> nn.Module
 
 def name_of(model: Any) -> str | None:
     """Return the folder or Hub id that a model is, or from which transformers loaded it; None for others."""
-    name = (
-        model if isinstance(model, str | os.PathLike) else getattr(getattr(model, "config", None), "name_or_path", "")
-    )
+    is_name = isinstance(model, str | os.PathLike)
+    name = model if is_name else getattr(getattr(model, "config", None), "name_or_path", "")
     return None if os.fspath(name).startswith("timm:") else os.fspath(name) or None
 
 
@@ -115,38 +112,26 @@ def preprocessing_of(model: Any, given: Any) -> dict[str, Any]:
     """
     from transformers import AutoConfig, AutoImageProcessor
 
-    name, processor = name_of(model), model
-    if isinstance(model, str) and (timm_name := _timm_name(model, random_weights=False)) is not None:
-        model = _build(timm_name, pretrained=False, seed=0)  # for its configuration
-    try:
-        if getattr(model, "pretrained_cfg", None):
-            from timm.data import resolve_model_data_config
-
-            options = timm_options(resolve_model_data_config(model))
-        else:
-            if not hasattr(model, "image_mean") and not hasattr(model, "data_config"):
-                processor = load_pretrained(AutoImageProcessor, name) if name else None
-            options = processor_options(processor) if processor is not None else {}
-    except OSError:
-        options = {}
-    if not options:
+    name, source = name_of(model), model
+    if isinstance(model, str) and model.startswith("timm:"):
+        source = _build(model.removeprefix("timm:"), pretrained=False, seed=0)  # for its configuration
+    elif name:
+        with suppress(OSError):
+            source = load_pretrained(AutoImageProcessor, name)
+    if not any(hasattr(source, field) for field in ("pretrained_cfg", "data_config", "image_mean")):
         config: Any = getattr(model, "config", None) or (name and load_pretrained(AutoConfig, name))
         is_sphere = getattr(config, "model_type", None) == "sphere_vision"
         if is_sphere and given.image_mean is not None and given.image_std is not None:
             return {"image_size": [*config.input_size], "num_channels": config.num_channels}
-        if name is None:
-            raise ValueError(
-                f"the preprocessing of this {type(model).__name__} is unknown, since it was not loaded by its name; "
-                "load its images by load_image_split(..., like=processor), with its image processor."
-            )
+        what = f"{name} has no image processor" if name else f"this {type(model).__name__} was not loaded by its name"
         hint = "Give --image_mean and --image_std of the training images, or save" if is_sphere else "Save"
-        raise ValueError(
-            f"{name} has no image processor, so the normalization of its images is unknown. {hint} the one of its "
-            "training there by its `save_pretrained`."
-        )
+        hint += " the one of its training there by its `save_pretrained`"
+        hint = hint if name else "Use load_image_split(..., like=processor), with its image processor"
+        raise ValueError(f"{what}, so the normalization of its images is unknown. {hint}.")
+    options = processor_options(source)
     if changed := [key for key, value in options.items() if getattr(given, key) not in (None, value)]:
-        what = name or type(model).__name__
-        raise ValueError(f"{what} has an image processor, which sets --{changed[0]}; leave it out.")
+        what = f"{name or type(model).__name__} has an image processor"
+        raise ValueError(f"{what}, which sets --{changed[0]}; leave it out.")
     return options
 
 
@@ -160,7 +145,11 @@ def timm_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def processor_options(processor: Any) -> dict[str, Any]:
-    """Return an image processor of transformers as options of `hf_sphere.data.ImageSourceOptions`."""
+    """Return an image processor of transformers, or model of timm, as options of `ImageSourceOptions`."""
+    if hasattr(processor, "pretrained_cfg"):
+        from timm.data import resolve_model_data_config
+
+        return timm_options(resolve_model_data_config(processor))
     if (of_timm := getattr(processor, "data_config", None)) is not None:  # of transformers' wrapper of timm
         return timm_options(of_timm)
     crop = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else None

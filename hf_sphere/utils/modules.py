@@ -26,11 +26,11 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def digest_weights(model: nn.Module, about: Any = None) -> str:
+def digest_weights(model: nn.Module, about: Any = None, *, is_widened: bool = False) -> str:
     """Compute the SHA-256 digest, 64 hexadecimal digits, of a model's parameters and buffers, whatever its device.
 
     It covers their names, dtypes and shapes, and the JSON-serializable value `about`; but not the `rejection` of a
-    model, which is fitted to the others.
+    model, which is fitted to the others. If it `is_widened`, numbers in half precision count as in float32.
     """
     digest = hashlib.sha256(_as_bytes(about))
     seen: dict[tuple[Any, ...], str] = {}
@@ -41,6 +41,7 @@ def digest_weights(model: nn.Module, about: Any = None) -> str:
             continue
         memory = (str(tensor.device), tensor.data_ptr(), tensor.shape, tensor.stride())
         first = seen.setdefault(memory, name)  # tied tensors are hashed once
+        tensor = tensor.float() if is_widened and tensor.dtype in (torch.float16, torch.bfloat16) else tensor
         digest.update(_as_bytes([name, first, str(tensor.dtype), list(tensor.shape)]))
         if first == name:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

@@ -420,7 +420,7 @@ class TestPreprocessingOfAModel:
 
     @pytest.mark.parametrize("like", [SphereVisionForImageClassification(TINY), torch.nn.Linear(2, 2), 5])
     def test_a_model_without_known_preprocessing_is_an_error_that_says_what_to_do(self, photos, like):
-        message = rf"the preprocessing of this {type(like).__name__} is unknown, .* load_image_split\(\.\.\., like=proc"
+        message = rf"this {type(like).__name__} was not loaded by its name, .*Use load_image_split\(\.\.\., like=proc"
         with pytest.raises(ValueError, match=message):
             load_image_split(photos, like=like)
 

@@ -547,18 +547,23 @@ class TestImageFiles:
         assert torch.allclose(named.logits, expected, atol=1e-5)
         assert (named.labels.tolist(), listed.labels) == ([0, 1, 1], None)
 
+    def test_they_are_prepared_for_models_in_half_precision(self, folder, saved):
+        model = SphereVisionForImageClassification.from_pretrained(saved, dtype=torch.bfloat16)
+        expected = model_outputs(saved, folder / "known").logits
+        assert torch.allclose(model_outputs(model, folder / "known").logits, expected, atol=0.05)
+
     def test_unknown_images_have_no_labels(self, folder, saved):
         assert model_outputs(saved, folder / "unknown").labels is None
 
     def test_known_and_unknown_classes_in_one_folder_are_an_error(self, folder, saved):
         (folder / "unknown/z").rename(folder / "known/z")
-        with pytest.raises(ValueError, match="a is a class of the model, and z is not; rename the class, or pass"):
+        with pytest.raises(ValueError, match="a is a class of the model, and 'z' is not; rename the class, or pass"):
             model_outputs(saved, folder / "known")
 
     def test_models_of_timm_are_prepared_by_their_configuration(self, folder):
         model = timm.create_model("test_resnet", num_classes=3)
-        expected = model_outputs(model, load_image_split(folder / "known", "all", like="timm:test_resnet").batches)
-        assert torch.allclose(model_outputs(model, folder / "known").logits.sum(0), expected.logits.sum(0), atol=1e-5)
+        expected = model_outputs(model, load_image_split(folder / "unknown", "all", like="timm:test_resnet").batches)
+        assert torch.allclose(model_outputs(model, folder / "unknown").logits.sum(0), expected.logits.sum(0), atol=1e-5)
 
     @pytest.mark.parametrize("name", ["text.png", "missing.png"])
     def test_a_file_that_is_no_image_is_an_error_that_names_it(self, folder, saved, name):
@@ -567,14 +572,14 @@ class TestImageFiles:
             model_outputs(saved, [folder / "known/a/1.jpg", folder / name])
 
     def test_a_model_of_unknown_preprocessing_is_an_error_that_says_what_to_do(self, folder):
-        with pytest.raises(ValueError, match=r"preprocessing of this Linear is unknown, .*like=processor"):
+        with pytest.raises(ValueError, match=r"this Linear was not loaded by its name, .*like=processor"):
             model_outputs(nn.Linear(2, 2), folder / "known")
 
-    def test_a_model_of_texts_is_loaded_by_its_name(self, tmp_path):
+    def test_the_name_of_a_model_of_texts_is_an_error(self, tmp_path):
         sizes = dict(vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
         BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(tmp_path)
-        batch = {"input_ids": torch.randint(30, (4, 5)), "attention_mask": torch.ones(4, 5), "text": [*"abcd"]}
-        assert model_outputs(tmp_path, [batch]).embeddings.shape == (4, 8)
+        with pytest.raises(ValueError, match=r"cannot be loaded as AutoModelForImageClassification: .*BertConfig"):
+            model_outputs(tmp_path, [{"input_ids": torch.randint(30, (4, 5))}])
 
 
 def test_the_score_of_a_damaged_comparison_is_not_hidden(sets):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock, Mock
 
 import httpx
@@ -23,6 +24,8 @@ from PIL import Image
 from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
+from hf_sphere.nn.rejection import Decision
+from hf_sphere.ood import fit_rejection
 from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource
 from hf_sphere.search.encoder import VectorEncoder
 from hf_sphere.search.pipeline import finished_batches
@@ -52,6 +55,18 @@ def photos(tmp_path_factory) -> Path:
         file.parent.mkdir(exist_ok=True)
         digits.open(index).save(file)
     return folder
+
+
+@pytest.fixture(scope="module")
+def rejecting(model, tmp_path_factory) -> str:
+    """The classifier, with a rejection of about half of the digits."""
+    folder, digits = tmp_path_factory.mktemp("rejecting"), ImageSource.of("digits")
+    loaded, processor = SphereVisionForImageClassification.from_pretrained(model), ImageEncoder(model).processor
+    batch = processor([digits.open(index) for index in range(20, 80)], return_tensors="pt")
+    fit_rejection(loaded, [dict(batch) | {"labels": torch.arange(60) % 3}], 0.5, "max_logit")
+    for part in (loaded, processor):
+        part.save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +210,93 @@ def test_batches_of_an_interrupted_run_on_other_data_are_not_used(
     assert "Continuing" not in caplog.text
     pd.testing.assert_frame_equal(rows, pd.read_csv(predict("fresh.csv", *words)))
     assert not finished_batches(tmp_path / "table.csv").exists()
+
+
+def decisions_of(model: str, photos: Path) -> tuple[SphereVisionForImageClassification, dict[str, Any]]:
+    """The model, and its output for the photos, in the order of their files."""
+    loaded = SphereVisionForImageClassification.from_pretrained(model).eval()
+    processor = SphereVisionImageProcessor.from_pretrained(model)
+    with torch.no_grad():
+        output = loaded(**processor([Image.open(file) for file in _files(photos)], return_tensors="pt"))
+    assert set(output.known.tolist()) == {False, True}
+    return loaded, output
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_the_table_has_the_decisions_and_the_classes_that_are_needed(suffix, predict, rejecting, photos, capsys):
+    loaded, output = decisions_of(rejecting, photos)
+    file = predict(f"table.{suffix}", "--model_name_or_path", rejecting, "--coverage", "0.5")
+    unknown = int((~output.known).sum())
+    assert f"unknown   {unknown} of 9 images, at level 0.5\n" in capsys.readouterr().out
+    table = pd.read_csv(file) if suffix == "csv" else pd.read_parquet(file)
+    assert table["known"].tolist() == output.known.tolist()
+    assert table["p_value"].tolist() == pytest.approx(output.p_value.tolist())
+    chosen = loaded.rejection.prediction_set(
+        Decision(output.known, output.p_value, output.class_p_values), output.logits.argmax(1), 0.5
+    )
+    expected = [
+        [name for name, is_in in zip(["low", "middle", "high"], row, strict=True) if is_in] for row in chosen.tolist()
+    ]
+    lists = table["classes"].map(json.loads if suffix == "csv" else list).tolist()
+    assert [sorted(names) for names in lists] == [sorted(names) for names in expected]
+    assert all(names[0] == prediction for names, prediction in zip(lists, table["prediction"], strict=True) if names)
+    assert {bool(names) for names in lists} == {False, True}
+    if suffix == "csv":
+        assert set(pd.read_csv(file, dtype=str)["known"]) == {"true", "false"}
+
+
+def test_class_names_with_separators_stay_whole_in_the_table(predict, rejecting, tmp_path):
+    model = shutil.copytree(rejecting, tmp_path / "renamed")
+    config = json.loads((model / "config.json").read_text())
+    config["id2label"] = {"0": 'a, "b"|c', "1": "=1+1;", "2": "[d]"}
+    (model / "config.json").write_text(json.dumps(config))
+    table = pd.read_csv(predict("table.csv", "--model_name_or_path", str(model), "--coverage", "0.5"))
+    names = {name for cell in table["classes"] for name in json.loads(cell)}
+    assert names
+    assert names <= {*config["id2label"].values()}
+
+
+@pytest.mark.parametrize(
+    ("has_rejection", "coverage", "message"),
+    [
+        (False, "0.9", "--coverage needs a model with a rejection, which"),
+        (True, "0.9", "coverage must be at most 0.5, .* a level of 0.1, which needs 9 images"),
+        (True, "1", "coverage must be above 0 and below 1"),
+    ],
+)
+def test_a_coverage_that_the_model_has_not_is_an_error(
+    has_rejection, coverage, message, predict, rejecting, tmp_path, capsys
+):
+    words = ["--model_name_or_path", rejecting] * has_rejection
+    with pytest.raises((ValueError, SystemExit)) as error:
+        predict("table.csv", *words, "--coverage", coverage)
+    assert re.search(message, str(error.value) + capsys.readouterr().err)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_without_a_rejection_the_table_has_no_decisions(predict):
+    assert not {"known", "p_value", "classes"} & {*pd.read_csv(predict("table.csv"))}
+
+
+@pytest.mark.parametrize("change", ["rejection", "calibration"])
+def test_batches_of_an_interrupted_run_with_other_decisions_are_not_used(
+    change, predict, rejecting, tmp_path, monkeypatch, caplog
+):
+    model = shutil.copytree(rejecting, tmp_path / "model")
+    words = ["--model_name_or_path", str(model)]
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_sphere.commands.predict.write_table", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            predict("table.csv", *words)
+    config = json.loads((model / "config.json").read_text())
+    if change == "rejection":
+        config["rejection"]["level"] = 0.2
+    else:
+        config["calibration"] = {"temperature": 3.0}
+    (model / "config.json").write_text(json.dumps(config))
+    rows = pd.read_csv(predict("table.csv", *words))
+    assert "Continuing" not in caplog.text
+    pd.testing.assert_frame_equal(rows, pd.read_csv(predict("fresh.csv", *words)))
 
 
 def test_predictions_of_unreadable_images_are_left_out_if_requested(predict, photos, tmp_path):
@@ -568,6 +670,63 @@ def test_what_a_file_of_vectors_lacks_is_an_error_that_names_it(words, message, 
     assert not (tmp_path / "index").exists()
 
 
+# Unknown images
+
+
+@pytest.fixture(scope="module")
+def rejecting_index(run, rejecting, photos, tmp_path_factory) -> Path:
+    """An index of the photos without labels, by a model with a rejection."""
+    folder, flat = tmp_path_factory.mktemp("index") / "index", tmp_path_factory.mktemp("flat")
+    for file in _files(photos):
+        shutil.copy(file, flat)
+    run("build_index", "--model_name_or_path", rejecting, "--images", flat, "--output_dir", folder, "--disable_tqdm")
+    return folder
+
+
+def test_rejected_queries_and_neighbors_are_unknown_in_the_table(search, rejecting, rejecting_index, photos, tmp_path):
+    loaded, output = decisions_of(rejecting, photos)
+    names = [loaded.config.id2label[index] for index in output.logits.argmax(1).tolist()]
+    p_values = output.p_value.tolist()
+    expected = [
+        f"{name}?" if known else f"unknown (p = {p:.2g})"
+        for name, p, known in zip(names, p_values, output.known.tolist(), strict=True)
+    ]
+    sheet = tmp_path / "found.png"
+    rows = search("--query", photos, "--top_k", "1", "--contact_sheet", sheet, index=rejecting_index)
+    assert [row["class"] for row in rows] == [row["query_class"] for row in rows] == expected
+    assert sheet.exists()
+    found = search("--query", photos, "--top_k", "1", "--classes", "unknown", index=rejecting_index)
+    assert {row["class"][:7] for row in found} == {"unknown"}
+
+
+def test_the_page_shows_no_prediction_of_a_rejected_image(rejecting, rejecting_index, photos, load_recipe):
+    output, page = decisions_of(rejecting, photos)[1], load_recipe("search_page")
+    index = ImageIndex.load(rejecting_index)
+    for file, known, p_value in zip(_files(photos), output.known.tolist(), output.p_value.tolist(), strict=True):
+        note, items = page.show(index, file, "", [], 9, recent=[])
+        assert note.startswith("Query: prediction " if known else f"Query: unknown (p = {p_value:.2g}), concentration")
+        captions = [caption for _, caption in items]
+        assert sum("unknown (p = " in caption for caption in captions) == int((~output.known).sum())
+        assert not any("unknown" in caption and "prediction" in caption for caption in captions)
+
+
+@pytest.mark.parametrize("built_by", ["model", "rejecting"])
+def test_an_index_opens_with_and_without_the_rejection_of_its_model(
+    built_by, run, model, rejecting, folder, rejecting_index, query, search
+):
+    index = folder if built_by == "model" else rejecting_index
+    other = rejecting if built_by == "model" else model
+    rows = search("--query", query, "--model_name_or_path", other, index=index)
+    assert len(rows) == 5
+    assert ("query_class" in rows[0]) == (built_by == "model")
+
+
+def test_images_that_are_added_after_the_model_got_its_rejection_have_decisions(run, rejecting, copy, photos):
+    run("build_index", "--model_name_or_path", rejecting, "--images", photos, "--add_to", copy, "--disable_tqdm")
+    index = ImageIndex.load(copy, rejecting)
+    assert set(index.images["known"]) == {False, True}
+
+
 # ONNX
 
 
@@ -618,6 +777,35 @@ def test_the_metadata_states_the_preprocessing(exported):
     assert (preprocessing["image_mean"], preprocessing["num_channels"]) == ([0.5], 1)
     assert json.loads(metadata["class_names"]) == ["low", "middle", "high"]
     assert metadata["distance"] == "cosine"
+
+
+def test_an_exported_file_says_unknown_without_torch(run, predict, rejecting, photos, tmp_path, root):
+    pytest.importorskip("onnxruntime")
+    file = tmp_path / "model.onnx"
+    run("export_onnx", "--model_name_or_path", rejecting, "--output", file)
+    script = [sys.executable, str(root / "examples" / "onnx_without_torch.py"), str(file), *_files(photos)]
+    out = subprocess.run([*script, "--coverage", "0.5"], capture_output=True, text=True, check=True).stdout
+    table = pd.read_csv(predict("table.csv", "--model_name_or_path", rejecting, "--coverage", "0.5"))
+    for line, row in zip(out.splitlines(), table.itertuples(), strict=True):
+        words = line.split(maxsplit=5)
+        if row.known:
+            assert (words[1], json.loads(words[5])) == (row.prediction, json.loads(row.classes))
+        else:
+            assert words[1:3] == ["unknown", "p-value"]
+            assert float(words[3]) == pytest.approx(row.p_value, abs=1e-4)
+    refused = subprocess.run([*script, "--coverage", "0.6"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "--coverage must be above 0 and at most 0.5" in refused.stderr
+    onnx = pytest.importorskip("onnx")
+    metadata = {entry.key: entry.value for entry in onnx.load(file).metadata_props}
+    about = {"score": "max_logit", "level": 0.5, "by_class": False, "num_images": 60}
+    assert json.loads(metadata["rejection"]) == about
+
+
+def test_a_file_without_a_rejection_has_no_sets(exported, photos, root):
+    script = [sys.executable, str(root / "examples" / "onnx_without_torch.py"), str(exported), *_files(photos)]
+    refused = subprocess.run([*script, "--coverage", "0.5"], capture_output=True, text=True, check=False)
+    assert (refused.returncode, "--coverage needs a model whose rejection" in refused.stderr) == (2, True)
 
 
 def test_an_exported_encoder_of_transformers_states_its_preprocessing(run, tmp_path):

@@ -71,11 +71,12 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = True
     _no_split_modules = ["SphereVisionModel"]
     _keys_to_ignore_on_load_unexpected = [r"^rejection\."]  # of a model that is loaded to be trained further
+    _keep_in_fp32_modules_strict = {"rejection"}  # in bfloat16 too
     _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention itself
 
     def post_init(self) -> None:
         """Finish the construction, and let quantizers skip spherical and angular layers."""
-        self._keep_in_fp32_modules = names_kept_in_float32(self) | {"rejection"}
+        self._keep_in_fp32_modules = names_kept_in_float32(self)
         self._tied_weights_keys = shared_tensors(self)  # timm's CoaT shares modules among its blocks
         self.supports_gradient_checkpointing = hasattr(self.base_model.backbone, "set_grad_checkpointing")
         super().post_init()
@@ -101,6 +102,8 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, *args: Any, save_original_format: bool = False, **kwargs: Any) -> None:
         """Save the model, its tensors by the names in the model: a `Trainer` reads its checkpoints by those alone."""
+        # An encoder can have the configuration of a classifier.
+        self.config.rejection = getattr(getattr(self, "rejection", None), "settings", None)
         super().save_pretrained(*args, save_original_format=save_original_format, **kwargs)
 
     def get_input_embeddings(self) -> None:
@@ -246,6 +249,10 @@ class ModelWithHead(nn.Module):
                 f"{args[0]} has no values of its rejection, which its configuration has; fit it again, or remove "
                 "`rejection` from config.json."
             )
+        names = [] if rejection is None else rejection.settings.get("class_names", [])
+        if names and len(names) != model.config.num_labels:
+            logger.warning("The model gets other classes, so its rejection is removed.")
+            model.set_rejection(None)
         return loaded
 
     def save_pretrained(self, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
@@ -375,7 +382,7 @@ def find_change(model: Any) -> str | None:
     classes = [names[index] for index in range(model.config.num_labels)]
     if settings.get("class_names", classes) != classes:
         return "classes of the model are not those that its rejection was fitted to"
-    if settings.get("weights") not in (None, digest_weights(model)):
+    if settings.get("weights") not in (None, digest_weights(model, is_widened=True)):
         return "weights of the model have changed since its rejection was fitted"
     return None
 

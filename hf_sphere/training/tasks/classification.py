@@ -260,16 +260,17 @@ def fit_calibration_of(
 
     model.config.calibration = None
     validation: Any = images.validation
-    fitted, change = fit_and_validate(*gather_logits(model, validation, run.accelerator), kind)
-    described = f"in a cross-validation of {validation.num_examples:,} images it {change}"
-    if change.is_gain:
+    fitted, mean, margin = fit_and_validate(*gather_logits(model, validation, run.accelerator), kind)
+    measured = f"in a cross-validation of {validation.num_examples:,} images"
+    described = f"{measured} it changes their negative log-likelihood by {mean:.4g} ± {margin:.4g}"
+    if mean + margin < 0:
         run.accelerator.print(f"calibration kept: {described}")
     else:
         logger.warning(
             f"The calibration is not kept, since it is not shown to help: {described}. Hold out more images."
         )
         fitted = {}
-    results = {"validation_nll_change": change.mean, f"validation_nll_change{INTERVAL}": change.margin}
+    results = {"validation_nll_change": mean, f"validation_nll_change{INTERVAL}": margin}
     logits, labels = gather_logits(model, images.evaluation, run.accelerator)
     calibrated = calibrate(logits, **fitted) if fitted else logits
     for prefix, values in {"uncalibrated_": logits, "": calibrated}.items():

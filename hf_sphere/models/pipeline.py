@@ -1,0 +1,26 @@
+"""The image-classification pipeline of transformers, which returns `unknown` for images that a model rejects."""
+
+from typing import Any
+
+from transformers import ImageClassificationPipeline
+
+UNKNOWN = "unknown"
+"""Label of rejected images. A class can have this name too: the p-value of a rejected image is at most the level."""
+
+
+class RejectingPipeline(ImageClassificationPipeline):
+    """A pipeline for models with a rejection, whose results have a `p_value`; others get that of transformers."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return the pipeline that fits the model."""
+        model = kwargs.get("model", args[0] if args else None)
+        if getattr(model, "rejection", None) is None:
+            return ImageClassificationPipeline(*args, **kwargs)
+        return super().__new__(cls)
+
+    def postprocess(self, model_outputs: Any, *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        """Return the classes, or for an unknown image its p-value alone."""
+        p_value = model_outputs["p_value"].item()
+        if not model_outputs["known"].item():
+            return [{"label": UNKNOWN, "score": p_value, "p_value": p_value}]
+        return [entry | {"p_value": p_value} for entry in super().postprocess(model_outputs, *args, **kwargs)]

@@ -1,0 +1,419 @@
+"""Does a rejection compute its p-values by the formula, keep its level, and belong to its model?"""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
+from hf_sphere.nn.rejection import SCORES
+from hf_sphere.ood import Rejection, fit_rejection
+
+DIM, CLASSES = 6, 3
+
+
+class Identity(nn.Module):
+    """A classifier whose inputs are the logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.anchor = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return x
+
+
+@pytest.fixture(scope="module")
+def linear() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(DIM, CLASSES)
+
+
+def draw(count: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels of overlapping classes."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % CLASSES
+    means = torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(0))
+    return 2 * means[labels] + torch.randn(count, DIM, generator=generator), labels
+
+
+def decide(rejection: Rejection, model: nn.Linear, x: torch.Tensor):
+    return rejection(x, model(x), x.norm(dim=1))
+
+
+@pytest.fixture
+def classifier() -> SphereVisionForImageClassification:
+    torch.manual_seed(0)
+    options = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "num_channels": 1, "image_size": 4}
+    return SphereVisionForImageClassification(SphereVisionConfig(**options, num_labels=CLASSES, head="softmax")).eval()
+
+
+def images(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    pixels = torch.randn(count, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+    return pixels, torch.arange(count) % CLASSES
+
+
+# The formula
+
+
+def plain_p_value(scores: np.ndarray, value: float) -> float:
+    return (1 + sum(score <= value for score in scores)) / (len(scores) + 1)
+
+
+def plain_log_softmax(logits: torch.Tensor) -> np.ndarray:
+    values = logits.detach().double().numpy()
+    shifted = values - values.max(1, keepdims=True)
+    return (shifted - np.log(np.exp(shifted).sum(1, keepdims=True))).astype(np.float32)
+
+
+PLAIN = {
+    "max_softmax": lambda x, logits: plain_log_softmax(logits).max(1),
+    "max_logit": lambda x, logits: logits.detach().numpy().max(1),
+    "norm": lambda x, logits: np.sqrt((x.double().numpy() ** 2).sum(1)).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("score", PLAIN)
+def test_pooled_p_values_are_those_of_the_formula(score, linear):
+    (x, labels), (new, _) = draw(90), draw(50, seed=2)
+    rejection = fit_rejection(linear, [(x, labels)], 0.1, score)
+    decision = decide(rejection, linear, new)
+    scores = PLAIN[score](x, linear(x))
+    expected = [plain_p_value(scores, value) for value in PLAIN[score](new, linear(new))]
+    assert decision.p_value.tolist() == pytest.approx(expected, abs=1e-6)
+    assert decision.known.tolist() == [p > 0.1 for p in expected]
+    assert 0 < decision.known.sum() < len(new)
+    own = plain_log_softmax(linear(x))[np.arange(90), labels]
+    expected = [[plain_p_value(own, value) for value in row] for row in plain_log_softmax(linear(new))]
+    np.testing.assert_allclose(decision.class_p_values, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("score", ["max_softmax", "max_logit"])
+def test_p_values_by_class_are_those_of_the_formula(score, linear):
+    (x, labels), (new, _) = draw(91), draw(50, seed=2)  # with a class of another size
+    decision = decide(fit_rejection(linear, [(x, labels)], 0.1, score, by_class=True), linear, new)
+    of_classes = plain_log_softmax if score == "max_softmax" else lambda logits: logits.detach().numpy()
+    own = [of_classes(linear(x))[labels == k, k] for k in range(CLASSES)]
+    values = of_classes(linear(new))
+    expected = np.array([[plain_p_value(own[k], row[k]) for k in range(CLASSES)] for row in values])
+    np.testing.assert_allclose(decision.class_p_values, expected, atol=1e-6)
+    np.testing.assert_allclose(decision.p_value, expected.max(1), atol=1e-6)
+    assert decision.known.tolist() == (expected > 0.1).any(1).tolist()
+
+
+def test_a_fitted_score_uses_one_half_and_the_level_the_other(linear):
+    (x, labels), (new, _) = draw(101), draw(50, seed=2)
+    rejection = fit_rejection(linear, [(x, labels)], 0.1, "knn")
+    assert (len(rejection.references), rejection.settings["num_images"]) == (50, 51)
+    x, new = (points.double() / points.double().norm(dim=1, keepdim=True) for points in (x, new))
+    is_reference = (x[:, None] - rejection.references).abs().amax(2).amin(1) < 1e-6
+    assert is_reference.sum() == 50
+    k = rejection.settings["options"]["k"]
+    own, scores = (
+        -np.sort(np.linalg.norm(points[:, None] - x[is_reference], axis=2))[:, k - 1]
+        for points in (x[~is_reference], new)
+    )
+    p_values = rejection(new, linear(new.float())).p_value
+    assert p_values.tolist() == pytest.approx([plain_p_value(own, score) for score in scores], abs=1e-6)
+
+
+def test_equal_scores_count_as_at_most(linear):
+    x = torch.ones(40, DIM)
+    rejection = fit_rejection(linear, [x], 0.1, "max_logit")
+    assert decide(rejection, linear, x).p_value.unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_outputs_that_are_not_finite_are_unknown(value, by_class, linear):
+    x, labels = draw(90)
+    rejection = fit_rejection(linear, [(x, labels)], 0.1, "max_logit", by_class=by_class)
+    logits = linear(x[:3])
+    logits[1] = value
+    decision = rejection(None, logits)
+    assert not decision.known[1]
+    assert decision.known.tolist()[::2] == rejection(None, logits[::2]).known.tolist()
+
+
+# The level
+
+
+@pytest.mark.parametrize("score", ["max_softmax", "energy"])
+def test_the_level_is_kept_over_many_calibrations(score):
+    model, generator, rejected, total = Identity(), torch.Generator().manual_seed(0), 0, 2000
+    for _ in range(total):
+        logits = 3 * torch.randn(40, CLASSES, generator=generator)
+        rejected += int(not fit_rejection(model, [logits[:39]], 0.05, score)(None, logits[39:]).known)
+    error = 3 * math.sqrt(0.05 * 0.95 / total)
+    assert 0.05 - error < rejected / total < 0.05 + error
+
+
+def test_the_level_is_kept_in_every_class_over_many_calibrations():
+    model, generator, total = Identity(), torch.Generator().manual_seed(0), 2000
+    missed, rejected = torch.zeros(CLASSES), torch.zeros(CLASSES)
+    labels = torch.arange(20 * CLASSES) % CLASSES
+    for _ in range(total):
+        logits = torch.randn(20 * CLASSES, CLASSES, generator=generator)
+        logits += nn.functional.one_hot(labels) * (labels * 3)[:, None]  # the first class is harder than the others
+        rejection = fit_rejection(model, [(logits[CLASSES:], labels[CLASSES:])], 0.05, "max_softmax", by_class=True)
+        decision = rejection(None, logits[:CLASSES])
+        missed += decision.class_p_values.diagonal() <= 0.05 + 1e-6
+        rejected += ~decision.known
+    error = 3 * math.sqrt(0.05 * 0.95 / total)
+    assert ((missed / total - 0.05).abs() < error).all()
+    assert (rejected / total < 0.05 + error).all()
+
+
+# Prediction sets
+
+
+def test_a_set_by_class_has_the_classes_above_the_level_and_is_empty_for_the_unknown(linear):
+    (x, labels), (new, _) = draw(90), draw(300, seed=2)
+    rejection = fit_rejection(linear, [(x, labels)], 0.1, "max_softmax", by_class=True)
+    decision = decide(rejection, linear, new)
+    chosen = rejection.prediction_set(decision, linear(new).argmax(1), 0.9)
+    assert torch.equal(chosen.any(1), decision.known)
+    assert torch.equal(chosen, decision.class_p_values > 0.1 + 1e-6)
+    smaller = rejection.prediction_set(decision, linear(new).argmax(1), 0.6)
+    assert smaller.sum() < chosen.sum()
+    assert not (smaller & ~chosen).any()
+
+
+def test_a_pooled_set_has_the_prediction_if_the_input_is_known(linear):
+    (x, labels), (new, _) = draw(90), draw(300, seed=2)
+    rejection = fit_rejection(linear, [(x, labels)], 0.1, "norm")
+    decision, prediction = decide(rejection, linear, new), linear(new).argmax(1)
+    chosen = rejection.prediction_set(decision, prediction, 0.5)
+    assert torch.equal(chosen.any(1), decision.known)
+    assert chosen[decision.known].gather(1, prediction[decision.known, None]).all()
+
+
+def test_a_p_value_that_equals_one_minus_the_coverage_is_not_above_it():
+    logits = torch.arange(9.0)[:, None] * torch.tensor([1.0, 0.0])
+    rejection = fit_rejection(Identity(), [(logits, torch.zeros(9).long())], 0.1, "max_softmax")
+    decision = rejection(None, torch.tensor([[-1.0, 0.0]]))  # below all: p is 1 / 10
+    assert decision.class_p_values[0, 0] == pytest.approx(0.1)
+    known = decision._replace(known=torch.tensor([True]))
+    assert rejection.prediction_set(known, torch.tensor([1]), 0.9).tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize(("coverage", "is_labeled"), [(0.95, True), (0.5, False)])
+def test_a_coverage_that_the_rejection_does_not_allow_is_an_error(coverage, is_labeled, linear):
+    x, labels = draw(90)
+    rejection = fit_rejection(linear, [(x, labels) if is_labeled else x], 0.1, "norm")
+    message = "at most 0.9, since up to 0.1 .* a level of 0.05, which needs 19" if is_labeled else "no p-values of"
+    with pytest.raises(ValueError, match=message):
+        rejection.check_coverage(coverage)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"level": 0}, "level must be between 0 and 1"),
+        ({"level": 1.0}, "level must be between 0 and 1"),
+        ({"level": 0.01, "score": "energy"}, "level 0.01 needs 99 images; there are 90"),
+        ({"level": 0.02, "score": "knn"}, "needs 49 images, and as many to choose or fit the score, so 98"),
+        ({"level": 0.02, "by_class": True, "score": "max_logit"}, "49 images of each class; class 0 has 30"),
+        ({"score": "entropy"}, "unknown score 'entropy'; choose auto"),
+        ({"score": "energy", "by_class": True}, "energy is not one of each class"),
+        ({"score": "concentration"}, "concentration needs concentrations, which the data do not have"),
+        ({"unknown": [torch.randn(1, DIM)]}, "unknown has a single input"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
+)
+def test_bad_options_are_an_error(options, message, linear):
+    with pytest.raises(ValueError, match=message):
+        fit_rejection(linear, [draw(90)], **options)
+
+
+@pytest.mark.parametrize("score", ["knn", "norm"])
+def test_a_score_of_embeddings_is_an_error_without_them(score):
+    with pytest.raises(ValueError, match=f"{score} needs embeddings, .* max_logit, energy need none"):
+        fit_rejection(Identity(), [(torch.randn(90, CLASSES), draw(90)[1])], 0.1, score)
+
+
+@pytest.mark.parametrize("options", [{}, {"score": "mahalanobis"}, {"score": "max_logit", "by_class": True}], ids=str)
+def test_missing_labels_are_an_error_where_they_are_needed(options, linear):
+    with pytest.raises(ValueError, match="needs labels"):
+        fit_rejection(linear, [draw(90)[0]], **options)
+
+
+@pytest.mark.parametrize("label", [CLASSES, -1])
+def test_labels_of_other_classes_are_an_error(label, linear):
+    x, labels = draw(90)
+    labels[7] = label
+    with pytest.raises(ValueError, match="1 of 90 labels are none of the model's classes, 0 to 2"):
+        fit_rejection(linear, [(x, labels)], 0.1)
+
+
+# The choice of the score
+
+
+@pytest.mark.parametrize("has_unknown", [False, True])
+def test_auto_is_deterministic_for_a_seed(has_unknown, linear):
+    unknown = [3 * torch.randn(60, DIM, generator=torch.Generator().manual_seed(3))] if has_unknown else None
+    first, same = (fit_rejection(linear, [draw(200)], 0.1, unknown=unknown, seed=4) for _ in range(2))
+    assert first.settings == same.settings
+    assert all(torch.equal(a, b) for a, b in zip(first.buffers(), same.buffers(), strict=True))
+    assert first.settings["score"] == max(first.settings["ranking"], key=first.settings["ranking"].get)
+    assert set(first.settings["ranking"]) <= set(SCORES) - {"concentration"}
+    assert first.settings["ranked_by"] == ("unknown inputs" if has_unknown else "left-out classes")
+    if has_unknown:
+        shares = first.settings["unknown"]
+        assert shares["num_images"] == 30
+        assert shares["low"] <= shares["rejected"] <= shares["high"]
+
+
+# Files
+
+
+@pytest.mark.parametrize("score", sorted(set(SCORES) - {"concentration"}))
+def test_a_saved_rejection_decides_the_same(score, linear, tmp_path):
+    rejection = fit_rejection(linear, [draw(120)], 0.1, score)
+    rejection.save(tmp_path / "rejection.safetensors")
+    loaded = Rejection.load(tmp_path / "rejection.safetensors")
+    for a, b in zip(*(decide(each, linear, draw(50, 2)[0]) for each in (rejection, loaded)), strict=True):
+        assert torch.equal(a, b)
+    assert loaded.settings == rejection.settings
+
+
+@pytest.mark.parametrize("damage", ["cut", "other file", "no settings", "missing buffer", "invalid settings"])
+def test_a_damaged_file_is_an_error(damage, linear, tmp_path):
+    file = tmp_path / "rejection.safetensors"
+    rejection = fit_rejection(linear, [draw(120)], 0.1, "max_logit")
+    rejection.save(file)
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-9])
+    elif damage == "other file":
+        file.write_text("text")
+    elif damage == "no settings":
+        save_file(load_file(file), file)
+    else:
+        names = {"missing buffer": ('"level"', '"level"'), "invalid settings": ('"level": 0.1', '"level": 2.0')}
+        from safetensors import safe_open
+
+        with safe_open(file, "pt") as opened:
+            metadata = {"rejection": opened.metadata()["rejection"].replace(*names[damage])}
+        save_file({} if damage == "missing buffer" else load_file(file), file, metadata)
+    with pytest.raises(ValueError, match="is no rejection that"):
+        Rejection.load(file)
+
+
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="rejection"):
+        Rejection.load(tmp_path / "rejection.safetensors")
+
+
+# It belongs to the model
+
+
+@pytest.mark.parametrize("score", ["max_softmax", "knn"])
+def test_a_saved_model_decides_the_same(score, classifier, tmp_path):
+    fit_rejection(classifier, [images(100)], 0.1, score)
+    classifier.save_pretrained(tmp_path)
+    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
+    expected, output = classifier(images(30, 1)[0]), loaded(images(30, 1)[0])
+    for name in ("known", "p_value", "class_p_values"):
+        assert torch.equal(output[name], expected[name])
+    assert loaded.train()(images(30, 1)[0]).known is None
+
+
+def test_a_saved_model_without_its_values_is_an_error(classifier, tmp_path):
+    fit_rejection(classifier, [images(100)], 0.1, "max_logit")
+    classifier.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["rejection.calibration"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="has no values of its rejection"):
+        SphereVisionForImageClassification.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["weights", "classes"])
+def test_a_changed_model_is_saved_without_the_rejection_and_not_exported(change, classifier, tmp_path, caplog):
+    fit_rejection(classifier, [images(100)], 0.1, "max_logit")
+    if change == "weights":
+        nn.init.normal_(next(classifier.parameters()))
+    else:
+        classifier.config.id2label = {0: "a", 1: "b", 2: "d"}
+    from hf_sphere.export import export_onnx
+
+    with pytest.raises(ValueError, match=f"the {change} of the model .* rejection was fitted"):
+        export_onnx(classifier, tmp_path / "model.onnx")
+    classifier.save_pretrained(tmp_path)
+    assert SphereVisionForImageClassification.from_pretrained(tmp_path).rejection is None
+
+
+def test_an_encoder_is_saved_without_the_rejection_of_its_classifier(classifier, tmp_path):
+    fit_rejection(classifier, [images(100)], 0.1, "max_logit")
+    classifier.save_pretrained(tmp_path / "classifier")
+    SphereVisionModel.from_pretrained(tmp_path / "classifier").save_pretrained(tmp_path / "encoder")
+    assert SphereVisionForImageClassification.from_pretrained(tmp_path / "encoder").rejection is None
+    classifier.base_model.save_pretrained(tmp_path / "base")
+    classifier.save_pretrained(tmp_path / "again")
+    assert SphereVisionForImageClassification.from_pretrained(tmp_path / "again").rejection is not None
+
+
+def test_a_model_that_is_loaded_for_other_classes_has_no_rejection(classifier, tmp_path):
+    fit_rejection(classifier, [images(100)], 0.1, "max_logit", by_class=True)
+    classifier.save_pretrained(tmp_path)
+    options = {"num_labels": 5, "ignore_mismatched_sizes": True}
+    model = SphereVisionForImageClassification.from_pretrained(tmp_path, **options).eval()
+    assert model(images(3)[0]).known is None
+    assert model.config.rejection is None
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_the_rejection_is_that_of_the_uncalibrated_logits(by_class, classifier):
+    plain = fit_rejection(copy.deepcopy(classifier), [images(100)], 0.1, "max_softmax", by_class=by_class)
+    classifier.config.calibration = {"temperature": 0.3}
+    rejection = fit_rejection(classifier, [images(100)], 0.1, "max_softmax", by_class=by_class)
+    assert all(torch.equal(a, b) for a, b in zip(plain.buffers(), rejection.buffers(), strict=True))
+    assert classifier.config.calibration == {"temperature": 0.3}
+    before = classifier(images(30, 1)[0])
+    classifier.config.calibration = {"temperature": [3.0, 1.0, 2.0], "shift": [1.0, 0.0, 0.0]}
+    after = classifier(images(30, 1)[0])
+    assert not torch.equal(before.logits, after.logits)
+    assert all(torch.equal(before[name], after[name]) for name in ("known", "p_value", "class_p_values"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_in_half_precision_keeps_its_rejection_in_float32(dtype, classifier, tmp_path):
+    classifier.to(dtype)
+    fit_rejection(classifier, [images(100)], 0.1, "max_logit")
+    calibration = classifier.rejection.calibration
+    classifier.save_pretrained(tmp_path)
+    for options in ({"dtype": dtype}, {"dtype": torch.float32}):
+        loaded = SphereVisionForImageClassification.from_pretrained(tmp_path, **options)
+        assert torch.equal(loaded.rejection.calibration, calibration)
+        loaded.save_pretrained(tmp_path / "again")  # the same weights in another dtype are no change
+        assert loaded.rejection is not None
+    x = images(30, 1)[0]
+    assert torch.equal(SphereVisionForImageClassification.from_pretrained(tmp_path)(x).p_value, classifier(x).p_value)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("by_class", [False, True])
+def test_a_compiled_model_decides_the_same(backend, by_class, classifier):
+    fit_rejection(classifier, [images(100)], 0.1, "max_softmax", by_class=by_class)
+    x = images(30, 1)[0]
+    with torch.no_grad():
+        output, expected = torch.compile(classifier, backend=backend)(x), classifier(x)
+    for name in ("known", "p_value", "class_p_values"):
+        torch.testing.assert_close(output[name], expected[name])
+
+
+@pytest.mark.parametrize("trainer_class", [Trainer, SphereTrainer])
+def test_a_trainer_predicts_logits_alone(trainer_class, classifier, tmp_path):
+    fit_rejection(classifier, [images(100)], 0.1, "max_logit")
+    x, labels = images(6)
+    rows = [{"pixel_values": pixels, "labels": label} for pixels, label in zip(x, labels, strict=True)]
+    trainer = trainer_class(classifier, TrainingArguments(tmp_path, report_to=[], use_cpu=True))
+    np.testing.assert_allclose(trainer.predict(rows).predictions, classifier(x).logits.detach(), atol=1e-6)
