@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from reproduction import rejection_tables
 from reproduction.summaries import Benchmarks
 from reproduction.tables import join_lines
 
@@ -371,5 +372,8 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "head-costs": ("head_costs", _head_costs),
     "fine-tuning": ("fine_tuning", _fine_tuning),
     "prototypes-search": ("prototypes", _prototypes),
+    "rejection-level": ("rejection", rejection_tables.level),
+    "rejection-unknown": ("rejection", rejection_tables.unknown),
+    "rejection-runtime": ("rejection_runtime", rejection_tables.runtime),
 }
 """File of `benchmarks/results` and function of each table by its name in the markers of the pages."""
