@@ -14,11 +14,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from common import report, row
 
-from hf_sphere.data import ImageSourceOptions
+from hf_sphere.data import load_image_split
 from hf_sphere.metrics import calibration_errors, reliability_bins
 from hf_sphere.nn.calibration import calibrate
 from hf_sphere.ood import model_outputs
-from hf_sphere.search.extract import load_embedding_model, load_source_images
+from hf_sphere.search.extract import load_embedding_model
 
 ROOT = Path(__file__).parent.parent
 LOCAL = ROOT.parent / "shared" / "data" / "uoft-cs" / "cifar10"
@@ -35,8 +35,8 @@ def main() -> None:
     fitted, model.config.calibration = model.config.calibration, None
     if fitted is None:
         parser.error(f"{args.model} was trained without --calibrate.")
-    options = ImageSourceOptions(dataset_name=args.dataset_name)
-    found = model_outputs(model, load_source_images(args.model, options, "test", progress=False).batches)
+    images = load_image_split(args.dataset_name, "test", like=args.model, progress=False)
+    found = model_outputs(model, images.batches)
     correct = found.logits.argmax(1) == found.labels
     rows = [row("accuracy %", 100 * correct.double().mean().item()), row("temperature", fitted["temperature"])]
     figure, axes = plt.subplots(figsize=(4.2, 3.6), layout="constrained")

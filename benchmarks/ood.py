@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 from common import report, row
 
-from hf_sphere.data import ImageSourceOptions
+from hf_sphere.data import load_image_split
 from hf_sphere.nn.heads.mixins import INITIAL_LOG_TEMPERATURE
 from hf_sphere.ood import SCORES, compare_scores, model_outputs
-from hf_sphere.search.extract import class_names, load_embedding_model, load_source_images
+from hf_sphere.search.extract import class_names, load_embedding_model
 from hf_sphere.utils.files import read_json, write_json
 
 ROOT = Path(__file__).parent.parent
@@ -88,9 +88,8 @@ def measure(args: argparse.Namespace, folder: str) -> dict:
 
     def outputs(name: str, split: str, is_known: bool | None = None, share: int = 2):
         chosen = {} if is_known is None else {"select_class": lambda label: (label in known) == is_known}
-        options = ImageSourceOptions(dataset_name=local(name))
         limit = args.max_samples // share
-        images = load_source_images(folder, options, split, max_samples=limit, progress=False, **chosen)
+        images = load_image_split(local(name), split, like=folder, max_samples=limit, progress=False, **chosen)
         return model_outputs(model, images.batches)
 
     inside = outputs(args.dataset_name, "test", True)

@@ -87,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Embed the images and write the results."""
     summary = "Write the predictions and embeddings of a split."
     args, precision = parse_arguments((ExtractionArguments, PrecisionArguments), argv, summary)
+    from hf_sphere.data import load_image_split
     from hf_sphere.search import extract as extraction
     from hf_sphere.training.run import start_accelerator
 
@@ -109,10 +110,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     progress = accelerator.is_main_process and not args.disable_tqdm
     selections = {"known": names.__contains__, "unknown": lambda name: name not in names}
     with accelerator.main_process_first():  # it decodes the images; the others read its cache
-        images = extraction.load_source_images(
-            args.model_name_or_path,
+        images = load_image_split(
             options,
             args.split,
+            like=args.model_name_or_path,
             train_classes=args.train_classes,
             select_class=None if args.classes is None else selections[args.classes],
             max_samples=args.max_samples,

@@ -1,8 +1,9 @@
 """Preparation of image datasets for training: columns, classes, splits, statistics, batches."""
 
 import logging
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from hf_sphere.data.options import (
 from hf_sphere.data.provenance import DataRecord, fingerprint, identify_rows, resolve_split
 from hf_sphere.data.sampling import Episodes, check_episodes
 from hf_sphere.data.targets import CHANGED_BY, OPEN_SETS, check_task, has_labels, read_class_names
+from hf_sphere.utils.model_sources import name_of, preprocessing_of
 from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
@@ -214,9 +216,10 @@ def load_image_data(
 
 
 def load_image_split(
-    options: ImageSourceOptions,
+    source: ImageSourceOptions | str | os.PathLike,
     split: str | None = None,
     *,
+    like: Any = None,
     dataset: Any = None,
     record: DataRecord | None = None,
     train_classes: int | None = None,
@@ -232,15 +235,19 @@ def load_image_split(
     """Load one split as in evaluation: in its order and without random changes.
 
     Args:
-        options: The dataset, its columns, the shape of the images and the corruption, as in training: with the same
-            `seed` or `corruption_seed`, classes and pixels are those of `load_image_data`. Mean and standard deviation
-            are required; the image processor of a model has them. The split may have no labels. Other options are
+        source: A folder or name of a dataset, or options: the dataset, its columns, the shape of the images and the
+            corruption, as in training: with the same `seed` or `corruption_seed`, classes and pixels are those of
+            `load_image_data`. Mean and standard deviation are required, or `like`: the statistics of the split itself
+            would be others than those that a model was trained with. The split may have no labels. Other options are
             ignored.
         split: Name of the split, or a part of the data, see `hf_sphere.data.sources.read_split`: `all`,
             `train[:80%]`, `held_out(train, 0.2, seed=0)`. None for the evaluation split of
             `load_image_data`, or if a part would be held out of images without labels, for all of them. `training` for
             the images of the record, and `evaluation` and `validation` likewise if there is no split of this name.
+        like: Prepare the images as for this model: the folder or Hub id of one with an image processor, `timm:<name>`,
+            a model loaded from there or by timm, or an image processor. The options must not set its preprocessing.
         record: The images that a model was trained and evaluated on; its evaluation split is then that of `None`.
+            By default, that of the model of `like`.
         dataset: See `load_image_data`.
         train_classes: Instead of the split, load the evaluation images of `load_image_data` for retrieval with this
             option: those of `options.train_split` and of this split, without the first `train_classes` classes.
@@ -261,9 +268,14 @@ def load_image_split(
         >>> options = ImageSourceOptions(dataset_name="digits", image_mean=[0.5], image_std=[0.5])
         >>> load_image_split(options, "test").batches.labels.shape
         torch.Size([355])
+        >>> load_image_split("photos", "all", like="outputs/my-model")  # doctest: +SKIP
     """
+    options = source if isinstance(source, ImageSourceOptions) else ImageSourceOptions(os.fspath(source))
+    if like is not None:
+        options = replace(options, **preprocessing_of(like, options))
+        record = DataRecord.read(name) if record is None and (name := name_of(like)) else record
     if options.image_mean is None or options.image_std is None:
-        raise ValueError("image_mean and image_std are required to load a split as in evaluation.")
+        raise ValueError("image_mean and image_std are required to load a split as in evaluation, or a model (like).")
     check_task("classification" if train_classes is None else "retrieval", options, ValueOptions(), train_classes)
     corruption = _corruption(options, seed)
     dataset = _load_splits(options, dataset)

@@ -1,10 +1,14 @@
 """Embeddings and logits of any classifier."""
 
+import inspect
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
+from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 
 from hf_sphere.metrics.checks import check_embeddings, check_labels, check_scores
@@ -56,28 +60,37 @@ class Outputs(NamedTuple):
 
 
 @torch.no_grad()
-def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
+def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] | str | os.PathLike) -> Outputs:
     """Compute embeddings and logits of a classifier of timm, transformers or this library, in eval mode.
 
     The embeddings are the input of the linear layer or 1 x 1 convolution that computes the logits, or of the head of a
     model of this library, before they are normalized. If there is no such layer, they are None, with a warning.
 
     Args:
-        model: Returns logits (B, K), or an output with `logits`.
-        batches: Such as a `DataLoader`. A batch is a mapping of the model's inputs, possibly with `labels` or `label`;
-            a tensor of inputs; or a pair of inputs and labels. A tensor instead of batches is a single batch.
+        model: Returns logits (B, K), or an output with `logits`; or the name of an image classifier, `timm:<name>` too.
+        batches: Such as a `DataLoader`. A batch is a mapping of the model's inputs, possibly with `labels` or `label`,
+            of which other keys are ignored; a tensor of inputs; or a pair of inputs and labels. A tensor instead of
+            batches is a single batch. A folder or dataset by name, or paths of images, are prepared as the model needs
+            them, see `like` of `load_image_split`; names of classes become labels if the model has these classes.
 
     Returns:
         The outputs, float32 or better, on the CPU; labels if all batches have them.
 
     Raises:
-        ValueError: If there is no batch.
+        ValueError: If there is no batch, a batch does not fit the model, the preprocessing of the model is unknown, an
+            image is damaged, or only some of the class names are those of the model.
 
     Example:
         >>> model_outputs(network, images.split(4)).embeddings.shape
         torch.Size([8, 64])
     """
-    batches = [batches] if isinstance(batches, Tensor) else batches
+    if isinstance(model, str | os.PathLike):
+        from hf_sphere.utils.model_sources import load_classifier
+
+        loaded = load_classifier(os.fspath(model)).model
+        return model_outputs(loaded.to("cuda" if torch.cuda.is_available() else "cpu"), batches)
+    weight = next(chain(model.parameters(), model.buffers()), torch.empty(0))
+    given, names = _prepared(model, [batches] if isinstance(batches, Tensor) else batches, weight)
     head, calls, collected = getattr(model, "head", None) if hasattr(model, "head_inputs") else None, [], []
 
     def remember(layer: nn.Module, inputs: Any, output: Any) -> None:
@@ -88,11 +101,14 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
     handles = [layer.register_forward_hook(remember) for layer in layers]
     try:
         with eval_mode(model):
-            for batch in batches.epoch() if hasattr(batches, "epoch") else batches:
-                inputs, labels = _split(batch, next(model.parameters()).device)
+            for batch in given.epoch() if hasattr(given, "epoch") else given:
+                inputs, labels = _split(batch, weight.device, model)
                 calls.clear()
                 output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-                logits = output if isinstance(output, Tensor) else output["logits"]
+                fields = output if isinstance(output, Mapping) else {"logits": getattr(output, "logits", None)}
+                logits = output if isinstance(output, Tensor) else fields.get("logits")
+                if logits is None:
+                    raise ValueError(f"the {type(model).__name__} returns no logits; pass a classifier.")
                 found = [c for c in calls if head is not None or torch.equal(c[1].flatten(1).to(logits.dtype), logits)]
                 embeddings, last = found[-1] if found else (None, None)
                 collected.append((embeddings, logits, labels, getattr(last, "concentration", None)))
@@ -102,6 +118,8 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
     if not collected:
         raise ValueError("batches is empty; an iterator can be used only once.")
     outputs = Outputs(*map(_joined, zip(*collected, strict=True)))
+    if names is not None:
+        outputs = outputs._replace(labels=_class_indices(model, names))
     if outputs.embeddings is None:
         logging.getLogger(__name__).warning(
             f"No linear layer of {type(model).__name__} returns its logits, so its embeddings are unknown. The scores "
@@ -110,13 +128,54 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
     return outputs
 
 
-def _split(batch: Any, device: torch.device) -> tuple[Any, Tensor | None]:
+def _prepared(model: nn.Module, batches: Any, weight: Tensor) -> tuple[Any, list[str] | None]:
+    """Return batches, those of images as the model with this weight needs them, and the classes of the images."""
+    paths = batches if isinstance(batches, list | tuple) else [batches]
+    if not paths or not all(isinstance(path, str | os.PathLike) for path in paths):
+        return batches, None
+    from hf_sphere.data import ImageSourceOptions, load_image_split
+    from hf_sphere.search import ImageSource
+
+    source = ImageSource.of(batches)
+    options: dict[str, Any] = {"dataset": source.encoded, "like": model, "device": weight.device, "progress": False}
+    images = load_image_split(ImageSourceOptions(), "train", **options).batches
+    return (batch["pixel_values"].to(weight.dtype) for batch in images), source.labels
+
+
+def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any]:
     """Return the inputs of a batch on the device, and its labels."""
-    if isinstance(batch, Mapping):
-        inputs = {name: value.to(device) for name, value in batch.items() if "label" not in name}
-        return inputs, batch.get("labels", batch.get("label"))
-    several = batch if isinstance(batch, (tuple, list)) else [batch]
-    return several[0].to(device), several[1] if len(several) > 1 else None
+    if not isinstance(batch, Mapping):
+        several = batch if isinstance(batch, (tuple, list)) else [batch]
+        if not isinstance(several[0], Tensor):
+            got = type(several[0]).__name__
+            raise ValueError(f"inputs are tensors, mappings of these, or a list of paths without batches; got {got}.")
+        return several[0].to(device), several[1] if len(several) > 1 else None
+    labels = batch.get("labels", batch.get("label"))
+    if isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels):
+        labels = _class_indices(model, labels)
+    values = {k: v.to(device) for k, v in batch.items() if isinstance(v, Tensor) and "label" not in k}
+    inner: Any = extract_model_from_parallel(model)
+    parameters = inspect.signature(getattr(inner, "get_base_model", lambda: inner)().forward).parameters  # also of PEFT
+    named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    inputs = {p.name: values[p.name] for p in named if p.name in values}
+    if inputs and all(p.name in inputs or p.default is not p.empty for p in named):
+        return inputs, labels
+    main = {"pixel_values"} & {*values} or {*values}
+    arrays = {name: value for name, value in values.items() if name in main and value.ndim > 1}  # no index
+    if not named or len(arrays) == 1:
+        return arrays if not named else next(iter(arrays.values())), labels
+    takes = f"the {type(model).__name__} takes {', '.join(parameters)}, but a batch has {', '.join(batch)}"
+    raise ValueError(f"{takes}; name the inputs so, or pass pairs of inputs and labels.")
+
+
+def _class_indices(model: nn.Module, names: Sequence[str]) -> Tensor | None:
+    """Return the indices of the model's classes with these names; None if it has none of them."""
+    label2id: dict[str, int] = getattr(getattr(model, "config", None), "label2id", None) or {}
+    unknown = {*names} - {*label2id}
+    if unknown and unknown != {*names}:
+        which = f"{min({*names} - unknown)} is a class of the model, and {min(unknown)!r} is not"
+        raise ValueError(f"{which}; rename the class, or pass images of known and unknown classes separately.")
+    return torch.tensor([label2id[name] for name in names]) if names and not unknown else None
 
 
 def _joined(values: tuple[Tensor | None, ...]) -> Tensor | None:

@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -13,17 +12,15 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, AutoModelForImageClassification
+from transformers import MODEL_MAPPING, AutoConfig, AutoModel, AutoModelForImageClassification
 from transformers.modeling_outputs import ModelOutput
 
-from hf_sphere.data import ImagesFromDisk, ImageSourceOptions, ImageSplit, load_image_split
+from hf_sphere.data import ImagesFromDisk, ImageSplit
 from hf_sphere.data.decoding import cache_file
-from hf_sphere.data.provenance import DataRecord
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
 from hf_sphere.search.pipeline import Batch, embed_batches, finished_batches
 from hf_sphere.search.store import embeddings_writer
 from hf_sphere.utils.loading import load_model, load_pretrained
-from hf_sphere.utils.model_sources import processor_options
 from hf_sphere.utils.modules import digest_weights
 
 MODELS = {
@@ -122,32 +119,6 @@ def class_names(model: Any) -> list[str]:
     return [labels[index] for index in range(len(labels))] if hasattr(model, "head") else []
 
 
-def load_source_images(model_name: str, options: ImageSourceOptions, split: str | None, **loading: Any) -> ImageSplit:
-    """Load a split with the preprocessing of a model; `loading` are arguments of `load_image_split`.
-
-    The preprocessing is that of the model's image processor. Without one, its configuration has the size of the images,
-    and the options must have their mean and standard deviation: wrong ones would change the embeddings silently.
-    """
-    loading["record"] = DataRecord.read(model_name)
-    statistics = [name for name in ("image_mean", "image_std") if getattr(options, name) is not None]
-    try:
-        preprocessing = processor_options(load_pretrained(AutoImageProcessor, model_name))
-    except OSError as error:
-        config = load_pretrained(AutoConfig, model_name)
-        is_sphere = isinstance(config, SphereVisionConfig)
-        if len(statistics) < 2 or not is_sphere:
-            hint = "Give --image_mean and --image_std of the training images, or save" if is_sphere else "Save"
-            raise ValueError(
-                f"{model_name} has no image processor, so the normalization of its images is unknown. {hint} the one "
-                "of its training there by its `save_pretrained`."
-            ) from error
-        preprocessing = {"image_size": [*config.input_size], "num_channels": config.num_channels}
-    else:
-        if statistics:
-            raise ValueError(f"{model_name} has an image processor, which sets --{statistics[0]}; leave it out.")
-    return load_image_split(replace(options, **preprocessing), split, **loading)
-
-
 def extract_embeddings(
     model: Any,
     images: ImageSplit,
@@ -161,7 +132,7 @@ def extract_embeddings(
 
     Args:
         model: A model from `load_embedding_model`, in eval mode and on its device.
-        images: The split, from `load_source_images` or `load_image_split`.
+        images: The split, from `load_image_split`.
         folder: Folder to write; replaced if it exists.
         accelerator: Defines the precision of the model and the processes.
         about: Sources of model and images, for `embeddings.json`; backbone, head and distance are added.

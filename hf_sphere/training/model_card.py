@@ -30,6 +30,8 @@ TEMPLATE = Path(__file__).with_name("model_card_template.md")
 
 _DEFINITIONS = {
     "eval_loss": "mean training loss on the evaluation split, including a margin of the head, without calibration",
+    "validation_nll_change": "change of the negative log-likelihood of validation images by the calibration, in a "
+    "cross-validation; without an interval below 0, the calibration is not kept",
     "eval_nll": "mean negative log-likelihood of the classes, without a margin of the head, with calibration",
 }
 

@@ -5,9 +5,10 @@ otherwise a repository on the Hub.
 """
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,9 @@ def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -
     The arguments are those of `find_weights`; `AutoModelForImageClassification` loads models on the Hub and in folders.
     """
     if (timm_name := _timm_name(name, random_weights)) is not None:
-        from timm.data import resolve_model_data_config
-
         model: Any = _build(timm_name, pretrained=not random_weights, seed=seed)
-        preprocessing = timm_options(resolve_model_data_config(model))
-        return Classifier(model.eval(), lambda: _build(timm_name, pretrained=False), model.num_classes, preprocessing)
+        options = processor_options(model)
+        return Classifier(model.eval(), lambda: _build(timm_name, pretrained=False), model.num_classes, options)
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     model = load_model(AutoModelForImageClassification, name, complete=True).eval()
@@ -98,6 +97,44 @@ def _build(name: str, *, pretrained: bool, seed: int | None = None) -> nn.Module
             raise not_found(f"the pretrained weights of timm:{name} (model_name_or_path)", error) from error
 
 
+def name_of(model: Any) -> str | None:
+    """Return the folder or Hub id that a model is, or from which transformers loaded it; None for others."""
+    is_name = isinstance(model, str | os.PathLike)
+    name = model if is_name else getattr(getattr(model, "config", None), "name_or_path", "")
+    return None if os.fspath(name).startswith("timm:") else os.fspath(name) or None
+
+
+def preprocessing_of(model: Any, given: Any) -> dict[str, Any]:
+    """Return the preprocessing of a model, by name or loaded, or of an image processor, as `ImageSourceOptions`.
+
+    Without image processor, the configuration of a model of this library has the size of its images, and the options
+    that are `given` must have their mean and standard deviation: wrong ones would change results silently.
+    """
+    from transformers import AutoConfig, AutoImageProcessor
+
+    name, source = name_of(model), model
+    if isinstance(model, str) and model.startswith("timm:"):
+        source = _build(model.removeprefix("timm:"), pretrained=False, seed=0)  # for its configuration
+    elif name:
+        with suppress(OSError):
+            source = load_pretrained(AutoImageProcessor, name)
+    if not any(hasattr(source, field) for field in ("pretrained_cfg", "data_config", "image_mean")):
+        config: Any = getattr(model, "config", None) or (name and load_pretrained(AutoConfig, name))
+        is_sphere = getattr(config, "model_type", None) == "sphere_vision"
+        if is_sphere and given.image_mean is not None and given.image_std is not None:
+            return {"image_size": [*config.input_size], "num_channels": config.num_channels}
+        what = f"{name} has no image processor" if name else f"this {type(model).__name__} was not loaded by its name"
+        hint = "Give --image_mean and --image_std of the training images, or save" if is_sphere else "Save"
+        hint += " the one of its training there by its `save_pretrained`"
+        hint = hint if name else "Use load_image_split(..., like=processor), with its image processor"
+        raise ValueError(f"{what}, so the normalization of its images is unknown. {hint}.")
+    options = processor_options(source)
+    if changed := [key for key, value in options.items() if getattr(given, key) not in (None, value)]:
+        what = f"{name or type(model).__name__} has an image processor"
+        raise ValueError(f"{what}, which sets --{changed[0]}; leave it out.")
+    return options
+
+
 def timm_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a data configuration of timm as options of `hf_sphere.data.ImageSourceOptions`."""
     channels, *size = config["input_size"]
@@ -108,7 +145,11 @@ def timm_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def processor_options(processor: Any) -> dict[str, Any]:
-    """Return an image processor of transformers as options of `hf_sphere.data.ImageSourceOptions`."""
+    """Return an image processor of transformers, or model of timm, as options of `ImageSourceOptions`."""
+    if hasattr(processor, "pretrained_cfg"):
+        from timm.data import resolve_model_data_config
+
+        return timm_options(resolve_model_data_config(processor))
     if (of_timm := getattr(processor, "data_config", None)) is not None:  # of transformers' wrapper of timm
         return timm_options(of_timm)
     crop = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else None
@@ -116,6 +157,8 @@ def processor_options(processor: Any) -> dict[str, Any]:
     if crop:
         crop_pct = min(dict(crop).values()) / min(value for value in dict(processor.size).values() if value)
     side = size.get("shortest_edge")
+    if not crop and side is not None and side >= 384:
+        crop_pct = None  # of ConvNext, whose processor then stretches the image
     mean, std = list(processor.image_mean or [0.0]), list(processor.image_std or [1.0])
     if not getattr(processor, "do_normalize", True):
         mean, std = [0.0] * len(mean), [1.0] * len(mean)

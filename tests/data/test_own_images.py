@@ -12,10 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import timm
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDatasetDict
 from PIL import ExifTags, Image as PILImage
+from transformers import CLIPImageProcessor, ConvNextImageProcessor, ViTImageProcessor
 
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.data import (
     Augmentation,
     CorruptImageError,
@@ -30,6 +33,9 @@ from hf_sphere.data.folders import list_files
 from hf_sphere.data.provenance import fingerprint
 from hf_sphere.data.sources import as_splits, load_splits
 from hf_sphere.search import ImageSource
+from hf_sphere.utils.pixels import convert_image
+
+TINY = SphereVisionConfig(backbone="linear_embedding", num_channels=1, image_size=8, num_labels=3)
 
 
 @pytest.fixture
@@ -337,6 +343,90 @@ class TestHeldOutPart:
         (tmp_path / "nothing").mkdir()
         with pytest.raises((OSError, ValueError), match="nothing"):
             load_named(str(tmp_path / "nothing"))
+
+
+def preprocess_by_timm(images):
+    from timm.data import create_transform, resolve_data_config
+
+    transform = create_transform(**resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg("test_resnet").to_dict()))
+    return torch.stack([transform(image) for image in images])
+
+
+CROPPED = {"size": {"shortest_edge": 24}, "crop_size": {"height": 16, "width": 16}}
+SPHERE = {"size": {"height": 16, "width": 20}, "image_mean": [0.1], "image_std": [0.4], "num_channels": 1}
+
+
+class TestPreprocessingOfAModel:
+    """Inputs of photos are those of the image processor, by any description of the model."""
+
+    @pytest.fixture
+    def photos(self, tmp_path):
+        """Photos whose crops begin at whole pixels, where timm and transformers agree."""
+        generator = np.random.default_rng(0)
+        (tmp_path / "photos").mkdir()
+        for index, (name, mode) in enumerate([("a.png", "RGB"), ("b.jpg", "RGB"), ("c.png", "RGBA"), ("d.jpg", "L")]):
+            coarse = generator.integers(0, 255, (6, 5, 4), np.uint8)
+            image = PILImage.fromarray(coarse, "RGBA").resize((48 + 24 * index, 48), PILImage.Resampling.BICUBIC)
+            image.convert(mode).save(tmp_path / "photos" / name)
+        return tmp_path / "photos"
+
+    @pytest.mark.parametrize(
+        "processor",
+        [
+            SphereVisionImageProcessor(**SPHERE),
+            SphereVisionImageProcessor(**SPHERE | {"crop_pct": 0.8, "background_color": [9, 99, 199]}),
+            ViTImageProcessor(size={"height": 16, "width": 20}, image_mean=[0.2, 0.3, 0.4]),
+            ViTImageProcessor(size={"height": 16, "width": 20}, resample=3, do_normalize=False),
+            ViTImageProcessor(size={"height": 16, "width": 20}, rescale_factor=1 / 127.5),
+            ConvNextImageProcessor(size={"shortest_edge": 16}, crop_pct=0.5),
+            ConvNextImageProcessor(size={"shortest_edge": 384}),  # stretched, as are larger ones
+            CLIPImageProcessor(**CROPPED),
+        ],
+    )
+    def test_they_are_those_of_the_image_processor(self, photos, processor):
+        batches = load_image_split(photos, "all", like=processor).batches
+        images = [PILImage.open(path) for path in sorted(photos.iterdir())]
+        if not isinstance(processor, SphereVisionImageProcessor):
+            images = [convert_image(image, 3) for image in images]
+        expected = processor(images, return_tensors="pt")["pixel_values"]
+        difference = (next(batches.epoch())["pixel_values"] - expected).abs().amax()
+        level = processor.rescale_factor / min(processor.image_std if processor.do_normalize else [1.0])  # one of 255
+        assert difference <= 1.01 * level
+
+    @pytest.mark.parametrize("like", ["timm:test_resnet", "model"])
+    def test_they_are_those_of_timm(self, photos, like):
+        like = timm.create_model("test_resnet", num_classes=3) if like == "model" else like
+        batches = load_image_split(ImageSourceOptions(photos), "all", like=like).batches
+        images = [convert_image(PILImage.open(path), 3) for path in sorted(photos.iterdir())]
+        assert (next(batches.epoch())["pixel_values"] - preprocess_by_timm(images)).abs().amax() < 0.05
+
+    def test_a_loaded_model_is_as_its_folder(self, photos, tmp_path):
+        SphereVisionForImageClassification(TINY).save_pretrained(tmp_path / "model")
+        SphereVisionImageProcessor(**SPHERE).save_pretrained(tmp_path / "model")
+        loaded = SphereVisionForImageClassification.from_pretrained(tmp_path / "model")
+        likes = [tmp_path / "model", str(tmp_path / "model"), loaded, SphereVisionImageProcessor(**SPHERE)]
+        first, *others = [load_image_split(photos, "all", like=like).batches for like in likes]
+        assert first.images.shape == (4, 1, 16, 20)
+        assert all(batches.images.equal(first.images) and batches._shift.equal(first._shift) for batches in others)
+        assert first._shift.flatten().tolist() == pytest.approx([-0.25])
+
+    @pytest.mark.parametrize("option", [{"image_mean": [0.5]}, {"image_size": [9]}, {"crop_pct": 0.9}])
+    def test_an_option_that_contradicts_it_is_an_error(self, photos, option):
+        options = ImageSourceOptions(str(photos), **option)
+        with pytest.raises(
+            ValueError, match=f"has an image processor, which sets --{next(iter(option))}; leave it out"
+        ):
+            load_image_split(options, like=SphereVisionImageProcessor(**SPHERE))
+
+    @pytest.mark.parametrize("like", [SphereVisionForImageClassification(TINY), torch.nn.Linear(2, 2), 5])
+    def test_a_model_without_known_preprocessing_is_an_error_that_says_what_to_do(self, photos, like):
+        message = rf"this {type(like).__name__} was not loaded by its name, .*Use load_image_split\(\.\.\., like=proc"
+        with pytest.raises(ValueError, match=message):
+            load_image_split(photos, like=like)
+
+    def test_a_folder_is_not_normalized_by_its_own_statistics(self, photos):
+        with pytest.raises(ValueError, match=r"image_mean and image_std are required .* or a model \(like\)"):
+            load_image_split(photos)
 
 
 class TestSplitExpressions:

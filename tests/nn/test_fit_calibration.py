@@ -10,7 +10,7 @@ from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.export import export_onnx
 from hf_sphere.metrics import calibration_errors, probability_scores
 from hf_sphere.nn import fit_calibration
-from hf_sphere.nn.calibration import calibrate
+from hf_sphere.nn.calibration import calibrate, fit_and_validate
 
 VECTOR = {"temperature": [0.5, 2.0, 4.0], "shift": [1.0, -1.0, 0.0]}
 
@@ -206,22 +206,51 @@ def test_lists_keep_the_precision_of_python():
     assert fit_calibration(logits, labels)["temperature"] == pytest.approx(1 / np.log(2), rel=0.02)
 
 
+def draw(count, factor, classes=5, seed=0):
+    """Draw labels, and logits that are `factor` times those of their distribution."""
+    generator = torch.Generator().manual_seed(seed)
+    true = 2 * torch.randn(count, classes, generator=generator, dtype=torch.float64)
+    return factor * true, true.softmax(1).multinomial(1, generator=generator)[:, 0]
+
+
+def test_41_correct_examples_whose_calibration_makes_others_worse_are_reported():
+    sure = torch.tensor([4.0, 0.0, 0.0]).expand(41, 3)  # 96 % sure of class 0
+    labels, others = torch.zeros(41, dtype=torch.long), (torch.arange(1000) % 100 < 4).long()
+    with pytest.warns(UserWarning, match=r"not shown to help: in a cross-validation of 41 examples it changes .* ±"):
+        fitted = fit_calibration(sure, labels)
+    calibrated = calibrate(sure, **fitted)
+    assert F.cross_entropy(calibrated, labels) < F.cross_entropy(sure, labels)
+    assert F.cross_entropy(calibrated[:1].expand(1000, 3), others) > F.cross_entropy(sure[:1].expand(1000, 3), others)
+
+
 @pytest.mark.parametrize("kind", ["temperature", "vector"])
-def test_fewer_than_200_examples_are_reported(overconfident, kind):
-    logits, labels = (values[:199] for values in overconfident)
-    with pytest.warns(UserWarning, match="rests on 199 examples; below 200 it is uncertain. Hold out more"):
-        fit_calibration(logits, labels, kind)
+@pytest.mark.parametrize("count", [41, 400])
+def test_calibrated_logits_are_not_calibrated_again_in_more_than_5_percent_of_cases(kind, count):
+    changes = [fit_and_validate(*draw(count, 1.0, seed=seed), kind)[1:] for seed in range(40)]
+    assert sum(mean + margin < 0 for mean, margin in changes) <= 2
 
 
-def test_enough_examples_are_not_reported(overconfident, recwarn):
-    logits, labels = (values[:200] for values in overconfident)
-    fit_calibration(logits, labels)
+@pytest.mark.parametrize("kind", ["temperature", "vector"])
+@pytest.mark.parametrize("factor", [1.5, 0.6], ids=["overconfident", "underconfident"])
+def test_2000_wrong_confidences_are_calibrated(kind, factor, recwarn):
+    logits, labels = draw(2000, factor)
+    _, mean, margin = fit_and_validate(logits, labels, kind)
+    others, true = draw(20_000, factor, seed=1)
+    calibrated = calibrate(others, **fit_calibration(logits, labels, kind))
+    gain = float(F.cross_entropy(calibrated, true) - F.cross_entropy(others, true))
+    assert mean + margin < 0
+    assert abs(mean - gain) < margin
     assert not recwarn.list
 
 
-def test_a_calibration_that_makes_the_loss_worse_is_reported():
+def test_one_example_is_reported():
+    with pytest.warns(UserWarning, match="it changes their negative log-likelihood by 0 ± inf"):
+        fit_calibration(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+
+
+def test_a_calibration_of_many_correct_examples_is_reported():
     labels = torch.arange(300) % 3
-    with pytest.warns(UserWarning, match="increases the negative log-likelihood of the labels .* do not use it"):
+    with pytest.warns(UserWarning, match="the calibration is not shown to help.* Hold out more examples, or do withou"):
         fit_calibration(20.0 * F.one_hot(labels), labels)
 
 

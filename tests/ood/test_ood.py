@@ -1,12 +1,17 @@
 import pickle
+from pathlib import Path
+from types import MethodType, SimpleNamespace
 
 import numpy as np
 import pytest
 import timm
 import torch
+from peft import LoraConfig, get_peft_model
+from PIL import Image
 from pytorch_ood import detector as reference
 from sklearn.exceptions import NotFittedError
 from torch import nn
+from torch.nn import DataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import (
     BertConfig,
@@ -17,7 +22,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
+from hf_sphere.data import load_image_split
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.metrics import detection_scores
 from hf_sphere.nn.heads import HEADS
@@ -426,6 +432,154 @@ class TestModels:
         expected = model(images)
         assert torch.allclose(outputs.logits, expected if kind == "timm" else expected.logits, atol=1e-6)
         assert outputs.embeddings is None
+
+
+class Takes(nn.Module):
+    """A classifier of images (B, 1, 8, 8) whose forward is another function of them."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.fc = nn.Linear(64, 3)
+        self.forward = lambda *args, **kwargs: None
+        self.forward = MethodType(forward, self)
+
+    def logits(self, images):
+        return self.fc(images.flatten(1))
+
+
+class TestBatchesOfLoaders:
+    @pytest.mark.parametrize(
+        "forward",
+        [
+            lambda self, x: self.logits(x),
+            lambda self, image: {"logits": self.logits(image)},
+            lambda self, *, image, scale=1.0: self.logits(image) * scale,
+            lambda self, x, index=None: self.logits(x),
+            lambda self, **inputs: self.logits(inputs["image"]),
+            lambda self, image, label=None, **others: self.logits(image) / (not others),
+            lambda self, image: SimpleNamespace(logits=self.logits(image)),
+        ],
+        ids=["another name", "mapping", "keyword", "optional", "any keywords", "others", "fields"],
+    )
+    @pytest.mark.parametrize("label", ["label", "labels"])
+    def test_other_keys_are_ignored(self, forward, label):
+        model, images = Takes(forward), torch.randn(4, 1, 8, 8)
+        rows = {"index": torch.arange(4), "file": [*"abcd"], "row": [1, 2, 3, 4]}
+        batch = {
+            "file": rows["file"],
+            "image": images,
+            "index": rows["index"],
+            label: torch.tensor([2, 0, 1, 1]),
+            "row": rows["row"],
+        }
+        outputs = model_outputs(model, [batch])
+        assert torch.allclose(outputs.logits, model.logits(images))
+        assert outputs.labels.tolist() == [2, 0, 1, 1]
+
+    @pytest.mark.parametrize(
+        "wrap", [lambda model: get_peft_model(model, LoraConfig(target_modules=["fc1"])), DataParallel]
+    )
+    def test_of_wrapped_models_too(self, wrap):
+        model = timm.create_model("vit_tiny_patch16_224", img_size=32, num_classes=3, depth=1)
+        images = torch.randn(2, 3, 32, 32)
+        outputs = model_outputs(wrap(model), [{"pixel_values": images, "index": torch.arange(2)}])
+        assert torch.allclose(outputs.logits, model.eval()(images), atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("batch", "message"),
+        [
+            ({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, r"takes x, but a batch has a, b; name the inputs so"),
+            ({"index": torch.zeros(2)}, r"takes x, but a batch has index; name the inputs so"),
+            ([["a.png"], ["b.png"]], "mappings of these, or a list of paths without batches; got list"),
+            (None, "got NoneType"),
+        ],
+    )
+    def test_batches_that_do_not_fit_are_an_error_that_says_what_does(self, batch, message):
+        with pytest.raises(ValueError, match=message):
+            model_outputs(Takes(lambda self, x: self.logits(x)), [batch])
+
+    def test_a_model_without_logits_is_an_error(self):
+        model = SphereVisionForImageClassification(TINY).base_model
+        with pytest.raises(ValueError, match="the SphereVisionModel returns no logits; pass a classifier"):
+            model_outputs(model, torch.zeros(2, 1, 8, 8))
+
+    @pytest.mark.parametrize(("names", "labels"), [("aba", [0, 1, 0]), ("cdd", None)])
+    def test_names_of_classes_are_labels_if_the_model_has_them(self, names, labels):
+        model = SphereVisionForImageClassification(TINY)
+        outputs = model_outputs(model, [{"pixel_values": torch.zeros(3, 1, 8, 8), "label": [*names]}])
+        assert outputs.labels is None if labels is None else outputs.labels.tolist() == labels
+
+
+TINY = SphereVisionConfig(
+    backbone="linear_embedding", num_channels=1, image_size=8, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1}
+)
+
+
+class TestImageFiles:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        generator = np.random.default_rng(0)
+        for row, name in enumerate(["known/b/0.png", "known/a/1.jpg", "known/b/test.png", "unknown/z/3.png"]):
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(generator.integers(0, 255, (9 + row, 12), np.uint8)).save(path)
+        return tmp_path
+
+    @pytest.fixture
+    def saved(self, tmp_path):
+        SphereVisionForImageClassification(TINY).save_pretrained(tmp_path / "model")
+        SphereVisionImageProcessor(
+            num_channels=1, size={"height": 8, "width": 8}, image_mean=[0.3], image_std=[0.2]
+        ).save_pretrained(tmp_path / "model")
+        return tmp_path / "model"
+
+    @pytest.mark.parametrize("loaded", [False, True])
+    @pytest.mark.parametrize("kind", [str, Path])
+    def test_they_are_prepared_by_the_model(self, folder, saved, loaded, kind):
+        network = SphereVisionForImageClassification.from_pretrained(saved).eval()
+        model = network if loaded else kind(saved)
+        paths = [folder / "known/a/1.jpg", folder / "known/b/0.png", folder / "known/b/test.png"]
+        pixels = SphereVisionImageProcessor.from_pretrained(saved)([Image.open(path) for path in paths])
+        with torch.no_grad():
+            expected = network(torch.stack(list(pixels["pixel_values"]))).logits
+        listed, named = model_outputs(model, [*map(kind, paths)]), model_outputs(model, kind(folder / "known"))
+        assert torch.allclose(listed.logits, expected, atol=1e-5)
+        assert torch.allclose(named.logits, expected, atol=1e-5)
+        assert (named.labels.tolist(), listed.labels) == ([0, 1, 1], None)
+
+    def test_they_are_prepared_for_models_in_half_precision(self, folder, saved):
+        model = SphereVisionForImageClassification.from_pretrained(saved, dtype=torch.bfloat16)
+        expected = model_outputs(saved, folder / "known").logits
+        assert torch.allclose(model_outputs(model, folder / "known").logits, expected, atol=0.05)
+
+    def test_unknown_images_have_no_labels(self, folder, saved):
+        assert model_outputs(saved, folder / "unknown").labels is None
+
+    def test_known_and_unknown_classes_in_one_folder_are_an_error(self, folder, saved):
+        (folder / "unknown/z").rename(folder / "known/z")
+        with pytest.raises(ValueError, match="a is a class of the model, and 'z' is not; rename the class, or pass"):
+            model_outputs(saved, folder / "known")
+
+    def test_models_of_timm_are_prepared_by_their_configuration(self, folder):
+        model = timm.create_model("test_resnet", num_classes=3)
+        expected = model_outputs(model, load_image_split(folder / "unknown", "all", like="timm:test_resnet").batches)
+        assert torch.allclose(model_outputs(model, folder / "unknown").logits.sum(0), expected.logits.sum(0), atol=1e-5)
+
+    @pytest.mark.parametrize("name", ["text.png", "missing.png"])
+    def test_a_file_that_is_no_image_is_an_error_that_names_it(self, folder, saved, name):
+        (folder / "text.png").write_text("no image")
+        with pytest.raises(ValueError, match=rf"{name}\) of the split cannot be decoded"):
+            model_outputs(saved, [folder / "known/a/1.jpg", folder / name])
+
+    def test_a_model_of_unknown_preprocessing_is_an_error_that_says_what_to_do(self, folder):
+        with pytest.raises(ValueError, match=r"this Linear was not loaded by its name, .*like=processor"):
+            model_outputs(nn.Linear(2, 2), folder / "known")
+
+    def test_the_name_of_a_model_of_texts_is_an_error(self, tmp_path):
+        sizes = dict(vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+        BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=r"cannot be loaded as AutoModelForImageClassification: .*BertConfig"):
+            model_outputs(tmp_path, [{"input_ids": torch.randint(30, (4, 5))}])
 
 
 def test_the_score_of_a_damaged_comparison_is_not_hidden(sets):

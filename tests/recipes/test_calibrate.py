@@ -131,24 +131,27 @@ def test_classes_without_validation_images_are_reported_before_training(train):
         train("--calibrate", "vector", "--validation_fraction", "0", "--validation_split", "test[:8]")
 
 
-def test_few_validation_images_are_reported(train):
-    with pytest.warns(UserWarning, match="the calibration rests on 100 examples"):
-        train("--calibrate", "temperature", "--validation_fraction", "0.25")
+def test_the_gain_is_reported_with_its_interval(calibrated, results_of):
+    results = results_of(calibrated)
+    assert results["validation_nll_change"] + results["validation_nll_change_interval"] < 0
+    assert "| validation_nll_change |" in (calibrated / "README.md").read_text()
 
 
-def test_a_calibration_that_makes_the_held_out_loss_worse_is_not_kept(train_saved, results_of, monkeypatch, caplog):
-    fit = calibration.fit_calibration
-    monkeypatch.setattr(calibration, "fit_calibration", lambda *given: fit(*given) and {"temperature": 50.0})
-    folder = train_saved(*HELD_OUT, "--calibrate", "temperature")
+@pytest.mark.parametrize("kind", ["temperature", "vector"])
+def test_a_calibration_that_is_not_shown_to_help_is_not_kept(train_saved, results_of, monkeypatch, caplog, kind):
+    fit = calibration.fit_and_validate
+    monkeypatch.setattr(calibration, "fit_and_validate", lambda *given: (fit(*given)[0], -0.1, 0.2))
+    folder = train_saved(*HELD_OUT, "--calibrate", kind)
     results = results_of(folder)
-    assert "The calibration is not kept" in caplog.text
+    assert "not kept, since it is not shown to help: in a cross-validation of 213 images it changes t" in caplog.text
+    assert "likelihood by -0.1 ± 0.2. Hold out more images" in caplog.text
     assert SphereVisionConfig.from_pretrained(folder).calibration is None
     assert results["eval_nll"] == results["eval_uncalibrated_nll"]
+    assert results["validation_nll_change"] == -0.1
 
 
 def test_a_calibration_that_makes_the_evaluation_loss_worse_is_reported(train_saved, monkeypatch, caplog):
-    answers = iter([False, False, True])  # while fitting, of the validation images, of the evaluation split
-    monkeypatch.setattr(calibration, "is_harmful", lambda *_: next(answers))
+    monkeypatch.setattr(calibration, "fit_and_validate", lambda *given: ({"temperature": 50.0}, -0.2, 0.1))
     folder = train_saved(*HELD_OUT, "--calibrate", "temperature")
     assert "increases eval_nll; to drop it, remove `calibration` from config.json" in caplog.text
     assert SphereVisionConfig.from_pretrained(folder).calibration is not None

@@ -11,7 +11,7 @@ from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task, image
 from hf_sphere.utils.arguments import Arguments, Options, argument
-from hf_sphere.utils.texts import show_metrics
+from hf_sphere.utils.texts import INTERVAL, show_metrics
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -233,29 +233,34 @@ def calibration(run: "Run", setup: image.Setup, kind: Literal["temperature", "ve
 def fit_calibration_of(
     run: "Run", images: "ImageData", kind: Literal["temperature", "vector"], model: Any
 ) -> dict[str, float]:
-    """Fit a calibration to held-out images.
+    """Fit a calibration to held-out images, and keep it if it helps by the interval of its cross-validation.
 
-    Returns the scores of the probabilities on the evaluation split without and with the calibration. One that
-    increases the loss of the images that it is fitted to is not kept; the evaluation split does not decide.
+    Returns this change of their likelihood, with its 95 % interval, and the scores of the probabilities on the
+    evaluation split without and with the calibration; the evaluation split does not decide.
     """
     from hf_sphere.metrics import probability_scores
-    from hf_sphere.nn.calibration import calibrate, fit_calibration, is_harmful
+    from hf_sphere.nn.calibration import calibrate, fit_and_validate
     from hf_sphere.training.evaluation import gather_logits
 
     model.config.calibration = None
     validation: Any = images.validation
-    logits, labels = gather_logits(model, validation, run.accelerator)
-    fitted: dict[str, Any] = fit_calibration(logits, labels, kind)  # warns if there are few images
-    if is_harmful(logits, labels, fitted):
-        logger.warning("The calibration is not kept: the probabilities remain those of the training.")
+    fitted, mean, margin = fit_and_validate(*gather_logits(model, validation, run.accelerator), kind)
+    measured = f"in a cross-validation of {validation.num_examples:,} images"
+    described = f"{measured} it changes their negative log-likelihood by {mean:.4g} ± {margin:.4g}"
+    if mean + margin < 0:
+        run.accelerator.print(f"calibration kept: {described}")
+    else:
+        logger.warning(
+            f"The calibration is not kept, since it is not shown to help: {described}. Hold out more images."
+        )
         fitted = {}
+    results = {"validation_nll_change": mean, f"validation_nll_change{INTERVAL}": margin}
     logits, labels = gather_logits(model, images.evaluation, run.accelerator)
     calibrated = calibrate(logits, **fitted) if fitted else logits
-    results: dict[str, float] = {}
     for prefix, values in {"uncalibrated_": logits, "": calibrated}.items():
         scores = probability_scores(values, labels)
         results |= {f"eval_{prefix}{score}": value for score, value in scores.items()}
-    if fitted and is_harmful(logits, labels, fitted):
+    if results["eval_nll"] > results["eval_uncalibrated_nll"]:
         drop = "remove `calibration` from config.json"
         logger.warning(f"The calibration, fitted to other images, increases eval_nll; to drop it, {drop}.")
     model.config.calibration = fitted or None
