@@ -29,6 +29,7 @@ SECONDS = 360
 """Allowed after the installations, on two cores."""
 PORT = 7999
 MODEL = "hf-sphere train classification --config digits-lenet5-spherized --num_train_epochs 2 --output_dir model"
+MODEL += " --rejection_fraction 0.1"
 CHAINS = f"""
 hf-sphere
 hf-sphere --version
@@ -63,6 +64,7 @@ hf-sphere train regression --config digits-regression-slant --num_train_epochs 1
 hf-sphere train joint --config digits-joint-slant --num_train_epochs 1 --output_dir joint
 hf-sphere train few-shot --config digits-linear-1shot-plain-cosine --num_train_epochs 1 --output_dir few-shot
 hf-sphere predict --model_name_or_path model --images photos --output predictions.csv
+hf-sphere reject --model_name_or_path model --images digits --unknown two_clusters --output_dir model-2
 hf-sphere publish model --repo_id digits
 
 hf-sphere index --model_name_or_path model --images photos --kind hnsw --output_dir approximate-index

@@ -25,6 +25,7 @@ JOBS = {
     "train": Job("train a model: classification, retrieval, regression, joint, few-shot or masked-lm"),
     "predict": Job("classify images into a CSV or parquet file", "repeat the command to continue", _DECODING),
     "extract": Job("embed the images of a dataset with a trained model", "nothing was written"),
+    "reject": Job("fit a rejection of unknown images to a classifier", "nothing was written"),
     "evaluate": Job("score embeddings: accuracy, calibration, retrieval, unknown inputs", "no results were written"),
     "visualize": Job("draw embeddings as figures and an interactive page"),
     "index": Job("embed images for search", environment=_DECODING),

@@ -47,8 +47,8 @@ class ExtractionArguments(Arguments):
     dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
     split: str | None = argument(
         None,
-        "Split to embed, or by the record of a model that was trained on the data: training, evaluation or validation, "
-        "the images that it was trained, evaluated and validated on; the evaluation split if not set.",
+        "Split to embed, or by the record of a model that was trained on the data: training, evaluation, validation or "
+        "rejection, the images of this part; the evaluation split if not set.",
     )
     train_classes: int | None = argument(
         None,

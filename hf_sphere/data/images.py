@@ -50,6 +50,7 @@ class ImageData:
         eval_class_names: Name of each class of the evaluation images, by index: in an open set those that occur among
             them, else `class_names`.
         num_transparent: Number of images of all parts with an alpha channel or a transparent color.
+        rejection: Batches to fit a rejection of unknown images to, held out of the training split, if requested.
         record: The images of each part, to be saved with a model that is trained on them.
     """
 
@@ -64,6 +65,7 @@ class ImageData:
     value_range: tuple[float, float] | None = None
     eval_class_names: list[str] = field(default_factory=list)
     num_transparent: int = 0
+    rejection: ImageBatches | None = None
     record: DataRecord | None = None
 
 
@@ -164,6 +166,8 @@ def load_image_data(
     for key, split in loaded.items():
         loaded[key] = splits.prepare_images(split, options, corruption, max_samples=limits.get(key), **reading)
     num_transparent = sum(split.num_transparent for split in loaded.values())
+    if fraction := options.rejection_fraction:  # first, so that it does not depend on the validation images
+        loaded["train"], loaded["rejection"] = splits.hold_out(loaded["train"], fraction, seed, by_class=False)
     if fraction := options.validation_fraction:
         by_class = task in OPEN_SETS
         loaded["train"], loaded["validation"] = splits.hold_out(loaded["train"], fraction, seed, by_class=by_class)
@@ -180,15 +184,15 @@ def load_image_data(
     balanced = options.class_balanced_sampling
     drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
     for key, split in loaded.items():
-        if (wanted := drawn[key]) is not None:
+        if (wanted := drawn.get(key)) is not None:
             what = {"train": "a training", "eval": "an evaluation"}.get(key, f"a {key}")
             check_episodes(split.known_classes, wanted, names[key], what)
 
     def batches(key: str, size: int, seed: int, **more: Any) -> ImageBatches:
         return loaded[key].batches(
             options.dataloader_num_workers,
-            batch_size=size if drawn[key] is None else None,
-            episodes=drawn[key],
+            batch_size=size if drawn.get(key) is None else None,
+            episodes=drawn.get(key),
             mean=mean,
             std=std,
             device=device,
@@ -211,6 +215,7 @@ def load_image_data(
         value_range=None if train.values is None else splits.find_range(train.values),
         eval_class_names=names["eval"],
         num_transparent=num_transparent,
+        rejection=batches("rejection", eval_batch_size, mix_seed(seed, 3)) if "rejection" in loaded else None,
         record=DataRecord.of(dataset, loaded, sources.stratifying_column(dataset, options, task)),
     )
 
@@ -243,7 +248,8 @@ def load_image_split(
         split: Name of the split, or a part of the data, see `hf_sphere.data.sources.read_split`: `all`,
             `train[:80%]`, `held_out(train, 0.2, seed=0)`. None for the evaluation split of
             `load_image_data`, or if a part would be held out of images without labels, for all of them. `training` for
-            the images of the record, and `evaluation` and `validation` likewise if there is no split of this name.
+            the images of the record, and `evaluation`, `validation` and `rejection` likewise if there is no split of
+            this name.
         like: Prepare the images as for this model: the folder or Hub id of one with an image processor, `timm:<name>`,
             a model loaded from there or by timm, or an image processor. The options must not set its preprocessing.
         record: The images that a model was trained and evaluated on; its evaluation split is then that of `None`.

@@ -45,6 +45,13 @@ class ImageSourceOptions(Arguments):
         ge=0,
         lt=1,
     )
+    rejection_fraction: float = argument(
+        0.0,
+        "Fraction of the training split to reserve, stratified by class, for the rejection of unknown images; only for "
+        "classification.",
+        ge=0,
+        lt=1,
+    )
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column; detected by name by default.")
     image_size: list[int] | None = argument(

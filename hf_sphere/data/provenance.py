@@ -26,7 +26,7 @@ from hf_sphere.utils.shared_rows import ROW_BITS
 
 logger = logging.getLogger(__name__)
 
-RECORDED = {"training": "train", "evaluation": "eval", "validation": "validation"}
+RECORDED = {"training": "train", "evaluation": "eval", "validation": "validation", "rejection": "rejection"}
 """Part of a record by the name of a split."""
 
 
@@ -58,7 +58,7 @@ def identify_rows(splits: DatasetDict, name: str, label_column: str | None, data
 class DataRecord:
     """The images that a model was trained and evaluated on, saved beside it as `training_data.json`."""
 
-    names: dict[str, str]  # of the split `train`, `eval` and possibly `validation`, from which images were taken
+    names: dict[str, str]  # of the split from which images were taken, of `train`, `eval`, `validation`, `rejection`
     ids: dict[str, Tensor]  # identities of the images that were used, (N,), by the same keys
     label_column: str | None  # of the classes by which parts were held out, if any
 

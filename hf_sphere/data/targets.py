@@ -52,6 +52,11 @@ def check_task(
             f"--sample_classes {options.sample_classes} keeps the same classes in both splits, but {task} evaluates on "
             "others: use --train_classes."
         )
+    if options.rejection_fraction and task != "classification":
+        raise ValueError(
+            f"--rejection_fraction {options.rejection_fraction:g} does not apply to {task}: leave it out, or choose "
+            "task classification."
+        )
     if values.computed_value is not None and values.computed_value not in COMPUTED_VALUES:
         raise ValueError(
             f"no computed value {values.computed_value!r}; the computed values are: {', '.join(COMPUTED_VALUES)}."

@@ -92,7 +92,7 @@ class Rejection(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Scores in half precision would have ties where those that were fitted had none.
-        return super()._apply(lambda each: fn(each) if each.is_meta else each.to(fn(each).device), recurse)
+        return super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)
 
     def score(self, outputs: Any) -> tuple[Tensor | None, Tensor | None]:
         """Return the scores (B,), None `by_class`, and those of the classes (B, K), None without `class_calibration`.

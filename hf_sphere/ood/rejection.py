@@ -77,7 +77,8 @@ def fit_rejection(
         )
     with _uncalibrated(config):
         needs = () if score == "auto" else SCORES[score].needs
-        known: Any = model_outputs(model, batches).checked(needs, score)
+        known: Any = batches if isinstance(batches, Outputs) else model_outputs(model, batches)
+        known = known.checked(needs, score)
         others: Any = None if unknown is None else model_outputs(model, unknown)._replace(labels=None).checked()
     # Numbered, so that images with equal outputs are not taken for the same one.
     known = known._replace(labels=_check_labels(known), ids=torch.arange(len(known.logits)))
@@ -88,7 +89,8 @@ def fit_rejection(
     order = torch.randperm(len(known.logits), generator=torch.Generator().manual_seed(seed))
     is_split = score == "auto" or score in FITTED
     first, second = (_select(known, rows) for rows in order.tensor_split([len(order) // 2 if is_split else 0]))
-    _check_counts(second, level, by_class=by_class, is_split=is_split)
+    counts = torch.bincount(second.labels, minlength=known.logits.shape[1]) if by_class else len(second.logits)
+    check_counts(counts, level, is_split=is_split)
     settings: dict[str, Any] = {"score": score, "level": level, "by_class": by_class, "num_images": len(second.logits)}
     if others is not None:
         halves = torch.randperm(len(others.logits), generator=torch.Generator().manual_seed(seed)).chunk(2)
@@ -143,20 +145,19 @@ def _check_labels(known: Any) -> Tensor | None:
     return labels
 
 
-def _check_counts(known: Any, level: float, *, by_class: bool, is_split: bool) -> None:
-    """Raise an error if there are too few inputs for a level."""
+def check_counts(counts: int | Tensor, level: float, *, is_split: bool) -> None:
+    """Raise an error if there are too few inputs for a level: their number, or those of each class (K,)."""
     needed = images_needed(level)
     share = f"{needed:,} images" + (f", and as many to choose or fit the score, so {2 * needed:,}" if is_split else "")
     hint = "Hold out more, or choose a higher level"
-    if by_class:
-        counts = torch.bincount(known.labels, minlength=known.logits.shape[1])
+    if isinstance(counts, Tensor):
         if (fewest := int(counts.min())) < needed:
             raise ValueError(
                 f"level {level:g} by_class needs {share} of each class; class {int(counts.argmin())} has {fewest:,} "
                 f"for the level. {hint}, or leave out by_class."
             )
-    elif len(known.logits) < needed:
-        raise ValueError(f"level {level:g} needs {share}; there are {len(known.logits):,} for the level. {hint}.")
+    elif counts < needed:
+        raise ValueError(f"level {level:g} needs {share}; there are {counts:,} for the level. {hint}.")
 
 
 def _calibrate(settings: dict[str, Any], fitted_to: Any, known: Any) -> Rejection:

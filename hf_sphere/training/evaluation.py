@@ -74,10 +74,14 @@ def loss_is_sum(model: nn.Module) -> bool:
 
 
 def measure_classification(output: Any, batch: Batch) -> dict[str, Tensor]:
-    """Return the accuracy: the fraction of images whose largest logit is that of their class, if there are logits."""
+    """Return the accuracy: the fraction of images whose largest logit is that of their class, if there are logits.
+
+    A model with a rejection also has the fraction of images that are `rejected` as unknown.
+    """
     if output.logits is None:  # the loss was computed in blocks of classes
         return {}
-    return {"accuracy": _mean(output.logits.argmax(dim=-1) == batch["labels"])}
+    rejected = {} if getattr(output, "known", None) is None else {"rejected": _mean(~output.known)}
+    return {"accuracy": _mean(output.logits.argmax(dim=-1) == batch["labels"]), **rejected}
 
 
 def measure_regression(output: Any, batch: Batch) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """The model card of a run, and the upload of model and card."""
 
 import platform
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
@@ -89,6 +90,8 @@ def publish(
         modules=prepared.model.config.to_dict().get("requires_import", []),
     )
     write_model_card(run.output_dir, replace(description, title=hide_private(description.title)), record)
+    if "rejection" in results:
+        write_rejection(run.output_dir / CARD_FILE, results["rejection"]["summary"])
     if args.push_to_hub:
         name = args.hub_model_id or run.output_dir.name
         try:
@@ -161,6 +164,14 @@ def write_model_card(folder: Path, description: Description, record: TrainingRec
         card.save(unfinished)
     write_eval_results(folder, (data.eval_results or []) if data.datasets else [])
     return card
+
+
+def write_rejection(card: Path, rejection: str) -> None:
+    """Describe the rejection of unknown images in the table of a card's model, instead of an earlier one."""
+    text = re.sub(r"^\| unknown images \|.*\n", "", card.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    head, table, rows = text.partition("## Model\n\n| | |\n|---|---|\n")
+    row = f"| unknown images | `output.known` and `output.p_value`, in eval mode: {rejection} |\n"
+    write_text(card, f"{head}{table}{row * bool(table)}{rows}")
 
 
 def write_eval_results(folder: Path, results: Sequence[EvalResult]) -> None:

@@ -41,7 +41,7 @@ _FREE_TO_CHANGE = {
     *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "stop_after_steps"),
     *("dataloader_num_workers", "push_to_hub", "hub_model_id", "early_stopping_patience", "load_best_model_at_end"),
     *("radial_logging_steps", "preprocessing_num_workers", "snapshot_epochs", "snapshot_until"),
-    *("test_time_flips", "calibrate", "fit_spherization", "license"),
+    *("test_time_flips", "calibrate", "reject", "fit_spherization", "license"),
 }
 
 _OF_THE_MODEL = {
@@ -285,6 +285,8 @@ def fit(run: Run, prepared: Prepared, metric: str, *, higher_is_better: bool) ->
             logger.warning("The best epoch is chosen among the coming ones; %s has the model of another.", run.best_dir)
             loop.state.best_metric = loop.state.best_epoch = None
     run.write_settings(is_finished=loop.is_finished)
+    if prepared.record is not None and run.accelerator.is_main_process:  # now, for a resumed run
+        prepared.record.save(run.output_dir)
     if not args.load_best_model_at_end and run.accelerator.is_main_process and run.best_dir.exists():
         remove_folder(run.best_dir)  # of an earlier part of the run; there may be a better epoch in this one
     snapshots.remove_after(loop.state.epoch)

@@ -52,9 +52,14 @@ def _public_content(path: Path, repo_id: str) -> bytes | str:
         text = content.decode()
     except UnicodeDecodeError:
         return content
-    if path.name == CARD_FILE and (model := re.search(r'\bmodel(?:_id)? ?= ?("[^"\n]+")', text)):
-        text = text.replace(model[1], json.dumps(repo_id))  # the code loads the model from the Hub
+    text = rename_model(text, repo_id) if path.name == CARD_FILE else text
     return (hide_private(text) if path.name in (CARD_FILE, RUN_FILE) else hide_tokens(text)).encode()
+
+
+def rename_model(card: str, name: str) -> str:
+    """Return the text of a card whose code loads the model by another name."""
+    model = re.search(r'\bmodel(?:_id)? ?= ?("[^"\n]+")', card)
+    return card.replace(model[1], json.dumps(name)) if model else card
 
 
 def _explain(error: Exception, repo_id: str) -> str:

@@ -116,7 +116,7 @@ def show_metric(name: str, value: float, interval: float | None = None) -> str:
 
     The half-width of an interval follows its metric: `95.31 ± 0.22 %`.
     """
-    if any(word in name for word in ("accuracy", "recall", "precision", "map_at_r")):
+    if any(word in name for word in ("accuracy", "recall", "precision", "map_at_r", "rejected")):
         around = "" if interval is None else f" ± {100 * interval:.2f}"
         return f"{100 * value:.2f}{around} %"
     if "num_" in name:

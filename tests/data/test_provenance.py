@@ -67,7 +67,13 @@ def test_a_copy_of_the_data_has_the_same_identities_and_other_data_have_others(f
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"eval_fraction": 0.5, "eval_seed": 3}, {"validation_fraction": 0.25}, {"max_train_samples": 7}],
+    [
+        {},
+        {"eval_fraction": 0.5, "eval_seed": 3},
+        {"validation_fraction": 0.25},
+        {"rejection_fraction": 0.25},
+        {"max_train_samples": 7},
+    ],
     ids=str,
 )
 def test_the_split_training_has_the_images_that_were_trained_on(folder, tmp_path, options):
@@ -78,8 +84,35 @@ def test_the_split_training_has_the_images_that_were_trained_on(folder, tmp_path
     assert set(ids.tolist()) == set(record.ids["train"].tolist())
     assert loaded.recorded == {"train": len(ids), "eval": 0} | dict.fromkeys(set(record.ids) - {"train", "eval"}, 0)
     assert not torch.isin(load(folder, record, "evaluation")[1], ids).any()
-    if "validation" in record.ids:
-        assert torch.equal(load(folder, record, "validation")[1], record.ids["validation"].sort().values)
+    for part in {"validation", "rejection"} & {*record.ids}:
+        assert torch.equal(load(folder, record, part)[1], record.ids[part].sort().values)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_train_samples": 400}, {"image_size": [128]}], ids=str)
+def test_images_reserved_for_rejection_are_in_no_other_part_and_of_each_class(options):
+    reading = {"progress": False, "seed": 3}
+    options = ImageDataOptions("digits", validation_fraction=0.2, rejection_fraction=0.25, label_noise=1.0, **options)
+    data = load_image_data(options, **reading)
+    ids = [*data.record.ids.values()]
+    assert data.record.ids.keys() == {"train", "validation", "rejection", "eval"}
+    assert len(torch.cat(ids).unique()) == sum(map(len, ids))
+    reserved, labels = data.rejection, torch.cat([batch["labels"] for batch in data.rejection.epoch()])
+    assert torch.equal(labels, reserved.labels)
+    true = load_image_split(ImageSourceOptions("digits", **STATISTICS), "rejection", record=data.record, progress=False)
+    assert torch.equal(true.batches.labels.bincount(), labels.bincount())  # without label noise
+    counts = labels.bincount() / len(labels)
+    assert counts == pytest.approx(torch.full((10,), 0.1), abs=0.025)
+
+
+def test_images_reserved_for_rejection_do_not_depend_on_those_for_validation():
+    one, other = (train("digits", rejection_fraction=0.1, validation_fraction=fraction) for fraction in (0.0, 0.3))
+    assert torch.equal(one.ids["rejection"], other.ids["rejection"])
+
+
+@pytest.mark.parametrize("task", ["joint", "retrieval", "few_shot", "regression"])
+def test_images_are_reserved_for_rejection_only_in_classification(task):
+    with pytest.raises(ValueError, match=rf"--rejection_fraction 0\.1 does not apply to {task}: leave it out"):
+        train("digits", task=task, rejection_fraction=0.1)
 
 
 def test_an_unreadable_image_is_not_among_those_of_training(folder):

@@ -70,6 +70,7 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     model_tags = ["hf_sphere"]
     accepts_loss_kwargs = True
     _no_split_modules = ["SphereVisionModel"]
+    _keys_to_ignore_on_load_unexpected = [r"^rejection\."]  # of a model that is loaded to be trained further
     _keep_in_fp32_modules_strict = {"rejection"}  # in bfloat16 too
     _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention itself
 

@@ -92,6 +92,13 @@ class EvaluationArguments(CalibrationArguments):
     test_time_flips: bool = argument(
         False, "Also report accuracy_with_flips: that of logits averaged over each image and its mirror image."
     )
+    reject: float | None = argument(
+        None,
+        "Fit a rejection of unknown images that calls at most this share of known images unknown, for instance 0.05, "
+        "to a part of the training images that is reserved before training; see rejection_fraction, 0.1 if not set.",
+        gt=0,
+        lt=1,
+    )
 
 
 def prepare(
@@ -102,12 +109,21 @@ def prepare(
     evaluation: EvaluationArguments,
 ) -> Prepared:
     """Check the head, load the data, and build the model."""
+    from hf_sphere.training import rejection
     from hf_sphere.training.evaluation import measure_classification
 
     check_head(model_args)
+    if (level := evaluation.reject) is not None:
+        if args.num_train_epochs == 0 or model_args.shard_classes:
+            raise ValueError("reject does not apply to num_train_epochs 0 or shard_classes; use hf-sphere reject.")
+        data_args.rejection_fraction = data_args.rejection_fraction or 0.1
     setup = image.load_images(run, model_args, data_args, "classification", episodes=data_args.episodes)
     model = build_classifier(setup)
     functions = {"measure": measure_classification, **calibration(run, setup, evaluation.calibrate)}
+    functions["compare"] = partial(rejection.report_rejection, run)
+    if level is not None:
+        rejection.check_reserved(setup.images, level)
+        functions["finish"] = partial(rejection.fit_to_reserved, run, setup.images, level, functions.get("finish"))
     if evaluation.test_time_flips:
         functions["evaluate"] = partial(evaluate_with_flips, run)
     return image.provide(run, setup, model, describe_head(model.config), **functions)

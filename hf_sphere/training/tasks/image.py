@@ -118,6 +118,7 @@ def load_images(
 
     from hf_sphere.data.provenance import DataRecord
     from hf_sphere.models.backbones import create_backbone
+    from hf_sphere.training.checkpoints import find_checkpoint
 
     args, accelerator, saved = run.args, run.accelerator, model_args.model_name_or_path
     corrupted = data_args.sample_classes or data_args.label_noise or data_args.shuffled_pixels
@@ -154,9 +155,17 @@ def load_images(
             num_processes=accelerator.num_processes,
             progress=accelerator.is_main_process and not args.disable_tqdm,
         )
-    if saved is not None and images.record is not None:
-        record = images.record.after(DataRecord.read(saved), trains=args.num_train_epochs > 0)
-        images = replace(images, record=record)
+    record, earlier = images.record, None if saved is None else DataRecord.read(saved)
+    if args.resume_from_checkpoint is not None:
+        folder = find_checkpoint(args.resume_from_checkpoint, run.output_dir).parent
+        earlier = DataRecord.read(folder) or earlier
+        if images.rejection is not None and record is not None and (earlier is None or earlier.data != record.data):
+            raise ValueError(
+                f"the images of the run to resume, in {folder}, are not recorded or have changed, so that none can be "
+                "reserved for rejection; start another run."
+            )
+    if record is not None and (saved is not None or earlier is not None):
+        images = replace(images, record=record.after(earlier, trains=args.num_train_epochs > 0))
     return Setup(model_args, data_args, args, images, default_backbone)
 
 
@@ -190,6 +199,8 @@ def build_model(
         check_same_architecture(args, config, evaluates=setup.args.num_train_epochs == 0)
         if args.freeze_batch_norm is not None:
             config.freeze_batch_norm = args.freeze_batch_norm
+        if setup.args.num_train_epochs:  # training changes the scores of known images
+            config.rejection = None
         for name, value in settings(config).items():
             setattr(config, name, value)
         if not has_new_head:
@@ -260,6 +271,7 @@ def summarize(model: Any, images: "ImageData", head: HeadDescription, *, shows_p
     """Summarize data and model in a few lines."""
     shape = images.shape
     held_out = f", {images.validation.num_examples:,} held out" if images.validation is not None else ""
+    held_out += f", {images.rejection.num_examples:,} for rejection" if images.rejection is not None else ""
     targets = [f"{len(images.class_names)} classes"] if images.class_names else []
     if images.eval_class_names not in ([], images.class_names):
         other = "other " if set(images.class_names).isdisjoint(images.eval_class_names) else ""

@@ -1,0 +1,142 @@
+"""Fit a rejection of unknown images to a saved classifier, and save it with the model.
+
+hf-sphere reject --model_name_or_path outputs/birds --images held-out
+hf-sphere reject --model_name_or_path outputs/birds --images held-out --unknown no-birds --output_dir outputs/birds-2
+
+The images are labeled, or in folders named like the classes. They must be neither trained on, nor used to choose the
+epoch, nor those that the model is tested on; the record of its training is compared. At most the level of further
+images of these classes is then called unknown.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hf_sphere import search
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+from hf_sphere.utils.files import check_writable, write_text
+
+USES = {"train": "trained on", "validation": "validated on", "eval": "evaluated on"}
+"""What the other parts of the record of a model were used for."""
+
+
+@dataclass
+class RejectionArguments(Arguments):
+    """Model, images and level."""
+
+    model_name_or_path: str = argument(help="Image classifier of this library: folder or Hub id.")
+    images: str = argument(help="Images of its classes that it has not seen: folder, or name of a dataset.")
+    split: str | None = argument(
+        None, "Split or part of the dataset; if not set, the part that the training reserved, or else all images."
+    )
+    level: float = argument(0.05, "Largest share of images of the classes to call unknown.", gt=0, lt=1)
+    score: str = argument("auto", "Name of a score of hf_sphere.ood; auto chooses it by one half of the images.")
+    by_class: bool = argument(False, "Compare each class with its own images, so that the level holds for each class.")
+    unknown: str | None = argument(
+        None, "Images of other classes: one half to choose the score, the other to measure how many are rejected."
+    )
+    output_dir: str | None = argument(None, "New folder for the model; that of the model itself if not set.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line, fit the rejection, and save the model with it."""
+    (args,) = parse_arguments((RejectionArguments,), argv, "Fit a rejection of unknown images to a classifier.")
+    name, output = args.model_name_or_path, Path(args.output_dir or args.model_name_or_path)
+    if args.output_dir is None and not output.is_dir():
+        raise FileNotFoundError(f"{name} is not a folder to write to; name a new one with --output_dir.")
+    if args.output_dir is not None and output.exists() and (output.is_file() or any(output.iterdir())):
+        raise FileExistsError(f"{output} exists. Choose another --output_dir, or leave it out to change {name}.")
+    check_writable(output / "config.json", is_folder=False)
+    from hf_sphere.data.provenance import DataRecord
+    from hf_sphere.models import SphereVisionForImageClassification
+    from hf_sphere.ood import fit_rejection
+    from hf_sphere.training.rejection import describe
+
+    encoder, record = search.ImageEncoder(name), DataRecord.read(name)
+    names = encoder.class_names
+    if not isinstance(encoder.model, SphereVisionForImageClassification):
+        raise ValueError(f"{name} is no SphereVisionForImageClassification; for others, see hf_sphere.ood.")
+    known, others = load_images(encoder, record, args.images, args.split), None
+    if used := [f"{use} {count:,}" for part, use in USES.items() if (count := known.recorded.get(part))]:
+        raise ValueError(
+            f"the model was {' and '.join(used)} of the {known.num_images:,} images of {args.images}, split "
+            f"{known.name}. Name others, by --split or --images."
+        )
+    check_classes(known, args.images, {*known.class_names} - {*names}, "no classes of")
+    if args.unknown is not None:
+        unknown = load_images(encoder, None, args.unknown, "all")
+        check_classes(unknown, args.unknown, {*names}, "classes of")
+        others = unknown.batches
+    print(f"data      {args.images}, split {known.name}: {known.num_images:,} images of {len(names)} classes")
+    options: dict[str, Any] = {"by_class": args.by_class, "unknown": others}
+    settings = fit_rejection(encoder.model, labeled(known), args.level, args.score, **options).settings
+    if "ranking" in settings:
+        ranked = sorted(settings["ranking"].items(), key=lambda item: -item[1])
+        against = "classes left out in turn, a proxy" if others is None else "--unknown"
+        print(f"scores    {', '.join(f'{each} {value:.3f}' for each, value in ranked)} (AUROC against {against})")
+    print(f"rejection {describe(settings)}")
+    if (measured := settings.get("unknown")) is not None:
+        share, low, high = (f"{100 * measured[key]:.1f} %" for key in ("rejected", "low", "high"))
+        print(f"unknown   {share} of {measured['num_images']:,} images are rejected (95 % interval {low} to {high})")
+    save(encoder, output, known, record)
+    print(f"wrote     {output}")
+
+
+def load_images(encoder: "search.ImageEncoder", record: Any, source: str, split: str | None) -> Any:
+    """Load images with the preprocessing of a model; without a `split`, those that its training reserved, or all."""
+    from hf_sphere.data import load_image_split
+    from hf_sphere.data.provenance import fingerprint
+    from hf_sphere.data.sources import load_splits
+
+    splits = load_splits(source)
+    is_reserved = record is not None and "rejection" in record.ids and record.data == fingerprint(splits)
+    split = split or ("rejection" if is_reserved else "all")
+    return load_image_split(source, split, like=encoder.name, dataset=splits, device=encoder.model.device)
+
+
+def check_classes(images: Any, source: str, wrong: set[str], what: str) -> None:
+    """Raise an error if some images are of classes that must not occur."""
+    labels = [images.class_names[label] for label in images.batches.labels.tolist()] if images.class_names else []
+    if found := [label for label in labels if label in wrong]:
+        raise ValueError(
+            f"{len(found):,} of the {len(labels):,} images of {source} are of {', '.join(sorted({*found})[:5])}, "
+            f"{what} the model; leave them out. Images of other classes, and only these, are for --unknown."
+        )
+
+
+def labeled(images: Any) -> Iterator[dict[str, Any]]:
+    """Yield batches with the names of their classes, if they have labels."""
+    for batch in images.batches.epoch():
+        labels = {"labels": [images.class_names[label] for label in batch["labels"].tolist()]}
+        yield {"pixel_values": batch["pixel_values"], **(labels if images.class_names else {})}
+
+
+def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) -> None:
+    """Save a model with its processor, and the images and the rejection in its record and on its card."""
+    from hf_sphere.training.checkpoints import write_model_files
+    from hf_sphere.training.model_card import CARD_FILE, write_rejection
+    from hf_sphere.training.output_dir import locked
+    from hf_sphere.training.rejection import describe
+    from hf_sphere.training.upload import rename_model
+    from hf_sphere.utils.loading import find_file
+    from hf_sphere.utils.privacy import hide_private
+
+    with locked(output), write_model_files(output) as unfinished:
+        encoder.model.save_pretrained(unfinished)
+        encoder.processor.save_pretrained(unfinished)
+        if record is not None:
+            used = {"rejection": known.ids[known.batches.epoch_rows()]} if known.recorded else {}
+            replace(record, ids=record.ids | used).save(unfinished)
+        if (card := find_file(encoder.name, CARD_FILE)) is not None:
+            text = rename_model(Path(card).read_text(encoding="utf-8"), hide_private(str(output)))
+            text = re.sub(r"^\| \w+_rejected \|.*\n", "", text, flags=re.MULTILINE)  # of an earlier rejection
+            write_text(unfinished / CARD_FILE, text)
+            write_rejection(unfinished / CARD_FILE, describe(encoder.model.config.rejection))
+
+
+if __name__ == "__main__":
+    from hf_sphere.commands.command_line import run_job
+
+    run_job("reject")

@@ -1,0 +1,308 @@
+"""The rejection of unknown images by `hf-sphere train classification --reject` and `hf-sphere reject`."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoImageProcessor
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.commands import reject
+from hf_sphere.data.provenance import DataRecord
+from hf_sphere.data.sources import load_splits
+
+QUICK = ["--dataset_name", "digits", "--per_device_train_batch_size", "40", "--num_train_epochs", "2"]
+QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
+QUICK += ["--disable_tqdm", "--head", "cosine", "--head_kwargs", "{scale: 64.0}"]
+
+
+@pytest.fixture(scope="module")
+def run_in(load_recipe, run_quickly):
+    return run_quickly(load_recipe("train_image_classification"), QUICK)
+
+
+@pytest.fixture(scope="module")
+def trained(run_in, tmp_path_factory):
+    """The folder of a run with a rejection; read only."""
+    return run_in(tmp_path_factory.mktemp("trained") / "run", "--reject", "0.1", "--validation_fraction", "0.2")
+
+
+@pytest.fixture(scope="module")
+def plain(run_in, tmp_path_factory):
+    """The folder of a run without a rejection, trained on a part of the images; read only."""
+    return run_in(tmp_path_factory.mktemp("plain") / "run", "--train_split", "train[:700]")
+
+
+@pytest.fixture
+def fit(run_alone, tmp_path):
+    """Run `hf-sphere reject`, and return the folder that it writes."""
+
+    def run(model, *words: str):
+        output = tmp_path / "rejecting"
+        argv = ["--model_name_or_path", str(model), "--images", "digits", *words, "--output_dir", str(output)]
+        run_alone(reject.main, argv)
+        return output
+
+    return run
+
+
+@pytest.fixture
+def fit_in_place(run_alone):
+    return lambda model, *words: run_alone(reject.main, ["--model_name_or_path", str(model), *map(str, words)])
+
+
+def buffers(folder) -> dict[str, torch.Tensor]:
+    tensors = load_file(folder / "model.safetensors")
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("rejection.")}
+
+
+def same(one, other) -> bool:
+    first, second = buffers(one), buffers(other)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def copied(folder, tmp_path):
+    return shutil.copytree(folder, tmp_path / "copy")
+
+
+RECORD = "training_data.json"
+
+
+class TestTraining:
+    def test_the_saved_model_rejects_the_reported_share_of_the_evaluation_images(self, trained, results_of):
+        model = SphereVisionForImageClassification.from_pretrained(trained).eval()
+        with torch.no_grad():
+            inputs = AutoImageProcessor.from_pretrained(trained)(load_splits("digits")["test"]["image"][:])
+            known = model(torch.stack([*inputs["pixel_values"]])).known
+        assert results_of(trained)["eval_rejected"] == pytest.approx(1 - known.double().mean().item(), abs=0.003)
+        assert 0 < results_of(trained)["eval_rejected"] < 0.2
+
+    def test_the_results_and_the_card_have_what_was_chosen(self, trained, results_of):
+        saved, chosen = SphereVisionConfig.from_pretrained(trained).rejection, results_of(trained)["rejection"]
+        assert (chosen["level"], chosen["score"], chosen["num_images"]) == (0.1, saved["score"], saved["num_images"])
+        share = 100 * results_of(trained)["eval_rejected"]
+        expected = (
+            f"score {saved['score']} at level 10 %, {saved['num_images']} images, rejects {share:.1f} % of the eval"
+        )
+        card = (trained / "README.md").read_text()
+        assert expected in card
+        assert "| reject | 0.1 |" in card
+
+    def test_a_tenth_of_the_training_images_is_reserved(self, trained):
+        ids = DataRecord.read(trained).ids
+        assert len(ids["rejection"]) == round(0.1 * 1442 + 0.5)
+        assert json.loads((trained / "run.json").read_text())["rejection_fraction"] == 0.1
+        assert sum(len(part) for part in ids.values()) == 1797 == len(torch.cat([*ids.values()]).unique())
+
+    def test_the_rejection_does_not_depend_on_the_calibration(self, train, trained):
+        calibrated = train("--reject", "0.1", "--validation_fraction", "0.2", "--calibrate", "temperature")
+        assert SphereVisionConfig.from_pretrained(calibrated).calibration is not None
+        assert same(calibrated, trained)
+
+    def test_the_rejection_is_that_of_the_best_epoch(self, train, fit):
+        words = ["--load_best_model_at_end", "--learning_rate", "1e3", "--num_train_epochs", "3"]
+        best = train("--reject", "0.1", *words)
+        assert same(best, fit(best, "--level", "0.1"))
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--reject", "0.01"], r"level 0\.01 needs 99 images, and as many .* so 198; there are 73 for the level"),
+            (["--reject", "0.1", "--rejection_fraction", "0.01"], "there are 8 for the level. Hold out more"),
+            (
+                ["--reject", "0.1", "--eval_split", "train[:30%]"],
+                "images reserved for rejection are among the 433 eval",
+            ),
+            (
+                ["--reject", "0.1", "--validation_split", "train[:50%]"],
+                "for rejection are among the 721 validation images",
+            ),
+            (["--reject", "0.1", "--shard_classes"], "reject does not apply to num_train_epochs 0 or shard_classes"),
+        ],
+    )
+    def test_a_rejection_that_cannot_be_fitted_is_refused_before_training(self, train, tmp_path, words, message):
+        with pytest.raises(ValueError, match=message):
+            train(*words)
+        assert not (tmp_path / "run" / "config.json").exists()
+
+    @pytest.mark.parametrize("level", ["0", "1", "1.5", "-0.1"])
+    def test_a_level_is_above_zero_and_below_one(self, train, level, capsys):
+        with pytest.raises(SystemExit):
+            train("--reject", level)
+        assert "reject must be above 0 and below 1" in capsys.readouterr().err
+
+    def test_evaluation_keeps_the_rejection_of_a_saved_model_and_training_removes_it(self, train, trained, results_of):
+        evaluated = train("--num_train_epochs", "0", *self.start(trained), name="evaluated")
+        assert same(evaluated, trained)
+        assert results_of(evaluated)["eval_rejected"] == results_of(trained)["eval_rejected"]
+        assert "rejects" in (evaluated / "README.md").read_text()
+        further = train("--train_split", "train[:80]", *self.start(trained), name="further")
+        assert SphereVisionConfig.from_pretrained(further).rejection is None
+        assert not buffers(further)
+        assert "eval_rejected" not in results_of(further)
+
+    def test_images_that_a_saved_model_was_trained_on_are_refused(self, train, plain, trained):
+        with pytest.raises(ValueError, match="images reserved for rejection are among the 1,366 training images"):
+            train("--reject", "0.1", *self.start(plain))
+        again = train("--reject", "0.1", "--validation_fraction", "0.2", *self.start(trained))  # the same seed
+        assert torch.equal(*(DataRecord.read(each).ids["rejection"] for each in (again, trained)))
+
+    @staticmethod
+    def start(model) -> list[str]:
+        return ["--model_name_or_path", str(model), "--backbone_kwargs", "{}", "--backbone", "linear_embedding"]
+
+
+class TestResuming:
+    def test_a_resumed_run_has_the_rejection_of_an_uninterrupted_one(self, train, trained):
+        words = ["--reject", "0.1", "--validation_fraction", "0.2"]
+        train(*words, "--stop_after_steps", "20")
+        assert same(train(*words, "--resume_from_checkpoint", "latest"), trained)
+
+    def test_images_that_the_earlier_part_was_trained_on_are_refused(self, train):
+        train("--stop_after_steps", "20")
+        for words in (["--reject", "0.1"], ["--reject", "0.1", "--seed", "1"]):
+            with pytest.raises(
+                ValueError, match=r"145 of the 145 images reserved .* are among the 1,442 training images"
+            ):
+                train(*words, "--resume_from_checkpoint", "latest")
+
+    def test_the_record_has_the_training_images_of_all_parts(self, train):
+        train("--train_split", "train[:50%]", "--stop_after_steps", "10")
+        folder = train("--train_split", "train[50%:]", "--resume_from_checkpoint", "latest")
+        assert len(DataRecord.read(folder).ids["train"]) == 1442
+
+    def test_a_run_without_a_record_is_refused(self, train):
+        folder = train("--stop_after_steps", "20")
+        (folder / "training_data.json").unlink()
+        with pytest.raises(ValueError, match=r"the images of the run to resume, in .* are not recorded"):
+            train("--reject", "0.1", "--resume_from_checkpoint", "latest")
+
+
+class TestCommand:
+    def test_without_a_split_it_uses_the_reserved_images(self, trained, fit, capsys):
+        assert same(fit(trained, "--level", "0.1"), trained)
+        printed = capsys.readouterr().out
+        assert "145 images of 10 classes" in printed
+        assert "(AUROC against classes left out in turn, a proxy)" in printed
+
+    def test_a_new_folder_has_all_files_of_the_model(self, trained, fit, tmp_path):
+        folder = fit(trained, "--level", "0.2", "--score", "energy")
+        names = {path.name for path in folder.iterdir() if path.name[0] != "."}
+        assert names == {*("config.json", "model.safetensors", "preprocessor_config.json"), "README.md", RECORD}
+        card = (folder / "README.md").read_text()
+        assert "score energy at level 20 %, 145 images |" in card
+        assert card.count("| unknown images |") == 1
+        assert "eval_rejected" not in card  # of the rejection of the training
+        assert f'"{folder}"' not in card
+        assert 'model_id = "rejecting"' in card
+
+    def test_a_model_is_changed_in_place_with_its_other_files_and_record(self, plain, fit_in_place, tmp_path):
+        folder = copied(plain, tmp_path)
+        before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        fit_in_place(folder, "--images", "digits", "--split", "train[700:]")
+        after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        changed = {name for name in after if name[0] != "." and after[name] != before.get(name)}
+        assert changed == {"config.json", "model.safetensors", "README.md", RECORD}
+        assert len(DataRecord.read(folder).ids["rejection"]) == 742
+        weights = {name: t for name, t in load_file(folder / "model.safetensors").items() if "rejection" not in name}
+        assert all(torch.equal(t, weights[name]) for name, t in load_file(plain / "model.safetensors").items())
+        fit_in_place(folder, "--images", "digits", "--level", "0.2")  # again, with the images of the record
+        assert SphereVisionConfig.from_pretrained(folder).rejection["level"] == 0.2
+
+    def test_labels_are_found_by_their_names(self, plain, fit_in_place, tmp_path):
+        folder, images = copied(plain, tmp_path), tmp_path / "images"
+        rows = load_splits("digits")["train"].select(range(700, 1442))
+        for row, (image, label) in enumerate(zip(rows["image"], rows["label"], strict=True)):
+            if label in (3, 7):  # in the folders, classes 0 and 1
+                (images / str(label)).mkdir(parents=True, exist_ok=True)
+                image.save(images / str(label) / f"{row}.png")
+        fit_in_place(folder, "--images", images, "--score", "max_softmax")
+        model = SphereVisionForImageClassification.from_pretrained(folder).eval()
+        with torch.no_grad():
+            inputs = AutoImageProcessor.from_pretrained(folder)([*rows["image"]], return_tensors="pt")
+            p_values = model(**inputs).class_p_values
+        of_threes = p_values[torch.tensor(rows["label"]) == 3]
+        assert (of_threes[:, 3] > 0.1).float().mean() > 0.8
+        assert (of_threes[:, 0] > 0.1).float().mean() < 0.2
+
+    def test_the_share_of_unknown_images_is_measured(self, trained, fit, capsys):
+        folder = fit(trained, "--unknown", "two_clusters")
+        measured = SphereVisionConfig.from_pretrained(folder).rejection["unknown"]
+        assert f"unknown   {100 * measured['rejected']:.1f} % of 200 images are rejected" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (
+                ["--split", "train"],
+                "was trained on 1,037 and validated on 260 of the 1,442 images of digits, split tra",
+            ),
+            (["--split", "test"], "was evaluated on 355 of the 355 images"),
+            (["--split", "all"], "trained on 1,037 and validated on 260 and evaluated on 355 of the 1,797"),
+            (["--split", "nowhere"], "no split 'nowhere'"),
+            (["--images", "two_clusters"], r"400 of the 400 images .* are of near .*, no classes of the model"),
+            (["--images", "nowhere"], "no folder or file nowhere"),
+            (["--unknown", "digits"], "1,797 of the 1,797 images of digits are of 0, 1, 2, 3, 4, classes of the model"),
+            (["--level", "0.01"], r"level 0\.01 needs 99 images.*there are 73"),
+            (["--by_class"], "level 0.05 by_class needs 19 images"),
+            (["--score", "enrgy"], "unknown score 'enrgy'; choose auto"),
+            (["--score", "concentration"], "the score concentration needs concentrations"),
+        ],
+    )
+    def test_images_and_options_that_do_not_fit_are_refused(self, trained, fit, tmp_path, words, message):
+        with pytest.raises((ValueError, OSError), match=message):
+            fit(trained, *words)
+        assert not (tmp_path / "rejecting").exists()
+
+    @pytest.mark.parametrize("level", ["0", "1", "-1", "nan"])
+    def test_a_level_is_above_zero_and_below_one(self, trained, fit, level, capsys):
+        with pytest.raises(SystemExit):
+            fit(trained, "--level", level)
+        assert "level must be" in capsys.readouterr().err
+
+    def test_an_unreadable_image_is_refused(self, plain, fit_in_place, tmp_path):
+        folder, images = copied(plain, tmp_path), tmp_path / "images" / "3"
+        images.mkdir(parents=True)
+        Image.new("L", (8, 8)).save(images / "a.png")
+        (images / "b.png").write_bytes(b"no image")
+        before = (folder / "config.json").read_bytes()
+        with pytest.raises(ValueError, match=r"b\.png"):
+            fit_in_place(folder, "--images", images.parent)
+        assert (folder / "config.json").read_bytes() == before
+
+    def test_a_folder_with_files_is_not_replaced(self, trained, fit, tmp_path):
+        (tmp_path / "rejecting").mkdir()
+        (tmp_path / "rejecting" / "notes.txt").write_text("")
+        with pytest.raises(FileExistsError, match=r"exists\. Choose another --output_dir, or leave it out"):
+            fit(trained)
+
+    def test_a_model_of_the_hub_needs_an_output_folder(self, fit_in_place):
+        with pytest.raises(FileNotFoundError, match="is not a folder to write to; name a new one with --output_dir"):
+            fit_in_place("owner/model", "--images", "digits")
+
+    @pytest.mark.parametrize("change", [{"architectures": ["SphereVisionModel"]}, {"problem_type": "regression"}])
+    def test_a_model_without_one_class_per_image_is_refused(self, trained, fit, tmp_path, change):
+        folder = copied(trained, tmp_path)
+        config = json.loads((folder / "config.json").read_text()) | {"rejection": None}
+        (folder / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ValueError, match=r"no SphereVisionForImageClassification|this one is for regression"):
+            fit(folder)
+
+
+def test_the_commands_work_in_processes(start, tmp_path, cache, trained):
+    words = [*QUICK, *cache, "--reject", "0.1", "--output_dir", tmp_path / "two"]
+    launched = start("-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m",
+                     "hf_sphere.commands.train", "classification", *words)  # fmt: skip
+    printed, _ = launched.communicate(timeout=200)
+    assert launched.returncode == 0, printed
+    assert printed.count("rejection  score") == 1
+    again = start("-m", "hf_sphere.commands.main", "reject", "--model_name_or_path", tmp_path / "two",
+                  "--images", "digits", "--level", "0.1", "--output_dir", tmp_path / "one")  # fmt: skip
+    printed, _ = again.communicate(timeout=200)
+    assert again.returncode == 0, printed
+    assert "Traceback" not in printed
+    first, second = buffers(tmp_path / "one"), buffers(tmp_path / "two")
+    assert all(torch.allclose(first[name], second[name], atol=1e-4) for name in first | second)
