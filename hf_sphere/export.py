@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_sphere.models.sphere_vision.modeling_sphere_vision import find_change
 from hf_sphere.utils.checks import check_extra, error_text
 from hf_sphere.utils.files import atomic_files
 from hf_sphere.utils.modules import eval_mode
@@ -60,7 +59,7 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
         raise ValueError(f"path must be a file, but {path} is a folder. Use for instance {path / 'model.onnx'}.")
     about = {}
     if (rejection := getattr(model, "rejection", None)) is not None:
-        if change := find_change(model):
+        if change := model.find_change():
             raise ValueError(f"the {change}; fit it again by `fit_rejection`, or remove it by `set_rejection(None)`.")
         kept = {name: rejection.settings[name] for name in ("score", "level", "by_class", "num_images")}
         about["rejection"] = json.dumps(kept)

@@ -17,6 +17,8 @@ from hf_sphere import (
 )
 from hf_sphere.export import export_onnx
 from hf_sphere.nn.heads import HEADS, build_head
+from hf_sphere.nn.rejection import SCORES
+from hf_sphere.ood import fit_rejection
 
 TEXTS = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24}
 TEXTS |= {"vocab_size": 50, "max_position_embeddings": 40, "type_vocab_size": 2}
@@ -52,6 +54,24 @@ def test_onnx_file_of_each_head_equals_the_model_at_any_batch_size(head, tmp_pat
     export_onnx(model, path)
     for size in (1, 7):
         assert_same(path, model, {"pixel_values": torch.randn(size, 1, 28, 28)})
+
+
+@pytest.mark.parametrize(("score", "by_class"), [*((score, False) for score in SCORES), ("mahalanobis", True)])
+def test_onnx_file_of_a_model_with_a_rejection_decides_the_same(score, by_class, tmp_path):
+    torch.manual_seed(0)
+    options = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "embedding_dim": 6, "num_labels": 3}
+    model, path = image_model(**options, head="vmf", head_kwargs={"prediction": "mean"}), tmp_path / "model.onnx"
+    model.head.initialize_from_data(torch.randn(20, 6))
+    batches = [(torch.randn(120, 1, 28, 28), torch.arange(120) % 3)]
+    fit_rejection(model, batches, 0.1, score, by_class=by_class)
+    model.config.calibration = {"temperature": 2.0}
+    export_onnx(model, path, {"rejection": "of the caller"} if by_class else None)
+    pixels = torch.randn(500, 1, 28, 28)
+    exported, output = run_onnx(path, {"pixel_values": pixels}), model(pixels)
+    for name in ("known", "p_value", "class_p_values", "logits"):
+        differs = (exported[name].float() - output[name].float()).abs() > 1e-4
+        assert differs.float().mean() < 0.01  # rounding moves a score past another
+    assert 0.5 < output.known.float().mean() < 1
 
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}

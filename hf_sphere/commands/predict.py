@@ -83,8 +83,6 @@ def predict(
     args: PredictionArguments, encoder: "search.ImageEncoder", source: "search.ImageSource", folder: Path
 ) -> list[dict[str, Any]]:
     """Return a row per image; finished batches are kept in the folder."""
-    from hf_sphere.nn.rejection import Decision
-
     table: list[dict[str, Any]] = []
     options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers, "folder": folder}
     options |= {"skip_unreadable": args.skip_unreadable_images, "progress": not args.disable_tqdm}
@@ -97,8 +95,8 @@ def predict(
             cells[f"confidence_{rank + 1}"] = ranked.values[:, rank].tolist()
         if args.coverage is not None:
             rejection: Any = encoder.model.rejection
-            decision = Decision(*(columns[name] for name in Decision._fields))
-            chosen = rejection.prediction_set(decision, columns["prediction"], args.coverage)
+            names = ("known", "class_p_values", "prediction")
+            chosen = rejection.prediction_set(*(columns[name] for name in names), args.coverage)
             pairs = zip(ranked.indices.tolist(), chosen.tolist(), strict=True)
             cells["classes"] = [[encoder.class_names[n] for n in order if is_in[n]] for order, is_in in pairs]
         del cells["row"]

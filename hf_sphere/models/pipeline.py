@@ -4,12 +4,12 @@ from typing import Any
 
 from transformers import ImageClassificationPipeline
 
-UNKNOWN = "unknown"
-"""Label of rejected images. A class can have this name too: the p-value of a rejected image is at most the level."""
-
 
 class RejectingPipeline(ImageClassificationPipeline):
-    """A pipeline for models with a rejection, whose results have a `p_value`; others get that of transformers."""
+    """A pipeline for models with a rejection, whose results have a `p_value`; others get that of transformers.
+
+    A class can have the name `unknown` too: the p-value of a rejected image is at most the level.
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return the pipeline that fits the model."""
@@ -22,5 +22,5 @@ class RejectingPipeline(ImageClassificationPipeline):
         """Return the classes, or for an unknown image its p-value alone."""
         p_value = model_outputs["p_value"].item()
         if not model_outputs["known"].item():
-            return [{"label": UNKNOWN, "score": p_value, "p_value": p_value}]
+            return [{"label": "unknown", "score": p_value, "p_value": p_value}]
         return [entry | {"p_value": p_value} for entry in super().postprocess(model_outputs, *args, **kwargs)]

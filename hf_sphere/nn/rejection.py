@@ -144,18 +144,17 @@ class Rejection(nn.Module):
                 f"{images_needed(1 - coverage):,} images{' of each class' * self.settings['by_class']}."
             )
 
-    def prediction_set(self, decision: Decision, prediction: Tensor, coverage: float) -> Tensor:
+    def prediction_set(self, known: Tensor, class_p_values: Tensor, prediction: Tensor, coverage: float) -> Tensor:
         """Return the classes that are needed, (B, K): of known inputs those with a p-value above 1 - coverage.
 
         The set has the true class of at least the share `coverage` of known inputs if the rejection is `by_class`.
         Otherwise it is at least `coverage` - level, and the `prediction` (B,) of a known input is always in the set.
         """
         self.check_coverage(coverage)
-        assert decision.class_p_values is not None
-        chosen = decision.class_p_values > (1 - coverage) * (1 + 1e-6)  # p-values are rounded
+        chosen = class_p_values > (1 - coverage) * (1 + 1e-6)  # p-values are rounded
         if not self.settings["by_class"]:
             chosen = chosen.scatter(1, prediction[:, None], True)
-        return chosen & decision.known[:, None]
+        return chosen & known[:, None]
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the rejection to a safetensors file; that of a model of this library is saved with the model."""

@@ -160,14 +160,13 @@ def extract_embeddings(
         pixels = cache_file(batches.encoded).name, batches.encoded.transform
     else:
         pixels = hashlib.sha256(batches.images.cpu().flatten().numpy()).hexdigest(), None
-    settings = [digest_weights(model), digest_decisions(model), accelerator.mixed_precision, pixels]
-    settings += [batches._scale, batches._shift]
+    settings = [digest_weights(model), accelerator.mixed_precision, pixels, batches._scale, batches._shift]
     with writer as write:
         for _, batch in embed_batches(
             partial(_embed_split, model, images, accelerator),
             range(images.num_images),
             batch_size=batches.batch_size,
-            identity=[*settings, images.ids, images.class_names, batches.rows, batches.labels],
+            identity=[*settings, digest_decisions(model), images.ids, images.class_names, batches.rows, batches.labels],
             folder=kept,
             accelerator=accelerator,
             progress=progress,

@@ -8,6 +8,9 @@ prediction     predicted class, with the class names of the model; this and the 
 confidence     softmax probability of that class
 logits         (K,) real numbers
 concentration  concentration of the embedding's distribution, if the head defines one
+known          whether the image is of one of the classes; this and the next two only if the model has a rejection
+p_value        p-value of that
+class_p_values (K,) p-value of each class, if the rejection has them
 index          row of the source split, or of the concatenation of two pooled splits
 row_id         identity of the image: the same in all splits and parts of a dataset (`hf_sphere.data.provenance`)
 

@@ -35,7 +35,7 @@ from hf_sphere.nn import (
     fit_calibration,
 )
 from hf_sphere.nn.heads import HEADS
-from hf_sphere.ood import SCORES, OODDetector, model_outputs
+from hf_sphere.ood import SCORES, OODDetector, fit_rejection, model_outputs
 from hf_sphere.optim import build_optimizer, effective_step, find_radial_weights, radial_diagnostics
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 from hf_sphere.prototypes import METHODS, measure_order, place_prototypes
@@ -244,6 +244,16 @@ def detect(name: str, device: Any) -> Callable[[], Any]:
     return compute
 
 
+def fit_reject(device: Any) -> Any:
+    """A rejection that is fitted to a linear classifier, and decisions by it."""
+    torch.manual_seed(0)
+    net = nn.Linear(12, 4).to(device)
+    embeddings, _, labels, _ = outputs(1, 200)
+    rejection = fit_rejection(net, [(embeddings, labels)], 0.1, "mahalanobis", by_class=True).to(device)
+    x = outputs(2, 50)[0].to(device)
+    return rejection, lambda: tuple(rejection(x, net(x)))
+
+
 def cluster(kind: Any) -> Case:
     def prepare(device: Any) -> Callable[[], Any]:
         x = outputs(1, 120)[0].to(device)
@@ -378,6 +388,8 @@ CASES: dict[str, Case] = {
         ).to(device),
         [{"pixel_values": numbers(4, 1, 8, 8), "labels": LABELS[:4]}],
     ),
+    "ood.Rejection": lambda device: fit_reject(device)[1],
+    "ood.fit_rejection": lambda device: lambda: [*fit_reject(device)[0].buffers()],
     "metrics.energy_test": of(metrics.energy_test, EMBEDDINGS[:15], EMBEDDINGS[15:]),
     "search.NeighborSearch": search,
     "search.EmbeddingSpace": space,

@@ -42,6 +42,7 @@ WAITS = {
     "prototypes.METHODS.sgd_as_published": 70,
     "prototypes.METHODS.slsqp": 200,
     "ood.model_outputs": 3,
+    "ood.fit_rejection": 17,
     "search.NeighborSearch": 4,
     "cluster.SphericalKMeans": 30,
     "cluster.VonMisesFisherMixture": 44,

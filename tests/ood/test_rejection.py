@@ -176,10 +176,10 @@ def test_a_set_by_class_has_the_classes_above_the_level_and_is_empty_for_the_unk
     (x, labels), (new, _) = draw(90), draw(300, seed=2)
     rejection = fit_rejection(linear, [(x, labels)], 0.1, "max_softmax", by_class=True)
     decision = decide(rejection, linear, new)
-    chosen = rejection.prediction_set(decision, linear(new).argmax(1), 0.9)
+    chosen = rejection.prediction_set(decision.known, decision.class_p_values, linear(new).argmax(1), 0.9)
     assert torch.equal(chosen.any(1), decision.known)
     assert torch.equal(chosen, decision.class_p_values > 0.1 + 1e-6)
-    smaller = rejection.prediction_set(decision, linear(new).argmax(1), 0.6)
+    smaller = rejection.prediction_set(decision.known, decision.class_p_values, linear(new).argmax(1), 0.6)
     assert smaller.sum() < chosen.sum()
     assert not (smaller & ~chosen).any()
 
@@ -188,7 +188,7 @@ def test_a_pooled_set_has_the_prediction_if_the_input_is_known(linear):
     (x, labels), (new, _) = draw(90), draw(300, seed=2)
     rejection = fit_rejection(linear, [(x, labels)], 0.1, "norm")
     decision, prediction = decide(rejection, linear, new), linear(new).argmax(1)
-    chosen = rejection.prediction_set(decision, prediction, 0.5)
+    chosen = rejection.prediction_set(decision.known, decision.class_p_values, prediction, 0.5)
     assert torch.equal(chosen.any(1), decision.known)
     assert chosen[decision.known].gather(1, prediction[decision.known, None]).all()
 
@@ -198,8 +198,9 @@ def test_a_p_value_that_equals_one_minus_the_coverage_is_not_above_it():
     rejection = fit_rejection(Identity(), [(logits, torch.zeros(9).long())], 0.1, "max_softmax")
     decision = rejection(None, torch.tensor([[-1.0, 0.0]]))  # below all: p is 1 / 10
     assert decision.class_p_values[0, 0] == pytest.approx(0.1)
-    known = decision._replace(known=torch.tensor([True]))
-    assert rejection.prediction_set(known, torch.tensor([1]), 0.9).tolist() == [[False, True]]
+    assert rejection.prediction_set(torch.tensor([True]), decision.class_p_values, torch.tensor([1]), 0.9).tolist() == [
+        [False, True]
+    ]
 
 
 @pytest.mark.parametrize(("coverage", "is_labeled"), [(0.95, True), (0.5, False)])

@@ -38,8 +38,10 @@ from hf_sphere import (
 )
 from hf_sphere.data import sources
 from hf_sphere.data.sources import load_splits
+from hf_sphere.ood import fit_rejection
 from hf_sphere.search import extract as extraction
 from hf_sphere.search.pipeline import finished_batches
+from hf_sphere.search.store import read_embeddings
 
 SCRIPT = "recipes/extract_embeddings.py"
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -212,6 +214,22 @@ def test_the_columns_are_the_model_outputs_for_the_raw_images(extracted, classif
     torch.testing.assert_close(rows["logits"][:], output.logits)
     assert torch.equal(rows["prediction"][:], output.logits.argmax(-1))
     torch.testing.assert_close(rows["confidence"][:], output.logits.softmax(-1).amax(-1))
+
+
+def test_the_columns_have_the_decisions_of_a_model_with_a_rejection(extract, classifier, tmp_path):
+    kinds = (AutoModelForImageClassification, AutoImageProcessor)
+    model, processor = (kind.from_pretrained(classifier) for kind in kinds)
+    pixels = processor(load_splits("digits")["test"]["image"][:], return_tensors="pt")["pixel_values"]
+    fit_rejection(model, [(pixels[255:], torch.arange(100) % 10)], 0.2, "max_logit")
+    for part in (model, processor):
+        part.save_pretrained(tmp_path / "model")
+    folder = extract(model=tmp_path / "model")
+    rows = rows_of(folder)
+    with torch.no_grad():
+        output = model.eval()(pixels)
+    for name in ("known", "p_value", "class_p_values"):  # the others are equal to those of the fit, up to rounding
+        torch.testing.assert_close(rows[name][:][:255], output[name][:255])
+    assert read_embeddings(str(folder)).predictions.tolist() == output.logits.argmax(1).tolist()
 
 
 def test_labels_have_the_class_names_of_the_data(extracted):

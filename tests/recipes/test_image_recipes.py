@@ -24,7 +24,6 @@ from PIL import Image
 from transformers import ViTConfig, ViTImageProcessor, ViTModel, pipeline
 
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
-from hf_sphere.nn.rejection import Decision
 from hf_sphere.ood import fit_rejection
 from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource
 from hf_sphere.search.encoder import VectorEncoder
@@ -231,9 +230,8 @@ def test_the_table_has_the_decisions_and_the_classes_that_are_needed(suffix, pre
     table = pd.read_csv(file) if suffix == "csv" else pd.read_parquet(file)
     assert table["known"].tolist() == output.known.tolist()
     assert table["p_value"].tolist() == pytest.approx(output.p_value.tolist())
-    chosen = loaded.rejection.prediction_set(
-        Decision(output.known, output.p_value, output.class_p_values), output.logits.argmax(1), 0.5
-    )
+    decision = (output.known, output.class_p_values)
+    chosen = loaded.rejection.prediction_set(*decision, output.logits.argmax(1), 0.5)
     expected = [
         [name for name, is_in in zip(["low", "middle", "high"], row, strict=True) if is_in] for row in chosen.tolist()
     ]

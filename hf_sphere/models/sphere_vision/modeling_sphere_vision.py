@@ -262,7 +262,7 @@ class ModelWithHead(nn.Module):
         """
         model: Any = self
         head = getattr(self, "head", None)
-        if getattr(self, "rejection", None) is not None and (change := find_change(self)):
+        if getattr(self, "rejection", None) is not None and (change := model.find_change()):
             logger.warning(f"The {change}, so the rejection is removed. Fit it again by `fit_rejection`.")
             model.set_rejection(None)
         if state_dict is None and isinstance(head, ClassVectorHead) and head.is_sharded:
@@ -359,6 +359,15 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
         self.rejection = None if rejection is None else rejection.to(device)
         self.config.rejection = None if rejection is None else rejection.settings
 
+    def find_change(self) -> str | None:
+        """Return what has changed in the model since its rejection was fitted, if anything has."""
+        settings, names = self.config.rejection or {}, self.config.id2label
+        if settings.get("class_names") not in (None, [names[index] for index in range(self.config.num_labels)]):
+            return "classes of the model are not those that its rejection was fitted to"
+        if settings.get("weights") not in (None, digest_weights(self, is_widened=True)):
+            return "weights of the model have changed since its rejection was fitted"
+        return None
+
     @weighted_by_targets
     @can_return_tuple
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any) -> SphereVisionOutput:
@@ -374,17 +383,6 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
         output = self.classify(encoded.embeddings, labels)
         values = {field.name: getattr(output, field.name) for field in fields(output)}  # torch 2.11 compiles no `vars`
         return SphereVisionOutput(**values, hidden_states=encoded.hidden_states)
-
-
-def find_change(model: Any) -> str | None:
-    """Return what has changed in a model since its rejection was fitted, if anything has."""
-    settings, names = model.rejection.settings, model.config.id2label
-    classes = [names[index] for index in range(model.config.num_labels)]
-    if settings.get("class_names", classes) != classes:
-        return "classes of the model are not those that its rejection was fitted to"
-    if settings.get("weights") not in (None, digest_weights(model, is_widened=True)):
-        return "weights of the model have changed since its rejection was fitted"
-    return None
 
 
 def reset_missing_parameters(module: nn.Module, *, xavier: bool = False) -> None:
