@@ -57,6 +57,21 @@ def test_every_table_is_made_from_its_file_and_on_one_page():
             set_value("resnet8, adamw: best at 4 x width / best", value=0.9),
             "| ResNet-8: shift | 0.9 | 0.18 |",
         ),
+        (
+            "rejection-level",
+            set_value("CIFAR-10, pooled: known rejected", value=0.07),
+            "| CIFAR-10 | pooled | 7.0 (± 0.0) % | 20.3 % |",
+        ),
+        (
+            "rejection-unknown",
+            set_value("CIFAR-10, two other classes, auto, with unknown", change=[0.5, 0.1, 0.9]),
+            "| `auto, with unknown` | 20.0 ± 5.4; +50.0 (+10.0 to +90.0) |",
+        ),
+        (
+            "rejection-runtime",
+            set_value("batch of 1, energy: time with / without", value=2.0),
+            "| `energy` | 0 | 0 | 1.053 | 2.000 |",
+        ),
         ("prototypes-search", set_value("K = 10, d = 3: lower bound", value=0.1), "| 10, 3 | 0.4044 | 0.1000 |"),
         ("fine-tuning", set_value("recall_at_1 %, frozen", value=12.34), "| frozen backbone | 12.3 | 16.3 |"),
         (
