@@ -202,7 +202,8 @@ def _rank(known: Any, unknown: Any, *, by_class: bool) -> dict[str, float]:
     """Return the AUROC of scores: with unknown inputs, or the mean over left-out classes."""
     names = [name for name, score in SCORES.items() if score.of_classes or not by_class]
     if unknown is not None:
-        return _aurocs(names, *(_select(known, rows) for rows in torch.arange(len(known.logits)).chunk(2)), unknown)
+        fit, inside = (_select(known, rows) for rows in torch.arange(len(known.logits)).chunk(2))
+        return _aurocs(names, fit, inside, unknown)
     # Only scores of logits: the network has learned the left-out class, whose embeddings are then a cluster of their
     # own. Distances find it, but not what is unknown to the network (benchmarks/rejection.py).
     names = [name for name in names if SCORES[name].needs == ("logits",)]
