@@ -86,11 +86,7 @@ class SupConLoss(PairLoss):
     """Supervised contrastive loss: the mean cross-entropy of an example's positives among all other examples.
 
     Positives of an example are the others with its label. Examples without any have no loss of their own; a batch
-    without positives has the loss 0.
-
-    Args:
-        temperature: See `PairLoss`.
-        learn_temperature: See `PairLoss`.
+    without positives has the loss 0. Arguments and errors are those of `PairLoss`.
 
     Reference:
         Khosla et al., "Supervised contrastive learning", NeurIPS 2020, equation 2.
@@ -117,10 +113,8 @@ class SupConLoss(PairLoss):
             is_without = not total
             self._warn_if_without_positives = is_readable(labels) and not is_without
             if is_without:
-                logger.warning(
-                    "A batch has no two examples with the same label, so its SupConLoss is 0; sample several examples "
-                    "per class (P x K sampling)."
-                )
+                problem = "A batch has no two examples with the same label, so its SupConLoss is 0"
+                logger.warning(f"{problem}; sample several examples per class (P x K sampling).")
         # The sum over positives follows from that over the class, so that only the log-sum-exp needs all pairs.
         of_class = torch.zeros_like(others[: len(counts)]).index_add(0, group, others)
         queries, positives = self.scale(points), positives[rows]
@@ -137,11 +131,7 @@ class InfoNCELoss(PairLoss):
 
     A batch consists of pairs, two examples with the same label each, for instance two views of an image. Each example
     is compared with the second ones of all pairs if it is the first of its own, and otherwise with the first ones. A
-    label on several processes means a different pair on each.
-
-    Args:
-        temperature: See `PairLoss`.
-        learn_temperature: See `PairLoss`.
+    label on several processes means a different pair on each. Arguments are those of `PairLoss`.
 
     Raises:
         ValueError: If a label has not exactly two examples.

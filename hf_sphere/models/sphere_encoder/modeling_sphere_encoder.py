@@ -69,7 +69,8 @@ class SphereEncoderMixin(PreTrainedModel):
     and outputs are those of the plain model.
 
     Attributes:
-        encoder_class: In a model with a head, the spherized encoder that is built in the place of the plain one.
+        encoder_class: In a model with a head, the spherized encoder that is built in the place of the plain one; by
+            default that of its file.
         feed_forward_classes: In an encoder, the classes that are built in its spherized layers, by the names of those
             of transformers in whose places.
         layers_path: Path of the layers in the encoder.
@@ -81,6 +82,7 @@ class SphereEncoderMixin(PreTrainedModel):
         >>> model = SphereBertForMaskedLM(config)
     """
 
+    _encoders: ClassVar[dict[str, Any]] = {}  # by the name of their file
     encoder_class: ClassVar[Any] = None
     feed_forward_classes: ClassVar[dict[str, type[nn.Module]]]
     layers_path: ClassVar[str] = "encoder.layer"  # the paths of BERT
@@ -96,7 +98,11 @@ class SphereEncoderMixin(PreTrainedModel):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "encoder_class" in vars(cls):
+        if "feed_forward_classes" in vars(cls):
+            cls._encoders[cls.__module__] = cls
+        elif cls.encoder_class is None and not hasattr(cls, "feed_forward_classes"):
+            cls.encoder_class = cls._encoders.get(cls.__module__)
+        if vars(cls).get("encoder_class") is not None:
             cls.config_class = cls.encoder_class.config_class
             if "forward" not in vars(cls):
                 cls.forward = weighted_by_targets(cls.forward)
@@ -179,10 +185,9 @@ class SphereEncoderMixin(PreTrainedModel):
         missing, unexpected = (cls._spherical_layers(info[keys]) for keys in ("missing_keys", "unexpected_keys"))
         saved = (configured - missing) | unexpected
         if saved and saved != configured:
-            raise ValueError(
-                f"in the checkpoint {pretrained_model_name_or_path} the layers {sorted(saved)} are spherized, but the "
-                f"configuration has spherized_layers {sorted(configured)}. Load it with those of the checkpoint."
-            )
+            found = f"in the checkpoint {pretrained_model_name_or_path} the layers {sorted(saved)} are spherized"
+            given = f"the configuration has spherized_layers {sorted(configured)}"
+            raise ValueError(f"{found}, but {given}. Load it with those of the checkpoint.")
         return (model, info) if returns_info else model
 
     @staticmethod

@@ -31,16 +31,10 @@ class SphereRobertaModel(SphereEncoderMixin, plain.RobertaModel):
 class SphereRobertaForMaskedLM(SphereEncoderMixin, plain.RobertaForMaskedLM):
     """`RobertaForMaskedLM` of transformers with spherized feed-forwards."""
 
-    encoder_class = SphereRobertaModel
-
 
 class SphereRobertaForSequenceClassification(SphereEncoderMixin, plain.RobertaForSequenceClassification):
     """`RobertaForSequenceClassification` of transformers with spherized feed-forwards."""
 
-    encoder_class = SphereRobertaModel
-
 
 class SphereRobertaForTokenClassification(SphereEncoderMixin, plain.RobertaForTokenClassification):
     """`RobertaForTokenClassification` of transformers with spherized feed-forwards."""
-
-    encoder_class = SphereRobertaModel
