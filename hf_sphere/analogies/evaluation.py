@@ -128,8 +128,17 @@ def measure_questions(
 ) -> Measurements:
     """Run a model once for all weights and aggregations of a scoring, as input of `search_configurations`.
 
-    The `template` is that of the scoring, None for its default. Other arguments and errors are those of
-    `score_questions`.
+    Args:
+        questions: Q questions of up to K choices each.
+        language_model: The model.
+        scoring: See `score_questions`.
+        template: Template of the scoring; None for its default.
+        batch_size: See `score_questions`.
+        cache: See `score_questions`.
+        progress: See `score_questions`.
+
+    Raises:
+        ValueError: See `score_questions`.
 
     Example:
         >>> measurements = measure_questions(questions, language_model, "marginal_bias")  # doctest: +SKIP

@@ -81,8 +81,18 @@ def log_vmf_peak_and_complement(concentration: Tensor, dim: int) -> tuple[Tensor
 def mean_resultant_length(concentration: Tensor, dim: int) -> Tensor:
     """Norm of the mean of a von Mises-Fisher distribution, `A_d(kappa) = I_{d/2}(kappa) / I_{d/2-1}(kappa)`.
 
-    It increases from 0 (uniform distribution) to 1 (point mass), and has the shape and dtype of `concentration`. Twice
-    differentiable. Arguments and errors are those of `log_vmf_normalizer`.
+    It increases from 0 (uniform distribution) to 1 (point mass). Twice differentiable.
+
+    Args:
+        concentration: Concentration kappa, at least 0 and finite, of any shape and floating-point dtype.
+        dim: Number of coordinates d, at least 2.
+
+    Returns:
+        A_d(kappa) in [0, 1], with the shape and dtype of `concentration`.
+
+    Raises:
+        ValueError: If `dim` is below 2.
+        TypeError: If `concentration` does not have a floating-point dtype.
 
     Example:
         >>> mean_resultant_length(torch.tensor(10.0), dim=3)
@@ -95,7 +105,7 @@ def mean_resultant_length_derivative(concentration: Tensor, dim: int) -> Tensor:
     """Derivative of the mean resultant length with respect to the concentration, the variance of mu.x, in (0, 1/d].
 
     Equal to `1 - A^2 - (d - 1) A / kappa`, evaluated without the cancellation of that formula at large concentrations.
-    Arguments and errors are those of `log_vmf_normalizer`.
+    Arguments and errors are those of `mean_resultant_length`.
     """
     return _functions(_check(concentration, dim), dim, "derivative")[0].to(concentration.dtype)
 

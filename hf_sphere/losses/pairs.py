@@ -86,7 +86,11 @@ class SupConLoss(PairLoss):
     """Supervised contrastive loss: the mean cross-entropy of an example's positives among all other examples.
 
     Positives of an example are the others with its label. Examples without any have no loss of their own; a batch
-    without positives has the loss 0. Arguments and errors are those of `PairLoss`.
+    without positives has the loss 0.
+
+    Args:
+        temperature: See `PairLoss`.
+        learn_temperature: See `PairLoss`.
 
     Reference:
         Khosla et al., "Supervised contrastive learning", NeurIPS 2020, equation 2.
@@ -131,7 +135,11 @@ class InfoNCELoss(PairLoss):
 
     A batch consists of pairs, two examples with the same label each, for instance two views of an image. Each example
     is compared with the second ones of all pairs if it is the first of its own, and otherwise with the first ones. A
-    label on several processes means a different pair on each. Arguments are those of `PairLoss`.
+    label on several processes means a different pair on each.
+
+    Args:
+        temperature: See `PairLoss`.
+        learn_temperature: See `PairLoss`.
 
     Raises:
         ValueError: If a label has not exactly two examples.

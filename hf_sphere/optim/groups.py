@@ -63,8 +63,19 @@ def radial_parameter_groups(
     scales, positions, tokens and parameters in the `no_weight_decay()` of the model or a part (as in timm) are ordinary
     and do not decay; `find_roles` describes how they are found. The groups contain named parameters.
     Each parameter in the `parameter_options() -> {name: options}` of the model or a part, if it has this method, gets a
-    separate group with these options. The radial groups come first. Arguments and errors are those of
-    `find_radial_weights`.
+    separate group with these options.
+
+    Args:
+        model: See `find_radial_weights`, also for the other arguments.
+        batch: A batch of real data, if the generated input is not representative.
+        loss: Loss of the model's output and the batch.
+        tolerance: Largest deviation that is considered zero.
+
+    Returns:
+        Parameter groups; the radial ones first.
+
+    Raises:
+        ValueError: See `find_radial_weights`.
 
     Warns:
         UserWarning: If no weight is radially invariant.

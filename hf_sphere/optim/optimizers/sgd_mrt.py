@@ -32,9 +32,11 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
     starts from zero, so dampening applies to the first gradient too, as in the paper; torch's SGD does not dampen it.
 
     Args:
-        params: See `AdamS`, also for `lr` and `weight_decay`.
+        params: Parameters, or parameter groups with separate options.
+        lr: Learning rate, a number or a tensor of one element.
         momentum: Factor of the momentum, nonnegative.
         dampening: Dampening of the gradient in the momentum.
+        weight_decay: L2 penalty, added to the gradient (never to `.grad`), as in the paper.
         **options: `channel_dims`, `channel_wise`, `low_precision`, `decoupled_weight_decay`, `foreach`, `maximize`,
             `compile`, `capturable` and `fused`; see `AdamS`.
 

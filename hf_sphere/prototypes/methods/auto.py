@@ -44,7 +44,12 @@ def auto(task: Task, *, restarts: int | None = None, max_iterations: int = 60) -
     """The closed form if there is one, otherwise the best of the catalogue and the searches.
 
     If the catalogue has a code, L-BFGS runs only if it is likely to find a better placement or is fast. With a ranking
-    loss only L-BFGS runs, since the other methods do not use class vectors. See `lbfgs` for the options.
+    loss only L-BFGS runs, since the other methods do not use class vectors.
+
+    Args:
+        task: The placement task.
+        restarts: Number of random starts of each search; see `lbfgs` and `slsqp` for the defaults.
+        max_iterations: See `lbfgs`.
     """
     check_integer("max_iterations", max_iterations, 1)
     number_of_restarts(restarts, 1)
