@@ -55,10 +55,16 @@ class SphereBertModel(SphereEncoderMixin, plain.BertModel):
 class SphereBertForMaskedLM(SphereEncoderMixin, plain.BertForMaskedLM):
     """`BertForMaskedLM` of transformers with spherized feed-forwards."""
 
+    encoder_class = SphereBertModel
+
 
 class SphereBertForSequenceClassification(SphereEncoderMixin, plain.BertForSequenceClassification):
     """`BertForSequenceClassification` of transformers with spherized feed-forwards."""
 
+    encoder_class = SphereBertModel
+
 
 class SphereBertForTokenClassification(SphereEncoderMixin, plain.BertForTokenClassification):
     """`BertForTokenClassification` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereBertModel

@@ -49,10 +49,16 @@ class SphereDistilBertModel(SphereEncoderMixin, plain.DistilBertModel):
 class SphereDistilBertForMaskedLM(SphereEncoderMixin, plain.DistilBertForMaskedLM):
     """`DistilBertForMaskedLM` of transformers with spherized feed-forwards."""
 
+    encoder_class = SphereDistilBertModel
+
 
 class SphereDistilBertForSequenceClassification(SphereEncoderMixin, plain.DistilBertForSequenceClassification):
     """`DistilBertForSequenceClassification` of transformers with spherized feed-forwards."""
 
+    encoder_class = SphereDistilBertModel
+
 
 class SphereDistilBertForTokenClassification(SphereEncoderMixin, plain.DistilBertForTokenClassification):
     """`DistilBertForTokenClassification` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereDistilBertModel

@@ -28,10 +28,16 @@ class SphereElectraModel(SphereEncoderMixin, plain.ElectraModel):
 class SphereElectraForMaskedLM(SphereEncoderMixin, plain.ElectraForMaskedLM):
     """`ElectraForMaskedLM` of transformers with spherized feed-forwards."""
 
+    encoder_class = SphereElectraModel
+
 
 class SphereElectraForSequenceClassification(SphereEncoderMixin, plain.ElectraForSequenceClassification):
     """`ElectraForSequenceClassification` of transformers with spherized feed-forwards."""
 
+    encoder_class = SphereElectraModel
+
 
 class SphereElectraForTokenClassification(SphereEncoderMixin, plain.ElectraForTokenClassification):
     """`ElectraForTokenClassification` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereElectraModel

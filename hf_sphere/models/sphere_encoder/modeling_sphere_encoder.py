@@ -69,8 +69,7 @@ class SphereEncoderMixin(PreTrainedModel):
     and outputs are those of the plain model.
 
     Attributes:
-        encoder_class: In a model with a head, the spherized encoder that is built in the place of the plain one; by
-            default that of its file.
+        encoder_class: In a model with a head, the spherized encoder that is built in the place of the plain one.
         feed_forward_classes: In an encoder, the classes that are built in its spherized layers, by the names of those
             of transformers in whose places.
         layers_path: Path of the layers in the encoder.
@@ -82,7 +81,6 @@ class SphereEncoderMixin(PreTrainedModel):
         >>> model = SphereBertForMaskedLM(config)
     """
 
-    _encoders: ClassVar[dict[str, Any]] = {}  # by the name of their file
     encoder_class: ClassVar[Any] = None
     feed_forward_classes: ClassVar[dict[str, type[nn.Module]]]
     layers_path: ClassVar[str] = "encoder.layer"  # the paths of BERT
@@ -98,11 +96,7 @@ class SphereEncoderMixin(PreTrainedModel):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "feed_forward_classes" in vars(cls):
-            cls._encoders[cls.__module__] = cls
-        elif cls.encoder_class is None and not hasattr(cls, "feed_forward_classes"):
-            cls.encoder_class = cls._encoders.get(cls.__module__)
-        if vars(cls).get("encoder_class") is not None:
+        if "encoder_class" in vars(cls):
             cls.config_class = cls.encoder_class.config_class
             if "forward" not in vars(cls):
                 cls.forward = weighted_by_targets(cls.forward)

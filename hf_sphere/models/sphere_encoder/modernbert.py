@@ -54,10 +54,16 @@ class SphereModernBertModel(SphereEncoderMixin, plain.ModernBertModel):
 class SphereModernBertForMaskedLM(SphereEncoderMixin, plain.ModernBertForMaskedLM):
     """`ModernBertForMaskedLM` of transformers with spherized feed-forwards."""
 
+    encoder_class = SphereModernBertModel
+
 
 class SphereModernBertForSequenceClassification(SphereEncoderMixin, plain.ModernBertForSequenceClassification):
     """`ModernBertForSequenceClassification` of transformers with spherized feed-forwards."""
 
+    encoder_class = SphereModernBertModel
+
 
 class SphereModernBertForTokenClassification(SphereEncoderMixin, plain.ModernBertForTokenClassification):
     """`ModernBertForTokenClassification` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereModernBertModel

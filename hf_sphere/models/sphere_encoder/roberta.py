@@ -31,10 +31,16 @@ class SphereRobertaModel(SphereEncoderMixin, plain.RobertaModel):
 class SphereRobertaForMaskedLM(SphereEncoderMixin, plain.RobertaForMaskedLM):
     """`RobertaForMaskedLM` of transformers with spherized feed-forwards."""
 
+    encoder_class = SphereRobertaModel
+
 
 class SphereRobertaForSequenceClassification(SphereEncoderMixin, plain.RobertaForSequenceClassification):
     """`RobertaForSequenceClassification` of transformers with spherized feed-forwards."""
 
+    encoder_class = SphereRobertaModel
+
 
 class SphereRobertaForTokenClassification(SphereEncoderMixin, plain.RobertaForTokenClassification):
     """`RobertaForTokenClassification` of transformers with spherized feed-forwards."""
+
+    encoder_class = SphereRobertaModel

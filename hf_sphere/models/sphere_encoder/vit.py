@@ -73,6 +73,8 @@ class SphereViTModel(SphereEncoderMixin, plain.ViTModel):
 class SphereViTForImageClassification(ModelWithHead, SphereEncoderMixin, plain.ViTForImageClassification):
     """`ViTForImageClassification` of transformers with spherized feed-forwards, and any head."""
 
+    encoder_class = SphereViTModel
+
     def post_init(self) -> None:
         """Replace the linear classifier by the head if the configuration has one."""
         if self.config.head is not None and hasattr(self, "classifier"):
