@@ -91,11 +91,9 @@ def warn_unknown_words(language_model: LanguageModel, sentences: Iterable[Senten
     unknown = [word for word, ids in zip(new, tokens, strict=True) if not ids or tokenizer.unk_token_id in ids]
     if unknown:
         more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
-        warnings.warn(
-            f"the tokenizer of {language_model.name} does not know the words {', '.join(unknown[:MOST_NAMED])}{more}. "
-            "Choices that differ only in unknown words tie, and a tie of k choices counts 1/k if one is correct.",
-            stacklevel=3,
-        )
+        named = ", ".join(unknown[:MOST_NAMED]) + more
+        ties = "Choices that differ only in unknown words tie, and a tie of k choices counts 1/k if one is correct"
+        warnings.warn(f"the tokenizer of {language_model.name} does not know the words {named}. {ties}.", stacklevel=3)
 
 
 def _find_word(sentence: Sentence, word: int, offsets: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:

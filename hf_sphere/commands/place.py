@@ -79,15 +79,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"--num_classes is {args.num_classes}, but {args.dataset_name} has {count} classes.")
     folder = Path(args.output_dir or f"outputs/prototypes/{count}-{args.dim}")
     output_dir.check_results_dir(folder, overwrite=args.overwrite_output_dir)
-    options = ("restarts", "max_iterations", "ordering", "ordering_weight")
+    options = ("method", "seed", "device", "restarts", "max_iterations", "ordering", "ordering_weight")
     placement = hf_sphere.prototypes.place_prototypes(
         count,
         args.dim,
-        method=args.method,
         class_vectors=read_class_vectors(args, names),
         class_names=names,
-        seed=args.seed,
-        device=args.device,
         progress=False if args.disable_tqdm else None,
         **{name: value for name in options if (value := getattr(args, name)) is not None},
     )

@@ -93,10 +93,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     output = Path(args.output_dir or f"outputs/reinitialization/{file_name(name)}")
     output_dir.check_results_dir(output, overwrite=args.overwrite_output_dir, resume=True)
     accelerator = start_accelerator()
-    if accelerator.num_processes > 1:
-        raise ValueError(
-            f"a single process is needed; got {accelerator.num_processes}. Start it with hf-sphere reinitialize."
-        )
+    if (count := accelerator.num_processes) > 1:
+        raise ValueError(f"a single process is needed; got {count}. Start it with hf-sphere reinitialize.")
     run = find_run(name)
     classifier = load_classifier(name)
     data_seed = adopt_settings(args, data_args, run, classifier, given_arguments(argv))
@@ -112,15 +110,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if lowest < 0:
         raise ValueError(f"the images of {data_args.dataset_name} have no labels, so that accuracies are undefined.")
     if highest >= classifier.num_classes:
-        raise ValueError(
-            f"the images have labels up to {highest}, but {name} has {classifier.num_classes} classes; set the "
-            "dataset that it was trained on with --dataset_name."
-        )
+        problem = f"the images have labels up to {highest}, but {name} has {classifier.num_classes} classes"
+        raise ValueError(f"{problem}; set the dataset that it was trained on with --dataset_name.")
     if args.top_k >= classifier.num_classes:
-        raise ValueError(
-            f"--top_k {args.top_k} must be below the number of classes, {classifier.num_classes}; otherwise every "
-            "image counts as correct."
-        )
+        limit = f"below the number of classes, {classifier.num_classes}"
+        raise ValueError(f"--top_k {args.top_k} must be {limit}; otherwise every image counts as correct.")
     check_input_shape(classifier.model, [data_args.num_channels, data_args.image_size[0], data_args.image_size[-1]])
     num_images = min(args.max_samples or batches.examples_per_epoch, batches.examples_per_epoch)
     images = f"{num_images:,} images of {data_args.dataset_name}, {args.split}"
@@ -132,16 +126,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         locking.enter_context(output_dir.results_dir(output, FILES, overwrite=overwrite, resume=resume))
         output_dir.write_settings(output, settings)
 
+    options = ("layers", "include_1x1", "include_batch_norm", "num_random", "seed")
     with locking:
         result = hyperplanes.reinitialization_robustness(
             classifier.model.to(accelerator.device),
             snapshots,
             lambda model: accuracy(model, batches, num_images, args.top_k),
-            layers=args.layers,
-            include_1x1=args.include_1x1,
-            include_batch_norm=args.include_batch_norm,
-            num_random=args.num_random,
-            seed=args.seed,
+            **{option: getattr(args, option) for option in options},
             fresh=classifier.fresh,
             finished=JsonLines(output / CELLS_FILE, read=resume, prepare=prepare),
             progress=not args.disable_tqdm,

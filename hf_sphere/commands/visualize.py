@@ -112,18 +112,15 @@ def choose_pictures(args: VisualizationArguments) -> list[str]:
 
     A missing extra of a picture in `--pictures`, or of all default ones, is an `ImportError`.
     """
-    pictures: list[str] = []
+    wanted = dict.fromkeys(args.pictures or [*DEFAULT_PICTURES, *(["gallery"] if args.beside else [])])
     missing: dict[str, ImportError] = {}
-    for picture in dict.fromkeys(args.pictures or [*DEFAULT_PICTURES, *(["gallery"] if args.beside else [])]):
+    for picture in wanted:
         try:
             (visualization.check_plotly if picture == "interactive" else visualization.check_matplotlib)()
-            pictures.append(picture)
         except ImportError as error:
-            if args.pictures:
-                raise
-            missing[str(error)] = error
-    if not pictures:
+            missing[picture] = error
+    if missing and (args.pictures or len(missing) == len(wanted)):
         raise next(iter(missing.values()))
-    for message in missing:
+    for message in dict.fromkeys(map(str, missing.values())):
         print(f"Note: {message}")
-    return pictures
+    return [picture for picture in wanted if picture not in missing]

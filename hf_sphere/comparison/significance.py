@@ -120,10 +120,8 @@ def power(difference: float, deviation: float, seeds: int, *, tests: int = 1, te
         0.61
     """
     if not (math.isfinite(difference) and 0 < deviation < math.inf and seeds >= 2 and tests >= 1):
-        raise ValueError(
-            "power needs a finite difference, a positive deviation, at least 2 seeds and at least 1 test; got "
-            f"{difference}, {deviation}, {seeds} and {tests}."
-        )
+        needed = "a finite difference, a positive deviation, at least 2 seeds and at least 1 test"
+        raise ValueError(f"power needs {needed}; got {difference}, {deviation}, {seeds} and {tests}.")
     pairs = test == "paired"
     freedom = (1 if pairs else 2) * (seeds - 1)
     # Welch's degrees of freedom depend on the fraction of the variance in one group: the mean over its quantiles.

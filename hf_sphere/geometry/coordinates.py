@@ -1,6 +1,6 @@
 """Hyperspherical and Cartesian coordinates, and the spherization map.
 
-Every function maps along the last axis and has a closed-form gradient of linear complexity.
+Every function maps along the last axis, with a gradient of linear complexity, that of the spherization in closed form.
 """
 
 import math
@@ -78,7 +78,9 @@ def angles_to_cartesian(angles: Tensor, radius: float | Tensor = 1.0) -> Tensor:
         tensor(2.)
     """
     _check_points(angles, min_length=1)
-    return _AnglesToCartesian.apply(angles) * radius
+    wide = angles.to(widest_dtype(angles))
+    product = F.pad(wide.sin().cumprod(-1), (1, 0), value=1.0)
+    return (F.pad(wide.cos(), (0, 1), value=1.0) * product).to(angles.dtype) * radius
 
 
 def cartesian_to_angles(points: Tensor) -> Tensor:
@@ -100,7 +102,13 @@ def cartesian_to_angles(points: Tensor) -> Tensor:
         tensor([0.7854, 0.0000])
     """
     _check_points(points, min_length=2)
-    return _CartesianToAngles.apply(points)
+    wide = points.to(widest_dtype(points))
+    squares = wide[..., 1:].square().flip(-1).cumsum(-1).flip(-1)  # of the norms of the later coordinates
+    determined = squares > 0
+    later = torch.where(determined, torch.where(determined, squares, 1.0).sqrt(), 0.0)
+    # The last angle covers the full circle, so it has the sign of the last coordinate.
+    sides = torch.cat([later[..., :-1], wide[..., -1:]], dim=-1), wide[..., :-1]
+    return torch.atan2(*(torch.where(determined, side, side.detach()) for side in sides)).to(points.dtype)
 
 
 class _Spherize(torch.autograd.Function):
@@ -245,84 +253,8 @@ def _gradient_in_blocks(
     return result, grad_scaling, grad_radius
 
 
-class _AnglesToCartesian(torch.autograd.Function):
-    """Points of norm 1; saves only its input for the backward pass."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(angles: Tensor) -> Tensor:
-        cosine, _, product = _angle_terms(angles)
-        return (F.pad(cosine, (0, 1), value=1.0) * product).to(angles.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
-        (angles,) = ctx.saved_tensors
-        # dL/da_j = cot(a_j) sum_{k>j} g_k x_k - sin(a_j) g_j prod_{k<j} sin(a_k)
-        cosine, sine, product = _angle_terms(angles)
-        grad_output = grad_output.to(product.dtype)
-        later = _sum_of_later(F.pad(cosine, (0, 1), value=1.0) * product * grad_output, product.dtype)
-        return (cosine / sine * later - sine * product[..., :-1] * grad_output[..., :-1]).to(angles.dtype)
-
-
-class _CartesianToAngles(torch.autograd.Function):
-    """Saves only its input for the backward pass."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(points: Tensor) -> Tensor:
-        wide = points.to(widest_dtype(points))
-        later = _sum_of_later(wide.square(), wide.dtype).sqrt()
-        # The last angle covers the full circle, so it has the sign of the last coordinate.
-        opposite = torch.cat([later[..., :-1], wide[..., -1:]], dim=-1)
-        return torch.atan2(opposite, wide[..., :-1]).to(points.dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> Tensor:
-        # With a_j = atan2(r_j, x_j), where r_j is the norm of the later coordinates, and p_j = g_j / (x_j^2 + r_j^2):
-        # dL/dx_k = x_k sum_{j<k} p_j x_j / r_j - p_k r_k.
-        (points,) = ctx.saved_tensors
-        wide = points.to(widest_dtype(points))
-        head, squares = wide[..., :-1], _sum_of_later(wide.square(), widest_dtype(points))
-        determined = squares > 0
-        later = torch.where(determined, squares, 1.0).sqrt()
-        pull = torch.where(determined, grad_output.to(wide.dtype) / (head.square() + later.square()), 0.0)
-        # The last angle is atan2 of a signed coordinate; its partial derivatives follow from the same expressions.
-        sign = torch.cat([torch.ones_like(later[..., :-1]), wide[..., -1:].sign()], dim=-1)
-        pull = pull * sign
-        earlier = F.pad((pull * head / later).cumsum(-1), (1, 0))
-        return (wide * earlier - F.pad(pull * later, (0, 1))).to(points.dtype)
-
-
-def _angle_terms(angles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cosines (..., n), sines (..., n) and products of earlier sines (..., n + 1), in the accumulation dtype.
-
-    A sine of exactly zero is replaced by 1e-100, which is negligible in a product but can be divided out again. The
-    closed-form gradient is therefore also exact there.
-    """
-    wide = angles.to(widest_dtype(angles))
-    sine = torch.sin(wide)
-    if wide.dtype == torch.float64:
-        sine = torch.where(sine.abs() < 1e-100, 1e-100, sine)
-    return torch.cos(wide), sine, F.pad(sine.cumprod(-1), (1, 0), value=1.0)
-
-
 def _smallest_angle(size: int, delta: float) -> float:
     return min(math.asin(delta ** (1.0 / size)), 0.99 * math.pi / 2)
-
-
-def _sum_of_later(terms: Tensor, accumulator: torch.dtype) -> Tensor:
-    """Sum of all later terms for each position but the last: (..., n + 1) -> (..., n)."""
-    return terms[..., 1:].flip(-1).cumsum(-1, dtype=accumulator).flip(-1).to(terms.dtype)
 
 
 def is_batched(tensor: Tensor) -> bool:

@@ -63,10 +63,9 @@ def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
     """
     trained = [name for name, parameter in loss.named_parameters() if parameter.requires_grad]
     if trained:
-        raise ValueError(
-            f"the Trainer would not train the parameters {', '.join(trained)} of the loss: use a model that "
-            "contains it, or a loss without parameters, such as InfoNCELoss(learn_temperature=False)."
-        )
+        problem = f"the Trainer would not train the parameters {', '.join(trained)} of the loss"
+        other = "a loss without parameters, such as InfoNCELoss(learn_temperature=False)"
+        raise ValueError(f"{problem}: use a model that contains it, or {other}.")
 
     is_checked = False
 
@@ -91,10 +90,9 @@ def _warn_about_accumulation(loss: nn.Module) -> None:
     for head in heads_of(loss):
         head.warn_if_divided(1, 2)
     if isinstance(loss, (MetricLearningLoss, PairLoss)):
-        logger.warning(
-            f"{type(loss).__name__} compares the examples of each of the accumulated batches only among themselves, so "
-            "it differs from that of one large batch. Use a larger batch and gradient_accumulation_steps=1."
-        )
+        what = f"{type(loss).__name__} compares the examples of each of the accumulated batches only among themselves"
+        advice = "Use a larger batch and gradient_accumulation_steps=1"
+        logger.warning(f"{what}, so it differs from that of one large batch. {advice}.")
 
 
 class SentenceTransformerLoss(nn.Module):

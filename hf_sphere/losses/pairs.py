@@ -117,10 +117,8 @@ class SupConLoss(PairLoss):
             is_without = not total
             self._warn_if_without_positives = is_readable(labels) and not is_without
             if is_without:
-                logger.warning(
-                    "A batch has no two examples with the same label, so its SupConLoss is 0; sample several examples "
-                    "per class (P x K sampling)."
-                )
+                problem = "A batch has no two examples with the same label, so its SupConLoss is 0"
+                logger.warning(f"{problem}; sample several examples per class (P x K sampling).")
         # The sum over positives follows from that over the class, so that only the log-sum-exp needs all pairs.
         of_class = torch.zeros_like(others[: len(counts)]).index_add(0, group, others)
         queries, positives = self.scale(points), positives[rows]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_integer, check_positive
+from hf_sphere.geometry.manifold import geodesic_distance
 from hf_sphere.metrics.checks import check_classes, check_correct, check_directions, check_embeddings
 
 OverlapDistance = Literal["angular", "euclidean"]
@@ -86,13 +87,9 @@ def _draw_pairs(
 
 def _angles(unit: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Return the angles in degrees, (P,), between the unit vectors (N, d) at the indices (P,) and (P,)."""
-    angles = []
     step = max(1, _BLOCK_NUMEL // unit.shape[1])
-    for rows, columns in zip(first.split(step), second.split(step), strict=True):
-        x, y = unit[rows], unit[columns]
-        # Unlike the arc cosine, this is accurate for small angles too.
-        angles.append(2 * torch.atan2((x - y).norm(dim=1), (x + y).norm(dim=1)))
-    return torch.cat(angles).rad2deg()
+    blocks = zip(first.split(step), second.split(step), strict=True)
+    return torch.cat([geodesic_distance(unit[rows], unit[columns]) for rows, columns in blocks]).rad2deg()
 
 
 @torch.no_grad()

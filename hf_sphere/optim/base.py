@@ -295,10 +295,9 @@ class SphereOptimizer(NamedOptimizer):
         if dims is None or not self._keeps_momentum(group):
             return False
         if parameter.ndim != self.__dict__.get("_axes", {}).get(parameter, parameter.ndim):
-            raise RuntimeError(
-                f"channel_dims {list(dims)} do not fit a parameter that is now {parameter.ndim}-dimensional: it was "
-                "flattened after the optimizer was built. FSDP2 (fully_shard) keeps the shape of parameters."
-            )
+            problem = f"channel_dims {list(dims)} do not fit a parameter that is now {parameter.ndim}-dimensional"
+            advice = "FSDP2 (fully_shard) keeps the shape of parameters"
+            raise RuntimeError(f"{problem}: it was flattened after the optimizer was built. {advice}.")
         return layout.group_size(parameter, dims) > 1
 
     def _init_group(self, *_: Any) -> Any:

@@ -153,10 +153,8 @@ def radial_channel_dims(model: nn.Module, optimizer: Optimizer, batch: Any = Non
 
 def _check_rules(optimizer: Optimizer) -> None:
     if any(group.get("muon") or group.get("hyperball") for group in optimizer.param_groups):
-        raise ValueError(
-            "radial diagnostics (radial_logging_steps) are for steps x - lr a / b, which "
-            f"{type(getattr(optimizer, 'optimizer', optimizer)).__name__} does not take; leave them out."
-        )
+        steps = f"x - lr a / b, which {type(getattr(optimizer, 'optimizer', optimizer)).__name__} does not take"
+        raise ValueError(f"radial diagnostics (radial_logging_steps) are for steps {steps}; leave them out.")
 
 
 def _radial(
@@ -171,10 +169,8 @@ def _radial(
                 has_radial = True
                 yield name, parameter, group
     if not has_radial:
-        raise ValueError(
-            "the optimizer has no radially invariant weight with a known name: build it from "
-            "radial_parameter_groups(model), or pass find_radial_weights(model).channel_dims and named parameters."
-        )
+        how = "radial_parameter_groups(model), or pass find_radial_weights(model).channel_dims and named parameters"
+        raise ValueError(f"the optimizer has no radially invariant weight with a known name: build it from {how}.")
 
 
 def _scheme(

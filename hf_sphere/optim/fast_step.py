@@ -330,10 +330,8 @@ def check_compiler() -> None:
     try:
         get_cpp_compiler()
     except Exception as error:
-        raise ValueError(
-            "compile=True requires a C++ compiler for parameters on the CPU, but none is installed: install g++, set "
-            "CXX to another one, or omit compile."
-        ) from error
+        problem = "compile=True requires a C++ compiler for parameters on the CPU, but none is installed"
+        raise ValueError(f"{problem}: install g++, set CXX to another one, or omit compile.") from error
 
 
 def update_all(update: Callable[..., tuple[Tensor, ...]], blocks: Sequence[Any], numbers: Any) -> None:

@@ -87,11 +87,8 @@ def radial_parameter_groups(
     radial = find_radial_weights(model, batch, loss, tolerance=tolerance)
     logger.info(radial.summary())
     if not radial.channel_dims:
-        warnings.warn(
-            f"{type(model).__name__} has no radially invariant weight, so the optimizer will be the ordinary one of "
-            "torch. Print find_radial_weights(model) for the reasons.",
-            stacklevel=2,
-        )
+        what = f"{type(model).__name__} has no radially invariant weight, so the optimizer will be the ordinary one"
+        warnings.warn(f"{what} of torch. Print find_radial_weights(model) for the reasons.", stacklevel=2)
     groups = parameter_groups(model, radial.channel_dims, batch)
     for name, reason in radial.rejected.items():
         rule = groups.rules.get(name)
@@ -250,10 +247,8 @@ class NamedOptimizer(Optimizer):
         except ValueError as error:
             if self.param_groups and "names" in str(error):
                 how = "as pairs (name, parameter)" if "param_names" in self.param_groups[0] else "without names"
-                raise ValueError(
-                    f"pass params {how}, like those this {type(self).__name__} was built with, and {self.group_key} if "
-                    "they take its own update rule."
-                ) from error
+                params = f"params {how}, like those this {type(self).__name__} was built with"
+                raise ValueError(f"pass {params}, and {self.group_key} if they take its own update rule.") from error
             raise
         try:
             self._check_group(self.param_groups[-1], param_group)
@@ -293,10 +288,9 @@ class NamedOptimizer(Optimizer):
             for key in ("channel_dims", "muon", "hyperball", "param_names"):
                 before, now = (list(v) if isinstance(v := of.get(key), (list, tuple)) else v for of in (saved, group))
                 if (key != "param_names" or (before and now)) and before != now:
-                    raise ValueError(
-                        f"{key} of parameter group {index} is {before} in the state and {now} in the optimizer. "
-                        "Build the optimizer with the groups that the state was saved with."
-                    )
+                    differs = f"is {before} in the state and {now} in the optimizer"
+                    advice = "Build the optimizer with the groups that the state was saved with"
+                    raise ValueError(f"{key} of parameter group {index} {differs}. {advice}.")
         super().load_state_dict(state_dict)
 
     @torch.no_grad()

@@ -101,11 +101,8 @@ class Hyperball(NamedOptimizer):
         if all(rule.name != kept for rule in groups.rules.values()):
             hint = "" if hyperball_on == "matrices" else "; hyperball_on='matrices' keeps the norm of hidden matrices"
             used = " and ".join(sorted({rule.name for rule in groups.rules.values()}))
-            warnings.warn(
-                f"no weight of {type(model).__name__} keeps its norm, so the optimizer is {used}. "
-                f"Print {cls.__name__}.form_groups(model) for the reasons{hint}.",
-                stacklevel=3,
-            )
+            what = f"no weight of {type(model).__name__} keeps its norm, so the optimizer is {used}"
+            warnings.warn(f"{what}. Print {cls.__name__}.form_groups(model) for the reasons{hint}.", stacklevel=3)
         return groups
 
 

@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,11 +122,7 @@ def find_radial_weights(
                 # The finest groups first; a group has two weights or more.
                 possible = [dims for dims in ((0,), (1,), ()) if all(weight.shape[axis] > 1 for axis in dims)]
                 deviations[name] = {dims: 0.0 for dims in possible if group_size(weight, dims) > 1}
-    devices = {parameter.device for parameter in model.parameters()}
-    with torch.random.fork_rng(devices=[d for d in devices if d.type == "cuda"]), exact(devices), quiet():
-        torch.manual_seed(0)
-        trial = make_trial(model)
-        batch = fitting_batch(trial, batch)
+    with open_trial(model, batch) as (trial, batch):
         for _ in range(CHECKS):
             move(trial)
             radial.rejected |= _check(trial, deviations, batch, loss, tolerance)
@@ -236,6 +232,31 @@ _SIDES = (32, 28, 64, 84, 96, 128, 224, 299, 16, 8)
 _BATCH = 4  # batch norm over a 1 x 1 map has one value per image, and has no gradient for two values
 
 
+@contextlib.contextmanager
+def open_trial(model: nn.Module, batch: Any = None) -> Iterator[tuple[nn.Module, Any]]:
+    """Yield a copy of a model for the numerical check, see `make_trial`, and an input that it accepts.
+
+    Meanwhile random numbers have a fixed seed, and torch computes in full float32, without autocast and TF32.
+    """
+    kinds = {parameter.device.type for parameter in model.parameters()} - {"meta"}
+    devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(devices), contextlib.ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        if "cuda" in kinds:
+            cudnn = torch.backends.cudnn
+            keep = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+            stack.enter_context(cudnn.flags(**keep, allow_tf32=False))
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("highest")
+        # Log messages of a trial, up to warnings, would be misunderstood as those of the training.
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(max(logging.root.manager.disable, logging.WARNING))
+        torch.manual_seed(0)
+        trial = make_trial(model)
+        yield trial, fitting_batch(trial, batch)
+
+
 def make_trial(model: nn.Module) -> nn.Module:
     """Copy a model for the numerical check; one that is sharded or on the meta device is an error.
 
@@ -267,22 +288,6 @@ def make_trial(model: nn.Module) -> nn.Module:
     return trial
 
 
-@contextlib.contextmanager
-def exact(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Compute in full float32, without autocast and TF32."""
-    kinds = {device.type for device in devices} - {"meta"}
-    with contextlib.ExitStack() as stack:
-        for kind in kinds:
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        if "cuda" in kinds:
-            cudnn = torch.backends.cudnn
-            keep = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
-            stack.enter_context(cudnn.flags(**keep, allow_tf32=False))
-            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-            torch.set_float32_matmul_precision("highest")
-        yield
-
-
 @torch.no_grad()
 def move(trial: nn.Module) -> None:
     """Perturb every parameter at random by a tenth of its root mean square.
@@ -303,17 +308,6 @@ def call(trial: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return trial(**batch)
     return trial(*batch) if isinstance(batch, (tuple, list)) else trial(batch)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Disable log messages up to warnings: those of a trial would be misunderstood as those of the training."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def example_inputs(model: nn.Module) -> Iterator[Any]:

@@ -67,10 +67,9 @@ def check_shards(name: str, parameter: DTensor, dims: ChannelDims) -> None:
 def check_axes(name: str, parameter: Tensor) -> None:
     """Raise a `RuntimeError` if a weight has a single axis."""
     if parameter.ndim < 2:
-        raise RuntimeError(
-            f"{name} of shape {list(parameter.shape)} is no matrix or kernel; FSDP1 and DeepSpeed flatten weights. Use "
-            "FSDP2 (fully_shard), which keeps their shapes, or update this weight by the rule adamw."
-        )
+        problem = f"{name} of shape {list(parameter.shape)} is no matrix or kernel"
+        advice = "Use FSDP2 (fully_shard), which keeps their shapes, or update this weight by the rule adamw"
+        raise RuntimeError(f"{problem}; FSDP1 and DeepSpeed flatten weights. {advice}.")
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils._pytree import tree_map_only
 
-from hf_sphere.optim.invariance import call, differentiable, exact, fitting_batch, make_trial, quiet, unwrap
+from hf_sphere.optim.invariance import call, differentiable, open_trial, unwrap
 
 
 class Role(enum.Enum):
@@ -190,11 +190,7 @@ def trace_uses(model: nn.Module, batch: Any = None) -> tuple[Uses, set[str]]:
     Output layers are the last products by weights before the outputs. A product that is added to what it was computed
     from, as at the end of an encoder without head, is not an output layer. See `find_roles`.
     """
-    devices = {parameter.device for parameter in model.parameters()}
-    with torch.random.fork_rng(devices=[d for d in devices if d.type == "cuda"]), exact(devices), quiet():
-        torch.manual_seed(0)
-        trial = make_trial(model)
-        batch = fitting_batch(trial, batch)
+    with open_trial(model, batch) as (trial, batch):
         uses, outputs = _trace(trial, batch)
         if unused := dict(trial.named_parameters()).keys() - uses.keys():  # by layers that training skips at random
             more, last = _trace(trial.eval(), batch)

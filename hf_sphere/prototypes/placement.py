@@ -220,9 +220,8 @@ def _best_candidate(search: Iterator[Candidate], task: Task, progress: bool | No
     """Return the best candidate of a method, and whether the search was interrupted; stop early at the bound."""
     goal = separation_bound(task.num_classes, task.dim) + 1e-10 if task.ranking is None else -float("inf")
     best, lowest = None, float("inf")
-    bar = progress_bar(
-        search, disable=progress is False, delay=0 if progress else 2, desc="placing", leave=bool(progress)
-    )
+    delay, leave = (0, True) if progress else (2, False)
+    bar = progress_bar(search, disable=progress is False, delay=delay, desc="placing", leave=leave)
     try:
         for candidate in bar:
             value = task.score(candidate.points)

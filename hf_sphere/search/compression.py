@@ -160,10 +160,9 @@ def compress(space: Any, bits: int, max_recall_loss: float | None, seed: int) ->
     # At least as wide as for independent neighbors, all of which are found.
     low, high = max(0.0, min(recall - half, 0.025 ** (0.1 / len(queries)))), min(1.0, recall + half)
     if max_recall_loss is not None and 1 - low > max_recall_loss:
-        raise ValueError(
-            f"recall@10 is {recall:.3f} ({low:.3f} to {high:.3f}) with bits={bits}, so the loss may exceed "
-            f"max_recall_loss={max_recall_loss}. Use more bits, or allow more."
-        )
+        measured = f"recall@10 is {recall:.3f} ({low:.3f} to {high:.3f}) with bits={bits}"
+        loss = f"the loss may exceed max_recall_loss={max_recall_loss}"
+        raise ValueError(f"{measured}, so {loss}. Use more bits, or allow more.")
     index = encode(torch.arange(count))  # also fitted to the queries, which may be beyond the ranges of the others
     codes, learned = (torch.from_numpy(faiss.vector_to_array(values)) for values in (index.codes, _learned(index)))
     tensors = {"codes": codes.view(count, -1), "learned": learned, "rotation": rotation}

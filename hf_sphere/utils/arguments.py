@@ -219,8 +219,9 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> Iterator[argpa
         options: dict[str, Any] = {"help": str(about), "default": default, "required": is_required}
         if default not in (None, {}, dataclasses.MISSING):
             options["help"] += f" (default: {str(default).replace('%', '%%')})"
-        kind = _without_none(hints[field.name])
-        choices = about.choices
+        kind, choices = hints[field.name], about.choices
+        if get_origin(kind) in (Union, types.UnionType):
+            (kind,) = (one for one in get_args(kind) if one is not type(None))
         if get_origin(kind) is Literal:
             choices = get_args(kind)
             kind = type(choices[0])
@@ -235,12 +236,6 @@ def _add_arguments(parser: argparse.ArgumentParser, cls: type) -> Iterator[argpa
                 negated = f"--no_{field.name}"
                 group.add_argument(negated, dest=field.name, action="store_false", help=argparse.SUPPRESS)
         yield group.add_argument(f"--{field.name}", type=kind, **options)
-
-
-def _without_none(hint: Any) -> Any:
-    if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
-    return hint
 
 
 def _boolean(word: str) -> bool:

@@ -47,21 +47,17 @@ def convert_array(image: Tensor) -> Tensor:
     low, high = (value.item() for value in image.double().aminmax())
     if image.is_floating_point():
         if not (low >= 0 and (high == 0 or 1 < high < 256)):
-            warnings.warn(
-                f"the image has values from {low:g} to {high:g}, which are divided by 255, as values from 0 to 255. If "
-                "they are scaled already, pass do_rescale=False.",
-                stacklevel=2,
-            )
+            what = f"the image has values from {low:g} to {high:g}, which are divided by 255, as values from 0 to 255"
+            warnings.warn(f"{what}. If they are scaled already, pass do_rescale=False.", stacklevel=2)
         return image.to(torch.promote_types(image.dtype, torch.float32))
     if image.dtype == torch.uint16:
         if 0 < high < 256:
             warnings.warn("the uint16 image has 8-bit values, so it is black; convert it to uint8.", stacklevel=2)
         return (image.int() >> 8).byte()
     if low < 0 or high > 255:
-        raise ValueError(
-            f"integers other than uint16 must be from 0 to 255; got {image.dtype} from {low:g} to {high:g}. Convert "
-            "the image to uint8 or uint16, or pass the `rescale_factor` that maps its values to 0 to 1."
-        )
+        got = f"{image.dtype} from {low:g} to {high:g}"
+        advice = "Convert the image to uint8 or uint16, or pass the `rescale_factor` that maps its values to 0 to 1"
+        raise ValueError(f"integers other than uint16 must be from 0 to 255; got {got}. {advice}.")
     return image.byte()
 
 

@@ -60,10 +60,8 @@ def read_snapshot(path: str | PathLike) -> Snapshot:
     named = _NAME.fullmatch(path.name)
     epoch = str(metadata.get("epoch", named[1] if named else ""))
     if not re.fullmatch(r"\d{1,9}", epoch):
-        raise ValueError(
-            f"the epoch of {path} is unknown; a snapshot has `epoch` in its metadata, or is named "
-            "epoch-<number>.safetensors."
-        )
+        how = "has `epoch` in its metadata, or is named epoch-<number>.safetensors"
+        raise ValueError(f"the epoch of {path} is unknown; a snapshot {how}.")
     return Snapshot(path, int(epoch), metadata)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_si
     GPT-2 and RoBERTa. Special tokens are added if the tokenizer does so, but are not part of the mean. The head of the
     model is not used.
     """
-    space = " " if _needs_space(language_model.tokenizer) else ""
+    tokenize = partial(language_model.tokenizer, add_special_tokens=False)
+    first, spaced, both = (tokenize(text)["input_ids"] for text in ("x", " x", "x x"))
+    space = " " if both != first + first and both == first + spaced else ""
     sentences = [Sentence(space + word, ((len(space), len(space) + len(word)),)) for word in words]
     return embed_words_in_context(language_model, sentences, batch_size=batch_size).flatten(1)
 
@@ -56,12 +58,6 @@ def embed_words_in_context(
             states = language_model.forward(ids, base=True).last_hidden_state.float()
             means |= zip((key for key, _ in batch_inputs), (weights.to(states.device) @ states).cpu(), strict=True)
     return torch.stack([means[key] for key in keys])  # outside inference mode, so that it can be modified and trained
-
-
-def _needs_space(tokenizer: Any) -> bool:
-    """Whether the tokens of a word in the middle of a text include the space before it."""
-    first, spaced, text = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("x", " x", "x x"))
-    return text != first + first and text == first + spaced
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,20 +37,11 @@ def alexnet_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) ->
     """AlexNet's five convolutions for images of 32 pixels (29 to 60), without hidden linear layers."""
     if max(feature_side("alexnet_cifar", img_size, least=29, halvings=0)) > 60:
         raise ValueError(f"alexnet_cifar needs 29 to 60 pixels per side, got {img_size}; for larger ones use alexnet.")
-    layers = nn.Sequential(
-        nn.Conv2d(in_chans, 64, 11, stride=4, padding=5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 192, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        *conv_relu(192, 384),
-        *conv_relu(384, 256),
-        nn.Conv2d(256, 256, 3, padding=1),
-        nn.MaxPool2d(2),  # to 1 x 1; the final activation follows, since ReLU and max pooling commute
-        nn.Flatten(),
-    )
-    alexnet = EmbeddingNet(layers, 256, **net)
+    layers = [nn.Conv2d(in_chans, 64, 11, stride=4, padding=5), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [*conv_relu(192, 384), *conv_relu(384, 256), nn.Conv2d(256, 256, 3, padding=1)]
+    layers += [nn.MaxPool2d(2), nn.Flatten()]  # to 1 x 1; the final activation follows: ReLU and max pooling commute
+    alexnet = EmbeddingNet(nn.Sequential(*layers), 256, **net)
     initialize_for_relu(alexnet.layers)
     return alexnet
 

@@ -46,10 +46,8 @@ class SphereEncoderConfigMixin:
         indices = [-1] if self.spherized_layers is None else list(self.spherized_layers)
         outside = [index for index in indices if not -layers <= index < layers]
         if outside:
-            raise ValueError(
-                f"spherized_layers {indices} contains layer {outside[0]}, but the encoder has {layers} layers: 0 to "
-                f"{layers - 1}, or -{layers} to -1 from the end."
-            )
+            valid = f"{layers} layers: 0 to {layers - 1}, or -{layers} to -1 from the end"
+            raise ValueError(f"spherized_layers {indices} contains layer {outside[0]}, but the encoder has {valid}.")
         from_start = sorted(index % layers for index in indices)
         if len(set(from_start)) < len(from_start):
             raise ValueError(f"spherized_layers {indices} contains a layer twice; list each layer once.")

@@ -107,15 +107,12 @@ def fit_spherization(
     num_tokens = sum(int(mask.sum()) for _, mask in batches)
     num_texts = sum(int(mask.any(dim=1).sum()) for _, mask in batches)
     if num_tokens < least or num_texts < HELD_OUT:
-        raise ValueError(
-            f"too few tokens: at least {least} in {HELD_OUT} texts are required; got {num_tokens} in {num_texts}. Pass "
-            f"more texts, or increase max_tokens ({max_tokens})."
-        )
+        needed = f"at least {least} in {HELD_OUT} texts are required; got {num_tokens} in {num_texts}"
+        raise ValueError(f"too few tokens: {needed}. Pass more texts, or increase max_tokens ({max_tokens}).")
     fits = []
     subsets = _split(batches)
-    bar = progress_bar(
-        total=len(spherized) * sum(map(len, subsets)), unit="batch", desc="Fitting", disable=not progress
-    )
+    total = len(spherized) * sum(map(len, subsets))
+    bar = progress_bar(total=total, unit="batch", desc="Fitting", disable=not progress)
     with bar, eval_mode(model, reference):
         for index in spherized:
             layer, plain = layers[index], plain_layers[index]
@@ -130,10 +127,8 @@ def fit_spherization(
                 if (weight := train.solve(candidate)) is not None
             ]
             if not candidates:
-                raise ValueError(
-                    f"the equations of layer {index} have no unique solution with ridge {ridge}; use a larger one, or "
-                    "more varied texts."
-                )
+                problem = f"the equations of layer {index} have no unique solution with ridge {ridge}"
+                raise ValueError(f"{problem}; use a larger one, or more varied texts.")
             _, best = min(candidates)
             linear: Any = _spherical_map(layer).linear
             linear.weight.copy_(train.solve(best))

@@ -179,10 +179,9 @@ class SphereEncoderMixin(PreTrainedModel):
         missing, unexpected = (cls._spherical_layers(info[keys]) for keys in ("missing_keys", "unexpected_keys"))
         saved = (configured - missing) | unexpected
         if saved and saved != configured:
-            raise ValueError(
-                f"in the checkpoint {pretrained_model_name_or_path} the layers {sorted(saved)} are spherized, but the "
-                f"configuration has spherized_layers {sorted(configured)}. Load it with those of the checkpoint."
-            )
+            found = f"in the checkpoint {pretrained_model_name_or_path} the layers {sorted(saved)} are spherized"
+            given = f"the configuration has spherized_layers {sorted(configured)}"
+            raise ValueError(f"{found}, but {given}. Load it with those of the checkpoint.")
         return (model, info) if returns_info else model
 
     @staticmethod

@@ -148,12 +148,6 @@ def solve_slsqp(points: np.ndarray, max_iterations: int) -> torch.Tensor:
         {"type": "eq", "fun": excess, "jac": excess_jacobian},
     ]
 
-    result = minimize(
-        lambda x: x[-1],
-        start,
-        jac=lambda x: gradient,
-        method="SLSQP",
-        constraints=constraints,
-        options={"maxiter": max_iterations, "ftol": 1e-14},
-    )
+    options: Any = {"constraints": constraints, "options": {"maxiter": max_iterations, "ftol": 1e-14}}
+    result = minimize(lambda x: x[-1], start, jac=lambda x: gradient, method="SLSQP", **options)
     return F.normalize(torch.from_numpy(result.x[:-1].reshape(count, dim)), dim=1)
