@@ -1,5 +1,7 @@
 """Does the pipeline of transformers return `unknown` for rejected images, and is it otherwise that of transformers?"""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,21 @@ def test_an_unknown_image_has_its_p_value_and_a_known_one_its_classes(given, opt
 def test_a_single_image_has_a_single_list(parts, images, output):
     (entry, *_) = pipeline("image-classification", **parts)(images[0])
     assert entry["p_value"] == pytest.approx(output.p_value[0].item())
+
+
+@pytest.mark.parametrize("how", ["in training mode", "copied", "without its rejection"])
+def test_the_pipeline_of_a_model_in_another_state_decides_the_same(how, parts, images):
+    expected = pipeline("image-classification", **parts)(images)
+    made = pipeline("image-classification", **parts | {"model": copy.deepcopy(parts["model"])})
+    if how == "in training mode":
+        made.model.train()
+    elif how == "copied":
+        made = copy.deepcopy(made)
+    else:
+        made.model.set_rejection(None)
+        expected = ImageClassificationPipeline(**parts)(images)
+    assert made(images) == expected
+    assert made.model.training is (how == "in training mode")
 
 
 def test_the_p_value_separates_a_class_named_unknown_from_rejected_images(parts, images, output):
