@@ -69,9 +69,9 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
     Args:
         model: Returns logits (B, K), or an output with `logits`; or the name of an image classifier, `timm:<name>` too.
         batches: Such as a `DataLoader`. A batch is a mapping of the model's inputs, possibly with `labels` or `label`,
-            of which other keys are ignored; a tensor of inputs; or a pair of inputs and labels. A tensor instead of
-            batches is a single batch. A folder or dataset by name, or paths of images, are prepared as the model needs
-            them, see `like` of `load_image_split`; names of classes become labels if the model has these classes.
+            of which other keys are ignored; a tensor of inputs; or a pair of inputs and labels. A tensor or mapping
+            instead of batches is a single batch. A folder or dataset by name, or paths of images, are prepared as the
+            model needs them, see `like` of `load_image_split`; names of classes become labels if the model has them.
 
     Returns:
         The outputs, float32 or better, on the CPU; labels if all batches have them.
@@ -89,8 +89,10 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
 
         loaded = load_classifier(os.fspath(model)).model
         return model_outputs(loaded.to("cuda" if torch.cuda.is_available() else "cpu"), batches)
+    if (inner := extract_model_from_parallel(model, keep_torch_compile=False)) is not model:  # for the hooks
+        return model_outputs(inner, batches)
     weight = next(chain(model.parameters(), model.buffers()), torch.empty(0))
-    given, names = _prepared(model, [batches] if isinstance(batches, Tensor) else batches, weight)
+    given, names = _prepared(model, [batches] if isinstance(batches, Tensor | Mapping) else batches, weight)
     head, calls, collected = getattr(model, "head", None) if hasattr(model, "head_inputs") else None, [], []
 
     def remember(layer: nn.Module, inputs: Any, output: Any) -> None:
@@ -103,6 +105,8 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
         with eval_mode(model):
             for batch in given.epoch() if hasattr(given, "epoch") else given:
                 inputs, labels = _split(batch, weight.device, model)
+                if isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels):
+                    labels = _class_indices(model, labels)
                 calls.clear()
                 output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
                 fields = output if isinstance(output, Mapping) else {"logits": getattr(output, "logits", None)}
@@ -151,11 +155,9 @@ def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any
             raise ValueError(f"inputs are tensors, mappings of these, or a list of paths without batches; got {got}.")
         return several[0].to(device), several[1] if len(several) > 1 else None
     labels = batch.get("labels", batch.get("label"))
-    if isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels):
-        labels = _class_indices(model, labels)
     values = {k: v.to(device) for k, v in batch.items() if isinstance(v, Tensor) and "label" not in k}
-    inner: Any = extract_model_from_parallel(model)
-    parameters = inspect.signature(getattr(inner, "get_base_model", lambda: inner)().forward).parameters  # also of PEFT
+    inner: Any = getattr(model, "get_base_model", lambda: model)()  # of PEFT
+    parameters = inspect.signature(inner.forward).parameters
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     inputs = {p.name: values[p.name] for p in named if p.name in values}
     if inputs and all(p.name in inputs or p.default is not p.empty for p in named):

@@ -485,6 +485,13 @@ class TestBatchesOfLoaders:
         outputs = model_outputs(wrap(model), [{"pixel_values": images, "index": torch.arange(2)}])
         assert torch.allclose(outputs.logits, model.eval()(images), atol=1e-6)
 
+    @pytest.mark.parametrize("given", [list, dict])
+    def test_labels_are_names_in_pairs_and_in_a_single_mapping_too(self, given):
+        model = SphereVisionForImageClassification(TINY)
+        images, names = torch.randn(2, 1, 8, 8), ("b", "a")
+        batches = [(images, names)] if given is list else {"pixel_values": images, "label": names}
+        assert model_outputs(model, batches).labels.tolist() == [1, 0]
+
     @pytest.mark.parametrize(
         ("batch", "message"),
         [
