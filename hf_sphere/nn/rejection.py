@@ -74,7 +74,6 @@ class Rejection(nn.Module):
         super().__init__()
         check_settings(settings)
         self.settings = settings
-        self._scores = SCORES[settings["score"]]
         shapes = {"class_calibration": None, **settings["shapes"]}
         for name, shape in shapes.items():
             self.register_buffer(name, None if shape is None else torch.empty(shape))
@@ -92,7 +91,7 @@ class Rejection(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Scores in half precision would have ties where those that were fitted had none.
-        return super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)
+        return super()._apply(lambda t: fn(t).to(t.dtype) if t.is_meta else t.to(fn(t).device), recurse)
 
     def score(self, outputs: Any) -> tuple[Tensor | None, Tensor | None]:
         """Return the scores (B,), None `by_class`, and those of the classes (B, K), None without `class_calibration`.
@@ -101,10 +100,11 @@ class Rejection(nn.Module):
         """
         state: dict[str, Any] = {name: buffer.to(widest_dtype(buffer)) for name, buffer in self.named_buffers()}
         state |= self.settings.get("options", {})
+        score = SCORES[self.settings["score"]]
         if self.settings["by_class"]:
-            assert self._scores.of_classes is not None  # see `check_settings`
-            return None, self._scores.of_classes(state, outputs).float()
-        values = self._scores.values(state, outputs).float()
+            assert score.of_classes is not None  # see `check_settings`
+            return None, score.of_classes(state, outputs).float()
+        values = score.values(state, outputs).float()
         classes = self.settings["shapes"].get("class_calibration")
         return values, None if classes is None else outputs.logits.log_softmax(-1).float()
 
@@ -119,7 +119,7 @@ class Rejection(nn.Module):
             concentrations: (B,), or None if the score needs none.
         """
         given = _Outputs(embeddings, logits, concentrations)
-        if missing := [name for name in self._scores.needs if getattr(given, name) is None]:
+        if missing := [name for name in SCORES[self.settings["score"]].needs if getattr(given, name) is None]:
             raise ValueError(f"the rejection by the score {self.settings['score']} needs {' and '.join(missing)}.")
         wide = [value if value is None else value.detach().to(widest_dtype(value)) for value in given]
         values, classes = self.score(_Outputs(*wide))
@@ -136,6 +136,8 @@ class Rejection(nn.Module):
         """Raise a ValueError unless there are prediction sets of a coverage."""
         if self.class_calibration is None:
             raise ValueError("the rejection has no p-values of classes; fit it again, to images with labels.")
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage must be between 0 and 1; got {coverage:g}.")
         level = self.settings["level"]
         if coverage > (1 - level) * (1 + 1e-9):
             raise ValueError(
@@ -179,7 +181,7 @@ class Rejection(nn.Module):
             with safe_open(path, "pt") as file:
                 rejection = cls(json.loads(file.metadata()["rejection"]))
                 rejection.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-        except (SafetensorError, RuntimeError, KeyError, TypeError, ValueError) as error:
+        except (SafetensorError, RuntimeError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is no rejection that `Rejection.save` has written: {error}") from error
         return rejection
 
@@ -199,8 +201,9 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     if settings["by_class"] and SCORES[score].of_classes is None:
         names = ", ".join(name for name, each in SCORES.items() if each.of_classes)
         raise ValueError(f"the score {score} is not one of each class; by_class needs one of {names}.")
-    if not {"class_calibration"} <= {*shapes} if settings["by_class"] else "calibration" not in shapes:
-        raise ValueError("the rejection has no calibration; fit it again.")
+    count = shapes.get("class_calibration" if settings["by_class"] else "calibration", [0])[-1]
+    if count < (needed := images_needed(settings["level"])):
+        raise ValueError(f"level {settings['level']:g} needs {needed:,} images; there are {count:,}. Fit it again.")
 
 
 def check_level(level: float) -> None:
@@ -217,20 +220,21 @@ def images_needed(level: float) -> int:
 def _ranks(calibration: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rank of values (B, C), from 1, among calibration scores (C, n) or (1, n), and their numbers.
 
-    The scores are sorted and filled up with infinity, which does not count.
+    The scores are sorted and filled up with infinity, which does not count. Without scores, the rank is 0.
     """
     sizes = calibration.isfinite().sum(1)
     values = values.where(values.isfinite(), -math.inf)  # what is not finite is unknown
-    ordered = calibration.expand(values.shape[1], -1).contiguous()
     if torch.compiler.is_exporting():  # ONNX has no binary search
-        counts = _count_by_steps(ordered, values)
+        counts = _count_by_steps(calibration, values)
+    elif len(calibration) == 1:
+        counts = torch.searchsorted(calibration[0], values, right=True)
     else:
-        counts = torch.searchsorted(ordered, values.T.contiguous(), right=True).T
-    return 1 + torch.minimum(counts, sizes), sizes
+        counts = torch.searchsorted(calibration, values.T.contiguous(), right=True).T
+    return (sizes > 0) + torch.minimum(counts, sizes), sizes
 
 
 def _count_by_steps(ordered: Tensor, values: Tensor) -> Tensor:
-    """Return the number of the sorted scores (C, n) that are at most each value (B, C)."""
+    """Return the number of the sorted scores (C, n) or (1, n) that are at most each value (B, C)."""
     length, rows = ordered.shape[1], torch.arange(len(ordered), device=ordered.device)
     counts = torch.zeros_like(values, dtype=torch.int64)
     for step in (1 << power for power in reversed(range(length.bit_length()))):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 
 from hf_sphere.nn.rejection import SCORES, Rejection, check_level, images_needed
@@ -70,6 +71,7 @@ def fit_rejection(
     check_level(level)
     if score not in ("auto", *SCORES):
         raise ValueError(f"unknown score {score!r}; choose auto, or one of {', '.join(SCORES)}.")
+    model = extract_model_from_parallel(model, keep_torch_compile=False)
     config: Any = getattr(model, "config", None)
     if getattr(config, "problem_type", None) not in (None, "single_label_classification"):
         raise ValueError(
@@ -79,7 +81,8 @@ def fit_rejection(
         needs = () if score == "auto" else SCORES[score].needs
         known: Any = batches if isinstance(batches, Outputs) else model_outputs(model, batches)
         known = known.checked(needs, score)
-        others: Any = None if unknown is None else model_outputs(model, unknown)._replace(labels=None).checked()
+        others: Any = unknown if unknown is None or isinstance(unknown, Outputs) else model_outputs(model, unknown)
+        others = None if others is None else others._replace(labels=None).checked()
     # Numbered, so that images with equal outputs are not taken for the same one.
     known = known._replace(labels=_check_labels(known), ids=torch.arange(len(known.logits)))
     needs_labels = by_class or (score == "auto" and others is None) or "labels" in FITTED.get(score, ((),))[0]
@@ -88,9 +91,12 @@ def fit_rejection(
         raise ValueError(f"{why} needs labels of the inputs, which the batches do not have.")
     order = torch.randperm(len(known.logits), generator=torch.Generator().manual_seed(seed))
     is_split = score == "auto" or score in FITTED
+    counts: Any = torch.bincount(known.labels, minlength=known.logits.shape[1]) if by_class else None
+    if by_class and is_split:  # halves of each class
+        half = torch.zeros_like(order).index_fill_(0, order[known.labels[order].argsort(stable=True)][::2], 1)
+        order, counts = order[half[order].argsort(stable=True)], counts // 2
     first, second = (_select(known, rows) for rows in order.tensor_split([len(order) // 2 if is_split else 0]))
-    counts = torch.bincount(second.labels, minlength=known.logits.shape[1]) if by_class else len(second.logits)
-    check_counts(counts, level, is_split=is_split)
+    check_counts(counts if by_class else len(second.logits), level, is_split=is_split)
     settings: dict[str, Any] = {"score": score, "level": level, "by_class": by_class, "num_images": len(second.logits)}
     if others is not None:
         halves = torch.randperm(len(others.logits), generator=torch.Generator().manual_seed(seed)).chunk(2)

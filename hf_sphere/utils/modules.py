@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,16 +26,17 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def digest_weights(model: nn.Module, about: Any = None, *, is_widened: bool = False) -> str:
-    """Compute the SHA-256 digest, 64 hexadecimal digits, of a model's parameters and buffers, whatever its device.
+def digest_weights(model: nn.Module | Mapping[str, Any], about: Any = None, *, is_widened: bool = False) -> str:
+    """Compute the SHA-256 digest, 64 hexadecimal digits, of a model's or a state's tensors, whatever their device.
 
     It covers their names, dtypes and shapes, and the JSON-serializable value `about`; but not the `rejection` of a
     model, which is fitted to the others. If it `is_widened`, numbers in half precision count as in float32.
     """
     digest = hashlib.sha256(_as_bytes(about))
     seen: dict[tuple[Any, ...], str] = {}
+    named = model.state_dict() if isinstance(model, nn.Module) else model
     # A renamed buffer keeps its name in digests, which indices of images record.
-    state = {re.sub(r"\bis_initialized$", "is_calibrated", name): value for name, value in model.state_dict().items()}
+    state = {re.sub(r"\bis_initialized$", "is_calibrated", name): value for name, value in named.items()}
     for name, tensor in sorted(state.items()):
         if name.startswith("rejection."):
             continue

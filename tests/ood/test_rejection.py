@@ -1,18 +1,21 @@
 """Does a rejection compute its p-values by the formula, keep its level, and belong to its model?"""
 
 import copy
+import json
 import math
+import pickle
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
 from hf_sphere.nn.rejection import SCORES
-from hf_sphere.ood import Rejection, fit_rejection
+from hf_sphere.ood import Rejection, fit_rejection, model_outputs
 
 DIM, CLASSES = 6, 3
 
@@ -203,6 +206,12 @@ def test_a_p_value_that_equals_one_minus_the_coverage_is_not_above_it():
     ]
 
 
+@pytest.mark.parametrize("coverage", [0, 1, 90, math.nan])
+def test_a_coverage_is_between_0_and_1(coverage, linear):
+    with pytest.raises(ValueError, match="coverage must be between 0 and 1"):
+        fit_rejection(linear, [draw(90)], 0.1, "norm").check_coverage(coverage)
+
+
 @pytest.mark.parametrize(("coverage", "is_labeled"), [(0.95, True), (0.5, False)])
 def test_a_coverage_that_the_rejection_does_not_allow_is_an_error(coverage, is_labeled, linear):
     x, labels = draw(90)
@@ -253,6 +262,29 @@ def test_labels_of_other_classes_are_an_error(label, linear):
     labels[7] = label
     with pytest.raises(ValueError, match="1 of 90 labels are none of the model's classes, 0 to 2"):
         fit_rejection(linear, [(x, labels)], 0.1)
+
+
+@pytest.mark.parametrize("score", ["auto", "mahalanobis", "vmf"])
+@pytest.mark.parametrize("seed", range(5))
+def test_twice_the_images_of_each_class_that_the_level_needs_are_enough(score, seed, linear):
+    rejection = fit_rejection(linear, [draw(54)], 0.1, score, by_class=True, seed=seed)
+    assert rejection.class_calibration.isfinite().all()
+    with pytest.raises(ValueError, match="18 of each class; class 2 has 8"):
+        fit_rejection(linear, [draw(53)], 0.1, score, by_class=True, seed=seed)
+
+
+def test_outputs_can_be_those_of_unknown_inputs(linear):
+    unknown = 3 * torch.randn(60, DIM, generator=torch.Generator().manual_seed(3))
+    known, expected = model_outputs(linear, [draw(200)]), fit_rejection(linear, [draw(200)], 0.1, unknown=[unknown])
+    assert fit_rejection(linear, known, 0.1, unknown=model_outputs(linear, [unknown])).settings == expected.settings
+
+
+def test_memory_does_not_grow_with_the_product_of_classes_and_images():
+    logits = torch.randn(20000, 2, generator=torch.Generator().manual_seed(0))
+    rejection = fit_rejection(Identity(), [(logits, torch.zeros(20000).long())], 0.05, "max_logit")
+    with torch.profiler.profile(profile_memory=True) as profile:
+        rejection(None, torch.zeros(1, 1000))
+    assert max(event.self_cpu_memory_usage for event in profile.events()) < 1e6
 
 
 # The choice of the score
@@ -316,6 +348,65 @@ def test_a_missing_file_is_an_error(tmp_path):
 # It belongs to the model
 
 
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: torch.compile(model, backend="eager")])
+def test_a_wrapped_model_gets_the_rejection_of_the_model(wrap, classifier):
+    classifier.config.calibration = {"temperature": 0.3}
+    expected = fit_rejection(copy.deepcopy(classifier), [images(100)], 0.1, "knn")
+    wrapped = wrap(classifier)
+    wrapped(images(3)[0])
+    fit_rejection(wrapped, [images(100)], 0.1, "knn")
+    assert torch.equal(classifier.rejection.calibration, expected.calibration)
+    assert classifier.find_change() is None
+
+
+@pytest.mark.parametrize("copy_of", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_decides_the_same(copy_of, classifier):
+    fit_rejection(classifier, [images(100)], 0.1, "max_logit")
+    x = images(30, 1)[0]
+    assert torch.equal(copy_of(classifier)(x).p_value, classifier(x).p_value)
+
+
+@pytest.mark.parametrize("by_class", [False, True])
+def test_a_new_model_of_the_configuration_calls_all_images_unknown(by_class, classifier):
+    fit_rejection(classifier, [images(100)], 0.1, "max_logit", by_class=by_class)
+    new = SphereVisionForImageClassification(classifier.config).eval()
+    assert not new(images(30)[0]).known.any()
+    assert new.to("meta").to_empty(device="cpu").rejection.class_calibration.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"level": 0.001}, "level 0.001 needs 999 images; there are 100"),
+        ({"level": "0.1"}, "must be as by `fit_rejection`"),
+        ({"shapes": [1]}, "must be as by `fit_rejection`"),
+        ({"shapes": {"calibration": []}}, "must be as by `fit_rejection`"),
+    ],
+    ids=str,
+)
+def test_invalid_settings_are_an_error(settings, message, classifier, tmp_path):
+    fit_rejection(classifier, [images(100)], 0.1, "max_logit")
+    classifier.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rejection"] |= settings
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StrictDataclassError, match=message):
+        SphereVisionForImageClassification.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["after the encoder was saved", "in the state"])
+def test_other_weights_are_saved_without_the_rejection(change, classifier, tmp_path):
+    fit_rejection(classifier, [images(100)], 0.1, "max_logit")
+    state = None
+    if change == "in the state":
+        state = {name: value if "rejection" in name else 2 * value for name, value in classifier.state_dict().items()}
+    else:
+        classifier.base_model.save_pretrained(tmp_path / "encoder")
+        nn.init.normal_(next(classifier.parameters()))
+    classifier.save_pretrained(tmp_path, state_dict=state)
+    assert SphereVisionForImageClassification.from_pretrained(tmp_path).rejection is None
+
+
 @pytest.mark.parametrize("score", ["max_softmax", "knn"])
 def test_a_saved_model_decides_the_same(score, classifier, tmp_path):
     fit_rejection(classifier, [images(100)], 0.1, score)
@@ -334,7 +425,7 @@ def test_a_saved_model_without_its_values_is_an_error(classifier, tmp_path):
     del weights["rejection.calibration"]
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match="has no values of its rejection"):
-        SphereVisionForImageClassification.from_pretrained(tmp_path)
+        SphereVisionForImageClassification.from_pretrained(pretrained_model_name_or_path=tmp_path)
 
 
 @pytest.mark.parametrize("change", ["weights", "classes"])

@@ -178,7 +178,7 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
             return
         try:
             check_rejection(self.rejection)
-        except (KeyError, TypeError) as error:
+        except (AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"rejection must be as by `fit_rejection`; got {self.rejection}.") from error
 
     def validate_options(self) -> None:

@@ -246,8 +246,8 @@ class ModelWithHead(nn.Module):
             head.keep_own_classes()
         if (rejection := getattr(model, "rejection", None)) is not None and not rejection.is_fitted:
             raise ValueError(
-                f"{args[0]} has no values of its rejection, which its configuration has; fit it again, or remove "
-                "`rejection` from config.json."
+                f"{model.name_or_path} has no values of its rejection, which its configuration has; fit it again, "
+                "or remove `rejection` from config.json."
             )
         names = [] if rejection is None else rejection.settings.get("class_names", [])
         if names and len(names) != model.config.num_labels:
@@ -262,7 +262,7 @@ class ModelWithHead(nn.Module):
         """
         model: Any = self
         head = getattr(self, "head", None)
-        if getattr(self, "rejection", None) is not None and (change := model.find_change()):
+        if getattr(self, "rejection", None) is not None and (change := model.find_change(state_dict)):
             logger.warning(f"The {change}, so the rejection is removed. Fit it again by `fit_rejection`.")
             model.set_rejection(None)
         if state_dict is None and isinstance(head, ClassVectorHead) and head.is_sharded:
@@ -359,12 +359,12 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
         self.rejection = None if rejection is None else rejection.to(device)
         self.config.rejection = None if rejection is None else rejection.settings
 
-    def find_change(self) -> str | None:
-        """Return what has changed in the model since its rejection was fitted, if anything has."""
-        settings, names = self.config.rejection or {}, self.config.id2label
+    def find_change(self, weights: Mapping[str, Tensor] | None = None) -> str | None:
+        """Return what has changed since the rejection was fitted, if anything has, in the model or in other weights."""
+        settings, names = getattr(self.rejection, "settings", {}), self.config.id2label
         if settings.get("class_names") not in (None, [names[index] for index in range(self.config.num_labels)]):
             return "classes of the model are not those that its rejection was fitted to"
-        if settings.get("weights") not in (None, digest_weights(self, is_widened=True)):
+        if settings.get("weights") not in (None, digest_weights(weights or self, is_widened=True)):
             return "weights of the model have changed since its rejection was fitted"
         return None
 
