@@ -5,6 +5,7 @@ otherwise a repository on the Hub.
 """
 
 import difflib
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -16,8 +17,12 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from torch import nn
+from torchvision.transforms.v2 import InterpolationMode
 
 from hf_sphere.utils.loading import load_model, load_pretrained, not_found
+from hf_sphere.utils.pixels import resize_image
+
+logger = logging.getLogger(__name__)
 
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json"]
 
@@ -132,7 +137,28 @@ def preprocessing_of(model: Any, given: Any) -> dict[str, Any]:
     if changed := [key for key, value in options.items() if getattr(given, key) not in (None, value)]:
         what = f"{name or type(model).__name__} has an image processor"
         raise ValueError(f"{what}, which sets --{changed[0]}; leave it out.")
+    if (difference := _compare(source, options)) > 0.002:
+        logger.warning(
+            f"The images are prepared otherwise than by {type(source).__name__}: on the scale from 0 to 1, pixels of a "
+            f"test image differ by {difference:.3f} on average. Where this matters, use batches that it prepared."
+        )
     return options
+
+
+def _compare(processor: Any, options: Mapping[str, Any]) -> float:
+    """Return the mean difference of an image's pixels as prepared by options and by an image processor of others."""
+    if not type(processor).__module__.startswith("transformers.") or hasattr(processor, "data_config"):
+        return 0.0
+    rows, columns = torch.meshgrid(torch.arange(32), torch.arange(64), indexing="ij")
+    image = torch.stack([8 * rows, 4 * columns - 4 * (columns % 2), 4 * columns])[: options["num_channels"]].byte()
+    mode = InterpolationMode(options["interpolation"])
+    try:
+        given = processor(image, return_tensors="pt", input_data_format="channels_first")["pixel_values"][0]
+        resized = resize_image(image, options["image_size"], options["crop_pct"], mode)
+        mean, std = (torch.tensor(options[name])[:, None, None] for name in ("image_mean", "image_std"))
+        return float((resized / 255 - mean - given * std).abs().mean())
+    except (RuntimeError, TypeError, ValueError):  # of a shape that it does not support
+        return 1.0
 
 
 def timm_options(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +181,8 @@ def processor_options(processor: Any) -> dict[str, Any]:
     crop = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else None
     size, crop_pct = dict(crop or processor.size), getattr(processor, "crop_pct", None)
     if crop:
-        crop_pct = min(dict(crop).values()) / min(value for value in dict(processor.size).values() if value)
+        share = min(dict(crop).values()) / min(value for value in dict(processor.size).values() if value)
+        crop_pct = share * (crop_pct or 1)  # PoolFormer's has both
     side = size.get("shortest_edge")
     if not crop and side is not None and side >= 384:
         crop_pct = None  # of ConvNext, whose processor then stretches the image

@@ -16,7 +16,15 @@ import timm
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, IterableDatasetDict
 from PIL import ExifTags, Image as PILImage
-from transformers import CLIPImageProcessor, ConvNextImageProcessor, ViTImageProcessor
+from transformers import (
+    CLIPImageProcessor,
+    ConvNextImageProcessor,
+    DeiTImageProcessor,
+    EfficientNetImageProcessor,
+    LevitImageProcessor,
+    PoolFormerImageProcessor,
+    ViTImageProcessor,
+)
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.data import (
@@ -381,6 +389,7 @@ class TestPreprocessingOfAModel:
             ConvNextImageProcessor(size={"shortest_edge": 16}, crop_pct=0.5),
             ConvNextImageProcessor(size={"shortest_edge": 384}),  # stretched, as are larger ones
             CLIPImageProcessor(**CROPPED),
+            PoolFormerImageProcessor(**CROPPED, crop_pct=0.5),  # not of the sizes
         ],
     )
     def test_they_are_those_of_the_image_processor(self, photos, processor):
@@ -392,6 +401,26 @@ class TestPreprocessingOfAModel:
         difference = (next(batches.epoch())["pixel_values"] - expected).abs().amax()
         level = processor.rescale_factor / min(processor.image_std if processor.do_normalize else [1.0])  # one of 255
         assert difference <= 1.01 * level
+
+    @pytest.mark.parametrize(
+        ("processor", "is_other"),
+        [
+            (ViTImageProcessor(), False),
+            (CLIPImageProcessor(), False),
+            (ConvNextImageProcessor(), False),
+            (PoolFormerImageProcessor(), False),
+            (SphereVisionImageProcessor(**SPHERE), False),
+            (DeiTImageProcessor(), True),  # stretches, and crops
+            (LevitImageProcessor(), True),  # larger by 256 / 224 than its size
+            (EfficientNetImageProcessor(), True),  # nearest pixels, and normalized twice
+            (ViTImageProcessor(resample=0), True),
+            (ViTImageProcessor(do_resize=False), True),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_a_warning_says_that_they_are_prepared_otherwise(self, processor, is_other, photos, caplog):
+        load_image_split(photos, "all", like=processor)
+        assert (f"otherwise than by {type(processor).__name__}" in caplog.text) is is_other
 
     @pytest.mark.parametrize("like", ["timm:test_resnet", "model"])
     def test_they_are_those_of_timm(self, photos, like):
