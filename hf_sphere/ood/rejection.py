@@ -182,6 +182,8 @@ def _calibrate(settings: dict[str, Any], fitted_to: Any, known: Any) -> Rejectio
     rejection.load_state_dict(tensors, strict=False)
     values, classes = rejection.score(known)
     if values is not None:
+        if not values.isfinite().all():
+            raise ValueError(f"the score {name} is not finite for some of the inputs; name another.")
         rejection.calibration.copy_(values.sort().values)
     if classes is not None and known.labels is not None:
         own = classes.gather(1, known.labels[:, None])[:, 0]

@@ -256,6 +256,11 @@ def test_missing_labels_are_an_error_where_they_are_needed(options, linear):
         fit_rejection(linear, [draw(90)[0]], **options)
 
 
+def test_a_score_that_is_not_finite_is_an_error(linear):
+    with pytest.raises(ValueError, match=r"the score vim is not finite .* name another"):
+        fit_rejection(linear, [(torch.zeros(90, DIM), draw(90)[1])], 0.1, "vim")
+
+
 @pytest.mark.parametrize("label", [CLASSES, -1])
 def test_labels_of_other_classes_are_an_error(label, linear):
     x, labels = draw(90)

@@ -249,8 +249,7 @@ class ModelWithHead(nn.Module):
                 f"{model.name_or_path} has no values of its rejection, which its configuration has; fit it again, "
                 "or remove `rejection` from config.json."
             )
-        names = [] if rejection is None else rejection.settings.get("class_names", [])
-        if names and len(names) != model.config.num_labels:
+        if rejection is not None and len(rejection.settings.get("class_names", [])) not in (0, model.config.num_labels):
             logger.warning("The model gets other classes, so its rejection is removed.")
             model.set_rejection(None)
         return loaded
