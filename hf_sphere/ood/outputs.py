@@ -166,7 +166,9 @@ def _split(batch: Any, device: torch.device, model: nn.Module) -> tuple[Any, Any
     arrays = {name: value for name, value in values.items() if name in main and value.ndim > 1}  # no index
     if not named or len(arrays) == 1:
         return arrays if not named else next(iter(arrays.values())), labels
-    takes = f"the {type(model).__name__} takes {', '.join(parameters)}, but a batch has {', '.join(batch)}"
+    takes = (
+        f"the {type(model).__name__} takes {', '.join(parameters)}, but a batch has {', '.join(values) or 'no tensors'}"
+    )
     raise ValueError(f"{takes}; name the inputs so, or pass pairs of inputs and labels.")
 
 

@@ -497,6 +497,7 @@ class TestBatchesOfLoaders:
         [
             ({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, r"takes x, but a batch has a, b; name the inputs so"),
             ({"index": torch.zeros(2)}, r"takes x, but a batch has index; name the inputs so"),
+            ({"x": [[0.0] * 3]}, r"takes x, but a batch has no tensors; name the inputs so"),
             ([["a.png"], ["b.png"]], "mappings of these, or a list of paths without batches; got list"),
             (None, "got NoneType"),
         ],
