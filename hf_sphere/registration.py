@@ -109,9 +109,7 @@ def _register_image_processors(auto: ModuleType) -> None:
 
 
 def _register_pipeline(pipelines: ModuleType) -> None:
-    from hf_sphere.models.pipeline import RejectingPipeline
-
-    pipelines.PIPELINE_REGISTRY.supported_tasks["image-classification"]["impl"] = RejectingPipeline
+    importlib.import_module("hf_sphere.models.pipeline")  # at its end, since it can be what imports `pipelines`
 
 
 def _register_adapter_targets(constants: ModuleType) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from transformers import ImageClassificationPipeline
+from transformers.pipelines import PIPELINE_REGISTRY
 
 from hf_sphere.utils.modules import eval_mode
 
@@ -32,3 +33,6 @@ class RejectingPipeline(ImageClassificationPipeline):
         if not model_outputs["known"].item():
             return [{"label": "unknown", "score": p_value, "p_value": p_value}]
         return [entry | {"p_value": p_value} for entry in super().postprocess(model_outputs, *args, **kwargs)]
+
+
+PIPELINE_REGISTRY.supported_tasks["image-classification"]["impl"] = RejectingPipeline

@@ -1,6 +1,8 @@
 """Does the pipeline of transformers return `unknown` for rejected images, and is it otherwise that of transformers?"""
 
 import copy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -120,3 +122,9 @@ def test_the_task_has_the_pipeline_of_this_library():
     entry = pipelines.PIPELINE_REGISTRY.supported_tasks["image-classification"]
     assert entry["impl"] is RejectingPipeline
     assert pipelines.PIPELINE_REGISTRY.check_task("image-classification")[1] is entry
+
+
+def test_the_module_can_be_imported_first_as_by_pickle():
+    code = "import hf_sphere.models.pipeline as own; from transformers import pipelines as p; task = "
+    code += "p.PIPELINE_REGISTRY.supported_tasks['image-classification']; assert task['impl'] is own.RejectingPipeline"
+    subprocess.run([sys.executable, "-c", code], check=True)
