@@ -212,7 +212,7 @@ class TestCommand:
         fit_in_place(folder, "--images", "digits", "--level", "0.2")  # again, with the images of the record
         assert SphereVisionConfig.from_pretrained(folder).rejection["level"] == 0.2
 
-    def test_labels_are_found_by_their_names(self, plain, fit_in_place, tmp_path):
+    def test_labels_are_found_by_their_names(self, plain, fit_in_place, tmp_path, capsys):
         folder, images = copied(plain, tmp_path), tmp_path / "images"
         rows = load_splits("digits")["train"].select(range(700, 1442))
         for row, (image, label) in enumerate(zip(rows["image"], rows["label"], strict=True)):
@@ -220,6 +220,8 @@ class TestCommand:
                 (images / str(label)).mkdir(parents=True, exist_ok=True)
                 image.save(images / str(label) / f"{row}.png")
         fit_in_place(folder, "--images", images, "--score", "max_softmax")
+        printed = capsys.readouterr().out
+        assert "images of 2 classes\nnote      no images of 0, 1, 2, 4, 5: the level may not hold for 8" in printed
         model = SphereVisionForImageClassification.from_pretrained(folder).eval()
         with torch.no_grad():
             inputs = AutoImageProcessor.from_pretrained(folder)([*rows["image"]], return_tensors="pt")
@@ -269,9 +271,23 @@ class TestCommand:
         Image.new("L", (8, 8)).save(images / "a.png")
         (images / "b.png").write_bytes(b"no image")
         before = (folder / "config.json").read_bytes()
-        with pytest.raises(ValueError, match=r"b\.png"):
-            fit_in_place(folder, "--images", images.parent)
+        words = ["--images", images.parent, "--score", "energy", "--level", "0.6"]
+        with pytest.raises(ValueError, match=r"b\.png.*--skip_unreadable_images"):
+            fit_in_place(folder, *words)
         assert (folder / "config.json").read_bytes() == before
+        fit_in_place(folder, *words, "--skip_unreadable_images")
+        assert SphereVisionConfig.from_pretrained(folder).rejection["num_images"] == 1
+
+    def test_images_without_labels_suffice_for_a_named_score(self, plain, fit_in_place, tmp_path, capsys):
+        folder, images = copied(plain, tmp_path), tmp_path / "images"
+        images.mkdir()
+        for row in range(3):
+            Image.new("L", (8, 8), 80 * row).save(images / f"{row}.png")
+        words = ["--images", images, "--level", "0.3"]
+        with pytest.raises(ValueError, match=r"needs labels .* A score such as energy needs none"):
+            fit_in_place(folder, *words)
+        fit_in_place(folder, *words, "--score", "energy")
+        assert "3 images without labels" in capsys.readouterr().out
 
     def test_a_folder_with_files_is_not_replaced(self, trained, fit, tmp_path):
         (tmp_path / "rejecting").mkdir()
