@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.coverage is not None:
         if rejection is None:
             raise ValueError(
-                f"--coverage needs a model with a rejection, which {args.model_name_or_path} does not have. Fit one with "
-                "hf-sphere reject."
+                f"--coverage needs a model with a rejection, which {args.model_name_or_path} does not have. "
+                "Fit one with hf-sphere reject."
             )
         rejection.check_coverage(args.coverage)
     from hf_sphere.search.pipeline import finished_batches

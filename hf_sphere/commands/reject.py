@@ -10,6 +10,7 @@ images of these classes is then called unknown.
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,15 +51,27 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.output_dir is not None and output.exists() and (output.is_file() or any(output.iterdir())):
         raise FileExistsError(f"{output} exists. Choose another --output_dir, or leave it out to change {name}.")
     check_writable(output / "config.json", is_folder=False)
+    from hf_sphere.training.output_dir import locked
+
+    # Before the model is loaded, which a run in this folder would replace.
+    with locked(output) if args.output_dir is None else nullcontext():
+        fit(args, output)
+
+
+def fit(args: RejectionArguments, output: Path) -> None:
+    """Fit the rejection, and save the model with it."""
     from hf_sphere.data.provenance import DataRecord
     from hf_sphere.models import SphereVisionForImageClassification
     from hf_sphere.ood import fit_rejection
     from hf_sphere.training.rejection import describe
 
-    encoder, record, skip = search.ImageEncoder(name), DataRecord.read(name), args.skip_unreadable_images
+    name, skip = args.model_name_or_path, args.skip_unreadable_images
+    encoder, record = search.ImageEncoder(name), DataRecord.read(name)
     names = encoder.class_names
     if not isinstance(encoder.model, SphereVisionForImageClassification):
-        raise ValueError(f"{name} is no SphereVisionForImageClassification; for others, see hf_sphere.ood.")
+        raise ValueError(
+            f"{name} is no SphereVisionForImageClassification; for other models, use hf_sphere.ood.fit_rejection."
+        )
     known, others = load_images(encoder, record, args.images, args.split, skip), None
     if used := [f"{use} {count:,}" for part, use in USES.items() if (count := known.recorded.get(part))]:
         raise ValueError(
@@ -74,7 +87,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     whose = f"of {len(found)} classes" if found else "without labels"
     print(f"data      {args.images}, split {known.name}: {known.num_images:,} images {whose}")
     if found and (absent := [each for each in names if each not in found]):
-        print(f"note      no images of {', '.join(absent[:5])}: the level may not hold for {len(absent)} of the classes")
+        print(
+            f"note      no images of {', '.join(absent[:5])}: the level may not hold for {len(absent)} of the classes"
+        )
     options: dict[str, Any] = {"by_class": args.by_class, "unknown": others}
     settings = fit_rejection(encoder.model, labeled(known), args.level, args.score, **options).settings
     if "ranking" in settings:

@@ -13,6 +13,7 @@ from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.commands import reject
 from hf_sphere.data.provenance import DataRecord
 from hf_sphere.data.sources import load_splits
+from hf_sphere.training.output_dir import LOCK_FILE
 
 QUICK = ["--dataset_name", "digits", "--per_device_train_batch_size", "40", "--num_train_epochs", "2"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
@@ -294,6 +295,17 @@ class TestCommand:
         (tmp_path / "rejecting" / "notes.txt").write_text("")
         with pytest.raises(FileExistsError, match=r"exists\. Choose another --output_dir, or leave it out"):
             fit(trained)
+
+    def test_a_folder_is_locked_before_the_model_is_loaded(self, plain, fit_in_place, tmp_path, monkeypatch):
+        folder, is_locked = copied(plain, tmp_path), []
+
+        def load(name, encoder=reject.search.ImageEncoder):
+            is_locked.append((folder / LOCK_FILE).exists())
+            return encoder(name)
+
+        monkeypatch.setattr(reject.search, "ImageEncoder", load)
+        fit_in_place(folder, "--images", "digits", "--split", "train[700:]", "--score", "energy")
+        assert is_locked == [True]
 
     def test_a_model_of_the_hub_needs_an_output_folder(self, fit_in_place):
         with pytest.raises(FileNotFoundError, match="is not a folder to write to; name a new one with --output_dir"):
