@@ -84,8 +84,9 @@ def fit(args: RejectionArguments, output: Path) -> None:
         check_classes(unknown, args.unknown, {*names}, "classes of")
         others = unknown.batches
     found = {known.class_names[label] for label in known.batches.labels.unique().tolist()} if known.class_names else {}
+    reserved = ", reserved by its training" * (known.recorded.get("rejection") == known.num_images)
     whose = f"of {len(found)} classes" if found else "without labels"
-    print(f"data      {args.images}, split {known.name}: {known.num_images:,} images {whose}")
+    print(f"data      {args.images}, split {known.name}{reserved}: {known.num_images:,} images {whose}")
     if found and (absent := [each for each in names if each not in found]):
         print(
             f"note      no images of {', '.join(absent[:5])}: the level may not hold for {len(absent)} of the classes"
@@ -152,7 +153,9 @@ def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) 
             replace(record, ids=record.ids | used).save(unfinished)
         if (card := find_file(encoder.name, CARD_FILE)) is not None:
             text = rename_model(Path(card).read_text(encoding="utf-8"), hide_private(str(output)))
-            text = re.sub(r"^\| \w+_rejected \|.*\n", "", text, flags=re.MULTILINE)  # of an earlier rejection
+            text = re.sub(
+                r"^(\| \w+_rejected \||- `\w+_rejected`:).*\n", "", text, flags=re.MULTILINE
+            )  # of an earlier rejection
             write_text(unfinished / CARD_FILE, text)
             write_rejection(unfinished / CARD_FILE, describe(encoder.model.config.rejection))
 

@@ -91,6 +91,7 @@ class TestTraining:
         card = (trained / "README.md").read_text()
         assert expected in card
         assert "| reject | 0.1 |" in card
+        assert "- `eval_rejected`: share of the evaluation images" in card
 
     def test_a_tenth_of_the_training_images_is_reserved(self, trained):
         ids = DataRecord.read(trained).ids
@@ -112,7 +113,10 @@ class TestTraining:
         ("words", "message"),
         [
             (["--reject", "0.01"], r"level 0\.01 needs 99 images, and as many .* so 198; there are 73 for the level"),
-            (["--reject", "0.1", "--rejection_fraction", "0.01"], "there are 8 for the level. Hold out more"),
+            (
+                ["--reject", "0.1", "--rejection_fraction", "0.01"],
+                r"there are 8 for the level\. Hold out more.* hf-sphere reject after",
+            ),
             (
                 ["--reject", "0.1", "--eval_split", "train[:30%]"],
                 "images reserved for rejection are among the 433 eval",
@@ -186,7 +190,7 @@ class TestCommand:
     def test_without_a_split_it_uses_the_reserved_images(self, trained, fit, capsys):
         assert same(fit(trained, "--level", "0.1"), trained)
         printed = capsys.readouterr().out
-        assert "145 images of 10 classes" in printed
+        assert "split train, reserved by its training: 145 images of 10 classes" in printed
         assert "(AUROC against classes left out in turn, a proxy)" in printed
 
     def test_a_new_folder_has_all_files_of_the_model(self, trained, fit, tmp_path):
