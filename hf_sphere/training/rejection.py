@@ -27,8 +27,8 @@ def check_reserved(images: "ImageData", level: float) -> None:
                 check_disjoint(rows["rejection"], rows[key], "images reserved for rejection", f"{what} images")
     except ValueError as error:
         raise ValueError(
-            f"{error} The images of --reject are the part --rejection_fraction of the training images; to name others, "
-            "leave it out, and run hf-sphere reject after the training."
+            f"{error} The images of --reject are the part --rejection_fraction of the training images; for others, "
+            "leave out --reject and run hf-sphere reject after the training."
         ) from error
 
 
