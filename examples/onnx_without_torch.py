@@ -2,8 +2,8 @@
 
 python examples/onnx_without_torch.py outputs/birds.onnx bird.jpg another.jpg
 
-Preprocessing and class names are read from the metadata of the file. If the model has a rejection, an image that is of
-none of the classes is `unknown`, with its p-value, and --coverage 0.9 lists the classes that are needed.
+Preprocessing and class names are read from the metadata of the file. If the model has a rejection, an image that is
+unlike those of its classes is `unknown`, with its p-value, and --coverage 0.9 lists the classes that are needed.
 """
 
 import argparse
@@ -71,7 +71,10 @@ def main() -> None:
             parser.error("--coverage needs a model whose rejection was fitted to labeled images")
         if not 0 < args.coverage <= 1 - rejection["level"] + 1e-9:
             parser.error(f"--coverage must be above 0 and at most {1 - rejection['level']:g}, 1 - the level")
-    batch = np.stack([prepare(file, options) for file in args.images])
+    try:
+        batch = np.stack([prepare(file, options) for file in args.images])
+    except OSError as error:  # no such file, or no image
+        parser.error(str(error))
     results = dict(zip(outputs, session.run(None, {"pixel_values": batch}), strict=True))
     logits = results["logits"].astype(np.float64)
     probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))

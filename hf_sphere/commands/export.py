@@ -55,4 +55,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         metadata["class_names"] = json.dumps([model.config.id2label[index] for index in range(model.config.num_labels)])
         metadata |= {name: str(value) for name, value in model.head.metric().items()}
     export_onnx(model, args.output, metadata)
-    print(f"wrote     {args.output}, with the metadata {', '.join(metadata)}")
+    names = [*metadata, *["rejection"] * (getattr(model, "rejection", None) is not None)]
+    print(f"wrote     {args.output}, with the metadata {', '.join(names)}")

@@ -35,7 +35,11 @@ class PredictionArguments(Arguments):
     split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
     top_k: int = argument(5, "Number of predictions per image, at most that of the classes.", ge=1)
     coverage: float | None = argument(
-        None, "List the classes of which one is right for this share of known images, such as 0.9.", gt=0, lt=1
+        None,
+        "List the classes of which one is right for this share of known images, such as 0.9; if the rejection is not "
+        "by_class, for at least this share less its level.",
+        gt=0,
+        lt=1,
     )
     batch_size: int = argument(64, "Images per batch.", ge=1)
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
@@ -61,7 +65,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     rejection = getattr(encoder.model, "rejection", None)
     if args.coverage is not None:
         if rejection is None:
-            raise ValueError(f"--coverage needs a model with a rejection, which {args.model_name_or_path} has not.")
+            raise ValueError(
+                f"--coverage needs a model with a rejection, which {args.model_name_or_path} does not have. "
+                "Fit one with hf-sphere reject."
+            )
         rejection.check_coverage(args.coverage)
     from hf_sphere.search.pipeline import finished_batches
 

@@ -10,6 +10,7 @@ images of these classes is then called unknown.
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class RejectionArguments(Arguments):
         None, "Images of other classes: one half to choose the score, the other to measure how many are rejected."
     )
     output_dir: str | None = argument(None, "New folder for the model; that of the model itself if not set.")
+    skip_unreadable_images: bool = argument(False, "Leave out images that cannot be decoded.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -49,16 +51,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.output_dir is not None and output.exists() and (output.is_file() or any(output.iterdir())):
         raise FileExistsError(f"{output} exists. Choose another --output_dir, or leave it out to change {name}.")
     check_writable(output / "config.json", is_folder=False)
+    from hf_sphere.training.output_dir import locked
+
+    # Before the model is loaded, which a run in this folder would replace.
+    with locked(output) if args.output_dir is None else nullcontext():
+        fit(args, output)
+
+
+def fit(args: RejectionArguments, output: Path) -> None:
+    """Fit the rejection, and save the model with it."""
     from hf_sphere.data.provenance import DataRecord
     from hf_sphere.models import SphereVisionForImageClassification
     from hf_sphere.ood import fit_rejection
     from hf_sphere.training.rejection import describe
 
+    name, skip = args.model_name_or_path, args.skip_unreadable_images
     encoder, record = search.ImageEncoder(name), DataRecord.read(name)
     names = encoder.class_names
     if not isinstance(encoder.model, SphereVisionForImageClassification):
-        raise ValueError(f"{name} is no SphereVisionForImageClassification; for others, see hf_sphere.ood.")
-    known, others = load_images(encoder, record, args.images, args.split), None
+        raise ValueError(
+            f"{name} is no SphereVisionForImageClassification; for other models, use hf_sphere.ood.fit_rejection."
+        )
+    known, others = load_images(encoder, record, args.images, args.split, skip), None
     if used := [f"{use} {count:,}" for part, use in USES.items() if (count := known.recorded.get(part))]:
         raise ValueError(
             f"the model was {' and '.join(used)} of the {known.num_images:,} images of {args.images}, split "
@@ -66,10 +80,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     check_classes(known, args.images, {*known.class_names} - {*names}, "no classes of")
     if args.unknown is not None:
-        unknown = load_images(encoder, None, args.unknown, "all")
+        unknown = load_images(encoder, None, args.unknown, "all", skip)
         check_classes(unknown, args.unknown, {*names}, "classes of")
         others = unknown.batches
-    print(f"data      {args.images}, split {known.name}: {known.num_images:,} images of {len(names)} classes")
+    found = {known.class_names[label] for label in known.batches.labels.unique().tolist()} if known.class_names else {}
+    reserved = ", reserved by its training" * (known.recorded.get("rejection") == known.num_images)
+    whose = f"of {len(found)} classes" if found else "without labels"
+    print(f"data      {args.images}, split {known.name}{reserved}: {known.num_images:,} images {whose}")
+    if found and (absent := [each for each in names if each not in found]):
+        print(
+            f"note      no images of {', '.join(absent[:5])}: the level may not hold for {len(absent)} of the classes"
+        )
     options: dict[str, Any] = {"by_class": args.by_class, "unknown": others}
     settings = fit_rejection(encoder.model, labeled(known), args.level, args.score, **options).settings
     if "ranking" in settings:
@@ -84,16 +105,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"wrote     {output}")
 
 
-def load_images(encoder: "search.ImageEncoder", record: Any, source: str, split: str | None) -> Any:
+def load_images(encoder: "search.ImageEncoder", record: Any, source: str, split: str | None, skip: bool) -> Any:
     """Load images with the preprocessing of a model; without a `split`, those that its training reserved, or all."""
-    from hf_sphere.data import load_image_split
+    from hf_sphere.data import ImageSourceOptions, load_image_split
     from hf_sphere.data.provenance import fingerprint
     from hf_sphere.data.sources import load_splits
 
     splits = load_splits(source)
     is_reserved = record is not None and "rejection" in record.ids and record.data == fingerprint(splits)
     split = split or ("rejection" if is_reserved else "all")
-    return load_image_split(source, split, like=encoder.name, dataset=splits, device=encoder.model.device)
+    options = ImageSourceOptions(source, skip_unreadable_images=skip)
+    return load_image_split(options, split, like=encoder.name, dataset=splits, device=encoder.model.device)
 
 
 def check_classes(images: Any, source: str, wrong: set[str], what: str) -> None:
@@ -109,8 +131,8 @@ def check_classes(images: Any, source: str, wrong: set[str], what: str) -> None:
 def labeled(images: Any) -> Iterator[dict[str, Any]]:
     """Yield batches with the names of their classes, if they have labels."""
     for batch in images.batches.epoch():
-        labels = {"labels": [images.class_names[label] for label in batch["labels"].tolist()]}
-        yield {"pixel_values": batch["pixel_values"], **(labels if images.class_names else {})}
+        labels = [images.class_names[label] for label in batch["labels"].tolist()] if images.class_names else None
+        yield {"pixel_values": batch["pixel_values"], **({} if labels is None else {"labels": labels})}
 
 
 def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) -> None:
@@ -131,7 +153,9 @@ def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) 
             replace(record, ids=record.ids | used).save(unfinished)
         if (card := find_file(encoder.name, CARD_FILE)) is not None:
             text = rename_model(Path(card).read_text(encoding="utf-8"), hide_private(str(output)))
-            text = re.sub(r"^\| \w+_rejected \|.*\n", "", text, flags=re.MULTILINE)  # of an earlier rejection
+            text = re.sub(
+                r"^(\| \w+_rejected \||- `\w+_rejected`:).*\n", "", text, flags=re.MULTILINE
+            )  # of an earlier rejection
             write_text(unfinished / CARD_FILE, text)
             write_rejection(unfinished / CARD_FILE, describe(encoder.model.config.rejection))
 

@@ -87,8 +87,8 @@ def fit_rejection(
     known = known._replace(labels=_check_labels(known), ids=torch.arange(len(known.logits)))
     needs_labels = by_class or (score == "auto" and others is None) or "labels" in FITTED.get(score, ((),))[0]
     if needs_labels and known.labels is None:
-        why = "by_class" if by_class else f"score={score!r}"
-        raise ValueError(f"{why} needs labels of the inputs, which the batches do not have.")
+        why, hint = ("by_class", "") if by_class else (f"score={score!r}", " A score such as energy needs none.")
+        raise ValueError(f"{why} needs labels of the inputs, which the batches do not have.{hint}")
     order = torch.randperm(len(known.logits), generator=torch.Generator().manual_seed(seed))
     is_split = score == "auto" or score in FITTED
     counts: Any = torch.bincount(known.labels, minlength=known.logits.shape[1]) if by_class else None

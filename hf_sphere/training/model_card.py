@@ -30,6 +30,7 @@ TEMPLATE = Path(__file__).with_name("model_card_template.md")
 """Jinja template of all cards."""
 
 _DEFINITIONS = {
+    "eval_rejected": "share of the evaluation images, all of known classes, that are called unknown",
     "eval_loss": "mean training loss on the evaluation split, including a margin of the head, without calibration",
     "validation_nll_change": "change of the negative log-likelihood of validation images by the calibration, in a "
     "cross-validation; without an interval below 0, the calibration is not kept",

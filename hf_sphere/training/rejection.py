@@ -19,11 +19,17 @@ def check_reserved(images: "ImageData", level: float) -> None:
     """Raise an error if too few images are reserved for a level, or some are used otherwise."""
     reserved: Any = images.rejection
     record: Any = images.record
-    check_counts((reserved.num_examples + 1) // 2, level, is_split=True)
     rows = {key: Rows(ids, ids) for key, ids in record.ids.items()}
-    for key, what in {"train": "training", "validation": "validation", "eval": "evaluation"}.items():
-        if key in rows:
-            check_disjoint(rows["rejection"], rows[key], "images reserved for rejection", f"{what} images")
+    try:
+        check_counts((reserved.num_examples + 1) // 2, level, is_split=True)
+        for key, what in {"train": "training", "validation": "validation", "eval": "evaluation"}.items():
+            if key in rows:
+                check_disjoint(rows["rejection"], rows[key], "images reserved for rejection", f"{what} images")
+    except ValueError as error:
+        raise ValueError(
+            f"{error} The images of --reject are the part --rejection_fraction of the training images; for others, "
+            "leave out --reject and run hf-sphere reject after the training."
+        ) from error
 
 
 def fit_to_reserved(

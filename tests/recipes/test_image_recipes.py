@@ -777,10 +777,11 @@ def test_the_metadata_states_the_preprocessing(exported):
     assert metadata["distance"] == "cosine"
 
 
-def test_an_exported_file_says_unknown_without_torch(run, predict, rejecting, photos, tmp_path, root):
+def test_an_exported_file_says_unknown_without_torch(run, predict, rejecting, photos, tmp_path, root, capsys):
     pytest.importorskip("onnxruntime")
     file = tmp_path / "model.onnx"
     run("export_onnx", "--model_name_or_path", rejecting, "--output", file)
+    assert capsys.readouterr().out.endswith("distance, rejection\n")
     script = [sys.executable, str(root / "examples" / "onnx_without_torch.py"), str(file), *_files(photos)]
     out = subprocess.run([*script, "--coverage", "0.5"], capture_output=True, text=True, check=True).stdout
     table = pd.read_csv(predict("table.csv", "--model_name_or_path", rejecting, "--coverage", "0.5"))
@@ -794,6 +795,9 @@ def test_an_exported_file_says_unknown_without_torch(run, predict, rejecting, ph
     refused = subprocess.run([*script, "--coverage", "0.6"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "--coverage must be above 0 and at most 0.5" in refused.stderr
+    refused = subprocess.run([*script, "no.png"], capture_output=True, text=True, check=False)
+    assert (refused.returncode, "No such file" in refused.stderr) == (2, True)
+    assert "Traceback" not in refused.stderr
     onnx = pytest.importorskip("onnx")
     metadata = {entry.key: entry.value for entry in onnx.load(file).metadata_props}
     about = {"score": "max_logit", "level": 0.5, "by_class": False, "num_images": 60}

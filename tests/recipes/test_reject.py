@@ -13,6 +13,7 @@ from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.commands import reject
 from hf_sphere.data.provenance import DataRecord
 from hf_sphere.data.sources import load_splits
+from hf_sphere.training.output_dir import LOCK_FILE
 
 QUICK = ["--dataset_name", "digits", "--per_device_train_batch_size", "40", "--num_train_epochs", "2"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
@@ -90,6 +91,7 @@ class TestTraining:
         card = (trained / "README.md").read_text()
         assert expected in card
         assert "| reject | 0.1 |" in card
+        assert "- `eval_rejected`: share of the evaluation images" in card
 
     def test_a_tenth_of_the_training_images_is_reserved(self, trained):
         ids = DataRecord.read(trained).ids
@@ -111,7 +113,10 @@ class TestTraining:
         ("words", "message"),
         [
             (["--reject", "0.01"], r"level 0\.01 needs 99 images, and as many .* so 198; there are 73 for the level"),
-            (["--reject", "0.1", "--rejection_fraction", "0.01"], "there are 8 for the level. Hold out more"),
+            (
+                ["--reject", "0.1", "--rejection_fraction", "0.01"],
+                r"there are 8 for the level\. Hold out more.* hf-sphere reject after",
+            ),
             (
                 ["--reject", "0.1", "--eval_split", "train[:30%]"],
                 "images reserved for rejection are among the 433 eval",
@@ -185,7 +190,7 @@ class TestCommand:
     def test_without_a_split_it_uses_the_reserved_images(self, trained, fit, capsys):
         assert same(fit(trained, "--level", "0.1"), trained)
         printed = capsys.readouterr().out
-        assert "145 images of 10 classes" in printed
+        assert "split train, reserved by its training: 145 images of 10 classes" in printed
         assert "(AUROC against classes left out in turn, a proxy)" in printed
 
     def test_a_new_folder_has_all_files_of_the_model(self, trained, fit, tmp_path):
@@ -212,7 +217,7 @@ class TestCommand:
         fit_in_place(folder, "--images", "digits", "--level", "0.2")  # again, with the images of the record
         assert SphereVisionConfig.from_pretrained(folder).rejection["level"] == 0.2
 
-    def test_labels_are_found_by_their_names(self, plain, fit_in_place, tmp_path):
+    def test_labels_are_found_by_their_names(self, plain, fit_in_place, tmp_path, capsys):
         folder, images = copied(plain, tmp_path), tmp_path / "images"
         rows = load_splits("digits")["train"].select(range(700, 1442))
         for row, (image, label) in enumerate(zip(rows["image"], rows["label"], strict=True)):
@@ -220,6 +225,8 @@ class TestCommand:
                 (images / str(label)).mkdir(parents=True, exist_ok=True)
                 image.save(images / str(label) / f"{row}.png")
         fit_in_place(folder, "--images", images, "--score", "max_softmax")
+        printed = capsys.readouterr().out
+        assert "images of 2 classes\nnote      no images of 0, 1, 2, 4, 5: the level may not hold for 8" in printed
         model = SphereVisionForImageClassification.from_pretrained(folder).eval()
         with torch.no_grad():
             inputs = AutoImageProcessor.from_pretrained(folder)([*rows["image"]], return_tensors="pt")
@@ -269,15 +276,40 @@ class TestCommand:
         Image.new("L", (8, 8)).save(images / "a.png")
         (images / "b.png").write_bytes(b"no image")
         before = (folder / "config.json").read_bytes()
-        with pytest.raises(ValueError, match=r"b\.png"):
-            fit_in_place(folder, "--images", images.parent)
+        words = ["--images", images.parent, "--score", "energy", "--level", "0.6"]
+        with pytest.raises(ValueError, match=r"b\.png.*--skip_unreadable_images"):
+            fit_in_place(folder, *words)
         assert (folder / "config.json").read_bytes() == before
+        fit_in_place(folder, *words, "--skip_unreadable_images")
+        assert SphereVisionConfig.from_pretrained(folder).rejection["num_images"] == 1
+
+    def test_images_without_labels_suffice_for_a_named_score(self, plain, fit_in_place, tmp_path, capsys):
+        folder, images = copied(plain, tmp_path), tmp_path / "images"
+        images.mkdir()
+        for row in range(3):
+            Image.new("L", (8, 8), 80 * row).save(images / f"{row}.png")
+        words = ["--images", images, "--level", "0.3"]
+        with pytest.raises(ValueError, match=r"needs labels .* A score such as energy needs none"):
+            fit_in_place(folder, *words)
+        fit_in_place(folder, *words, "--score", "energy")
+        assert "3 images without labels" in capsys.readouterr().out
 
     def test_a_folder_with_files_is_not_replaced(self, trained, fit, tmp_path):
         (tmp_path / "rejecting").mkdir()
         (tmp_path / "rejecting" / "notes.txt").write_text("")
         with pytest.raises(FileExistsError, match=r"exists\. Choose another --output_dir, or leave it out"):
             fit(trained)
+
+    def test_a_folder_is_locked_before_the_model_is_loaded(self, plain, fit_in_place, tmp_path, monkeypatch):
+        folder, is_locked = copied(plain, tmp_path), []
+
+        def load(name, encoder=reject.search.ImageEncoder):
+            is_locked.append((folder / LOCK_FILE).exists())
+            return encoder(name)
+
+        monkeypatch.setattr(reject.search, "ImageEncoder", load)
+        fit_in_place(folder, "--images", "digits", "--split", "train[700:]", "--score", "energy")
+        assert is_locked == [True]
 
     def test_a_model_of_the_hub_needs_an_output_folder(self, fit_in_place):
         with pytest.raises(FileNotFoundError, match="is not a folder to write to; name a new one with --output_dir"):
