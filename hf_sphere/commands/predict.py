@@ -36,8 +36,7 @@ class PredictionArguments(Arguments):
     top_k: int = argument(5, "Number of predictions per image, at most that of the classes.", ge=1)
     coverage: float | None = argument(
         None,
-        "List the classes of which one is right for this share of known images, such as 0.9; if the rejection is not "
-        "by_class, for at least this share less its level.",
+        "List the classes of which one is right for at least this share of images of the classes, such as 0.9.",
         gt=0,
         lt=1,
     )

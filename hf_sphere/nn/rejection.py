@@ -54,7 +54,9 @@ class Rejection(nn.Module):
     The p-value of class y compares the score of the class with those that the n_y inputs of class y have for it. The
     classes whose p-value is above a level are the prediction set: it has the true one in at least 1 - level of the
     cases, separately for each class. `by_class`, an input is known if its set is not empty, and p is the largest
-    p-value. Otherwise the p-values of classes compare log-probabilities with those of the true class of all n inputs.
+    p-value. Otherwise the p-values of classes compare log-probabilities with those of the true class of all n inputs,
+    of which the rejected ones count as lowest: the set of a known input, and none of others, then has the true class as
+    often.
 
     Args:
         settings: `score`, `level`, `by_class`, and `shapes` of the buffers by name; `fit_rejection` adds what it knows.
@@ -129,7 +131,7 @@ class Rejection(nn.Module):
             of_classes = ranks / (sizes + 1)
         if values is not None:
             ranks, sizes = _ranks(self.calibration[None], values[:, None])
-        known = ranks > _rejected_ranks(sizes, self.settings["level"])
+        known = ranks > rejected_ranks(sizes, self.settings["level"])
         return Decision(known.any(1), (ranks / (sizes + 1)).amax(1), of_classes)
 
     def check_coverage(self, coverage: float) -> None:
@@ -149,8 +151,8 @@ class Rejection(nn.Module):
     def prediction_set(self, known: Tensor, class_p_values: Tensor, prediction: Tensor, coverage: float) -> Tensor:
         """Return the classes that are needed, (B, K): of known inputs those with a p-value above 1 - coverage.
 
-        The set has the true class of at least the share `coverage` of known inputs if the rejection is `by_class`.
-        Otherwise it is at least `coverage` - level, and the `prediction` (B,) of a known input is always in the set.
+        The set has the true class of at least the share `coverage` of images of the classes, of which those that are
+        called unknown have an empty set. Without `by_class`, the `prediction` (B,) of a known input is always in it.
         """
         self.check_coverage(coverage)
         chosen = class_p_values > (1 - coverage) * (1 + 1e-6)  # p-values are rounded
@@ -244,7 +246,7 @@ def _count_by_steps(ordered: Tensor, values: Tensor) -> Tensor:
     return counts
 
 
-def _rejected_ranks(sizes: Tensor, level: float) -> Tensor:
+def rejected_ranks(sizes: Tensor, level: float) -> Tensor:
     """Return the largest rank whose p-value is at most the level, up to rounding."""
     return (level * (sizes + 1).to(widest_dtype(sizes)) * (1 + 1e-12)).floor()
 

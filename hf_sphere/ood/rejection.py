@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 
-from hf_sphere.nn.rejection import SCORES, Rejection, check_level, images_needed
+from hf_sphere.nn.rejection import SCORES, Rejection, check_level, images_needed, rejected_ranks
 from hf_sphere.ood.detector import OODDetector, compare_scores
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.ood.scores import FITTED
@@ -187,6 +187,10 @@ def _calibrate(settings: dict[str, Any], fitted_to: Any, known: Any) -> Rejectio
         rejection.calibration.copy_(values.sort().values)
     if classes is not None and known.labels is not None:
         own = classes.gather(1, known.labels[:, None])[:, 0]
+        if values is not None:  # what is called unknown has an empty set, which misses the class
+            ranks = torch.searchsorted(rejection.calibration, values, right=True)
+            is_known = ranks > rejected_ranks(torch.tensor(len(values)), settings["level"])
+            own = own.where(is_known, torch.finfo(own.dtype).min)
         rows = own.sort().values[None] if not settings["by_class"] else _pad(own, known.labels, classes.shape[1])
         rejection.class_calibration.copy_(rows)  # type: ignore[union-attr]  # its shape was set above
     return rejection.eval()

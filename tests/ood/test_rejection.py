@@ -92,6 +92,7 @@ def test_pooled_p_values_are_those_of_the_formula(score, linear):
     assert decision.known.tolist() == [p > 0.1 for p in expected]
     assert 0 < decision.known.sum() < len(new)
     own = plain_log_softmax(linear(x))[np.arange(90), labels]
+    own[np.argsort(scores)[:9]] = -np.inf  # the nine that are called unknown at the level 0.1
     expected = [[plain_p_value(own, value) for value in row] for row in plain_log_softmax(linear(new))]
     np.testing.assert_allclose(decision.class_p_values, expected, atol=1e-6)
 
@@ -199,11 +200,25 @@ def test_a_pooled_set_has_the_prediction_if_the_input_is_known(linear):
 def test_a_p_value_that_equals_one_minus_the_coverage_is_not_above_it():
     logits = torch.arange(9.0)[:, None] * torch.tensor([1.0, 0.0])
     rejection = fit_rejection(Identity(), [(logits, torch.zeros(9).long())], 0.1, "max_softmax")
-    decision = rejection(None, torch.tensor([[-1.0, 0.0]]))  # below all: p is 1 / 10
-    assert decision.class_p_values[0, 0] == pytest.approx(0.1)
-    assert rejection.prediction_set(torch.tensor([True]), decision.class_p_values, torch.tensor([1]), 0.9).tolist() == [
+    decision = rejection(None, torch.tensor([[-1.0, 0.0]]))  # below all but the rejected one: p is 2 / 10
+    assert decision.class_p_values[0, 0] == pytest.approx(0.2)
+    assert rejection.prediction_set(torch.tensor([True]), decision.class_p_values, torch.tensor([1]), 0.8).tolist() == [
         [False, True]
     ]
+
+
+@pytest.mark.parametrize("coverage", [0.7, 0.9])
+def test_pooled_sets_have_the_class_in_the_stated_share_though_unknown_images_have_none(coverage):
+    torch.manual_seed(0)
+    covered = []
+    for _ in range(300):
+        labels = torch.randint(3, (160,))
+        logits = torch.nn.functional.one_hot(labels, 3) * torch.rand(160, 1) * 4 + torch.randn(160, 3)
+        rejection = fit_rejection(Identity(), [(logits[:99], labels[:99])], 0.1, "energy")
+        known, _, class_p_values = rejection(None, logits[99:])
+        sets = rejection.prediction_set(known, class_p_values, logits[99:].argmax(1), coverage)
+        covered.append(sets[torch.arange(61), labels[99:]].double().mean().item())
+    assert np.mean(covered) >= coverage - 2 * np.std(covered) / len(covered) ** 0.5
 
 
 @pytest.mark.parametrize("coverage", [0, 1, 90, math.nan])
