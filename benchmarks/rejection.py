@@ -128,7 +128,9 @@ def level(args: argparse.Namespace, name: str) -> Lines:
                 calibration, test = split(sets["known"], draw, MOST_CALIBRATION)
                 rejection = fit(layer, calibration, score, by_class=kind == "by class", seed=draw)
                 decision, score = rejection(*test[:2]), rejection.settings["score"]
-                is_right, is_in_set = test.logits.argmax(1) == test.labels, decision.class_p_values > 1 - COVERAGE
+                predicted = test.logits.argmax(1)
+                is_right = predicted == test.labels
+                is_in_set = rejection.prediction_set(decision.known, decision.class_p_values, predicted, COVERAGE)
                 for what, found in {
                     "known rejected": ~decision.known,
                     "true class in the set": is_in_set.gather(1, test.labels[:, None]),

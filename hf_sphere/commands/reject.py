@@ -36,7 +36,7 @@ class RejectionArguments(Arguments):
     score: str = argument("auto", "Name of a score of hf_sphere.ood; auto chooses it by one half of the images.")
     by_class: bool = argument(False, "Compare each class with its own images, so that the level holds for each class.")
     unknown: str | None = argument(
-        None, "Images of other classes: one half to choose the score, the other to measure how many are rejected."
+        None, "Images of other classes, to measure how many are rejected; for score auto, one half to choose it."
     )
     output_dir: str | None = argument(None, "New folder for the model; that of the model itself if not set.")
     skip_unreadable_images: bool = argument(False, "Leave out images that cannot be decoded.")

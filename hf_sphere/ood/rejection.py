@@ -50,8 +50,8 @@ def fit_rejection(
         score: `auto`, or one of `hf_sphere.ood.SCORES`.
         by_class: Compare each class with its own inputs, so that the level holds in each class. It needs 1 / level
             inputs of each class.
-        unknown: Inputs of other classes: one half to choose the score by, and the other to measure the share that is
-            rejected, in `settings["unknown"]`.
+        unknown: Inputs of other classes, to measure the share that is rejected, in `settings["unknown"]`; for `auto`,
+            one half to choose the score by, and the other to measure.
         seed: Of the halves.
 
     Returns:
@@ -99,11 +99,11 @@ def fit_rejection(
     check_counts(counts if by_class else len(second.logits), level, is_split=is_split)
     settings: dict[str, Any] = {"score": score, "level": level, "by_class": by_class, "num_images": len(second.logits)}
     if others is not None:
-        halves = torch.randperm(len(others.logits), generator=torch.Generator().manual_seed(seed)).chunk(2)
-        if len(halves) < 2:
+        at = torch.randperm(count := len(others.logits), generator=torch.Generator().manual_seed(seed))
+        if score == "auto" and count < 2:
             raise ValueError("unknown has a single input; it needs at least two, one to choose by and one to measure.")
-        others = others._replace(ids=len(known.logits) + torch.arange(len(others.logits)))
-        chosen_by, measured = (_select(others, rows) for rows in halves)
+        others = others._replace(ids=len(known.logits) + torch.arange(count))
+        chosen_by, measured = (_select(others, rows) for rows in at.tensor_split([-(-count // 2) * (score == "auto")]))
     if score == "auto":
         ranking = _rank(first, None if others is None else chosen_by, by_class=by_class)
         settings |= {"score": max(ranking, key=lambda name: ranking[name]), "ranking": ranking}
