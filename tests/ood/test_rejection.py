@@ -250,7 +250,7 @@ def test_a_coverage_that_the_rejection_does_not_allow_is_an_error(coverage, is_l
         ({"score": "entropy"}, "unknown score 'entropy'; choose auto"),
         ({"score": "energy", "by_class": True}, "energy is not one of each class"),
         ({"score": "concentration"}, "concentration needs concentrations, which the data do not have"),
-        ({"unknown": [torch.randn(1, DIM)]}, "unknown has a single input"),
+        ({"unknown": [torch.ones(1, DIM)]}, "unknown has a single input"),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
