@@ -74,7 +74,7 @@ def load(args: argparse.Namespace, name: str, seed: int) -> tuple[nn.Linear, dic
     folder, dataset = train(args, name, seed), MODELS[name].split()[0]
     model = load_embedding_model(folder)
     if path.is_file():
-        return model.head.linear, {key: Outputs(*fields) for key, fields in torch.load(path).items()}
+        return model.head.linear, {key: Outputs(*fields) for key, fields in torch.load(path, weights_only=True).items()}
     is_known = set(class_names(model)).__contains__
 
     def outputs(dataset: str, parts: Sequence[str] = ("test",), is_inverted: bool = False, **options: Any) -> Outputs:

@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 
 from hf_sphere.metrics.checks import check_embeddings, check_labels, check_scores
@@ -84,6 +83,8 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
         >>> model_outputs(network, images.split(4)).embeddings.shape
         torch.Size([8, 64])
     """
+    from accelerate.utils import extract_model_from_parallel  # the scores of embeddings do not need it
+
     if isinstance(model, str | os.PathLike):
         from hf_sphere.utils.model_sources import load_classifier
 

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
 
 from hf_sphere.nn.rejection import SCORES, Rejection, check_level, images_needed, rejected_ranks
@@ -66,6 +65,7 @@ def fit_rejection(
         >>> model(pixel_values).known  # doctest: +SKIP
         tensor([ True, False])
     """
+    from accelerate.utils import extract_model_from_parallel  # scores of embeddings do not need it
     from scipy.stats import binomtest  # slow to import
 
     check_level(level)
