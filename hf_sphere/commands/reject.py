@@ -17,7 +17,7 @@ from typing import Any
 
 from hf_sphere import search
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
-from hf_sphere.utils.files import check_writable, write_text
+from hf_sphere.utils.files import check_writable, read_json, write_json, write_text
 
 USES = {"train": "trained on", "validation": "validated on", "eval": "evaluated on"}
 """What the other parts of the record of a model were used for."""
@@ -139,7 +139,7 @@ def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) 
     """Save a model with its processor, and the images and the rejection in its record and on its card."""
     from hf_sphere.training.checkpoints import write_model_files
     from hf_sphere.training.model_card import CARD_FILE, write_rejection
-    from hf_sphere.training.output_dir import locked
+    from hf_sphere.training.output_dir import RESULTS_FILE, locked
     from hf_sphere.training.rejection import describe
     from hf_sphere.training.upload import rename_model
     from hf_sphere.utils.loading import find_file
@@ -153,11 +153,15 @@ def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) 
             replace(record, ids=record.ids | used).save(unfinished)
         if (card := find_file(encoder.name, CARD_FILE)) is not None:
             text = rename_model(Path(card).read_text(encoding="utf-8"), hide_private(str(output)))
-            text = re.sub(
-                r"^(\| \w+_rejected \||- `\w+_rejected`:).*\n", "", text, flags=re.MULTILINE
-            )  # of an earlier rejection
+            earlier = r"^(\| \w+_rejected \||- `\w+_rejected`:).*\n"  # of an earlier rejection
+            text = re.sub(earlier, "", text, flags=re.MULTILINE)
             write_text(unfinished / CARD_FILE, text)
             write_rejection(unfinished / CARD_FILE, describe(encoder.model.config.rejection))
+        if (path := output / RESULTS_FILE).is_file():
+            results = read_json(path)
+            kept = {name: v for name, v in results.items() if name != "rejection" and not name.endswith("_rejected")}
+            if kept != results:
+                write_json(unfinished / RESULTS_FILE, kept)
 
 
 if __name__ == "__main__":

@@ -217,6 +217,13 @@ class TestCommand:
         fit_in_place(folder, "--images", "digits", "--level", "0.2")  # again, with the images of the record
         assert SphereVisionConfig.from_pretrained(folder).rejection["level"] == 0.2
 
+    def test_the_results_have_no_figures_of_an_earlier_rejection(self, trained, fit_in_place, tmp_path, results_of):
+        folder = copied(trained, tmp_path)
+        fit_in_place(folder, "--images", "digits", "--level", "0.2")
+        removed = {*results_of(trained)} - {*results_of(folder)}
+        assert {"rejection", "eval_rejected"} <= removed
+        assert all(name == "rejection" or name.endswith("_rejected") for name in removed)
+
     def test_labels_are_found_by_their_names(self, plain, fit_in_place, tmp_path, capsys):
         folder, images = copied(plain, tmp_path), tmp_path / "images"
         rows = load_splits("digits")["train"].select(range(700, 1442))
