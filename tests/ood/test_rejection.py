@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import math
 import pickle
 
@@ -425,6 +426,18 @@ def test_other_weights_are_saved_without_the_rejection(change, classifier, tmp_p
         nn.init.normal_(next(classifier.parameters()))
     classifier.save_pretrained(tmp_path, state_dict=state)
     assert SphereVisionForImageClassification.from_pretrained(tmp_path).rejection is None
+
+
+def test_training_says_that_the_rejection_must_be_fitted_again(classifier, caplog):
+    fit_rejection(classifier, [images(100)], 0.1, "max_logit")
+    logger = logging.getLogger("hf_sphere.models.sphere_vision.modeling_sphere_vision")
+    logger.warning_once.cache_clear()
+    x, labels = images(10)
+    with caplog.at_level("WARNING", logger.name):
+        classifier(x, labels=labels)
+        assert not caplog.messages
+        classifier.train()(x, labels=labels)
+    assert caplog.messages == ["The model is trained further, and its rejection is not: fit it again afterwards."]
 
 
 @pytest.mark.parametrize("score", ["max_softmax", "knn"])

@@ -290,6 +290,8 @@ class ModelWithHead(nn.Module):
         head, decision = self._apply_head(embeddings, labels), {}
         calibration, rejection = getattr(self.config, "calibration", None), getattr(self, "rejection", None)
         logits = head.logits
+        if rejection is not None and head.loss is not None and self.training and not torch.compiler.is_compiling():
+            logger.warning_once("The model is trained further, and its rejection is not: fit it again afterwards.")
         if logits is not None and not self.training:
             if rejection is not None:
                 decision = rejection(self.head_inputs(embeddings), logits, head.concentration)._asdict()
