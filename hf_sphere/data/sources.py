@@ -200,7 +200,7 @@ def count_training_classes(rows: Dataset, label_column: str, options: ImageSourc
     return train_classes
 
 
-_HELD_OUT = re.compile(r"(kept|held_out)\((.+), ([-+.e0-9]+), seed=([0-9]+)\)")
+_HELD_OUT = re.compile(r"(kept|held_out)\((.+), ([-+.e0-9]+), seed=([0-9]+)(?:, by=([^()]+))?\)")
 
 
 def as_splits(data: Any, max_rows: Mapping[str | None, int | None]) -> DatasetDict:
@@ -238,9 +238,13 @@ def _encoded_rows(rows: IterableDataset, images: Sequence[str]) -> Iterator[dict
         yield {name: encode_image(cell) if isinstance(cell, PILImage.Image) else cell for name, cell in row.items()}
 
 
-def held_out_names(split: str, fraction: float, seed: int) -> tuple[str, str]:
-    """Return the names of the two parts of a split, of which the second has a random fraction of the rows."""
-    return f"kept({split}, {fraction:g}, seed={seed})", f"held_out({split}, {fraction:g}, seed={seed})"
+def held_out_names(split: str, fraction: float, seed: int, by: str | None = None) -> tuple[str, str]:
+    """Return the names of the two parts of a split, of which the second has a random fraction of the rows.
+
+    Rows with the same value of the column `by` are in the same part: with the labels, a part has a fraction of classes.
+    """
+    drawn = f"({split}, {fraction:g}, seed={seed}{f', by={by}' if by else ''})"
+    return f"kept{drawn}", f"held_out{drawn}"
 
 
 def read_split(splits: DatasetDict, name: str, label_column: str | None = None) -> Dataset:
@@ -274,12 +278,14 @@ def find_rows(splits: DatasetDict, name: str, label_column: str | None = None) -
 
 def _drawn(rows: Dataset, match: re.Match[str], label_column: str | None) -> Tensor:
     """Return whether each row of a split belongs to the part of it with a name of `held_out_names`, (N,)."""
-    kind, split, fraction, seed = match.groups()
-    names, classes = [], None
-    if label_column is not None:
+    kind, split, fraction, seed, by = match.groups()
+    names, classes, groups = [], None, None
+    if label_column is not None and by != label_column:
         names = read_class_names(rows, find_column(rows, label_column, (), "label"))
         classes = read_labels(rows, label_column, names, split)
-    held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names)
+    if by is not None:
+        groups = rows[find_column(rows, by, (), "group", option="--group_column")]
+    held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names, groups)
     return held_out if kind == "held_out" else ~held_out
 
 
@@ -291,13 +297,19 @@ def _slices(splits: DatasetDict, name: str) -> list[Any]:
 
 
 def draw_held_out(
-    count: int, fraction: float, seed: int, classes: Tensor | None = None, names: Sequence[str] = ()
+    count: int,
+    fraction: float,
+    seed: int,
+    classes: Tensor | None = None,
+    names: Sequence[str] = (),
+    groups: Sequence[Any] | None = None,
 ) -> Tensor:
     """Draw a random fraction of `count` images, bool (`count`,), with the same proportion of each class, if any.
 
-    No part may be empty or lack a class. The `names` of the `classes` (`count`,) are for the error message.
+    No part may be empty or lack a class. The `names` of the `classes` (`count`,) are for the error message. Images of
+    the same group, `groups` (`count`,), are not divided; the proportions of the classes are then approximate.
     """
-    from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
+    from sklearn import model_selection
 
     labels, counts = (None, None) if classes is None else classes.unique(return_counts=True)
     if labels is not None and counts is not None and counts.min() < 2:
@@ -306,9 +318,18 @@ def draw_held_out(
             f"{len(single)} class(es) have a single image, which cannot be both in training and held out: "
             f"{', '.join(single[:5])}. Leave them out, or name a split instead of a fraction."
         )
-    splitter = (ShuffleSplit if classes is None else StratifiedShuffleSplit)(1, test_size=fraction, random_state=seed)
+    drawing: dict[str, Any] = {"test_size": fraction, "random_state": seed}
+    if groups is None:
+        kind = model_selection.ShuffleSplit if classes is None else model_selection.StratifiedShuffleSplit
+        splitter = kind(1, **drawing)
+    elif classes is None:
+        splitter = model_selection.GroupShuffleSplit(1, **drawing)
+    else:
+        folds = max(2, round(1 / fraction))
+        splitter = model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
     try:
-        _, drawn = next(splitter.split(torch.arange(count).numpy(), classes))
+        _, drawn = next(splitter.split(torch.arange(count).numpy(), classes, groups))
     except ValueError as error:
-        raise ValueError(f"a fraction of {fraction} cannot be held out of {count} images: {error}") from error
+        what = "images" if groups is None else f"images in {len({*groups})} groups"
+        raise ValueError(f"a fraction of {fraction} cannot be held out of {count} {what}: {error}") from error
     return torch.zeros(count, dtype=torch.bool).index_fill_(0, torch.as_tensor(drawn), True)

@@ -1,0 +1,149 @@
+"""Compare heads, losses, backbones or other settings on a dataset, with a verdict.
+
+hf-sphere compare photos --heads softmax cosine arcface vmf --frozen --backbones timm_model=weights.safetensors
+hf-sphere compare photos --settings table.yaml --output_dir outputs/comparison
+
+Every arm is tuned alike on images that are never tested, and then run with all seeds. The same command resumes.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_sphere.training import output_dir
+from hf_sphere.utils.arguments import Arguments, Options, argument, named_first, parse_arguments
+
+MEASURES = (
+    *("accuracy", "calibration_error", "recall_at_1", "map_at_r", "unseen_recall_at_1", "unseen_map_at_r"),
+    *("unseen_auroc", "unseen_few_shot_accuracy"),
+)  # those of `hf_sphere.comparison.measures`, which would import torch
+
+FILES = ("trials.jsonl", "comparison.md", "comparison.png", "comparison.json", output_dir.RUN_FILE)
+FREE = {"output_dir", "overwrite_output_dir", "finetune"}
+
+
+@dataclass
+class DataArguments(Arguments):
+    """Dataset."""
+
+    dataset_name: str = argument(help="Hub id or folder of images, or `digits`. It can be the first argument.")
+    dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
+    train_split: str = argument("train", "Split or part to train and tune on.")
+    eval_split: str | None = argument(
+        None, "Split or part to test on; if not set, `test`, else `validation`, else a new part for each seed."
+    )
+    eval_fraction: float = argument(
+        0.2, "Fraction of the images to tune on and, without a test split, of the others to test on.", gt=0, lt=1
+    )
+    group_column: str | None = argument(None, "Column of groups, such as patients, that are not divided.")
+    image_column_name: str | None = argument(None, "Image column; detected by name by default.")
+    label_column_name: str | None = argument(None, "Label column; detected by name by default.")
+    skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
+
+
+@dataclass
+class ArmArguments(Arguments):
+    """Arms."""
+
+    heads: list[str] = argument(list, "Heads, with each backbone; the first arm is the reference.")
+    backbones: list[str] = argument(
+        list, "Backbones: names of timm, name=file of weights, folders or Hub ids of transformers or of saved models."
+    )
+    settings: str | None = argument(
+        None, "YAML file of arms: options of hf-sphere train classification by name, and `grid`, the values to tune."
+    )
+    frozen: bool = argument(False, "Compute the features of pretrained backbones once, and train a linear map and head.")
+    finetune: int = argument(0, "After --frozen, repeat this many of the best arms with trained backbones.", ge=0, le=64)
+    embedding_dim: int | None = argument(
+        None, "Dimension of the embeddings; 128 with --frozen, else that of the backbone.", ge=1
+    )
+    training: Options = argument(Options, "Options of hf-sphere train classification for all arms, a mapping.")
+
+
+@dataclass
+class PlanArguments(Arguments):
+    """Plan."""
+
+    metric: str = argument("accuracy", "The measure that is tested, planned before the runs.", choices=MEASURES)
+    left_out_classes: float | None = argument(
+        None, "Fraction of the classes left out of training, for the measures unseen_*; 0.25 if one is tested, else 0.",
+        ge=0, lt=1,
+    )  # fmt: skip
+    seeds: int = argument(5, "Seeds of each arm.", ge=2, le=1000)
+    num_settings: int = argument(12, "Settings of each arm in the first round of tuning.", ge=1, le=1000)
+    num_train_epochs: int = argument(18, "Epochs of a full training.", ge=1)
+    learning_rate: float = argument(3e-3, "Learning rate around which the tuning starts.", gt=0)
+    output_dir: str = argument("outputs/comparison", "Folder of the results.")
+    overwrite_output_dir: bool = argument(False, "Replace the comparison in output_dir.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Check the plan, run it, and write tables, figure and the model of the best arm."""
+    types = (DataArguments, ArmArguments, PlanArguments)
+    data, arms, plan = parse_arguments(types, named_first("dataset_name", argv), "Compare settings on a dataset.")
+    check(arms, plan)
+    folder = Path(plan.output_dir)
+    settings = {**asdict(data), **asdict(arms), **asdict(plan)}
+    resume = output_dir.can_resume_results(folder, settings, ignored=FREE, overwrite=plan.overwrite_output_dir)
+    from hf_sphere.comparison.planned import Comparing
+
+    comparing = Comparing(data, arms, plan, folder)
+    options: dict[str, Any] = {"overwrite": plan.overwrite_output_dir, "resume": resume}
+    with output_dir.results_dir(folder, FILES, **options):
+        output_dir.write_settings(folder, settings)
+        comparing.run()
+
+
+def check(arms: ArmArguments, plan: PlanArguments) -> None:
+    """Raise an error for arguments that contradict each other."""
+    if arms.settings is not None and (arms.heads or arms.backbones):
+        raise ValueError("--settings names the arms; leave out --heads and --backbones.")
+    if arms.finetune and not arms.frozen:
+        raise ValueError("--finetune repeats arms of --frozen; add it, or leave out --finetune: all arms are trained.")
+    if arms.frozen and arms.training and not arms.finetune:
+        raise ValueError("--training is for backbones that are trained; leave it out with --frozen, or add --finetune.")
+    if plan.metric.startswith("unseen_") and plan.left_out_classes == 0:
+        raise ValueError(f"--metric {plan.metric} needs left-out classes; set --left_out_classes, for instance 0.25.")
+
+
+def read_arms(args: ArmArguments) -> Mapping[str, Mapping[str, Any]]:
+    """Return the options of each arm by name."""
+    if args.settings is not None:
+        return read_table(args.settings)
+    heads = args.heads or (["softmax"] if args.backbones else ["softmax", "cosine", "arcface", "vmf"])
+    if not args.backbones:
+        return {head: {"head": head} for head in heads}
+    short = {name: os.path.basename(name.partition("=")[0].rstrip("/")) for name in args.backbones}
+    names = {name: label if list(short.values()).count(label) == 1 else name for name, label in short.items()}
+    several = len(names) > 1
+    return {
+        (names[backbone] if len(heads) == 1 and several else f"{head} on {names[backbone]}" if several else head): {
+            "head": head,
+            "backbone": backbone,
+        }
+        for backbone in args.backbones
+        for head in heads
+    }
+
+
+def read_table(path: str) -> Mapping[str, Mapping[str, Any]]:
+    """Read a table of arms, a YAML file."""
+    import yaml
+
+    from hf_sphere.utils.configs import YamlLoader
+
+    try:
+        table = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=YamlLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} (--settings) is no YAML file: {error}") from error
+    if not isinstance(table, dict) or not all(isinstance(options, dict) for options in table.values()):
+        raise ValueError(f"{path} (--settings) must be a mapping of names to options, such as 'wide: {{head: arcface}}'.")
+    return table
+
+
+if __name__ == "__main__":
+    from hf_sphere.commands.command_line import run_job
+
+    run_job("compare")

@@ -1,0 +1,125 @@
+"""The plan of a comparison: its arms, and the parts of the data that they are tuned, trained and tested on."""
+
+import difflib
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_sphere.comparison.tuning import OWN_NUMBERS, RATES, WEIGHT_DECAYS, Setting
+from hf_sphere.data.sources import held_out_names
+
+TUNING_SEED = 1000
+"""Seed of the images and of the runs for tuning; those of the planned runs are smaller."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of the things that are compared.
+
+    Attributes:
+        name: Its name in the tables.
+        options: Options of `hf-sphere train classification` that are its own, such as `head`.
+        grid: Values of each option that is tuned, see `tune`, and the value to start from.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    grid: Mapping[str, tuple[tuple[float, ...], float]] = field(default_factory=dict)
+
+    @property
+    def backbone(self) -> str:
+        """Its backbone."""
+        return str(self.options.get("backbone", ""))
+
+
+def make_arm(name: str, options: Mapping[str, Any], learning_rate: float) -> Arm:
+    """Make an arm; `grid` of the options replaces the usual one.
+
+    The numbers of the head that the options fix are not tuned.
+
+    Raises:
+        ValueError: If a value of the grid is not a list of increasing numbers.
+    """
+    options = dict(options)
+    stated = options.pop("grid", None)
+    fixed = {f"head_kwargs.{key}" for key in options.get("head_kwargs", {})} | {*options}
+    own = OWN_NUMBERS.get(str(options.get("head"))) or {"weight_decay": WEIGHT_DECAYS}
+    usual = {"learning_rate": RATES, **own} if stated is None else stated
+    grid = {}
+    for key, values in usual.items() if isinstance(usual, Mapping) else [(f"grid {usual!r}", None)]:
+        numbers = isinstance(values, Sequence) and all(isinstance(v, int | float) for v in values) and len(values) > 0
+        if not numbers or [*values] != sorted({*values}):
+            raise ValueError(f"the grid of {name} must have increasing numbers for each option; got {key}: {values}.")
+        if key not in fixed:
+            grid[key] = (tuple(map(float, values)), learning_rate if key == "learning_rate" else float(values[len(values) // 2]))
+    return Arm(name, options, grid)
+
+
+def apply_setting(options: Mapping[str, Any], setting: Setting) -> dict[str, Any]:
+    """Return the options with the values of a setting; `head_kwargs.margin` is an item of `head_kwargs`."""
+    merged = {**options, "head_kwargs": dict(options.get("head_kwargs", {}))}
+    for name, value in setting.items():
+        outer, _, inner = name.partition(".")
+        if inner:
+            merged[outer][inner] = value
+        else:
+            merged[outer] = value
+    return merged
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Names of parts of the data, see `hf_sphere.data.sources.read_split`."""
+
+    train: str
+    test: str
+    unseen: str | None = None  # test images of classes that are left out of training
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the data is divided.
+
+    Without a test split of its own, the data is divided again for each seed. The images for tuning are never tested.
+
+    Attributes:
+        train: Split or part for training, tuning and, without a test split, for testing.
+        test: Test split; None to hold one out for each seed.
+        test_fraction: Fraction of the images to test on, and of the others to tune on.
+        group: Column of groups that are not divided.
+        left_out: Fraction of the classes that are left out of training.
+        label: Column of the labels, for these classes.
+    """
+
+    train: str
+    test: str | None
+    test_fraction: float = 0.2
+    group: str | None = None
+    left_out: float = 0.0
+    label: str | None = None
+
+    @property
+    def is_redrawn(self) -> bool:
+        """Whether each seed has other training and test images."""
+        return self.test is None or bool(self.left_out)
+
+    def tuning(self) -> Parts:
+        """Return the parts for tuning."""
+        kept, held_out = held_out_names(self.train, self.test_fraction, TUNING_SEED, self.group)
+        train = kept if self.test is not None else held_out_names(kept, self.test_fraction, TUNING_SEED, self.group)[0]
+        return self._without_classes(train, held_out, TUNING_SEED)
+
+    def of_seed(self, seed: int) -> Parts:
+        """Return the parts of the runs with a seed; the classes left out are not those of tuning where that is possible."""
+        kept, _ = held_out_names(self.train, self.test_fraction, TUNING_SEED, self.group)
+        if self.test is not None:
+            return self._without_classes(kept, self.test, seed + 1)
+        train, test = held_out_names(kept, self.test_fraction, seed, self.group)
+        return self._without_classes(train, test, seed + 1)
+
+    def _without_classes(self, train: str, test: str, seed: int) -> Parts:
+        if not self.left_out:
+            return Parts(train, test)
+        kept, _ = held_out_names(train, self.left_out, seed, self.label)
+        return Parts(kept, *held_out_names(test, self.left_out, seed, self.label))

@@ -1,0 +1,256 @@
+"""Heads on the features of frozen backbones, which are computed once."""
+
+import functools
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig
+from transformers.image_utils import PILImageResampling
+
+from hf_sphere.comparison.arms import Arm, Parts, apply_setting
+from hf_sphere.comparison.measures import UNSEEN, Evaluated, measure
+from hf_sphere.comparison.tuning import Setting
+from hf_sphere.data import ImageSourceOptions, load_image_split
+from hf_sphere.models import (
+    SphereVisionConfig,
+    SphereVisionForImageClassification,
+    SphereVisionImageProcessor,
+    SphereVisionModel,
+)
+from hf_sphere.models.pretrained_backbones import is_transformers_name, pretrained_preprocessing
+from hf_sphere.nn.heads import HeadOutput, build_head
+from hf_sphere.ood import Outputs
+from hf_sphere.optim.groups import parameter_groups
+from hf_sphere.search.neighbor_search import NeighborSearch
+from hf_sphere.training.evaluation import initialize_from_data
+from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.model_sources import processor_options
+from hf_sphere.utils.progress import progress_bar
+from hf_sphere.utils.seeds import mix_seed
+
+BATCH_SIZE = 256
+NEIGHBORS = 5
+
+
+class FeatureClassifier(nn.Module):
+    """A linear map and a head, trained on features (N, d) of one backbone.
+
+    The features are standardized; `copy_to` makes that a part of the linear map.
+    """
+
+    def __init__(self, features: Tensor, embedding_dim: int, head: str, num_classes: int, options: Mapping[str, Any]):
+        super().__init__()
+        deviation, self.mean = torch.std_mean(features, dim=0, correction=0)
+        self.deviation = torch.where(deviation > 1e-6 * self.mean.abs().clamp_min(1e-6), deviation, 1.0)
+        self.projection = nn.Linear(features.shape[1], embedding_dim)
+        self.head = build_head(head, embedding_dim, num_classes, **options)
+
+    def forward(self, features: Tensor, labels: Tensor | None = None) -> HeadOutput:
+        """Classify features (B, d)."""
+        return self.head(self.projection((features - self.mean) / self.deviation), labels)
+
+    @torch.no_grad()
+    def copy_to(self, model: SphereVisionForImageClassification) -> None:
+        """Copy the weights to a model with the backbone of the features."""
+        target: Any = model.sphere_vision.projection
+        target.weight.copy_(self.projection.weight / self.deviation)
+        target.bias.copy_(self.projection.bias - target.weight @ self.mean)
+        model.head.load_state_dict(self.head.state_dict())
+
+
+def fit(
+    model: FeatureClassifier, features: Tensor, labels: Tensor, *, epochs: int, seed: int, learning_rate: float, **options: Any
+) -> bool:
+    """Train by AdamW with a cosine schedule; return whether the loss stayed finite.
+
+    `options` are those of the optimizer.
+    """
+    head, generator = model.head, torch.Generator().manual_seed(seed)
+    initialize_from_data(model, [{"features": features, "labels": labels}])
+    optimizer = torch.optim.AdamW(parameter_groups(model), learning_rate, weight_decay=options.pop("weight_decay", 0.0))
+    steps = epochs * math.ceil(len(labels) / BATCH_SIZE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    step = 0
+    for epoch in range(epochs):
+        head.set_epoch(epoch)
+        for rows in torch.randperm(len(labels), generator=generator).split(BATCH_SIZE):
+            head.before_forward(mix_seed(seed, step), torch.arange(len(rows)))
+            loss: Any = model(features[rows], labels[rows]).loss
+            if not loss.isfinite():
+                return False
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            head.after_step(lambda values: values)
+            step += 1
+    return True
+
+
+@dataclass(frozen=True)
+class FrozenRuns:
+    """Trains arms on cached features; can be sent to other processes.
+
+    Attributes:
+        files: File of the features of each backbone, see `cache_features`.
+        positions: Indices of the images of each part of the data among the features.
+        source: The dataset, whose images are prepared as each backbone needs them.
+        class_names: Names of the classes.
+    """
+
+    files: Mapping[str, str]
+    positions: Mapping[str, Tensor]
+    source: ImageSourceOptions
+    class_names: list[str]
+
+    def train(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> FeatureClassifier | None:
+        """Train an arm on a part of the data; None if it diverges."""
+        features, labels = self.select(arm, parts.train)
+        classes, targets = labels.unique(return_inverse=True)
+        options = apply_setting(arm.options, setting)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = FeatureClassifier(
+                features, options["embedding_dim"], options["head"], len(classes), options["head_kwargs"]
+            )
+            used = {name: options[name] for name in ("learning_rate", "weight_decay") if name in options}
+            return model if fit(model, features, targets, epochs=epochs, seed=seed, **used) else None
+
+    def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None:
+        """Train an arm, and evaluate it on its test images; None if it diverges."""
+        model = self.train(arm, setting, parts, seed=seed, epochs=epochs)
+        if model is None:
+            return None
+        model.eval()
+        classes = self.select(arm, parts.train)[1].unique()
+        known, unseen = (self.outputs(model, arm, name, classes) for name in (parts.test, parts.unseen))
+        if known is None or not known.logits.isfinite().all():  # type: ignore[union-attr]  # a head has logits
+            return None
+        return Evaluated(known, unseen, model.head.metric())
+
+    def save(self, arm: Arm, setting: Setting, parts: Parts, *, epochs: int, folder: Path) -> None:
+        """Save the model of an arm and the first seed, with its backbone and image processor."""
+        trained: Any = self.train(arm, setting, parts, seed=0, epochs=epochs)
+        names = {i: self.class_names[label] for i, label in enumerate(self.select(arm, parts.train)[1].unique().tolist())}
+        options = prepared_options(arm.backbone, self.source)
+        shape = {"num_channels": options.num_channels, "image_size": options.image_size}
+        classes = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
+        head = {key: apply_setting(arm.options, setting)[key] for key in ("head", "head_kwargs", "embedding_dim")}
+        model = build_model(arm.backbone, shape, **head, **classes)
+        trained.copy_to(model)
+        model.save_pretrained(folder)
+        height, width = options.image_size * 2 if len(options.image_size) == 1 else options.image_size
+        modes = {"bilinear": PILImageResampling.BILINEAR, "bicubic": PILImageResampling.BICUBIC}
+        kept = {name: getattr(options, name) for name in ("num_channels", "image_mean", "image_std", "crop_pct")}
+        kept |= {} if options.background_color is None else {"background_color": options.background_color}
+        size = {"height": height, "width": width}
+        processor = SphereVisionImageProcessor(size=size, resample=modes[options.interpolation or "bilinear"], **kept)
+        processor.save_pretrained(folder)
+
+    @torch.no_grad()
+    def outputs(self, model: FeatureClassifier, arm: Arm, part: str | None, classes: Tensor) -> Outputs | None:
+        """Return the outputs of a part; labels that are no `classes` of the model follow these."""
+        if part is None:
+            return None
+        features, labels = self.select(arm, part)
+        output = model(features)
+        targets = torch.where(torch.isin(labels, classes), torch.searchsorted(classes, labels), len(classes) + labels)
+        return Outputs(output.embeddings, output.logits, targets, ids=self.positions[part])
+
+    def select(self, arm: Arm, part: str) -> tuple[Tensor, Tensor]:
+        """Return the features and labels of a part."""
+        cached = read_features(self.files[arm.backbone])
+        rows = self.positions[part]
+        return cached["features"][rows], cached["labels"][rows]
+
+
+@functools.lru_cache(maxsize=2)
+def read_features(file: str) -> dict[str, Tensor]:
+    """Read what `cache_features` wrote."""
+    return load_file(file)
+
+
+def cache_features(
+    backbone: str, options: ImageSourceOptions, splits: Any, split: str, file: Path, *, device: str
+) -> list[str]:
+    """Write the features of a split to a file, unless it exists, and return the names of the classes.
+
+    The tensors in the file are `features`, (N, d), `labels`, (N,), and `ids`, (N,), see `hf_sphere.data.ImageSplit`.
+
+    Raises:
+        ValueError: If the preprocessing of the backbone is unknown.
+    """
+    options = prepared_options(backbone, options)
+    images = load_image_split(options, split, dataset=splits, device=device)
+    if not file.is_file():
+        shape = {"num_channels": options.num_channels, "image_size": options.image_size}
+        encoder = build_model(backbone, shape, head="softmax").sphere_vision.backbone.to(device).eval()
+        batches = progress_bar(images.batches.epoch(), total=len(images.batches), desc=backbone, leave=False)
+        with torch.inference_mode():
+            features = torch.cat([encoder(batch["pixel_values"]).float().cpu() for batch in batches])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        ids = images.ids[images.batches.rows]
+        save_file({"features": features, "labels": images.batches.labels.cpu(), "ids": ids}, file)
+    return images.class_names
+
+
+def prepared_options(backbone: str, options: ImageSourceOptions) -> ImageSourceOptions:
+    """Return options with which images are prepared as a backbone needs them; an error if that is unknown."""
+    options, name = replace(options), backbone.partition("=")[0]
+    is_saved = saved_config(backbone) is not None
+    saved = processor_options(load_pretrained(SphereVisionImageProcessor, name)) if is_saved else None
+    options.fill(pretrained_preprocessing(name) if saved is None else saved)
+    if options.image_mean is None or options.image_std is None or options.image_size is None:
+        raise ValueError(f"how images are prepared for the backbone {backbone} is unknown; it cannot be frozen.")
+    return options
+
+
+def saved_config(backbone: str) -> SphereVisionConfig | None:
+    """Return the configuration of a backbone that is a saved model of this library, or None."""
+    config = load_pretrained(AutoConfig, backbone, option="backbones") if is_transformers_name(backbone) else None
+    return config if isinstance(config, SphereVisionConfig) else None
+
+
+def build_model(backbone: str, shape: Mapping[str, Any], **settings: Any) -> SphereVisionForImageClassification:
+    """Build a classifier with a pretrained backbone and a new head.
+
+    Args:
+        backbone: A name of timm, `<name of timm>=<file of weights>`, a folder or Hub id of an image encoder of
+            transformers, or that of a saved model of this library, whose backbone is used.
+        shape: `num_channels` and `image_size` of the configuration.
+        **settings: Further settings of the configuration.
+    """
+    name, _, weights = backbone.partition("=")
+    if (saved := saved_config(name)) is not None:
+        kept = {key: getattr(saved, key) for key in ("backbone", "backbone_kwargs", "backbone_config")}
+        config = SphereVisionConfig(**kept, final_activation=saved.keeps_activation, **shape, **settings)
+        model = SphereVisionForImageClassification(config)
+        encoder = load_model(SphereVisionModel, name, complete=True)
+        model.sphere_vision.backbone.load_state_dict(encoder.backbone.state_dict())
+        return model
+    config = SphereVisionConfig(backbone=name, final_activation=True, **shape, **settings)
+    return SphereVisionForImageClassification(config, pretrained=weights or (name if Path(name).is_dir() else True))
+
+
+@torch.no_grad()
+def score_backbone(runs: FrozenRuns, backbone: str, parts: Parts) -> dict[str, float]:
+    """Return scores of the features themselves in percent: k-NN accuracy, and retrieval of known and left-out classes."""
+    arm = Arm("", {"backbone": backbone})
+    train, labels = runs.select(arm, parts.train)
+    test, targets = runs.select(arm, parts.test)
+    _, rows = NeighborSearch(train, kind="torch").search(test, min(NEIGHBORS, len(train)))
+    scores = {f"{NEIGHBORS}-NN accuracy": 100 * float((labels[rows].mode(dim=1).values == targets).double().mean())}
+    known = Outputs(test, labels=targets, ids=runs.positions[parts.test])
+    unseen = None
+    if parts.unseen is not None:
+        features, classes = runs.select(arm, parts.unseen)
+        unseen = Outputs(features, labels=classes, ids=runs.positions[parts.unseen])
+    names = ["recall_at_1", "map_at_r"] + [f"{UNSEEN}recall_at_1", f"{UNSEEN}map_at_r"] * (unseen is not None)
+    return scores | {name: statistics.fmean(measure(name, Evaluated(known, unseen)).values()) for name in names}

@@ -1,0 +1,137 @@
+"""Measures by which arms are compared, in percent, with an outcome per image."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_sphere.comparison.crossed import pseudo_values
+from hf_sphere.metrics import detection_scores, expected_calibration_error
+from hf_sphere.metrics.retrieval import score_queries
+from hf_sphere.nn.prototypical import PrototypicalClassifier
+from hf_sphere.ood import Outputs
+
+EPISODES, WAY, SHOT = 200, 5, 5
+"""Number of few-shot episodes, classes in each (fewer if fewer are left out), and examples per class."""
+
+UNSEEN = "unseen_"
+"""Prefix of the measures on classes that were left out of training."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a trained arm computes for test images; the `ids` identify the images, and embeddings are those of the head.
+
+    Attributes:
+        known: Outputs for images of the training classes, (N, ...).
+        unseen: Outputs for images of the classes that were left out; None without any.
+        metric: Distance between embeddings, as `Head.metric` returns it.
+    """
+
+    known: Outputs
+    unseen: Outputs | None = None
+    metric: dict[str, Any] = field(default_factory=dict)
+
+
+def measure(name: str, evaluated: Evaluated, *, per_image: bool = False) -> dict[int, float]:
+    """Return the outcome of each image, whose mean is the measure in percent.
+
+    Measures that are not means have jackknife pseudo-values `per_image`, and otherwise the same value for each image.
+
+    Raises:
+        ValueError: If the measure is not defined for these images, for instance if no class has two.
+    """
+    ids, values = MEASURES[name].compute(evaluated)
+    if callable(values):
+        statistic = values
+        if per_image:
+            return pseudo_values(lambda rows: 100 * statistic(rows), ids.tolist())
+        values = torch.full((len(ids),), statistic(torch.arange(len(ids))))
+    return dict(zip(ids.tolist(), (100 * values.double()).tolist(), strict=True))
+
+
+Statistic = Callable[[Tensor], float]
+"""A function of the indices of images."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure: a function that returns ids, (N,), and values, (N,), or a statistic; and the best value in percent."""
+
+    compute: Callable[[Evaluated], tuple[Tensor, Any]]
+    perfect: float = 100.0
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether larger values are better."""
+        return self.perfect > 0
+
+
+def _accuracy(evaluated: Evaluated) -> tuple[Tensor, Tensor]:
+    known: Any = evaluated.known
+    return known.ids, known.logits.argmax(1) == known.labels
+
+
+def _calibration_error(evaluated: Evaluated) -> tuple[Tensor, Statistic]:
+    known: Any = evaluated.known
+    confidences, predictions = known.logits.double().softmax(1).max(1)
+    confidences, correct = confidences.clamp_max(1.0), predictions == known.labels
+    return known.ids, lambda rows: expected_calibration_error(confidences[rows], correct[rows])
+
+
+def _retrieval(score: str, part: str) -> Callable[[Evaluated], tuple[Tensor, Tensor]]:
+    def compute(evaluated: Evaluated) -> tuple[Tensor, Tensor]:
+        outputs: Any = getattr(evaluated, part)
+        rows, scores = score_queries(outputs.embeddings, outputs.labels, **evaluated.metric)
+        return outputs.ids[rows], scores[score].cpu()
+
+    return compute
+
+
+def _auroc(evaluated: Evaluated) -> tuple[Tensor, Statistic]:
+    parts: Any = evaluated.known, evaluated.unseen
+    confidences = torch.cat([part.logits.double().softmax(1).amax(1) for part in parts])
+    is_known = torch.arange(len(confidences)) < len(parts[0].logits)
+
+    def auroc(rows: Tensor) -> float:
+        known = is_known[rows]
+        return detection_scores(confidences[rows][known], confidences[rows][~known])["auroc"]
+
+    return torch.cat([part.ids for part in parts]), auroc
+
+
+def _few_shot(evaluated: Evaluated) -> tuple[Tensor, Tensor]:
+    """Classify all other images of the classes of an episode; an image counts by its mean over the episodes."""
+    unseen: Any = evaluated.unseen
+    classes, counts = unseen.labels.unique(return_counts=True)
+    classes = classes[counts > SHOT]
+    if len(classes) < 2:
+        raise ValueError(f"few-shot accuracy needs two left-out classes with more than {SHOT} images each.")
+    classifier, generator = PrototypicalClassifier("cosine"), torch.Generator().manual_seed(0)
+    correct, drawn = torch.zeros(2, len(unseen.labels), dtype=torch.float64)
+    for _ in range(EPISODES):
+        way = classes[torch.randperm(len(classes), generator=generator)[:WAY]]
+        order = torch.randperm(len(unseen.labels), generator=generator)
+        members = [order[unseen.labels[order] == each] for each in way]
+        support = torch.stack([unseen.embeddings[rows[:SHOT]] for rows in members])
+        queries = torch.cat([rows[SHOT:] for rows in members])
+        labels = torch.cat([torch.full((len(rows) - SHOT,), index) for index, rows in enumerate(members)])
+        drawn[queries] += 1
+        correct[queries] += classifier(unseen.embeddings[queries], support).logits.argmax(-1) == labels
+    return unseen.ids[drawn > 0], (correct / drawn)[drawn > 0]
+
+
+MEASURES = {
+    "accuracy": Measure(_accuracy),
+    "calibration_error": Measure(_calibration_error, perfect=0.0),
+    "recall_at_1": Measure(_retrieval("recall_at_1", "known")),
+    "map_at_r": Measure(_retrieval("map_at_r", "known")),
+    f"{UNSEEN}recall_at_1": Measure(_retrieval("recall_at_1", "unseen")),
+    f"{UNSEEN}map_at_r": Measure(_retrieval("map_at_r", "unseen")),
+    f"{UNSEEN}auroc": Measure(_auroc),
+    f"{UNSEEN}few_shot_accuracy": Measure(_few_shot),
+}
+"""Measures by name; those with the prefix `UNSEEN` need left-out classes. The calibration error has 15 bins of equal
+width and exponent 1; the AUROC is that of the largest softmax probability of known against left-out classes."""

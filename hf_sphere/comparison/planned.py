@@ -1,0 +1,229 @@
+"""The job `hf-sphere compare`: the checks before the runs, the runs, and the results."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_sphere.comparison import frozen, report
+from hf_sphere.comparison.arms import Arm, Division, apply_setting, make_arm
+from hf_sphere.comparison.measures import UNSEEN
+from hf_sphere.comparison.significance import power
+from hf_sphere.comparison.study import Study
+from hf_sphere.comparison.trained import TrainingRuns
+from hf_sphere.comparison.tuning import RATES
+from hf_sphere.data import ImageSourceOptions, sources
+from hf_sphere.data.provenance import DataRecord
+from hf_sphere.data.targets import read_class_names, read_labels
+from hf_sphere.nn.heads import build_head
+from hf_sphere.utils.arguments import parse_arguments, to_argv
+from hf_sphere.utils.model_sources import file_name
+from hf_sphere.utils.shared_rows import ROW_BITS
+
+FROZEN_DIM = 128
+
+
+class Comparing:
+    """A comparison, checked before it starts.
+
+    Args:
+        data: The dataset, `DataArguments` of the job.
+        arms: The arms, `ArmArguments`.
+        plan: The plan, `PlanArguments`.
+        folder: Folder of the results.
+
+    Raises:
+        ValueError: If the arms, the measure or the parts of the data do not fit together.
+    """
+
+    def __init__(self, data: Any, arms: Any, plan: Any, folder: Path) -> None:
+        self.arguments, self.plan, self.folder = arms, plan, folder
+        names = ("dataset_name", "dataset_config_name", "image_column_name", "label_column_name", "skip_unreadable_images")
+        self.source = ImageSourceOptions(**{name: getattr(data, name) for name in names})
+        self.splits = sources.load_splits(data.dataset_name, data.dataset_config_name)
+        rows = sources.find_split(self.splits, data.train_split, "--train_split")
+        self.label = sources.find_column(rows, data.label_column_name, sources.LABEL_COLUMNS, "label")
+        left_out = plan.left_out_classes
+        if left_out is None:
+            left_out = 0.25 if plan.metric.startswith(UNSEEN) else 0.0
+        test = sources.choose_eval_split(self.splits, data.eval_split, data.train_split)
+        self.division = Division(data.train_split, test, data.eval_fraction, data.group_column, left_out, self.label)
+        self.arms = [make_arm(name, options, plan.learning_rate) for name, options in self.read_options().items()]
+        if len(self.arms) < 2:
+            raise ValueError("a comparison needs at least two arms; name more --heads, --backbones or --settings.")
+        self.check_parts()
+        self.check_arms()
+
+    def read_options(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return the options of each arm, with the dimension of the embeddings."""
+        from hf_sphere.commands.compare import read_arms
+
+        dim = self.arguments.embedding_dim or (FROZEN_DIM if self.arguments.frozen else None)
+        return {
+            name: ({} if dim is None else {"embedding_dim": dim}) | dict(options)
+            for name, options in read_arms(self.arguments).items()
+        }
+
+    @cached_property
+    def positions(self) -> dict[str, torch.Tensor]:
+        """The rows of each part of the data among those of all splits."""
+        parts = [self.division.tuning(), *map(self.division.of_seed, range(self.plan.seeds))]
+        names = {name for each in parts for name in (each.train, each.test, each.unseen) if name is not None}
+        return {name: sources.find_rows(self.splits, name, self.label) for name in names}
+
+    def check_parts(self) -> None:
+        """Raise an error if test images are tuned or trained on, or left-out classes are not left out."""
+        labels = torch.cat([read_labels(rows, self.label, self.class_names, name) for name, rows in self.splits.items()])
+        tuning, rows = self.division.tuning(), self.positions
+        for parts in (tuning, *map(self.division.of_seed, range(self.plan.seeds))):
+            trained = rows[parts.train]
+            for tested in filter(None, (parts.test, parts.unseen)):
+                others = trained if parts is tuning else torch.cat([trained, rows[tuning.test]])
+                if shared := int(torch.isin(rows[tested], others).sum()):
+                    raise ValueError(
+                        f"{shared:,} of the {len(rows[tested]):,} test images are also images to train or tune on; choose "
+                        "other parts by --train_split and --eval_split."
+                    )
+            if parts.unseen is not None and torch.isin(labels[rows[parts.unseen]], labels[trained]).any():
+                raise ValueError(
+                    "some classes are too small to be left out of each part; leave them out of the data, or test "
+                    "another measure than those of unseen classes."
+                )
+
+    @cached_property
+    def class_names(self) -> list[str]:
+        """Names of the classes."""
+        return read_class_names(next(iter(self.splits.values())), self.label)
+
+    def check_arms(self) -> None:
+        """Raise an error for an arm that cannot be trained on the data."""
+        allowed = {"backbone", "embedding_dim", "head", "head_kwargs"}
+        for arm in self.arms:
+            options = apply_setting(arm.options, {name: start for name, (_, start) in arm.grid.items()})
+            if options.get("head") is None:
+                raise ValueError(f"the arm {arm.name} has no head, and so no measure in common with others; set `head`.")
+            if self.arguments.frozen:
+                if other := {*arm.options} - allowed:
+                    raise ValueError(f"with --frozen, an arm has {', '.join(sorted(allowed))}; {arm.name} has {other.pop()}.")
+                if not arm.backbone:
+                    raise ValueError("--frozen needs pretrained --backbones; name one or several.")
+            try:
+                if (dim := options.get("embedding_dim")) is not None:
+                    build_head(options["head"], dim, len(self.class_names), **options["head_kwargs"])
+                if not self.arguments.frozen:
+                    self.parse(options)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"the arm {arm.name} does not fit: {error}") from error
+
+    def parse(self, options: Mapping[str, Any]) -> None:
+        """Raise an error for options that `hf-sphere train classification` does not have."""
+        from hf_sphere.training.tasks import find_task
+
+        try:
+            parse_arguments(find_task("classification").arguments, to_argv({**self.common, **options, "output_dir": "x"}))
+        except SystemExit as error:
+            raise ValueError("see the message above.") from error
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """Options of the dataset and of all arms that are trained."""
+        names = ("dataset_name", "dataset_config_name", "image_column_name", "skip_unreadable_images")
+        options = {name: getattr(self.source, name) for name in names}
+        return options | {"label_column_name": self.label} | dict(self.arguments.training)
+
+    def run(self) -> None:
+        """Run the plan, and write the results."""
+        self.print_plan()
+        if not self.arguments.frozen:
+            arms = [replace(arm, options=self.trained_options(arm)) for arm in self.arms]
+            self.finish(self.trained_study(self.folder), arms, self.folder)
+            return
+        ranked = self.finish(self.frozen_study(), self.arms, self.folder)
+        if self.arguments.finetune:
+            arms = []
+            for arm, setting in ranked[: self.arguments.finetune]:
+                own = {name: value for name, value in setting.items() if name.startswith("head_kwargs.")}
+                options = apply_setting(self.trained_options(arm), own) | {"grid": {"learning_rate": [*RATES]}}
+                arms.append(make_arm(arm.name, options, self.plan.learning_rate))
+            folder = self.folder / "finetuned"
+            print(f"\nfinetune  {' and '.join(arm.name for arm in arms)}, in {folder}")
+            self.finish(self.trained_study(folder), arms, folder)
+
+    def print_plan(self) -> None:
+        """Print what is compared, and which differences the seeds can show."""
+        plan, division, rows = self.plan, self.division, self.positions
+        parts, tuning = division.of_seed(0), division.tuning()
+        sizes = f"{len(rows[parts.train]):,} to train on, {len(rows[tuning.test]):,} to tune on, {len(rows[parts.test]):,}"
+        drawn = "new parts for each seed" if division.test is None else f"test split {division.test}"
+        print(f"data      {self.source.dataset_name}: {len(self.class_names)} classes, {sizes} to test on ({drawn})")
+        print(f"arms      {', '.join(arm.name for arm in self.arms)}; reference {self.arms[0].name}")
+        f = division.test_fraction
+        wider = math.sqrt(1 + plan.seeds * f / (1 - f)) if division.test is None else 1.0
+        paired: Any = {"tests": len(self.arms) - 1, "test": "paired" if division.test is None else "welch"}
+        shown = [f"{100 * power(1.0, wider * d, plan.seeds, **paired):.0f} % at {d}" for d in (0.3, 0.5, 0.8)]
+        what = "of the differences" if division.test is None else "over seeds"
+        print(f"power     {plan.metric}, {plan.seeds} seeds; a difference of one point is found with a probability of")
+        print(f"          {', '.join(shown)} points of standard deviation {what}, before the variation of test images")
+
+    def frozen_study(self) -> Study:
+        """Compute the features of the backbones, and return the study of heads on them."""
+        files, device = {}, "cuda" if torch.cuda.is_available() else "cpu"
+        division = self.division
+        split = division.train if division.test is None else f"{division.train}+{division.test}"
+        for backbone in dict.fromkeys(arm.backbone for arm in self.arms):
+            file = self.folder / "features" / f"{file_name(backbone)}.safetensors"
+            frozen.cache_features(backbone, self.source, self.splits, split, file, device=device)
+            features = frozen.read_features(str(file))
+            self.check_record(backbone, features["ids"])
+            rows = features["ids"] & ((1 << ROW_BITS) - 1)
+            print(f"features  {backbone}: {len(rows):,} images, {features['features'].shape[1]} dimensions")
+            files[backbone] = str(file)
+        index = torch.full((int(rows.max()) + 1,), -1).scatter(0, rows, torch.arange(len(rows)))
+        positions = {name: index[part[part < len(index)]] for name, part in self.positions.items()}
+        positions = {name: part[part >= 0] for name, part in positions.items()}  # without unreadable images
+        return self.study(frozen.FrozenRuns(files, positions, self.source, self.class_names), self.folder)
+
+    def check_record(self, backbone: str, ids: torch.Tensor) -> None:
+        """Raise an error if a saved model, whose backbone is used, was trained or evaluated on these images."""
+        record = DataRecord.read(backbone) if frozen.saved_config(backbone) is not None else None
+        used = torch.cat([*record.ids.values()]) if record is not None else torch.empty(0)
+        if shared := int(torch.isin(ids, used).sum()):
+            raise ValueError(f"{backbone} was trained or evaluated on {shared:,} of these images; compare on others.")
+
+    def trained_study(self, folder: Path) -> Study:
+        """Return the study of arms that are trained in full."""
+        return self.study(TrainingRuns(folder / "models", self.source, self.common), folder)
+
+    def study(self, runs: Any, folder: Path) -> Study:
+        """Return a study with the plan."""
+        plan = self.plan
+        numbers = {"seeds": plan.seeds, "epochs": plan.num_train_epochs, "count": plan.num_settings}
+        return Study(runs, self.division, plan.metric, file=folder / "trials.jsonl", **numbers)
+
+    def trained_options(self, arm: Arm) -> dict[str, Any]:
+        """Return the options of an arm for training in full, with the weights of its pretrained backbone."""
+        options, (name, _, weights) = dict(arm.options), arm.backbone.partition("=")
+        if not name or self.arguments.settings is not None and not self.arguments.frozen:
+            return options
+        if (saved := frozen.saved_config(name)) is not None:
+            return options | {"backbone": saved.backbone, "initial_weights": name}
+        return options | {"backbone": name} | ({"backbone_weights": weights} if weights else {"pretrained_backbone": True})
+
+    def finish(self, study: Study, arms: Sequence[Arm], folder: Path) -> list[tuple[Arm, Mapping[str, float]]]:
+        """Run a study and write its results; returned are the arms that did not diverge and their settings, best first."""
+        is_frozen = isinstance(study.runs, frozen.FrozenRuns)
+        workers = min(len(arms), os.cpu_count() or 1) if is_frozen and not torch.cuda.is_available() else 1
+        results = study.complete(arms, print, workers=workers)
+        ranked = report.rank(study, arms, results)
+        raw = frozen.score_backbones(study) if is_frozen else {}
+        report.write(folder, study, arms, results, raw)
+        if ranked:
+            best, setting = ranked[0]
+            study.runs.save(best, setting, study.division.of_seed(0), epochs=study.epochs, folder=folder / "model")
+            print(f"wrote     {folder / 'comparison.md'}, and the model of {best.name}, seed 0, in {folder / 'model'}")
+        return ranked

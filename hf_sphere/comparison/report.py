@@ -1,0 +1,151 @@
+"""The results of a comparison as text, figure and JSON."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_sphere.comparison.arms import Arm
+from hf_sphere.comparison.measures import MEASURES
+from hf_sphere.comparison.runs import Comparison
+from hf_sphere.comparison.study import Study
+from hf_sphere.utils.files import write_json, write_text
+
+MARGIN_HEADS = ("arcface", "subcenter_arcface", "adaface", "cosface")
+
+
+def rank(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any]) -> list[tuple[Arm, Mapping[str, float]]]:
+    """Return the arms with a value of all seeds, and their settings, best mean first."""
+    means = {arm.name: _mean(study, arm, results, study.metric) for arm in arms}
+    sign = -1 if MEASURES[study.metric].higher_is_better else 1
+    finished = [arm for arm in arms if means[arm.name] is not None]
+    finished.sort(key=lambda arm: sign * (means[arm.name] or 0.0))
+    return [(arm, results["tuned", arm.name]["setting"]) for arm in finished]
+
+
+def write(
+    folder: Path, study: Study, arms: Sequence[Arm], results: Mapping[Any, Any], backbones: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Write `comparison.md`, `comparison.json` and, if matplotlib is installed, `comparison.png`; print the verdict.
+
+    `backbones` are scores of the features of each backbone.
+    """
+    comparison = study.compare(arms, results, arms[0].name)
+    ranked = rank(study, arms, results)
+    lines = [conclude(study, arms, ranked, comparison, results)]
+    if comparison is not None:
+        lines += ["", comparison.to_markdown()]
+    if (margin := judge_margins(study, arms, results)) is not None:
+        lines += ["", margin]
+    lines += ["", "## Settings", "", "| arm | selected | tried |", "|---|---|---:|"]
+    for arm in arms:
+        tuned = results["tuned", arm.name]
+        if tuned is None:
+            lines.append(f"| {arm.name} | all settings diverged | |")
+            continue
+        ends = [name.rpartition(".")[2] for name in tuned["at_end"]]
+        ends_text = f" (at the end of the grid: {', '.join(ends)})" if ends else ""
+        shown = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in tuned["setting"].items())
+        lines.append(f"| {arm.name} | {shown}{ends_text} | {tuned['count']} |")
+    lines += ["", "## Other measures", "", "Means over seeds in percent, without a test.", ""]
+    lines += _table(study, arms, results)
+    if backbones:
+        columns = [*next(iter(backbones.values()))]
+        lines += ["", "## Backbones", "", "Scores of the features themselves, means over seeds in percent.", ""]
+        lines += [f"| backbone | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
+        lines += [f"| {name} | {' | '.join(f'{v:.2f}' for v in scores.values())} |" for name, scores in backbones.items()]
+    lines += ["", "## How measured", "", describe(study, arms, comparison)]
+    write_text(folder / "comparison.md", "\n".join(["# Comparison", "", *lines, ""]))
+    values = {
+        arm.name: {
+            "tuned": results["tuned", arm.name],
+            "runs": {s: (results.get(("run", arm.name, s)) or {}).get("values") for s in range(study.seeds)},
+        }
+        for arm in arms
+    }
+    table = None if comparison is None else comparison.to_frame().reset_index(names="arm").to_dict("records")
+    write_json(folder / "comparison.json", {"metric": study.metric, "comparison": table, "arms": values, "backbones": backbones})
+    print("\n".join(["", lines[0], *([] if comparison is None else ["", comparison.to_markdown()])]))
+    if margin is not None:
+        print(f"\n{margin}")
+    if comparison is not None:
+        from hf_sphere import visualization
+
+        try:
+            visualization.plot_comparison(comparison, title=study.metric, path=folder / "comparison.png")
+        except ImportError as error:
+            print(f"no figure: {error}")
+
+
+def conclude(
+    study: Study,
+    arms: Sequence[Arm],
+    ranked: Sequence[tuple[Arm, Any]],
+    comparison: Comparison | None,
+    results: Mapping[Any, Any],
+) -> str:
+    """Say in a few sentences which arm to use."""
+    diverged = [arm.name for arm in arms if arm.name not in {each.name for each, _ in ranked}]
+    text = f"Diverged or without a value: {', '.join(diverged)}. " if diverged else ""
+    if comparison is None:
+        return text + "There are not two arms with all seeds, the reference among them, so nothing is tested."
+    best, reference = ranked[0][0].name, comparison.reference
+    mean = _mean(study, ranked[0][0], results, study.metric)
+    text += f"{best} has the best mean {study.metric}, {mean:.2f} %. "
+    better = [name for name, each in comparison.items() if each.verdict == "better"]
+    if not better:
+        return text + f"No arm is better than {reference}."
+    text += f"Better than {reference}: {', '.join(better)}. "
+    return text + "Differences among these are not tested." * (len(better) > 1)
+
+
+def judge_margins(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any]) -> str | None:
+    """Say whether a margin helps: heads with one against `cosine` on the same backbone, a family of tests of its own."""
+    texts = []
+    for arm in arms:
+        if arm.options.get("head") != "cosine":
+            continue
+        margins = [
+            other for other in arms if other.options.get("head") in MARGIN_HEADS and other.backbone == arm.backbone
+        ]
+        if margins and (comparison := study.compare([arm, *margins], results, arm.name)) is not None:
+            parts = [f"{name} {each.difference:+.2f} ({each.verdict})" for name, each in comparison.items()]
+            texts.append(f"Against {arm.name}, the head without a margin, in points: {', '.join(parts)}.")
+    return " ".join(texts) or None
+
+
+def describe(study: Study, arms: Sequence[Arm], comparison: Comparison | None) -> str:
+    """Describe the parts of the data, the tuning and the test."""
+    division = study.division
+    drawn = (
+        f"{100 * division.test_fraction:g} % of the images are for tuning only. Each seed divides the others into training "
+        f"and test images ({100 * division.test_fraction:g} %)"
+        if division.test is None
+        else f"{100 * division.test_fraction:g} % of the training images are for tuning only. All runs are tested on {division.test}"
+    )
+    grouped = f", undivided by {division.group}" if division.group else ", stratified by class"
+    variations = {each.variation for each in comparison.values()} if comparison else set()
+    left_out = f" {100 * division.left_out:g} % of the classes are left out of training." if division.left_out else ""
+    return (
+        f"{drawn}{grouped}.{left_out} Each arm was tuned by {study.metric} on the images for tuning: {study.count} settings "
+        "by successive halving, and then steps to neighboring settings until none was better; the planned runs took "
+        f"{study.epochs} epochs and {study.seeds} seeds. The intervals account for {' or '.join(sorted(filter(None, variations)))}"
+        ", the widest of those that can be computed. That the settings were selected from noisy scores is in no interval."
+    )
+
+
+def _table(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any]) -> list[str]:
+    values = {name: {arm.name: _mean(study, arm, results, name) for arm in arms} for name in MEASURES}
+    columns = [name for name, means in values.items() if any(mean is not None for mean in means.values())]
+    lines = [f"| arm | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
+    for arm in arms:
+        cells = ("" if (mean := values[name][arm.name]) is None else f"{mean:.2f}" for name in columns)
+        lines.append(f"| {arm.name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _mean(study: Study, arm: Arm, results: Mapping[Any, Any], name: str) -> float | None:
+    """Return the mean of a measure over the seeds; None if a run diverged or lacks it."""
+    runs = [results.get(("run", arm.name, seed)) for seed in range(study.seeds)]
+    values = [None if run is None else run["values"].get(name) for run in runs]
+    return None if None in values else statistics.fmean(values)  # type: ignore[arg-type]

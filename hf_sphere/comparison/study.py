@@ -1,0 +1,200 @@
+"""A comparison from tuning to verdict, which resumes where it was interrupted."""
+
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Protocol
+
+from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division, Parts
+from hf_sphere.comparison.measures import MEASURES, UNSEEN, Evaluated, measure
+from hf_sphere.comparison.runs import Comparison, compare_runs
+from hf_sphere.comparison.tuning import Setting, Tuned, tune
+from hf_sphere.utils.json_lines import JsonLines
+
+
+class Runs(Protocol):
+    """Trains and evaluates an arm; None if it diverges. It can be sent to other processes."""
+
+    def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None: ...
+
+
+@dataclass(frozen=True)
+class Study:
+    """A planned comparison.
+
+    Attributes:
+        runs: Trains the arms.
+        division: The parts of the data.
+        metric: The planned measure, one of `MEASURES`.
+        seeds: Number of seeds of each arm.
+        epochs: Epochs of a full training.
+        count: Number of settings of each arm in the first round of tuning.
+        file: File of the finished trials.
+    """
+
+    runs: Runs
+    division: Division
+    metric: str
+    seeds: int
+    epochs: int
+    count: int
+    file: Path
+
+    def tune(self, arm: Arm) -> Tuned | None:
+        """Tune an arm; None if it always diverges."""
+        finished, parts = JsonLines(self.file), self.division.tuning()
+
+        def evaluate(setting: Setting, epochs: int) -> float | None:
+            key = ("tuning", arm.name, tuple(setting.items()), epochs)
+            if key not in finished:
+                evaluated = self.runs.run(arm, setting, parts, seed=TUNING_SEED, epochs=epochs)
+                finished[key] = None if evaluated is None else statistics.fmean(measure(self.metric, evaluated).values())
+            value, sign = finished[key], 1 if MEASURES[self.metric].higher_is_better else -1
+            return None if value is None else sign * value
+
+        tuned = tune(arm.grid, evaluate, count=self.count, epochs=self.epochs)
+        finished["tuned", arm.name] = None if tuned is None else asdict(tuned)
+        return tuned
+
+    def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None: ...
+
+
+@dataclass(frozen=True)
+class Study:
+    """A planned comparison.
+
+    Attributes:
+        runs: Trains the arms.
+        division: The parts of the data.
+        metric: The planned measure, one of `MEASURES`.
+        seeds: Number of seeds of each arm.
+        epochs: Epochs of a full training.
+        count: Number of settings of each arm in the first round of tuning.
+        file: File of the finished trials.
+    """
+
+    runs: Runs
+    division: Division
+    metric: str
+    seeds: int
+    epochs: int
+    count: int
+    file: Path
+
+    def tune(self, arm: Arm) -> Tuned | None:
+        """Tune an arm; None if it always diverges."""
+        finished, parts = JsonLines(self.file), self.division.tuning()
+
+        def evaluate(setting: Setting, epochs: int) -> float | None:
+            key = ("tuning", arm.name, tuple(setting.items()), epochs)
+            if key not in finished:
+                evaluated = self.runs.run(arm, setting, parts, seed=TUNING_SEED, epochs=epochs)
+                finished[key] = None if evaluated is None else statistics.fmean(measure(self.metric, evaluated).values())
+            value, sign = finished[key], 1 if MEASURES[self.metric].higher_is_better else -1
+            return None if value is None else sign * value
+
+        tuned = tune(arm.grid, evaluate, count=self.count, epochs=self.epochs)
+        finished["tuned", arm.name] = None if tuned is None else list(asdict(tuned).items())
+        return tuned
+
+    def run(self, arm: Arm, setting: Setting, seed: int) -> None:
+        """Run an arm with a seed, and save its measures and the outcome of the planned one per image."""
+        evaluated = self.runs.run(arm, setting, self.division.of_seed(seed), seed=seed, epochs=self.epochs)
+        result: Any = None
+        if evaluated is not None:
+            outcomes = measure(self.metric, evaluated, per_image=True)
+            names = [name for name in MEASURES if evaluated.unseen is not None or not name.startswith(UNSEEN)]
+            values = {name: _mean_or_none(name, evaluated) for name in names}
+            result = {"values": values, "ids": [*outcomes], "outcomes": [*outcomes.values()]}
+        JsonLines(self.file)["run", arm.name, seed] = result
+
+    def complete(self, arms: Sequence[Arm], say: Callable[[str], None], *, workers: int) -> dict[Any, Any]:
+        """Run what is not finished, by processes, and return all results."""
+        finished = JsonLines(self.file)
+        open_arms = [arm for arm in arms if ("tuned", arm.name) not in finished]
+        if finished:
+            done = sum(key[0] == "run" for key in finished)
+            tuned = f"{len(arms) - len(open_arms)} of {len(arms)} arms are tuned"
+            say(f"resumed   {tuned}, and {done} of {self.seeds * len(arms)} runs are finished")
+        spawn = get_context("spawn")  # forked processes would share the threads of torch
+        with ProcessPoolExecutor(workers, spawn, _start_worker, (workers, os.environ.get("HF_SPHERE_IMPORT"))) as pool:
+            for arm, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):
+                say(f"tuned     {arm.name}: {self.describe(JsonLines(self.file)['tuned', arm.name])}{left}")
+            finished = JsonLines(self.file)
+            pending = {}
+            for seed, arm in itertools.product(range(self.seeds), arms):
+                tuned = finished["tuned", arm.name]
+                if tuned is not None and ("run", arm.name, seed) not in finished:
+                    pending[pool.submit(self.run, arm, tuned["setting"], seed)] = arm, seed
+            for (arm, seed), left in _finished(pending):
+                result = JsonLines(self.file)["run", arm.name, seed]
+                value = "diverged" if result is None else f"{self.metric} {result['values'][self.metric]:.2f} %"
+                say(f"ran       {arm.name}, seed {seed}: {value}{left}")
+        return JsonLines(self.file)
+
+    def describe(self, tuned: Mapping[str, Any] | None) -> str:
+        """Describe the result of tuning an arm."""
+        if tuned is None:
+            return "all settings diverged"
+        setting = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in tuned["setting"].items())
+        return f"{setting}; {self.metric} {abs(tuned['score']):.2f} % in tuning ({tuned['count']} settings)"
+
+    def compare(self, arms: Sequence[Arm], results: Mapping[Any, Any], reference: str) -> Comparison | None:
+        """Compare arms with a reference by the planned measure; None if fewer than two have all seeds, or it lacks some.
+
+        Runs with the same seed share their images if these are drawn for each seed, and are then paired.
+        """
+        values = {}
+        for arm in arms:
+            runs = {seed: results.get(("run", arm.name, seed)) for seed in range(self.seeds)}
+            if all(runs.values()):
+                values[arm.name] = {s: dict(zip(run["ids"], run["outcomes"], strict=True)) for s, run in runs.items()}
+        if reference not in values or len(values) < 2:
+            return None
+        planned, is_redrawn = MEASURES[self.metric], self.division.test is None
+        return compare_runs(
+            values,
+            reference=reference,
+            higher_is_better=planned.higher_is_better,
+            perfect=planned.perfect,
+            test="paired" if is_redrawn else "welch",
+            test_fraction=self.division.test_fraction if is_redrawn else None,
+        )
+
+
+def _mean_or_none(name: str, evaluated: Evaluated) -> float | None:
+    """Return a measure; None where it is not defined, as the few-shot accuracy of two images."""
+    try:
+        return statistics.fmean(measure(name, evaluated).values())
+    except ValueError:
+        return None
+
+
+def _start_worker(workers: int, modules: str | None) -> None:
+    """Import the modules of one's own parts, and divide the cores."""
+    import torch
+
+    from hf_sphere.utils.imports import import_modules
+
+    import_modules([f"--import={modules}"] if modules else [])
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    torch.set_flush_denormal(True)
+
+
+def _finished(tasks: Mapping[Any, Any]) -> Iterator[tuple[Any, str]]:
+    """Yield what each task is for when it is finished, and how much is left; an error of one cancels the others."""
+    start = time.monotonic()
+    for done, future in enumerate(as_completed(tasks), start=1):
+        if future.exception() is not None:
+            for other in tasks:
+                other.cancel()
+        future.result()
+        seconds = (time.monotonic() - start) / done * (len(tasks) - done)
+        left = f"about {seconds / 60:.0f} min" if seconds > 90 else f"about {seconds:.0f} s"
+        yield tasks[future], f"   [{done} of {len(tasks)}" + (f", {left} left]" if done < len(tasks) else "]")

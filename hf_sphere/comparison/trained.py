@@ -1,0 +1,75 @@
+"""Arms that are trained in full, by the recipe for image classification."""
+
+import shutil
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_sphere.comparison.arms import Arm, Parts, apply_setting
+from hf_sphere.comparison.measures import Evaluated
+from hf_sphere.comparison.tuning import Setting
+from hf_sphere.data import ImageSourceOptions, load_image_split
+from hf_sphere.ood import Outputs
+from hf_sphere.training.errors import TrainingDivergedError
+from hf_sphere.utils.arguments import to_argv
+from hf_sphere.utils.model_sources import file_name
+
+
+@dataclass(frozen=True)
+class TrainingRuns:
+    """Trains arms by `hf-sphere train classification`.
+
+    Attributes:
+        folder: Folder for the models; `train.log` in it has what the runs print.
+        source: The dataset and its columns.
+        options: Options of all runs.
+    """
+
+    folder: Path
+    source: ImageSourceOptions
+    options: Mapping[str, Any]
+
+    def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None:
+        """Train an arm, and evaluate it on its test images; None if it diverges."""
+        from hf_sphere.commands.command_line import train
+
+        output = self.model_folder(arm, seed)
+        options = apply_setting({**self.options, **arm.options}, setting)
+        options |= {"seed": seed, "num_train_epochs": epochs, "train_split": parts.train, "eval_split": parts.test}
+        options |= {"output_dir": str(output), "overwrite_output_dir": True, "disable_tqdm": True, "save_epochs": epochs}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "train.log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
+            try:
+                train("classification", to_argv(options))
+            except TrainingDivergedError:
+                return None
+            known, metric = self.evaluate(output, parts.test)
+            unseen = None if parts.unseen is None else self.evaluate(output, parts.unseen)[0]
+        for leftover in [output] if seed else output.glob("checkpoint-*"):
+            shutil.rmtree(leftover)
+        return Evaluated(known, unseen, metric)
+
+    def save(self, arm: Arm, setting: Setting, parts: Parts, *, epochs: int, folder: Path) -> None:
+        """Copy the model of an arm and the first seed to a folder."""
+        shutil.copytree(self.model_folder(arm, 0), folder, dirs_exist_ok=True)
+
+    def model_folder(self, arm: Arm, seed: int) -> Path:
+        """Return the folder of the model of a run; that of the first seed is kept."""
+        return self.folder / f"{file_name(arm.name)}-seed{seed}"
+
+    def evaluate(self, model_folder: Path, part: str) -> tuple[Outputs, dict[str, Any]]:
+        """Return the outputs of a model for a part, and the distance of its embeddings."""
+        from hf_sphere.search.extract import embed, embedding_metric, load_embedding_model
+
+        model = load_embedding_model(str(model_folder)).eval()
+        model.to("cuda" if torch.cuda.is_available() else "cpu")
+        images = load_image_split(self.source, part, like=str(model_folder), device=model.device, progress=False)
+        index = {name: number for number, name in model.config.id2label.items()}
+        columns = [embed(model, [part] * len(batch["labels"]), pixel_values=batch["pixel_values"]) for batch in images.batches.epoch()]
+        embeddings, logits = (torch.cat([column[name] for column in columns]) for name in ("embedding", "logits"))
+        labels = torch.tensor([index[images.class_names[label]] for label in images.batches.labels.tolist()])
+        return Outputs(embeddings, logits, labels, ids=images.ids[images.batches.rows]), embedding_metric(model)

@@ -1,0 +1,120 @@
+"""Tuning: the same search for every arm, by successive halving and then by steps to neighboring values."""
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
+"""Grid of the learning rate."""
+
+_SMOOTHING = {"head_kwargs.label_smoothing": (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)}
+_SCALE = {"head_kwargs.scale": (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)}
+_ANGLE = {"head_kwargs.margin": (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)}
+_COSINE = {"head_kwargs.margin": (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)}
+
+OWN_NUMBERS: dict[str, dict[str, tuple[float, ...]]] = {
+    "softmax": _SMOOTHING,
+    "angular": _SMOOTHING,
+    "hyperbolic": {"head_kwargs.curvature": (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)},
+    "spherized": {"head_kwargs.scaling": (1.0, 2.0, 5.0, 10.0, 20.0), "head_kwargs.radius": (1.0, 2.0, 5.0, 10.0, 20.0)},
+    "cosine": _SCALE,
+    "arcface": {**_SCALE, **_ANGLE},
+    "subcenter_arcface": {**_SCALE, **_ANGLE},
+    "adaface": {**_SCALE, **_COSINE},
+    "cosface": {**_SCALE, **_COSINE},
+    "proxy_anchor": {**_SCALE, **_COSINE},
+    "vmf": {
+        "head_kwargs.kappa_confidence": (0.3, 0.4, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98),
+        "head_kwargs.log_temperature": (-4.16, -3.47, -2.77, -2.08, -1.39),
+    },
+}
+"""Grids of the one or two numbers of each head that matter most; other heads have `WEIGHT_DECAYS`."""
+
+WEIGHT_DECAYS = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1)
+MAX_STEPS = 10
+"""Largest number of steps to neighboring settings."""
+
+Setting = Mapping[str, float]
+"""Values by option; `head_kwargs.margin` is the margin of the head."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The result of `tune`.
+
+    Attributes:
+        setting: The best setting.
+        score: Its score.
+        count: Number of settings that were tried.
+        at_end: Options whose best value is the first or last one of its grid.
+    """
+
+    setting: Setting
+    score: float
+    count: int
+    at_end: tuple[str, ...]
+
+
+def grid_of(head: str, start: float) -> dict[str, tuple[tuple[float, ...], float]]:
+    """Return the grid of each option of an arm, and the value that the search starts from."""
+    own = OWN_NUMBERS.get(head) or {"weight_decay": WEIGHT_DECAYS}
+    return {"learning_rate": (RATES, start), **{name: (values, values[len(values) // 2]) for name, values in own.items()}}
+
+
+def tune(
+    grid: Mapping[str, tuple[Sequence[float], float]],
+    evaluate: Callable[[Setting, int], float | None],
+    *,
+    count: int,
+    epochs: int,
+) -> Tuned | None:
+    """Search the best setting; None if all settings diverge.
+
+    Settings are drawn from a window of the grid around its start, and trained for a ninth of the epochs, the best third
+    of them for a third, and the best third of those in full. From the best, the search moves to the best neighbor,
+    which differs by one step in one option, until no neighbor is better: so a grid is extended where its best value is
+    at the edge of the window.
+
+    Args:
+        grid: Values of each option, in order, and the value around which the window lies, in the middle if it is not
+            one of them.
+        evaluate: Score of a setting after a number of epochs, higher is better; None if it diverged.
+        count: Number of settings in the first round.
+        epochs: Epochs of a full training.
+    """
+    grids = [tuple(values) for values, _ in grid.values()]
+    reach, windows = 2 if len(grid) < 3 else 1, []
+    for values, start in grid.values():
+        nearest = min(range(len(values)), key=lambda index: abs(values[index] - start))
+        windows.append(range(max(0, nearest - reach), min(len(values), nearest + reach + 1)))
+    places = [*itertools.product(*windows)]
+    drawn = random.Random(0).sample(places, min(count, len(places)))
+    tried = {*drawn}
+
+    def setting(place: Sequence[int]) -> dict[str, float]:
+        return {name: values[index] for name, values, index in zip(grid, grids, place, strict=True)}
+
+    def score(place: Sequence[int], epochs: int) -> float:
+        found = evaluate(setting(place), epochs)
+        return -math.inf if found is None else found
+
+    for fraction in (9, 3):
+        ranked = sorted(drawn, key=lambda place: -score(place, math.ceil(epochs / fraction)))
+        drawn = ranked[: math.ceil(len(ranked) / 3)]
+    full = {place: score(place, epochs) for place in drawn}
+    best = max(full, key=full.__getitem__)
+    for _ in range(MAX_STEPS):
+        for axis, step in itertools.product(range(len(best)), (-1, 1)):
+            place = (*best[:axis], best[axis] + step, *best[axis + 1 :])
+            if place not in full and 0 <= place[axis] < len(grids[axis]):
+                full[place] = score(place, epochs)
+        before, best = best, max(full, key=full.__getitem__)
+        if best == before:
+            break
+    if full[best] == -math.inf:
+        return None
+    at_end = [n for n, values, i in zip(grid, grids, best, strict=True) if i in (0, len(values) - 1) and len(values) > 1]
+    return Tuned(setting(best), full[best], len(tried | {*full}), tuple(at_end))
