@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from hf_sphere.comparison import holm
 from hf_sphere.comparison.runs import SHARES, decide, observed_power, show_p_value
-from hf_sphere.comparison.significance import LEVEL, Test, TestResult, difference_test, equivalence_test
+from hf_sphere.comparison.significance import LEVEL, Test, TestResult, difference_test
 from reproduction.definitions import error_rate, is_higher_better, is_share, scale
 
 RULES = """The first metric of a table is compared, each row with the run that it names. The tests of a table are a
@@ -95,16 +95,18 @@ class Comparison:
     @property
     def equivalence_p_value(self) -> float | None:
         """The larger p-value of the two one-sided tests; None without a test."""
-        if self.error_rate is None or not self.is_complete:
+        result = self.results[self.test]
+        if self.error_rate is None or not self.is_complete or result is None:
             return None
-        return equivalence_test(*self._planned, relevant("margin", self.error_rate), self.test)
+        return result.p_equivalence(relevant("margin", self.error_rate))
 
     @property
     def power(self) -> float | None:
         """Power for the minimum effect; None without a test."""
         if not self.error_rate:
             return None
-        return observed_power(*self._planned, relevant("minimum", self.error_rate), tests=self.tests, test=self.test)
+        minimum, seeds = relevant("minimum", self.error_rate), min(map(len, self._planned))
+        return observed_power(self.results[self.test], minimum, seeds, tests=self.tests, test=self.test)
 
     @property
     def verdict(self) -> str:

@@ -2,12 +2,15 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from hf_sphere.comparison.significance import LEVEL, Test, deviation, difference_test, equivalence_test, holm, power
+import numpy as np
+
+from hf_sphere.comparison.crossed import Outcomes, Variation, widest_test
+from hf_sphere.comparison.significance import LEVEL, Test, TestResult, holm, power
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -32,11 +35,12 @@ class Difference:
         mean: Mean value of the run.
         difference: Mean of the run minus that of the reference, for a paired test on the common seeds.
         interval: 95 % interval of the difference; None if it cannot be tested, as the p-values.
+        variation: That of the interval: `seeds`, `seeds and test images`, or `resampled splits`; None without one.
         p_value: Two-sided p-value.
         p_corrected: P-value corrected by Holm's method for all runs of the comparison.
         p_equivalence: P-value of equivalence within the margin, not corrected; None without a margin.
         power: Probability of finding a difference of the minimum effect, at the strictest level of the family, if the
-            deviation between seeds is the observed one; None without a minimum effect or a test.
+            standard error is the observed one; None without a minimum effect or a test.
         verdict: See `compare_runs`.
     """
 
@@ -47,6 +51,7 @@ class Difference:
     mean: float
     difference: float
     interval: tuple[float, float] | None
+    variation: Variation | None
     p_value: float | None
     p_corrected: float | None
     p_equivalence: float | None
@@ -103,7 +108,10 @@ class Comparison(Mapping[str, Difference]):
     def to_markdown(self) -> str:
         """Return the table for a page."""
         lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in self._cells()]
-        return "\n".join([lines[0], "|---|" + "---:|" * 5 + "---|", *lines[1:]])
+        kinds = {name: run.variation for name, run in self.differences.items() if run.variation}
+        note = "; ".join(f"{name}: {kind}" for name, kind in kinds.items())
+        below = ["", f"Variation of the intervals: {note}."] if {*kinds.values()} - {"seeds"} else []
+        return "\n".join([lines[0], "|---|" + "---:|" * 5 + "---|", *lines[1:], *below])
 
     def to_latex(self) -> str:
         """Return the table for a paper, a `tabular` with the rules of the package booktabs."""
@@ -127,7 +135,7 @@ class Comparison(Mapping[str, Difference]):
 
 
 def compare_runs(
-    values: Mapping[str, Mapping[int, float]],
+    values: Mapping[str, Mapping[int, float | Outcomes]],
     *,
     reference: str,
     higher_is_better: bool,
@@ -136,6 +144,7 @@ def compare_runs(
     margin: float | None = None,
     test: Test = "welch",
     seeds: int | None = None,
+    test_fraction: float | None = None,
 ) -> Comparison:
     """Compare runs with several seeds with a reference: one planned metric, one planned test, one family.
 
@@ -147,10 +156,14 @@ def compare_runs(
     - `no significant difference`: everything else. It does not mean that there is none; see the interval and the power.
     - `incomplete`: seeds are missing. Such a run is not tested, but counts in the correction.
 
-    Intervals and tests describe the variation between seeds, not that between test sets.
+    With a number per seed, intervals and tests describe the variation between seeds, not that between test sets. With
+    outcomes per image they also cross seeds with test images, and with `test_fraction` allow for redrawn splits. The
+    widest of these intervals, with its p-value, gives the verdict; `Difference.variation` names it.
 
     Args:
-        values: A value per seed, by run: the planned metric, such as the accuracy after the last epoch.
+        values: A value per seed, by run: the planned metric, such as the accuracy after the last epoch. Or outcomes by
+            the id of the test image, such as 1 where a prediction is correct and 0 where it is not, whose mean is the
+            value; `pseudo_values` makes them of other measures. Runs with the same seed are tested on the same images.
         reference: Name of the run with which the others are compared.
         higher_is_better: Whether larger values are better, as of an accuracy.
         perfect: Value of a perfect run, such as 1 or 100 of an accuracy or 0 of an error rate. With it, `minimum` is by
@@ -160,9 +173,13 @@ def compare_runs(
         test: `welch` for independent runs; `paired` for runs that share more than the number of their seed, such as
             the data.
         seeds: Planned number of seeds of each run; if None, those of `values` are all.
+        test_fraction: Number of test images divided by that of training and test images, f, if each seed redraws the
+            split of the same data. The corrected resampled t-test (Nadeau and Bengio, "Inference for the generalization
+            error", 2003) then multiplies the variance s^2 / S of the mean of S seeds by 1 + S f / (1 - f).
 
     Raises:
-        ValueError: If there is no such reference, no other run, a value is not finite, or an argument is invalid.
+        ValueError: If there is no such reference, no other run, a value is not finite, only some values are outcomes,
+            the test images of a seed differ, or an argument is invalid.
 
     Example:
         >>> runs = {"softmax": {0: 93.1, 1: 93.3, 2: 93.2}, "cosine": {0: 93.8, 1: 93.9, 2: 94.1}}
@@ -170,26 +187,31 @@ def compare_runs(
         >>> comparison["cosine"].verdict, round(comparison["cosine"].difference, 2)
         ('better', 0.73)
     """
-    _check(values, reference, {"minimum": minimum, "margin": margin}, test, seeds)
-    values = {name: {seed: float(value) for seed, value in run.items()} for name, run in values.items()}
-    theirs = values.pop(reference)
+    _check(values, reference, {"minimum": minimum, "margin": margin}, test, seeds, test_fraction)
+    means = {name: {seed: _mean(value) for seed, value in run.items()} for name, run in values.items()}
+    theirs = means.pop(reference)
     distance = None if perfect is None else abs(perfect - statistics.fmean(theirs.values()))
     minimum = _default("minimum", distance, perfect) if minimum is None else minimum
     margin = _default("margin", distance, perfect) if margin is None else margin
     results: dict[str, dict[str, Any]] = {}
-    for name, ours in values.items():
+    for name, ours in means.items():
         common = sorted({*ours} & {*theirs})
-        a, b = ([run[seed] for seed in common] if test == "paired" else [*run.values()] for run in (ours, theirs))
-        if not a:
+        pair = values[name], values[reference]
+        groups = [[run[seed] for seed in common] if test == "paired" else [*run.values()] for run in pair]
+        if not groups[0]:
             raise ValueError(f"{name} and {reference} have no seed in common for a paired test.")
-        result = difference_test(a, b, test)
+        a, b = ([_mean(value) for value in group] for group in groups)
+        result, variation = widest_test(a, b, test, groups, test_fraction)
         is_complete = seeds is None or min(len(a), len(b)) >= seeds
         results[name] = {
             "difference": statistics.fmean(a) - statistics.fmean(b),
             "interval": result and result.interval,
+            "variation": variation,
             "p_value": result.p_value if result and is_complete else None,
-            "p_equivalence": equivalence_test(a, b, margin, test) if margin and is_complete else None,
-            "power": observed_power(a, b, minimum, tests=len(values), test=test) if minimum else None,
+            "p_equivalence": result.p_equivalence(margin) if result and margin and is_complete else None,
+            "power": observed_power(result, minimum, min(len(a), len(b)), tests=len(means), test=test)
+            if minimum
+            else None,
             "verdict": "" if is_complete else "incomplete",
         }
     corrected = holm([numbers["p_value"] for numbers in results.values()], len(results))
@@ -198,9 +220,9 @@ def compare_runs(
         if p_corrected is not None:
             change = numbers["difference"] if higher_is_better else -numbers["difference"]
             numbers["verdict"] = decide(change, minimum, p_corrected, numbers["p_equivalence"])
-        mean = statistics.fmean(values[name].values())
+        mean = statistics.fmean(means[name].values())
         numbers |= {"mean": mean, "p_corrected": p_corrected}
-        differences[name] = Difference(name, reference, values[name], theirs, **numbers)
+        differences[name] = Difference(name, reference, means[name], theirs, **numbers)
     return Comparison(reference, theirs, differences, minimum, margin, test, higher_is_better)
 
 
@@ -212,34 +234,58 @@ def decide(improvement: float, minimum: float | None, p_corrected: float, p_equi
     return "equivalent" if is_equivalent else "no significant difference"
 
 
-def observed_power(a: Sequence[float], b: Sequence[float], minimum: float, *, tests: int, test: Test) -> float | None:
-    """Return the power of a test of two groups for a minimum effect, with the deviation between their seeds."""
-    if difference_test(a, b, test) is None:
-        return None
-    return power(minimum, deviation(a, b, test), min(len(a), len(b)), tests=tests, test=test)
+def observed_power(result: TestResult | None, minimum: float, seeds: int, *, tests: int, test: Test) -> float | None:
+    """Return the power for a minimum effect with the standard error of a test, of at least so many seeds per group."""
+    # The deviation between seeds that has the standard error; a test over images has more degrees of freedom.
+    return result and power(
+        minimum, result.error * math.sqrt(seeds / (1 if test == "paired" else 2)), seeds, tests=tests, test=test
+    )
 
 
 def _check(
-    values: Mapping[str, Mapping[int, float]],
+    values: Mapping[str, Mapping[int, float | Outcomes]],
     reference: str,
     sizes: Mapping[str, float | None],
     test: str,
     seeds: int | None,
+    test_fraction: float | None,
 ) -> None:
     if reference not in values or len(values) < 2:
         raise ValueError(f"there is no run {reference!r} to compare others with; the runs are {', '.join(values)}.")
     if test not in get_args(Test):
         raise ValueError(f"test must be one of {', '.join(get_args(Test))}; got {test!r}.")
     for name, run in values.items():
-        numbers = [*run.values()] if isinstance(run, Mapping) else []
-        if not numbers or not all(isinstance(value, Real) and math.isfinite(value) for value in numbers):
-            needed = f"{name} needs a mapping of seeds to finite values"
-            raise ValueError(f"{needed}; got {run}. Leave out seeds that diverged.")
+        found = run.values() if isinstance(run, Mapping) else []
+        numbers = [number for v in found for number in (v.values() if isinstance(v, Mapping) else [v])]
+        if not numbers or not all(isinstance(v, Real | np.bool_) and math.isfinite(v) for v in numbers):
+            needed = f"{name} needs a mapping of seeds to finite values or outcomes"
+            raise ValueError(f"{needed}; got {str(run)[:200]}. Leave out seeds that diverged.")
     for name, size in sizes.items():
         if size is not None and not 0 < size < math.inf:
             raise ValueError(f"{name} must be positive; got {size}.")
     if seeds is not None and seeds < 2:
         raise ValueError(f"a test needs at least 2 seeds; got {seeds}.")
+    if test_fraction is not None and not 0 < test_fraction < 1:
+        raise ValueError(f"test_fraction must be between 0 and 1, exclusive; got {test_fraction}.")
+    _check_images(values, reference)
+
+
+def _check_images(values: Mapping[str, Mapping[int, Any]], reference: str) -> None:
+    """Check that all values are numbers, or all outcomes, those of a seed of the same images."""
+    numbers = [name for name, run in values.items() if not all(isinstance(v, Mapping) for v in run.values())]
+    if not numbers:
+        for name, seed, ours in ((name, seed, run[seed]) for name, run in values.items() for seed in run):
+            other = values[reference].get(seed, ours)
+            if len(ours) < 2 or ours.keys() != other.keys():
+                got = f"{len(ours)} and {len(other)} images, {len(ours.keys() & other.keys())} of them in both"
+                needed = f"{name} and {reference} need outcomes of the same images for seed {seed}, at least 2"
+                raise ValueError(f"{needed}; got {got}.")
+    elif any(isinstance(value, Mapping) for run in values.values() for value in run.values()):
+        raise ValueError(f"all runs need a number per seed, or all outcomes; got numbers of {', '.join(numbers)}.")
+
+
+def _mean(value: float | Outcomes) -> float:
+    return statistics.fmean(value.values()) if isinstance(value, Mapping) else float(value)
 
 
 def _default(name: str, distance: float | None, perfect: float | None) -> float | None:

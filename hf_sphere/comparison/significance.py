@@ -22,57 +22,52 @@ Test = Literal["welch", "paired"]
 class TestResult(NamedTuple):
     """Two-sided test of a difference of means."""
 
-    interval: tuple[float, float]  # of the difference, with a coverage of 95 %
-    p_value: float  # not corrected
+    difference: float
+    error: float  # standard error of the difference
+    freedom: float  # degrees of freedom of Student's distribution
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Interval of the difference, with a coverage of 95 %."""
+        half = float(stats.t.isf(LEVEL / 2, self.freedom)) * self.error
+        return self.difference - half, self.difference + half
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided p-value, not corrected."""
+        return float(2 * stats.t.sf(abs(self.difference) / self.error, self.freedom))
+
+    def p_equivalence(self, margin: float) -> float:
+        """Return the larger p-value of two one-sided tests that the difference is within a margin.
+
+        Reference:
+            Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
+            equivalence of average bioavailability", 1987.
+        """
+        return float(stats.t.sf((margin - abs(self.difference)) / self.error, self.freedom))
 
 
-def difference_test(ours: Sequence[float], theirs: Sequence[float], test: Test) -> TestResult | None:
+def difference_test(
+    ours: Sequence[float], theirs: Sequence[float], test: Test, images: tuple[float, int] = (0, 1), overlap: float = 0
+) -> TestResult | None:
     """Test whether two means differ; None with fewer than two values of a group, or without any variation.
 
-    The values are about normally distributed, and for `paired` those of both groups in the same order.
+    The values are about normally distributed, and for `paired` those of both groups in the same order. `images` are the
+    variance and degrees of freedom of `crossed.image_variance`. A mean of S values has a variance of 1 / S + `overlap`
+    times theirs.
     """
-    estimate = _estimate(ours, theirs, test)
-    if estimate is None:
-        return None
-    difference, error, freedom = estimate
-    half = float(stats.t.isf(LEVEL / 2, freedom)) * error
-    return TestResult((difference - half, difference + half), float(2 * stats.t.sf(abs(difference) / error, freedom)))
-
-
-def equivalence_test(ours: Sequence[float], theirs: Sequence[float], margin: float, test: Test) -> float | None:
-    """Return the larger p-value of two one-sided tests that a difference of means is within a margin.
-
-    None where `difference_test` returns None.
-
-    Reference:
-        Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
-        equivalence of average bioavailability", 1987.
-    """
-    estimate = _estimate(ours, theirs, test)
-    if estimate is None:
-        return None
-    difference, error, freedom = estimate
-    return float(stats.t.sf((margin - abs(difference)) / error, freedom))
-
-
-def deviation(ours: Sequence[float], theirs: Sequence[float], test: Test) -> float:
-    """Return the standard deviation that `power` needs: of the differences of pairs, or of both groups, pooled."""
-    if test == "paired":
-        return statistics.stdev(a - b for a, b in zip(ours, theirs, strict=True))
-    return math.sqrt((statistics.variance(ours) + statistics.variance(theirs)) / 2)
-
-
-def _estimate(ours: Sequence[float], theirs: Sequence[float], test: Test) -> tuple[float, float, float] | None:
-    """Return a difference of means, its standard error, and the degrees of freedom by Welch and Satterthwaite."""
     groups = [[a - b for a, b in zip(ours, theirs, strict=True)]] if test == "paired" else [ours, theirs]
     if min(map(len, groups)) < 2:
         return None
-    variances = [statistics.variance(group) / len(group) for group in groups]
-    error = math.sqrt(sum(variances))
+    variances = [statistics.variance(group) for group in groups]
+    parts = [(v / len(group) + overlap * v, len(group) - 1) for v, group in zip(variances, groups, strict=True)]
+    variance = sum(v for v, _ in (*parts, images))
+    error = math.sqrt(variance)
     if error <= 1e-12 * max(map(abs, [*ours, *theirs])):  # equal values, but for rounding errors
         return None
-    freedom = sum(variances) ** 2 / sum(v**2 / (len(group) - 1) for v, group in zip(variances, groups, strict=True))
-    return statistics.fmean(ours) - statistics.fmean(theirs), error, freedom
+    # Degrees of freedom by Welch and Satterthwaite, over the variances of both groups and that of the images.
+    freedom = variance**2 / sum(v**2 / count for v, count in (*parts, images))
+    return TestResult(statistics.fmean(ours) - statistics.fmean(theirs), error, freedom)
 
 
 def holm(p_values: Sequence[float | None], count: int | None = None) -> list[float | None]:
@@ -107,7 +102,8 @@ def power(difference: float, deviation: float, seeds: int, *, tests: int = 1, te
 
     Args:
         difference: The difference.
-        deviation: Standard deviation between seeds, of each group, or for `paired` of the differences.
+        deviation: Standard deviation between seeds, of each group, or for `paired` of the differences. With a
+            `test_fraction` f of `compare_runs` and S seeds, multiply it by sqrt(1 + S f / (1 - f)).
         seeds: Number of seeds of each group, at least 2.
         tests: Number of tests of the family; each is then made at a level of 0.05 / `tests`, the strictest of Holm's.
         test: The test.

@@ -5,7 +5,7 @@ import pytest
 from reproduction.comparisons import Comparison, compare, correct, relevant
 
 from hf_sphere.comparison import power
-from hf_sphere.comparison.significance import difference_test, equivalence_test
+from hf_sphere.comparison.significance import difference_test
 
 
 def pair(differences: list[float], reference: float = 0.9, metric: str = "eval_accuracy") -> Comparison:
@@ -36,7 +36,7 @@ def test_numbers_are_those_of_the_planned_test(test):
     result, rate = difference_test(*groups, test), 100 - statistics.mean(groups[1])
     assert found.mean == pytest.approx(statistics.mean(groups[0]) - statistics.mean(groups[1]))
     assert (found.p_value(test), found.corrected[test]) == pytest.approx((result.p_value, min(1, 4 * result.p_value)))
-    assert found.equivalence_p_value == pytest.approx(equivalence_test(*groups, min(0.1 * rate, 0.5), test))
+    assert found.equivalence_p_value == pytest.approx(result.p_equivalence(min(0.1 * rate, 0.5)))
     deviation = statistics.stdev([1.0, 1.3, 1.2])
     if test == "paired":
         assert found.power == pytest.approx(power(0.3, deviation, 3, tests=4, test=test))

@@ -132,7 +132,7 @@ def test_markdown_has_a_row_per_run():
 def test_latex_escapes_names():
     lines = compare({**RUNS, "a_b & 5 %": {0: 94.0, 1: 94.1}}).to_latex().splitlines()
     assert lines[:2] == [r"\begin{tabular}{lrrrrrl}", r"\toprule"]
-    assert lines[-3] == r"a\_b \& 5 \% & 2 & 94.05 $\pm$ 0.071 & +0.85 (+0.6012 to +1.099) & 0.0056 & 0.07 & better \\"
+    assert lines[-3] == r"a\_b \& 5 \% & 2 & 94.05 $\pm$ 0.071 & +0.85 (+0.6012 to +1.099) & 0.0056 & 0.09 & better \\"
 
 
 def test_a_frame_has_a_row_per_run_with_its_numbers():
@@ -171,7 +171,7 @@ def test_a_p_value_is_shown_with_two_digits(p_value, shown):
         ({**RUNS, "run": {}}, {}, "run needs a mapping of seeds to finite values"),
         ({**RUNS, "run": {0: math.nan}}, {}, "run needs .*Leave out seeds that diverged"),
         ({**RUNS, "run": {0: None}}, {}, "run needs a mapping of seeds to finite values"),
-        ({**RUNS, "run": [93.0, 94.0]}, {}, r"run needs a mapping of seeds to finite values; got \[93.0"),
+        ({**RUNS, "run": [93.0, 94.0]}, {}, r"run needs a mapping of seeds to finite values or outcomes; got \[93.0"),
         (RUNS, {"test": "t"}, "test must be one of welch, paired; got 't'"),
         (RUNS, {"minimum": 0.0}, "minimum must be positive; got 0.0"),
         (RUNS, {"margin": -1.0}, "margin must be positive; got -1.0"),

@@ -10,7 +10,7 @@ from scipy import stats
 from scipy.integrate import quad
 
 from hf_sphere.comparison import holm, power, seeds_for_power
-from hf_sphere.comparison.significance import deviation, difference_test, equivalence_test
+from hf_sphere.comparison.significance import difference_test
 
 OURS, THEIRS = [93.8, 93.9, 94.1, 93.6, 94.4], [93.1, 93.4, 93.2, 93.9, 93.0]
 TESTS = ["welch", "paired"]
@@ -56,7 +56,7 @@ def test_p_value_and_interval_are_those_of_formula_and_scipy(test, ours):
 def test_equivalence_is_that_of_two_one_sided_tests(test, sign):
     ours, theirs, margin = (OURS, THEIRS, 1.4) if sign > 0 else (THEIRS, OURS, 1.4)
     difference, error, freedom = plain(ours, theirs, test)
-    found = equivalence_test(ours, theirs, margin, test)
+    found = difference_test(ours, theirs, test).p_equivalence(margin)
     expected = max(tail((margin + difference) / error, freedom), tail((margin - difference) / error, freedom))
     assert found == pytest.approx(expected, rel=1e-7)
     above = reference([value + margin for value in ours], theirs, test, alternative="greater").pvalue
@@ -83,7 +83,7 @@ def test_a_constant_reference_makes_both_tests_that_of_one_sample():
     ],
 )
 def test_values_without_variation_are_not_tested(ours, theirs, test):
-    assert difference_test(ours, theirs, test) is equivalence_test(ours, theirs, 1.0, test) is None
+    assert difference_test(ours, theirs, test) is None
 
 
 @pytest.mark.parametrize("test", TESTS)
@@ -151,11 +151,6 @@ def test_the_number_of_seeds_is_the_smallest_with_the_power(test, difference, te
     seeds = seeds_for_power(difference, 0.3, target=target, tests=tests, test=test)
     assert power(difference, 0.3, seeds, tests=tests, test=test) >= target
     assert seeds == 2 or power(difference, 0.3, seeds - 1, tests=tests, test=test) < target
-
-
-def test_deviation_is_that_of_differences_or_of_both_groups():
-    assert deviation([1.0, 3.0, 5.0], [0.0, 1.0, 8.0], "paired") == pytest.approx(statistics.stdev([1, 2, -3]))
-    assert deviation([1.0, 3.0], [0.0, 4.0, 8.0], "welch") == pytest.approx(math.sqrt((2 + 16) / 2))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,269 @@
+import math
+import statistics
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from hf_sphere.comparison import compare_runs, power, pseudo_values
+from hf_sphere.comparison.crossed import image_variance
+from hf_sphere.comparison.significance import difference_test
+
+TESTS = ["welch", "paired"]
+
+
+def simulate(seeds: int = 4, images: int = 30, random: int = 0, noise: float = 1.0) -> list[np.ndarray]:
+    """Outcomes (seeds, images) of two runs that differ in their effects of images, with a standard deviation of 1."""
+    generator = np.random.default_rng(random)
+    effects = [generator.normal(scale=scale, size=shape) for scale, shape in ((0.1, (seeds, 1)), (1.0, images))]
+    first = generator.normal(scale=0.1, size=(seeds, 1)) + effects[1] + generator.normal(size=(seeds, images)) * noise
+    return [first, effects[0] + generator.normal(size=(seeds, images)) * noise]
+
+
+def named(table: np.ndarray) -> dict[int, dict[str, float]]:
+    """Outcomes by seed and id; those that are NaN are not tested."""
+    return {
+        seed: {f"image {n}": float(value) for n, value in enumerate(row) if not math.isnan(value)}
+        for seed, row in enumerate(table)
+    }
+
+
+def compare(ours: Any, theirs: Any, **options: Any):
+    runs = {"reference": theirs, "run": ours}
+    return compare_runs(runs, **{"reference": "reference", "higher_is_better": True, **options})["run"]
+
+
+def interaction(table: np.ndarray) -> float:
+    """Mean square of the interaction of seeds and images, by the textbook's formula."""
+    seeds, images = table.shape
+    total = 0.0
+    for s in range(seeds):
+        for i in range(images):
+            total += (table[s, i] - table[s].mean() - table[:, i].mean() + table.mean()) ** 2
+    return total / ((seeds - 1) * (images - 1))
+
+
+def plain(ours: np.ndarray, theirs: np.ndarray, test: str) -> tuple[float, float]:
+    """Variances by seeds and by images of a difference on one test set."""
+    groups = [ours - theirs] if test == "paired" else [ours, theirs]
+    seeds = sum(statistics.variance(group.mean(1).tolist()) / len(group) for group in groups)
+    by_image = (ours.mean(0) - theirs.mean(0)).tolist()
+    noise = sum(interaction(group) / len(group) for group in groups)
+    return seeds, (statistics.variance(by_image) - noise) / ours.shape[1]
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_one_test_set_gives_the_variance_of_a_two_way_table(test):
+    ours, theirs = simulate()
+    found = compare(named(ours), named(theirs), test=test, minimum=0.5, margin=2.0)
+    seeds, images = plain(ours, theirs, test)
+    error = math.sqrt(seeds + images)
+    groups = [ours - theirs] if test == "paired" else [ours, theirs]
+    parts = [group.mean(1).var(ddof=1) / 4 for group in groups]
+    freedom = error**4 / (sum(v**2 / 3 for v in parts) + images**2 / 29)
+    difference = ours.mean() - theirs.mean()
+    assert images > 0.01
+    assert found.variation == "seeds and test images"
+    assert found.difference == pytest.approx(difference)
+    assert found.interval == pytest.approx(stats.t.interval(0.95, freedom, difference, error), rel=1e-9)
+    assert found.p_value == pytest.approx(2 * stats.t.sf(abs(difference) / error, freedom), rel=1e-9)
+    assert found.p_equivalence == pytest.approx(stats.t.sf((2.0 - abs(difference)) / error, freedom), rel=1e-9)
+    deviation = error * math.sqrt(4 if test == "paired" else 2)
+    assert found.power == pytest.approx(power(0.5, deviation, 4, test=test), rel=1e-9)
+
+
+def test_groups_may_have_different_numbers_of_seeds():
+    ours, theirs = simulate(seeds=5)
+    found, _ = image_variance([*named(ours).values()], [*named(theirs[:3]).values()], "welch")
+    assert found == pytest.approx(plain(ours, theirs[:3], "welch")[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_the_variance_of_images_is_unbiased_on_one_test_set(test):
+    """The effects of images have a variance of 1; the noise of seeds, of 4, is not in it."""
+    tables = [simulate(seeds=3, images=20, random=n, noise=2.0) for n in range(2_000)]
+    found = [plain(*pair, test)[1] for pair in tables]  # without the floor at 0, which would be a bias
+    ours = [image_variance(*([*named(table).values()] for table in pair), test)[0] for pair in tables]
+    assert ours == pytest.approx([max(0.0, value) for value in found], rel=1e-9, abs=1e-12)
+    assert np.mean(found) == pytest.approx(1 / 20, abs=3 * np.std(found) / math.sqrt(len(found)))
+
+
+def test_the_whole_variance_is_that_of_the_difference_if_each_seed_has_a_split_of_its_own():
+    """Of 40 images each seed tests 20; images come from a population, with noise per seed and effects of seeds."""
+    generator, found, differences, expected = np.random.default_rng(0), [], [], []
+    for _ in range(4_000):
+        table = generator.normal(size=(4, 1)) * 0.1 + generator.normal(size=40) + generator.normal(size=(4, 40)) * 0.5
+        tested = generator.random((4, 40)).argsort(1) < 20
+        rows = [*named(np.where(tested, table, math.nan)).values()]
+        values = [statistics.mean(row.values()) for row in rows]
+        zeros = [dict.fromkeys(row, 0.0) for row in rows]
+        found.append(statistics.variance(values) / 4 + image_variance(rows, zeros, "paired")[0])
+        differences.append(statistics.mean(values))
+        expected.append((tested.sum(0) ** 2).sum() / 80**2 + 0.25 / 80 + 0.01 / 4)
+    assert np.mean(found) == pytest.approx(np.mean(expected), rel=0.02)
+    assert np.var(differences) == pytest.approx(np.mean(expected), rel=0.07)
+
+
+def test_splits_of_their_own_give_the_pooled_products_of_different_seeds():
+    ours, theirs = simulate(seeds=3, images=6)
+    tested = np.array([[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0], [1, 0, 0, 0, 1, 1]], dtype=bool)
+    ours, theirs = (np.where(tested, table, math.nan) for table in (ours, theirs))
+    difference, expected = ours - theirs, 0.0
+    for s in range(3):
+        for t in range(3):
+            both = [i for i in range(6) if s != t and tested[s, i] and tested[t, i]]
+            n, m = tested[s].sum(), tested[t].sum()
+            products = [
+                (difference[s, i] - np.nanmean(difference[s])) * (difference[t, i] - np.nanmean(difference[t]))
+                for i in both
+            ]
+            expected += sum(products) / (1 - 1 / n - 1 / m + len(both) / (n * m)) / (n * m) / 6
+    found = image_variance([*named(ours).values()], [*named(theirs).values()], "paired")
+    assert found == (pytest.approx(max(0.0, expected), rel=1e-9), 4)
+
+
+def test_test_sets_without_a_common_image_add_no_variance():
+    table = np.random.default_rng(0).normal(size=(3, 30))
+    rows = named(np.where(np.arange(30) // 10 == np.arange(3)[:, None], table, math.nan))
+    zeros = {seed: dict.fromkeys(row, 0.0) for seed, row in rows.items()}
+    found = compare(rows, zeros, test="paired")
+    values = [statistics.mean(row.values()) for row in rows.values()]
+    assert found.variation == "seeds"
+    assert found.interval == difference_test(values, [0.0] * 3, "paired").interval
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_the_order_of_images_and_seeds_does_not_matter(test):
+    ours, theirs = map(named, simulate())
+    turned = {seed: dict(reversed(ours[seed].items())) for seed in reversed(ours)}
+    assert compare(turned, theirs, test=test).interval == pytest.approx(compare(ours, theirs, test=test).interval)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_equal_predictions_of_all_seeds_leave_the_variance_of_images(test):
+    ours, theirs = (np.tile(table[0], (3, 1)) for table in simulate())
+    found = compare(named(ours), named(theirs), test=test, minimum=0.5)
+    expected = stats.ttest_rel(ours[0], theirs[0])
+    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-9)
+    assert found.interval == pytest.approx(expected.confidence_interval(0.95), rel=1e-9)
+    assert 0 < found.power < 1
+
+
+def test_correctness_gives_the_accuracies_of_the_seeds():
+    predictions = {0: {1: True, 2: False, 3: np.True_, 4: 0}, 1: {1: 1, 2: 1.0, 3: True, 4: np.False_}}
+    assert compare(predictions, predictions).values == {0: 0.5, 1: 0.75}
+
+
+OURS, THEIRS = {0: 93.8, 1: 93.9, 2: 94.1}, {0: 93.1, 1: 93.5, 2: 93.2}
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_redrawn_splits_have_the_variance_of_nadeau_and_bengio(test):
+    found = compare(OURS, THEIRS, test=test, test_fraction=0.2, minimum=0.5)
+    result = difference_test([*OURS.values()], [*THEIRS.values()], test)
+    error = result.error * math.sqrt(1 + 3 * 0.2 / 0.8)
+    assert found.variation == "resampled splits"
+    expected = stats.t.interval(0.95, result.freedom, result.difference, error)
+    assert found.interval == pytest.approx(expected, rel=1e-9)
+    deviation = result.error * math.sqrt(3 if test == "paired" else 1.5)
+    assert found.power == pytest.approx(power(0.5, deviation * math.sqrt(1 + 3 * 0.2 / 0.8), 3, test=test))
+
+
+@pytest.mark.parametrize(("fraction", "variation"), [(0.01, "seeds and test images"), (0.9, "resampled splits")])
+def test_the_widest_interval_decides(fraction, variation):
+    ours, theirs = map(named, simulate())
+    crossed = compare(ours, theirs)
+    means = [{seed: statistics.mean(row.values()) for seed, row in run.items()} for run in (ours, theirs)]
+    resampled = compare(*means, test_fraction=fraction)
+    found = compare(ours, theirs, test_fraction=fraction)
+    widest = max(crossed, resampled, key=lambda run: run.interval[1] - run.interval[0])
+    assert (found.variation, found.p_value) == (variation, pytest.approx(widest.p_value, rel=1e-12))
+
+
+def test_the_table_names_the_variation_unless_it_is_that_of_seeds():
+    ours, theirs = map(named, simulate())
+    runs = {"reference": theirs, "run": ours, "one": {0: theirs[0]}}
+    text = str(compare_runs(runs, reference="reference", higher_is_better=True, seeds=4))
+    assert text.endswith("incomplete |\n\nVariation of the intervals: run: seeds and test images.")
+    numbers = str(compare_runs({"a": OURS, "b": THEIRS}, reference="b", higher_is_better=True))
+    assert "Variation" not in numbers
+
+
+def auroc(scores: torch.Tensor, positive: torch.Tensor) -> float:
+    ours, others = scores[positive].unsqueeze(1), scores[~positive]
+    return ((ours > others).double() + (ours == others).double() / 2).mean().item()
+
+
+def test_pseudo_values_of_a_mean_are_the_values():
+    values = torch.rand(7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = pseudo_values(lambda rows: values[rows].mean().item(), [*"abcdefg"])
+    assert [*found] == [*"abcdefg"]
+    assert [*found.values()] == pytest.approx(values.tolist(), rel=1e-12)
+
+
+def test_the_mean_of_pseudo_values_is_the_measure():
+    values = torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = pseudo_values(lambda rows: values[rows].std().item(), range(9))
+    plain = [9 * values.std() - 8 * values[torch.arange(9) != row].std() for row in range(9)]
+    assert statistics.mean(found.values()) == pytest.approx(values.std().item(), rel=1e-12)
+    assert np.std([*found.values()]) == pytest.approx(np.std(plain), rel=1e-9)
+
+
+def test_pseudo_values_of_auroc_have_the_variance_of_delong():
+    """They agree but for factors of n / (n - 1) of each kind: within 3 % for 40 images of the smaller kind."""
+    scores = torch.randn(100, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    positive = torch.arange(100) < 40
+    scores[positive] += 0.8
+    found = pseudo_values(lambda rows: auroc(scores[rows], positive[rows]), range(100))
+    wins = (scores[positive].unsqueeze(1) > scores[~positive]).double()
+    parts = [(wins.mean(dim).var().item(), count) for dim, count in ((1, 40), (0, 60))]
+    variance = statistics.variance(found.values()) / 100
+    assert statistics.mean(found.values()) == pytest.approx(auroc(scores, positive), rel=1e-12)
+    assert variance == pytest.approx(sum(v / n for v, n in parts), rel=0.03)
+    assert variance == pytest.approx(sum(v / (n - 1) for v, n in parts) * 99 / 100, rel=1e-9)
+
+
+GOOD = {seed: {1: 1.0, 2: 0.0, 3: 1.0} for seed in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("ours", "options", "message"),
+    [
+        (OURS, {}, "all runs need a number per seed, or all outcomes; got numbers of run"),
+        ({**GOOD, 1: 0.5}, {}, "all runs need a number per seed, or all outcomes; got numbers of run"),
+        ({**GOOD, 2: {1: 1.0, 2: 0.0}}, {}, "run and reference .* same images for seed 2.*; got 2 and 3 images, 2 of"),
+        ({**GOOD, 2: {1: 1.0, 2: 0.0, 4: 1.0}}, {}, "for seed 2, at least 2; got 3 and 3 images, 2 of them in both"),
+        ({**GOOD, 0: {7: 1.0, 8: 0.0}}, {"test": "paired"}, "for seed 0.*; got 2 and 3 images, 0 of them in both"),
+        ({**GOOD, 8: {1: 1.0}}, {}, "for seed 8, at least 2; got 1 and 1 images"),
+        ({7: GOOD[0], 8: GOOD[1]}, {"test": "paired"}, "run and reference have no seed in common for a paired test"),
+        ({**GOOD, 1: {}}, {}, "for seed 1, at least 2; got 0 and 3 images"),
+        ({**GOOD, 1: {**GOOD[1], 3: math.nan}}, {}, "run needs a mapping of seeds to finite values or outcomes"),
+        ({**GOOD, 1: {**GOOD[1], 3: "yes"}}, {}, "run needs a mapping of seeds to finite values or outcomes"),
+        (GOOD, {"test_fraction": 0.0}, "test_fraction must be between 0 and 1, exclusive; got 0.0"),
+        (GOOD, {"test_fraction": 1.0}, "test_fraction must be between 0 and 1, exclusive; got 1.0"),
+        (GOOD, {"test_fraction": math.nan}, "test_fraction must be between 0 and 1, exclusive; got nan"),
+    ],
+)
+def test_outcomes_that_cannot_be_compared_are_an_error(ours, options, message):
+    with pytest.raises(ValueError, match=message):
+        compare(ours, GOOD, **options)
+
+
+@pytest.mark.parametrize(
+    ("measure", "ids", "message"),
+    [
+        (len, [1], "ids must be at least 2 different ones; got 1, 1 of them different"),
+        (len, [1, 2, 1], "got 3, 2 of them different"),
+        (
+            lambda rows: 1 / (0 in rows) if 0 in rows else math.nan,
+            ["a", "b"],
+            r"got 1.0, .* without the images \['a'\]",
+        ),
+        (lambda rows: math.inf if len(rows) == 2 else 1.0, ["a", "b"], r"must be finite; got inf"),
+    ],
+)
+def test_pseudo_values_need_different_ids_and_a_finite_measure(measure, ids, message):
+    with pytest.raises(ValueError, match=message):
+        pseudo_values(measure, ids)
