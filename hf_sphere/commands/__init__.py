@@ -27,6 +27,10 @@ JOBS = {
     "extract": Job("embed the images of a dataset with a trained model", "nothing was written"),
     "reject": Job("fit a rejection of unknown images to a classifier", "nothing was written"),
     "evaluate": Job("score embeddings: accuracy, calibration, retrieval, unknown inputs", "no results were written"),
+    "compare": Job(
+        "compare heads, losses or backbones on a dataset, with a verdict",
+        "finished runs are kept; the same command resumes",
+    ),
     "visualize": Job("draw embeddings as figures and an interactive page"),
     "index": Job("embed images for search", environment=_DECODING),
     "search": Job("find the most similar images of an index"),

@@ -40,6 +40,9 @@ class DataArguments(Arguments):
     group_column: str | None = argument(None, "Column of groups, such as patients, that are not divided.")
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column; detected by name by default.")
+    image_size: int | None = argument(
+        None, "Side of the images in pixels; that of the backbone if not set.", ge=1, le=2**14
+    )
     skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
 
 
@@ -54,8 +57,12 @@ class ArmArguments(Arguments):
     settings: str | None = argument(
         None, "YAML file of arms: options of hf-sphere train classification by name, and `grid`, the values to tune."
     )
-    frozen: bool = argument(False, "Compute the features of pretrained backbones once, and train a linear map and head.")
-    finetune: int = argument(0, "After --frozen, repeat this many of the best arms with trained backbones.", ge=0, le=64)
+    frozen: bool = argument(
+        False, "Compute the features of pretrained backbones once, and train a linear map and head."
+    )
+    finetune: int = argument(
+        0, "After --frozen, repeat this many of the best arms with trained backbones.", ge=0, le=64
+    )
     embedding_dim: int | None = argument(
         None, "Dimension of the embeddings; 128 with --frozen, else that of the backbone.", ge=1
     )
@@ -74,7 +81,9 @@ class PlanArguments(Arguments):
     seeds: int = argument(5, "Seeds of each arm.", ge=2, le=1000)
     num_settings: int = argument(12, "Settings of each arm in the first round of tuning.", ge=1, le=1000)
     num_train_epochs: int = argument(18, "Epochs of a full training.", ge=1)
-    learning_rate: float = argument(3e-3, "Learning rate around which the tuning starts.", gt=0)
+    learning_rate: float | None = argument(
+        None, "Learning rate around which the tuning starts; 3e-3 with --frozen, else 1e-3.", gt=0
+    )
     output_dir: str = argument("outputs/comparison", "Folder of the results.")
     overwrite_output_dir: bool = argument(False, "Replace the comparison in output_dir.")
 
@@ -139,7 +148,9 @@ def read_table(path: str) -> Mapping[str, Mapping[str, Any]]:
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} (--settings) is no YAML file: {error}") from error
     if not isinstance(table, dict) or not all(isinstance(options, dict) for options in table.values()):
-        raise ValueError(f"{path} (--settings) must be a mapping of names to options, such as 'wide: {{head: arcface}}'.")
+        raise ValueError(
+            f"{path} (--settings) must be a mapping of names to options, such as 'wide: {{head: arcface}}'."
+        )
     return table
 
 

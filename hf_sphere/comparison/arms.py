@@ -1,7 +1,5 @@
 """The plan of a comparison: its arms, and the parts of the data that they are tuned, trained and tested on."""
 
-import difflib
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,17 +40,18 @@ def make_arm(name: str, options: Mapping[str, Any], learning_rate: float) -> Arm
         ValueError: If a value of the grid is not a list of increasing numbers.
     """
     options = dict(options)
-    stated = options.pop("grid", None)
     fixed = {f"head_kwargs.{key}" for key in options.get("head_kwargs", {})} | {*options}
-    own = OWN_NUMBERS.get(str(options.get("head"))) or {"weight_decay": WEIGHT_DECAYS}
-    usual = {"learning_rate": RATES, **own} if stated is None else stated
-    grid = {}
-    for key, values in usual.items() if isinstance(usual, Mapping) else [(f"grid {usual!r}", None)]:
-        numbers = isinstance(values, Sequence) and all(isinstance(v, int | float) for v in values) and len(values) > 0
-        if not numbers or [*values] != sorted({*values}):
-            raise ValueError(f"the grid of {name} must have increasing numbers for each option; got {key}: {values}.")
+    usual = {"learning_rate": RATES, **OWN_NUMBERS.get(str(options.get("head")), {"weight_decay": WEIGHT_DECAYS})}
+    grid, stated = {}, options.pop("grid", usual)
+    if not isinstance(stated, Mapping):
+        raise ValueError(f"the grid of {name} must be a mapping of options to lists of values; got {stated!r}.")
+    for key, values in stated.items():
+        is_numeric = isinstance(values, Sequence) and all(isinstance(value, int | float) for value in values)
+        if not is_numeric or not values or [*values] != sorted({*values}):
+            raise ValueError(f"the grid of {name} must have a list of increasing numbers for {key}; got {values!r}.")
+        start = learning_rate if key == "learning_rate" else values[len(values) // 2]
         if key not in fixed:
-            grid[key] = (tuple(map(float, values)), learning_rate if key == "learning_rate" else float(values[len(values) // 2]))
+            grid[key] = (tuple(map(float, values)), float(start))
     return Arm(name, options, grid)
 
 
@@ -111,7 +110,7 @@ class Division:
         return self._without_classes(train, held_out, TUNING_SEED)
 
     def of_seed(self, seed: int) -> Parts:
-        """Return the parts of the runs with a seed; the classes left out are not those of tuning where that is possible."""
+        """Return the parts of the runs with a seed."""
         kept, _ = held_out_names(self.train, self.test_fraction, TUNING_SEED, self.group)
         if self.test is not None:
             return self._without_classes(kept, self.test, seed + 1)

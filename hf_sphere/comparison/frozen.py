@@ -3,7 +3,7 @@
 import functools
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,14 @@ class FeatureClassifier(nn.Module):
 
 
 def fit(
-    model: FeatureClassifier, features: Tensor, labels: Tensor, *, epochs: int, seed: int, learning_rate: float, **options: Any
+    model: FeatureClassifier,
+    features: Tensor,
+    labels: Tensor,
+    *,
+    epochs: int,
+    seed: int,
+    learning_rate: float,
+    **options: Any,
 ) -> bool:
     """Train by AdamW with a cosine schedule; return whether the loss stayed finite.
 
@@ -138,7 +145,9 @@ class FrozenRuns:
     def save(self, arm: Arm, setting: Setting, parts: Parts, *, epochs: int, folder: Path) -> None:
         """Save the model of an arm and the first seed, with its backbone and image processor."""
         trained: Any = self.train(arm, setting, parts, seed=0, epochs=epochs)
-        names = {i: self.class_names[label] for i, label in enumerate(self.select(arm, parts.train)[1].unique().tolist())}
+        names = {
+            i: self.class_names[label] for i, label in enumerate(self.select(arm, parts.train)[1].unique().tolist())
+        }
         options = prepared_options(arm.backbone, self.source)
         shape = {"num_channels": options.num_channels, "image_size": options.image_size}
         classes = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
@@ -146,11 +155,11 @@ class FrozenRuns:
         model = build_model(arm.backbone, shape, **head, **classes)
         trained.copy_to(model)
         model.save_pretrained(folder)
-        height, width = options.image_size * 2 if len(options.image_size) == 1 else options.image_size
+        sides: Any = options.image_size
         modes = {"bilinear": PILImageResampling.BILINEAR, "bicubic": PILImageResampling.BICUBIC}
         kept = {name: getattr(options, name) for name in ("num_channels", "image_mean", "image_std", "crop_pct")}
         kept |= {} if options.background_color is None else {"background_color": options.background_color}
-        size = {"height": height, "width": width}
+        size = {"height": sides[0], "width": sides[-1]}
         processor = SphereVisionImageProcessor(size=size, resample=modes[options.interpolation or "bilinear"], **kept)
         processor.save_pretrained(folder)
 
@@ -240,17 +249,18 @@ def build_model(backbone: str, shape: Mapping[str, Any], **settings: Any) -> Sph
 
 
 @torch.no_grad()
-def score_backbone(runs: FrozenRuns, backbone: str, parts: Parts) -> dict[str, float]:
-    """Return scores of the features themselves in percent: k-NN accuracy, and retrieval of known and left-out classes."""
-    arm = Arm("", {"backbone": backbone})
-    train, labels = runs.select(arm, parts.train)
-    test, targets = runs.select(arm, parts.test)
-    _, rows = NeighborSearch(train, kind="torch").search(test, min(NEIGHBORS, len(train)))
-    scores = {f"{NEIGHBORS}-NN accuracy": 100 * float((labels[rows].mode(dim=1).values == targets).double().mean())}
-    known = Outputs(test, labels=targets, ids=runs.positions[parts.test])
-    unseen = None
-    if parts.unseen is not None:
-        features, classes = runs.select(arm, parts.unseen)
-        unseen = Outputs(features, labels=classes, ids=runs.positions[parts.unseen])
-    names = ["recall_at_1", "map_at_r"] + [f"{UNSEEN}recall_at_1", f"{UNSEEN}map_at_r"] * (unseen is not None)
-    return scores | {name: statistics.fmean(measure(name, Evaluated(known, unseen)).values()) for name in names}
+def score_backbone(runs: FrozenRuns, backbone: str, parts: Sequence[Parts]) -> dict[str, float]:
+    """Return scores of the features in percent, means over the seeds' parts of the data."""
+    arm, seeds = Arm("", {"backbone": backbone}), []
+    for each in parts:
+        (train, labels), (test, targets) = runs.select(arm, each.train), runs.select(arm, each.test)
+        _, rows = NeighborSearch(train, kind="torch").search(test, min(NEIGHBORS, len(train)))
+        scores = {f"{NEIGHBORS}-NN accuracy": 100 * float((labels[rows].mode(1).values == targets).double().mean())}
+        outputs = [Outputs(test, labels=targets, ids=runs.positions[each.test])]
+        if each.unseen is not None:
+            features, classes = runs.select(arm, each.unseen)
+            outputs.append(Outputs(features, labels=classes, ids=runs.positions[each.unseen]))
+        names = [prefix + name for prefix in ("", UNSEEN)[: len(outputs)] for name in ("recall_at_1", "map_at_r")]
+        evaluated = Evaluated(*outputs)
+        seeds.append(scores | {name: statistics.fmean(measure(name, evaluated).values()) for name in names})
+    return {name: statistics.fmean(scores[name] for scores in seeds) for name in seeds[0]}

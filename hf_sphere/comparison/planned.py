@@ -43,17 +43,22 @@ class Comparing:
 
     def __init__(self, data: Any, arms: Any, plan: Any, folder: Path) -> None:
         self.arguments, self.plan, self.folder = arms, plan, folder
-        names = ("dataset_name", "dataset_config_name", "image_column_name", "label_column_name", "skip_unreadable_images")
-        self.source = ImageSourceOptions(**{name: getattr(data, name) for name in names})
         self.splits = sources.load_splits(data.dataset_name, data.dataset_config_name)
         rows = sources.find_split(self.splits, data.train_split, "--train_split")
         self.label = sources.find_column(rows, data.label_column_name, sources.LABEL_COLUMNS, "label")
+        names = ("dataset_name", "dataset_config_name", "image_column_name", "image_size", "skip_unreadable_images")
+        common = {name: getattr(data, name) for name in names} | {"label_column_name": self.label}
+        self.source, self.training = ImageSourceOptions(**common), {**common, **arms.training}
         left_out = plan.left_out_classes
         if left_out is None:
             left_out = 0.25 if plan.metric.startswith(UNSEEN) else 0.0
-        test = sources.choose_eval_split(self.splits, data.eval_split, data.train_split)
+        is_split = data.train_split in self.splits  # of a part or a pool, the rest is not known to be unseen
+        test = (
+            sources.choose_eval_split(self.splits, data.eval_split, data.train_split) if is_split else data.eval_split
+        )
         self.division = Division(data.train_split, test, data.eval_fraction, data.group_column, left_out, self.label)
-        self.arms = [make_arm(name, options, plan.learning_rate) for name, options in self.read_options().items()]
+        self.rate = plan.learning_rate or (3e-3 if arms.frozen else 1e-3)
+        self.arms = [make_arm(name, options, self.rate) for name, options in self.read_options().items()]
         if len(self.arms) < 2:
             raise ValueError("a comparison needs at least two arms; name more --heads, --backbones or --settings.")
         self.check_parts()
@@ -78,7 +83,9 @@ class Comparing:
 
     def check_parts(self) -> None:
         """Raise an error if test images are tuned or trained on, or left-out classes are not left out."""
-        labels = torch.cat([read_labels(rows, self.label, self.class_names, name) for name, rows in self.splits.items()])
+        labels = torch.cat(
+            [read_labels(rows, self.label, self.class_names, name) for name, rows in self.splits.items()]
+        )
         tuning, rows = self.division.tuning(), self.positions
         for parts in (tuning, *map(self.division.of_seed, range(self.plan.seeds))):
             trained = rows[parts.train]
@@ -86,9 +93,14 @@ class Comparing:
                 others = trained if parts is tuning else torch.cat([trained, rows[tuning.test]])
                 if shared := int(torch.isin(rows[tested], others).sum()):
                     raise ValueError(
-                        f"{shared:,} of the {len(rows[tested]):,} test images are also images to train or tune on; choose "
-                        "other parts by --train_split and --eval_split."
+                        f"{shared:,} of the {len(rows[tested]):,} test images are also images to train or tune on; "
+                        "choose other parts by --train_split and --eval_split."
                     )
+            if other := {*labels[rows[parts.test]].tolist()} - {*labels[trained].tolist()}:
+                raise ValueError(
+                    f"{len(other)} classes of the test images, such as {self.class_names[min(other)]}, have no "
+                    "training images. If the splits have different classes, pool them: --train_split all."
+                )
             if parts.unseen is not None and torch.isin(labels[rows[parts.unseen]], labels[trained]).any():
                 raise ValueError(
                     "some classes are too small to be left out of each part; leave them out of the data, or test "
@@ -106,12 +118,16 @@ class Comparing:
         for arm in self.arms:
             options = apply_setting(arm.options, {name: start for name, (_, start) in arm.grid.items()})
             if options.get("head") is None:
-                raise ValueError(f"the arm {arm.name} has no head, and so no measure in common with others; set `head`.")
+                raise ValueError(
+                    f"the arm {arm.name} has no head, and so no measure in common with others; set `head`."
+                )
             if self.arguments.frozen:
                 if other := {*arm.options} - allowed:
-                    raise ValueError(f"with --frozen, an arm has {', '.join(sorted(allowed))}; {arm.name} has {other.pop()}.")
+                    raise ValueError(
+                        f"with --frozen, an arm has {', '.join(sorted(allowed))}; {arm.name} has {other.pop()}."
+                    )
                 if not arm.backbone:
-                    raise ValueError("--frozen needs pretrained --backbones; name one or several.")
+                    raise ValueError("--frozen needs pretrained --backbones; name some.")
             try:
                 if (dim := options.get("embedding_dim")) is not None:
                     build_head(options["head"], dim, len(self.class_names), **options["head_kwargs"])
@@ -125,16 +141,11 @@ class Comparing:
         from hf_sphere.training.tasks import find_task
 
         try:
-            parse_arguments(find_task("classification").arguments, to_argv({**self.common, **options, "output_dir": "x"}))
+            parse_arguments(
+                find_task("classification").arguments, to_argv({**self.training, **options, "output_dir": "x"})
+            )
         except SystemExit as error:
             raise ValueError("see the message above.") from error
-
-    @property
-    def common(self) -> dict[str, Any]:
-        """Options of the dataset and of all arms that are trained."""
-        names = ("dataset_name", "dataset_config_name", "image_column_name", "skip_unreadable_images")
-        options = {name: getattr(self.source, name) for name in names}
-        return options | {"label_column_name": self.label} | dict(self.arguments.training)
 
     def run(self) -> None:
         """Run the plan, and write the results."""
@@ -149,7 +160,7 @@ class Comparing:
             for arm, setting in ranked[: self.arguments.finetune]:
                 own = {name: value for name, value in setting.items() if name.startswith("head_kwargs.")}
                 options = apply_setting(self.trained_options(arm), own) | {"grid": {"learning_rate": [*RATES]}}
-                arms.append(make_arm(arm.name, options, self.plan.learning_rate))
+                arms.append(make_arm(arm.name, options, 3e-4))
             folder = self.folder / "finetuned"
             print(f"\nfinetune  {' and '.join(arm.name for arm in arms)}, in {folder}")
             self.finish(self.trained_study(folder), arms, folder)
@@ -158,7 +169,9 @@ class Comparing:
         """Print what is compared, and which differences the seeds can show."""
         plan, division, rows = self.plan, self.division, self.positions
         parts, tuning = division.of_seed(0), division.tuning()
-        sizes = f"{len(rows[parts.train]):,} to train on, {len(rows[tuning.test]):,} to tune on, {len(rows[parts.test]):,}"
+        sizes = (
+            f"{len(rows[parts.train]):,} to train on, {len(rows[tuning.test]):,} to tune on, {len(rows[parts.test]):,}"
+        )
         drawn = "new parts for each seed" if division.test is None else f"test split {division.test}"
         print(f"data      {self.source.dataset_name}: {len(self.class_names)} classes, {sizes} to test on ({drawn})")
         print(f"arms      {', '.join(arm.name for arm in self.arms)}; reference {self.arms[0].name}")
@@ -197,7 +210,7 @@ class Comparing:
 
     def trained_study(self, folder: Path) -> Study:
         """Return the study of arms that are trained in full."""
-        return self.study(TrainingRuns(folder / "models", self.source, self.common), folder)
+        return self.study(TrainingRuns(folder / "models", self.source, self.training), folder)
 
     def study(self, runs: Any, folder: Path) -> Study:
         """Return a study with the plan."""
@@ -208,22 +221,27 @@ class Comparing:
     def trained_options(self, arm: Arm) -> dict[str, Any]:
         """Return the options of an arm for training in full, with the weights of its pretrained backbone."""
         options, (name, _, weights) = dict(arm.options), arm.backbone.partition("=")
-        if not name or self.arguments.settings is not None and not self.arguments.frozen:
+        if not name or (self.arguments.settings is not None and not self.arguments.frozen):
             return options
         if (saved := frozen.saved_config(name)) is not None:
             return options | {"backbone": saved.backbone, "initial_weights": name}
-        return options | {"backbone": name} | ({"backbone_weights": weights} if weights else {"pretrained_backbone": True})
+        return (
+            options | {"backbone": name} | ({"backbone_weights": weights} if weights else {"pretrained_backbone": True})
+        )
 
     def finish(self, study: Study, arms: Sequence[Arm], folder: Path) -> list[tuple[Arm, Mapping[str, float]]]:
-        """Run a study and write its results; returned are the arms that did not diverge and their settings, best first."""
-        is_frozen = isinstance(study.runs, frozen.FrozenRuns)
+        """Run a study and write its results; return the arms that did not diverge with their settings, best first."""
+        runs: Any = study.runs
+        is_frozen = isinstance(runs, frozen.FrozenRuns)
         workers = min(len(arms), os.cpu_count() or 1) if is_frozen and not torch.cuda.is_available() else 1
         results = study.complete(arms, print, workers=workers)
         ranked = report.rank(study, arms, results)
-        raw = frozen.score_backbones(study) if is_frozen else {}
-        report.write(folder, study, arms, results, raw)
+        parts = [study.division.of_seed(seed) for seed in range(study.seeds)]
+        backbones = dict.fromkeys(arm.backbone for arm in arms) if is_frozen else ()
+        scores = {backbone: frozen.score_backbone(runs, backbone, parts) for backbone in backbones}
+        report.write(folder, study, arms, results, scores)
         if ranked:
             best, setting = ranked[0]
-            study.runs.save(best, setting, study.division.of_seed(0), epochs=study.epochs, folder=folder / "model")
+            runs.save(best, setting, parts[0], epochs=study.epochs, folder=folder / "model")
             print(f"wrote     {folder / 'comparison.md'}, and the model of {best.name}, seed 0, in {folder / 'model'}")
         return ranked

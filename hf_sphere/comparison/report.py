@@ -24,7 +24,11 @@ def rank(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any]) -> list[
 
 
 def write(
-    folder: Path, study: Study, arms: Sequence[Arm], results: Mapping[Any, Any], backbones: Mapping[str, Mapping[str, float]]
+    folder: Path,
+    study: Study,
+    arms: Sequence[Arm],
+    results: Mapping[Any, Any],
+    backbones: Mapping[str, Mapping[str, float]],
 ) -> None:
     """Write `comparison.md`, `comparison.json` and, if matplotlib is installed, `comparison.png`; print the verdict.
 
@@ -53,8 +57,10 @@ def write(
         columns = [*next(iter(backbones.values()))]
         lines += ["", "## Backbones", "", "Scores of the features themselves, means over seeds in percent.", ""]
         lines += [f"| backbone | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
-        lines += [f"| {name} | {' | '.join(f'{v:.2f}' for v in scores.values())} |" for name, scores in backbones.items()]
-    lines += ["", "## How measured", "", describe(study, arms, comparison)]
+        lines += [
+            f"| {name} | {' | '.join(f'{v:.2f}' for v in scores.values())} |" for name, scores in backbones.items()
+        ]
+    lines += ["", "## How measured", "", describe(study, comparison)]
     write_text(folder / "comparison.md", "\n".join(["# Comparison", "", *lines, ""]))
     values = {
         arm.name: {
@@ -64,7 +70,10 @@ def write(
         for arm in arms
     }
     table = None if comparison is None else comparison.to_frame().reset_index(names="arm").to_dict("records")
-    write_json(folder / "comparison.json", {"metric": study.metric, "comparison": table, "arms": values, "backbones": backbones})
+    write_json(
+        folder / "comparison.json",
+        {"metric": study.metric, "comparison": table, "arms": values, "backbones": backbones},
+    )
     print("\n".join(["", lines[0], *([] if comparison is None else ["", comparison.to_markdown()])]))
     if margin is not None:
         print(f"\n{margin}")
@@ -100,7 +109,7 @@ def conclude(
 
 
 def judge_margins(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any]) -> str | None:
-    """Say whether a margin helps: heads with one against `cosine` on the same backbone, a family of tests of its own."""
+    """Say whether a margin helps, by tests of heads with one against `cosine` on the same backbone, a family."""
     texts = []
     for arm in arms:
         if arm.options.get("head") != "cosine":
@@ -114,23 +123,22 @@ def judge_margins(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any])
     return " ".join(texts) or None
 
 
-def describe(study: Study, arms: Sequence[Arm], comparison: Comparison | None) -> str:
+def describe(study: Study, comparison: Comparison | None) -> str:
     """Describe the parts of the data, the tuning and the test."""
-    division = study.division
-    drawn = (
-        f"{100 * division.test_fraction:g} % of the images are for tuning only. Each seed divides the others into training "
-        f"and test images ({100 * division.test_fraction:g} %)"
-        if division.test is None
-        else f"{100 * division.test_fraction:g} % of the training images are for tuning only. All runs are tested on {division.test}"
-    )
-    grouped = f", undivided by {division.group}" if division.group else ", stratified by class"
-    variations = {each.variation for each in comparison.values()} if comparison else set()
-    left_out = f" {100 * division.left_out:g} % of the classes are left out of training." if division.left_out else ""
+    division, percent = study.division, f"{100 * study.division.test_fraction:g} %"
+    if division.test is None:
+        drawn = f"{percent} of the images are for tuning only. Each seed divides the others again, {percent} to test on"
+    else:
+        drawn = f"{percent} of the training images are for tuning only. All runs are tested on {division.test}"
+    drawn += f", with the groups of {division.group} undivided." if division.group else ", stratified by class."
+    if division.left_out:
+        drawn += f" For each seed, {100 * division.left_out:g} % of the classes are left out of training."
+    variations = {each.variation for each in comparison.values() if each.variation} if comparison else set()
     return (
-        f"{drawn}{grouped}.{left_out} Each arm was tuned by {study.metric} on the images for tuning: {study.count} settings "
-        "by successive halving, and then steps to neighboring settings until none was better; the planned runs took "
-        f"{study.epochs} epochs and {study.seeds} seeds. The intervals account for {' or '.join(sorted(filter(None, variations)))}"
-        ", the widest of those that can be computed. That the settings were selected from noisy scores is in no interval."
+        f"{drawn} Each arm was tuned by {study.metric} on the images for tuning: {study.count} settings by successive "
+        "halving, and then steps to neighboring settings until none was better. The planned runs took "
+        f"{study.epochs} epochs and {study.seeds} seeds. The intervals account for {' or '.join(sorted(variations))}, "
+        "the wider one. That settings were selected by noisy scores is in no interval."
     )
 
 

@@ -21,7 +21,11 @@ from hf_sphere.utils.json_lines import JsonLines
 class Runs(Protocol):
     """Trains and evaluates an arm; None if it diverges. It can be sent to other processes."""
 
-    def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None: ...
+    def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None:
+        """Train an arm on a part of the data and evaluate it on another."""
+
+    def save(self, arm: Arm, setting: Setting, parts: Parts, *, epochs: int, folder: Path) -> None:
+        """Save the model of an arm and the first seed."""
 
 
 @dataclass(frozen=True)
@@ -54,53 +58,14 @@ class Study:
             key = ("tuning", arm.name, tuple(setting.items()), epochs)
             if key not in finished:
                 evaluated = self.runs.run(arm, setting, parts, seed=TUNING_SEED, epochs=epochs)
-                finished[key] = None if evaluated is None else statistics.fmean(measure(self.metric, evaluated).values())
+                finished[key] = (
+                    None if evaluated is None else statistics.fmean(measure(self.metric, evaluated).values())
+                )
             value, sign = finished[key], 1 if MEASURES[self.metric].higher_is_better else -1
             return None if value is None else sign * value
 
         tuned = tune(arm.grid, evaluate, count=self.count, epochs=self.epochs)
         finished["tuned", arm.name] = None if tuned is None else asdict(tuned)
-        return tuned
-
-    def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None: ...
-
-
-@dataclass(frozen=True)
-class Study:
-    """A planned comparison.
-
-    Attributes:
-        runs: Trains the arms.
-        division: The parts of the data.
-        metric: The planned measure, one of `MEASURES`.
-        seeds: Number of seeds of each arm.
-        epochs: Epochs of a full training.
-        count: Number of settings of each arm in the first round of tuning.
-        file: File of the finished trials.
-    """
-
-    runs: Runs
-    division: Division
-    metric: str
-    seeds: int
-    epochs: int
-    count: int
-    file: Path
-
-    def tune(self, arm: Arm) -> Tuned | None:
-        """Tune an arm; None if it always diverges."""
-        finished, parts = JsonLines(self.file), self.division.tuning()
-
-        def evaluate(setting: Setting, epochs: int) -> float | None:
-            key = ("tuning", arm.name, tuple(setting.items()), epochs)
-            if key not in finished:
-                evaluated = self.runs.run(arm, setting, parts, seed=TUNING_SEED, epochs=epochs)
-                finished[key] = None if evaluated is None else statistics.fmean(measure(self.metric, evaluated).values())
-            value, sign = finished[key], 1 if MEASURES[self.metric].higher_is_better else -1
-            return None if value is None else sign * value
-
-        tuned = tune(arm.grid, evaluate, count=self.count, epochs=self.epochs)
-        finished["tuned", arm.name] = None if tuned is None else list(asdict(tuned).items())
         return tuned
 
     def run(self, arm: Arm, setting: Setting, seed: int) -> None:
@@ -127,11 +92,11 @@ class Study:
             for arm, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):
                 say(f"tuned     {arm.name}: {self.describe(JsonLines(self.file)['tuned', arm.name])}{left}")
             finished = JsonLines(self.file)
-            pending = {}
+            pending: dict[Any, Any] = {}
             for seed, arm in itertools.product(range(self.seeds), arms):
-                tuned = finished["tuned", arm.name]
-                if tuned is not None and ("run", arm.name, seed) not in finished:
-                    pending[pool.submit(self.run, arm, tuned["setting"], seed)] = arm, seed
+                best: Any = finished["tuned", arm.name]
+                if best is not None and ("run", arm.name, seed) not in finished:
+                    pending[pool.submit(self.run, arm, best["setting"], seed)] = arm, seed
             for (arm, seed), left in _finished(pending):
                 result = JsonLines(self.file)["run", arm.name, seed]
                 value = "diverged" if result is None else f"{self.metric} {result['values'][self.metric]:.2f} %"
@@ -146,13 +111,13 @@ class Study:
         return f"{setting}; {self.metric} {abs(tuned['score']):.2f} % in tuning ({tuned['count']} settings)"
 
     def compare(self, arms: Sequence[Arm], results: Mapping[Any, Any], reference: str) -> Comparison | None:
-        """Compare arms with a reference by the planned measure; None if fewer than two have all seeds, or it lacks some.
+        """Compare arms with a reference by the planned measure; None if it or all others lack seeds.
 
         Runs with the same seed share their images if these are drawn for each seed, and are then paired.
         """
         values = {}
         for arm in arms:
-            runs = {seed: results.get(("run", arm.name, seed)) for seed in range(self.seeds)}
+            runs: dict[int, Any] = {seed: results.get(("run", arm.name, seed)) for seed in range(self.seeds)}
             if all(runs.values()):
                 values[arm.name] = {s: dict(zip(run["ids"], run["outcomes"], strict=True)) for s, run in runs.items()}
         if reference not in values or len(values) < 2:

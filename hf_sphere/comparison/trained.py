@@ -40,7 +40,12 @@ class TrainingRuns:
         output = self.model_folder(arm, seed)
         options = apply_setting({**self.options, **arm.options}, setting)
         options |= {"seed": seed, "num_train_epochs": epochs, "train_split": parts.train, "eval_split": parts.test}
-        options |= {"output_dir": str(output), "overwrite_output_dir": True, "disable_tqdm": True, "save_epochs": epochs}
+        options |= {
+            "output_dir": str(output),
+            "overwrite_output_dir": True,
+            "disable_tqdm": True,
+            "save_epochs": epochs,
+        }
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "train.log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
             try:
@@ -69,7 +74,10 @@ class TrainingRuns:
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         images = load_image_split(self.source, part, like=str(model_folder), device=model.device, progress=False)
         index = {name: number for number, name in model.config.id2label.items()}
-        columns = [embed(model, [part] * len(batch["labels"]), pixel_values=batch["pixel_values"]) for batch in images.batches.epoch()]
+        columns = [
+            embed(model, [part] * len(batch["labels"]), pixel_values=batch["pixel_values"])
+            for batch in images.batches.epoch()
+        ]
         embeddings, logits = (torch.cat([column[name] for column in columns]) for name in ("embedding", "logits"))
         labels = torch.tensor([index[images.class_names[label]] for label in images.batches.labels.tolist()])
         return Outputs(embeddings, logits, labels, ids=images.ids[images.batches.rows]), embedding_metric(model)

@@ -5,31 +5,34 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 """Grid of the learning rate."""
 
-_SMOOTHING = {"head_kwargs.label_smoothing": (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)}
-_SCALE = {"head_kwargs.scale": (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)}
-_ANGLE = {"head_kwargs.margin": (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)}
-_COSINE = {"head_kwargs.margin": (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)}
+Grids = dict[str, tuple[float, ...]]
 
-OWN_NUMBERS: dict[str, dict[str, tuple[float, ...]]] = {
+_SMOOTHING: Grids = {"head_kwargs.label_smoothing": (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)}
+_SCALE: Grids = {"head_kwargs.scale": (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)}
+_ANGLE: Grids = {"head_kwargs.margin": (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)}
+_COSINE: Grids = {"head_kwargs.margin": (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)}
+_LEARNED_SCALE: Grids = {"head_kwargs.log_temperature": (-4.85, -4.16, -3.47, -2.77, -2.08, -1.39)}
+_RADII = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+OWN_NUMBERS: dict[str, Grids] = {
     "softmax": _SMOOTHING,
     "angular": _SMOOTHING,
     "hyperbolic": {"head_kwargs.curvature": (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)},
-    "spherized": {"head_kwargs.scaling": (1.0, 2.0, 5.0, 10.0, 20.0), "head_kwargs.radius": (1.0, 2.0, 5.0, 10.0, 20.0)},
+    "spherized": {
+        "head_kwargs.scaling": (1.0, 2.0, 5.0, 10.0, 20.0),
+        "head_kwargs.radius": (1.0, 2.0, 5.0, 10.0, 20.0),
+    },
     "cosine": _SCALE,
     "arcface": {**_SCALE, **_ANGLE},
     "subcenter_arcface": {**_SCALE, **_ANGLE},
     "adaface": {**_SCALE, **_COSINE},
     "cosface": {**_SCALE, **_COSINE},
     "proxy_anchor": {**_SCALE, **_COSINE},
-    "vmf": {
-        "head_kwargs.kappa_confidence": (0.3, 0.4, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98),
-        "head_kwargs.log_temperature": (-4.16, -3.47, -2.77, -2.08, -1.39),
-    },
+    "vmf": {"head_kwargs.kappa_confidence": (0.3, 0.4, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98), **_LEARNED_SCALE},
 }
 """Grids of the one or two numbers of each head that matter most; other heads have `WEIGHT_DECAYS`."""
 
@@ -56,12 +59,6 @@ class Tuned:
     score: float
     count: int
     at_end: tuple[str, ...]
-
-
-def grid_of(head: str, start: float) -> dict[str, tuple[tuple[float, ...], float]]:
-    """Return the grid of each option of an arm, and the value that the search starts from."""
-    own = OWN_NUMBERS.get(head) or {"weight_decay": WEIGHT_DECAYS}
-    return {"learning_rate": (RATES, start), **{name: (values, values[len(values) // 2]) for name, values in own.items()}}
 
 
 def tune(
@@ -116,5 +113,7 @@ def tune(
             break
     if full[best] == -math.inf:
         return None
-    at_end = [n for n, values, i in zip(grid, grids, best, strict=True) if i in (0, len(values) - 1) and len(values) > 1]
+    at_end = [
+        n for n, values, i in zip(grid, grids, best, strict=True) if i in (0, len(values) - 1) and len(values) > 1
+    ]
     return Tuned(setting(best), full[best], len(tried | {*full}), tuple(at_end))
