@@ -338,6 +338,15 @@ def _beyond_memory(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines([*title, "s to calibrate", "ms per query", "peak GB"], lines, [])
 
 
+def _comparison_null(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for case in dict.fromkeys(what.partition(":")[0] for what in rows):
+        seeds, widest = (rows[f"{case}: false claims {name}"] for name in ("over seeds", "by the widest interval"))
+        bound = f"{100 * float(widest['bound'].split()[-1]):.1f} %{'' if widest['holds'] else ', missed'}"
+        lines.append([case, *(f"{100 * found['value']:.1f} %" for found in (seeds, widest)), bound])
+    return join_lines(["families", "seeds alone", "widest interval", "at most"], lines, [])
+
+
 KERNELS = [
     *((f"{what}, d = {dim}", f"{what}, d = {dim}", "{:.0f}", 1)
       for what in ["VonMisesFisher: sample, density, entropy, gradient"] for dim in (2, 3, 16, 32, 128)),
@@ -374,6 +383,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "prototypes-search": ("prototypes", _prototypes),
     "rejection-level": ("rejection", rejection_tables.level),
     "rejection-unknown": ("rejection", rejection_tables.unknown),
+    "comparison-null": ("comparison_null", _comparison_null),
     "rejection-runtime": ("rejection_runtime", rejection_tables.runtime),
 }
 """File of `benchmarks/results` and function of each table by its name in the markers of the pages."""

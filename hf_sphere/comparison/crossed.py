@@ -71,7 +71,7 @@ def pseudo_values(measure: Callable[[Tensor], float], ids: Sequence[int] | Seque
     measure is computed n + 1 times, and must be smooth: the jackknife fails for a median.
 
     Args:
-        measure: Computes the measure from the indices of the rows it uses, (n,) or (n - 1,).
+        measure: Computes the measure, in float64, from the indices of the rows it uses, (n,) or (n - 1,).
         ids: An id per image, in the order of the rows.
 
     Raises:
@@ -81,9 +81,9 @@ def pseudo_values(measure: Callable[[Tensor], float], ids: Sequence[int] | Seque
         Tukey, "Bias and confidence in not quite large samples", Annals of Mathematical Statistics 29, 1958.
 
     Example:
-        >>> correct = torch.tensor([1.0, 0.0, 1.0])
-        >>> pseudo_values(lambda rows: correct[rows].mean().item(), ["a", "b", "c"])
-        {'a': 1.0, 'b': 0.0, 'c': 1.0}
+        >>> correct = torch.tensor([1.0, 0.0], dtype=torch.float64)
+        >>> pseudo_values(lambda rows: correct[rows].mean().item(), ["a", "b"])
+        {'a': 1.0, 'b': 0.0}
     """
     if not len({*ids}) == len(ids) >= 2:
         raise ValueError(f"ids must be at least 2 different ones; got {len(ids)}, {len({*ids})} of them different.")

@@ -72,6 +72,11 @@ def test_every_table_is_made_from_its_file_and_on_one_page():
             set_value("batch of 1, energy: time with / without", value=2.0),
             "| `energy` | 0 | 0 | 1.000 | 2.000 |",
         ),
+        (
+            "comparison-null",
+            set_value("two heads, redrawn splits: false claims by the widest interval", value=0.07, holds=False),
+            "| 7.0 % | 6.0 %, missed |",
+        ),
         ("prototypes-search", set_value("K = 10, d = 3: lower bound", value=0.1), "| 10, 3 | 0.4044 | 0.1000 |"),
         ("fine-tuning", set_value("recall_at_1 %, frozen", value=12.34), "| frozen backbone | 12.3 | 16.3 |"),
         (
