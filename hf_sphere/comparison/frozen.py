@@ -149,17 +149,17 @@ class FrozenRuns:
             i: self.class_names[label] for i, label in enumerate(self.select(arm, parts.train)[1].unique().tolist())
         }
         options = prepared_options(arm.backbone, self.source)
-        shape = {"num_channels": options.num_channels, "image_size": options.image_size}
+        shape = _shape_of(options)
         classes = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
         head = {key: apply_setting(arm.options, setting)[key] for key in ("head", "head_kwargs", "embedding_dim")}
         model = build_model(arm.backbone, shape, **head, **classes)
         trained.copy_to(model)
         model.save_pretrained(folder)
-        sides: Any = options.image_size
+        height, width = shape["image_size"]
         modes = {"bilinear": PILImageResampling.BILINEAR, "bicubic": PILImageResampling.BICUBIC}
         kept = {name: getattr(options, name) for name in ("num_channels", "image_mean", "image_std", "crop_pct")}
         kept |= {} if options.background_color is None else {"background_color": options.background_color}
-        size = {"height": sides[0], "width": sides[-1]}
+        size = {"height": height, "width": width}
         processor = SphereVisionImageProcessor(size=size, resample=modes[options.interpolation or "bilinear"], **kept)
         processor.save_pretrained(folder)
 
@@ -199,7 +199,7 @@ def cache_features(
     options = prepared_options(backbone, options)
     images = load_image_split(options, split, dataset=splits, device=device)
     if not file.is_file():
-        shape = {"num_channels": options.num_channels, "image_size": options.image_size}
+        shape = _shape_of(options)
         encoder = build_model(backbone, shape, head="softmax").sphere_vision.backbone.to(device).eval()
         batches = progress_bar(images.batches.epoch(), total=len(images.batches), desc=backbone, leave=False)
         with torch.inference_mode():
@@ -219,6 +219,12 @@ def prepared_options(backbone: str, options: ImageSourceOptions) -> ImageSourceO
     if options.image_mean is None or options.image_std is None or options.image_size is None:
         raise ValueError(f"how images are prepared for the backbone {backbone} is unknown; it cannot be frozen.")
     return options
+
+
+def _shape_of(options: ImageSourceOptions) -> dict[str, Any]:
+    """Return channels and size of images as settings of a configuration."""
+    sides = options.image_size or []
+    return {"num_channels": options.num_channels, "image_size": [sides[0], sides[-1]]}
 
 
 def saved_config(backbone: str) -> SphereVisionConfig | None:
@@ -261,6 +267,6 @@ def score_backbone(runs: FrozenRuns, backbone: str, parts: Sequence[Parts]) -> d
             features, classes = runs.select(arm, each.unseen)
             outputs.append(Outputs(features, labels=classes, ids=runs.positions[each.unseen]))
         names = [prefix + name for prefix in ("", UNSEEN)[: len(outputs)] for name in ("recall_at_1", "map_at_r")]
-        evaluated = Evaluated(*outputs)
+        evaluated = Evaluated(outputs[0], outputs[-1])  # without left-out classes, their measures are not computed
         seeds.append(scores | {name: statistics.fmean(measure(name, evaluated).values()) for name in names})
     return {name: statistics.fmean(scores[name] for scores in seeds) for name in seeds[0]}

@@ -199,7 +199,9 @@ class Comparing:
         index = torch.full((int(rows.max()) + 1,), -1).scatter(0, rows, torch.arange(len(rows)))
         positions = {name: index[part[part < len(index)]] for name, part in self.positions.items()}
         positions = {name: part[part >= 0] for name, part in positions.items()}  # without unreadable images
-        return self.study(frozen.FrozenRuns(files, positions, self.source, self.class_names), self.folder)
+        return self.study(
+            frozen.FrozenRuns(files, positions, self.source, self.class_names), self.folder, self.plan.num_train_epochs
+        )
 
     def check_record(self, backbone: str, ids: torch.Tensor) -> None:
         """Raise an error if a saved model, whose backbone is used, was trained or evaluated on these images."""
@@ -210,12 +212,14 @@ class Comparing:
 
     def trained_study(self, folder: Path) -> Study:
         """Return the study of arms that are trained in full."""
-        return self.study(TrainingRuns(folder / "models", self.source, self.training), folder)
+        options = dict(self.training)
+        epochs = options.pop("num_train_epochs", self.plan.num_train_epochs)
+        return self.study(TrainingRuns(folder / "models", self.source, options), folder, epochs)
 
-    def study(self, runs: Any, folder: Path) -> Study:
+    def study(self, runs: Any, folder: Path, epochs: int) -> Study:
         """Return a study with the plan."""
         plan = self.plan
-        numbers = {"seeds": plan.seeds, "epochs": plan.num_train_epochs, "count": plan.num_settings}
+        numbers = {"seeds": plan.seeds, "epochs": epochs, "count": plan.num_settings}
         return Study(runs, self.division, plan.metric, file=folder / "trials.jsonl", **numbers)
 
     def trained_options(self, arm: Arm) -> dict[str, Any]:

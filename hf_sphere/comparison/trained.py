@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,8 @@ class TrainingRuns:
 
         model = load_embedding_model(str(model_folder)).eval()
         model.to("cuda" if torch.cuda.is_available() else "cpu")
-        images = load_image_split(self.source, part, like=str(model_folder), device=model.device, progress=False)
+        source = replace(self.source, image_size=None)  # the model has it
+        images = load_image_split(source, part, like=str(model_folder), device=model.device, progress=False)
         index = {name: number for number, name in model.config.id2label.items()}
         columns = [
             embed(model, [part] * len(batch["labels"]), pixel_values=batch["pixel_values"])

@@ -22,11 +22,8 @@ OWN_NUMBERS: dict[str, Grids] = {
     "softmax": _SMOOTHING,
     "angular": _SMOOTHING,
     "hyperbolic": {"head_kwargs.curvature": (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)},
-    "spherized": {
-        "head_kwargs.scaling": (1.0, 2.0, 5.0, 10.0, 20.0),
-        "head_kwargs.radius": (1.0, 2.0, 5.0, 10.0, 20.0),
-    },
-    "cosine": _SCALE,
+    "spherized": {"head_kwargs.scaling": _RADII, "head_kwargs.radius": _RADII},
+    "cosine": _LEARNED_SCALE,
     "arcface": {**_SCALE, **_ANGLE},
     "subcenter_arcface": {**_SCALE, **_ANGLE},
     "adaface": {**_SCALE, **_COSINE},
