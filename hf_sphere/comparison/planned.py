@@ -160,7 +160,7 @@ class Comparing:
             for arm, setting in ranked[: self.arguments.finetune]:
                 own = {name: value for name, value in setting.items() if name.startswith("head_kwargs.")}
                 options = apply_setting(self.trained_options(arm), own) | {"grid": {"learning_rate": [*RATES]}}
-                arms.append(make_arm(arm.name, options, 3e-4))
+                arms.append(make_arm(arm.name, options, 1e-3))
             folder = self.folder / "finetuned"
             print(f"\nfinetune  {' and '.join(arm.name for arm in arms)}, in {folder}")
             self.finish(self.trained_study(folder), arms, folder)
