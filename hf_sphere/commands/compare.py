@@ -80,7 +80,7 @@ class PlanArguments(Arguments):
     )  # fmt: skip
     seeds: int = argument(5, "Seeds of each arm.", ge=2, le=1000)
     num_settings: int = argument(12, "Settings of each arm in the first round of tuning.", ge=1, le=1000)
-    num_train_epochs: int = argument(18, "Epochs of a full training.", ge=1)
+    num_train_epochs: int = argument(12, "Epochs of a full training.", ge=1)
     learning_rate: float | None = argument(
         None, "Learning rate around which the tuning starts; 3e-3 with --frozen, else 1e-3.", gt=0
     )

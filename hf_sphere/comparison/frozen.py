@@ -40,9 +40,9 @@ NEIGHBORS = 5
 
 
 class FeatureClassifier(nn.Module):
-    """A linear map and a head, trained on features (N, d) of one backbone.
+    """A linear map and a head, trained on the features of one backbone after `standardize`.
 
-    The features are standardized; `copy_to` makes that a part of the linear map.
+    `copy_to` makes the standardization a part of the linear map.
     """
 
     def __init__(self, features: Tensor, embedding_dim: int, head: str, num_classes: int, options: Mapping[str, Any]):
@@ -52,9 +52,13 @@ class FeatureClassifier(nn.Module):
         self.projection = nn.Linear(features.shape[1], embedding_dim)
         self.head = build_head(head, embedding_dim, num_classes, **options)
 
+    def standardize(self, features: Tensor) -> Tensor:
+        """Shift and scale features (N, d) to mean 0 and deviation 1 in training."""
+        return (features - self.mean) / self.deviation
+
     def forward(self, features: Tensor, labels: Tensor | None = None) -> HeadOutput:
-        """Classify features (B, d)."""
-        return self.head(self.projection((features - self.mean) / self.deviation), labels)
+        """Classify standardized features (B, d)."""
+        return self.head(self.projection(features), labels)
 
     @torch.no_grad()
     def copy_to(self, model: SphereVisionForImageClassification) -> None:
@@ -73,15 +77,14 @@ def fit(
     epochs: int,
     seed: int,
     learning_rate: float,
-    **options: Any,
+    weight_decay: float = 0.0,
 ) -> bool:
-    """Train by AdamW with a cosine schedule; return whether the loss stayed finite.
-
-    `options` are those of the optimizer.
-    """
+    """Train by AdamW with a cosine schedule; return whether the loss stayed finite."""
     head, generator = model.head, torch.Generator().manual_seed(seed)
+    features = model.standardize(features)
     initialize_from_data(model, [{"features": features, "labels": labels}])
-    optimizer = torch.optim.AdamW(parameter_groups(model), learning_rate, weight_decay=options.pop("weight_decay", 0.0))
+    groups: Any = parameter_groups(model)
+    optimizer = torch.optim.AdamW(groups, learning_rate, weight_decay=weight_decay, fused=True)
     steps = epochs * math.ceil(len(labels) / BATCH_SIZE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     step = 0
@@ -169,7 +172,7 @@ class FrozenRuns:
         if part is None:
             return None
         features, labels = self.select(arm, part)
-        output = model(features)
+        output = model(model.standardize(features))
         targets = torch.where(torch.isin(labels, classes), torch.searchsorted(classes, labels), len(classes) + labels)
         return Outputs(output.embeddings, output.logits, targets, ids=self.positions[part])
 
