@@ -12,10 +12,10 @@ RATES = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0)
 Grids = dict[str, tuple[float, ...]]
 
 _SMOOTHING: Grids = {"head_kwargs.label_smoothing": (0.0, 0.05, 0.1, 0.2, 0.3, 0.4)}
-_SCALE: Grids = {"head_kwargs.scale": (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)}
+_SCALE: Grids = {"head_kwargs.scale": (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)}
 _ANGLE: Grids = {"head_kwargs.margin": (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7)}
 _COSINE: Grids = {"head_kwargs.margin": (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)}
-_LEARNED_SCALE: Grids = {"head_kwargs.log_temperature": (-4.85, -4.16, -3.47, -2.77, -2.08, -1.39)}
+_LEARNED_SCALE: Grids = {"head_kwargs.log_temperature": (-4.85, -4.16, -3.47, -2.77, -2.08, -1.39, -0.69, 0.0)}
 _RADII = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 OWN_NUMBERS: dict[str, Grids] = {
