@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hf_sphere.comparison import frozen, report
-from hf_sphere.comparison.arms import Arm, Division, apply_setting, make_arm
+from hf_sphere.comparison.arms import Arm, Division, apply_setting, make_arm, read_arms
 from hf_sphere.comparison.measures import UNSEEN
 from hf_sphere.comparison.significance import power
 from hf_sphere.comparison.study import Study
@@ -66,8 +66,6 @@ class Comparing:
 
     def read_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the options of each arm, with the dimension of the embeddings."""
-        from hf_sphere.commands.compare import read_arms
-
         dim = self.arguments.embedding_dim or (FROZEN_DIM if self.arguments.frozen else None)
         return {
             name: ({} if dim is None else {"embedding_dim": dim}) | dict(options)
