@@ -9,10 +9,13 @@ Every arm is tuned alike on images that are never tested, and then run with all 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import Arguments, Options, argument, named_first, parse_arguments
+
+if TYPE_CHECKING:
+    from hf_sphere.comparison import Comparison
 
 MEASURES = (
     *("accuracy", "calibration_error", "recall_at_1", "map_at_r", "unseen_recall_at_1", "unseen_map_at_r"),
@@ -97,11 +100,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     resume = output_dir.can_resume_results(folder, settings, ignored=FREE, overwrite=plan.overwrite_output_dir)
     from hf_sphere.comparison.planned import Comparing
 
-    comparing = Comparing(data, arms, plan, folder)
+    comparing = Comparing(data, arms, plan, folder, draw)
     options: dict[str, Any] = {"overwrite": plan.overwrite_output_dir, "resume": resume}
     with output_dir.results_dir(folder, FILES, **options):
         output_dir.write_settings(folder, settings)
         comparing.run()
+
+
+def draw(comparison: "Comparison", title: str, path: Path) -> None:
+    """Draw a comparison, if matplotlib is installed."""
+    from hf_sphere import visualization
+
+    try:
+        visualization.plot_comparison(comparison, title=title, path=path)
+    except ImportError as error:
+        print(f"no figure: {error}")
 
 
 def check(arms: ArmArguments, plan: PlanArguments) -> None:

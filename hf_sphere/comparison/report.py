@@ -29,8 +29,8 @@ def write(
     arms: Sequence[Arm],
     results: Mapping[Any, Any],
     backbones: Mapping[str, Mapping[str, float]],
-) -> None:
-    """Write `comparison.md`, `comparison.json` and, if matplotlib is installed, `comparison.png`; print the verdict.
+) -> Comparison | None:
+    """Write `comparison.md` and `comparison.json`, print the verdict, and return the comparison.
 
     `backbones` are scores of the features of each backbone.
     """
@@ -77,13 +77,7 @@ def write(
     print("\n".join(["", lines[0], *([] if comparison is None else ["", comparison.to_markdown()])]))
     if margin is not None:
         print(f"\n{margin}")
-    if comparison is not None:
-        from hf_sphere import visualization
-
-        try:
-            visualization.plot_comparison(comparison, title=study.metric, path=folder / "comparison.png")
-        except ImportError as error:
-            print(f"no figure: {error}")
+    return comparison
 
 
 def conclude(
