@@ -128,13 +128,13 @@ def describe(study: Study, comparison: Comparison | None) -> str:
     drawn = f"{percent} of the {images}, {how}, are for tuning only. {tested}"
     if division.left_out:
         drawn += f" For each seed, {100 * division.left_out:g} % of the classes are left out of training."
-    variations = sorted({each.variation for each in comparison.values() if each.variation} if comparison else ())
-    widest = f" The intervals, the widest that can be computed, are those of {' or '.join(variations)}."
+    variations = sorted({each.variation for each in comparison.values() if each.variation} if comparison else set())
+    wider = f"The intervals account for {' or '.join(variations)}, the widest that is possible. " if variations else ""
     return (
         f"{drawn} Each arm was tuned by {study.metric} on the images for tuning: {study.count} settings by successive "
         "halving, and then steps to neighboring settings until none was better. The planned runs took "
-        f"{study.epochs} epochs and {study.seeds} seeds.{widest if variations else ''} "
-        "That settings were selected by noisy scores is in no interval."
+        f"{study.epochs} epochs and {study.seeds} seeds. {wider}That settings were selected by noisy scores is in no "
+        "interval."
     )
 
 

@@ -36,7 +36,7 @@ def test_without_a_test_no_interval_is_described():
 
 def test_the_intervals_are_described_by_their_variation():
     found = compare_runs(VALUES, reference="softmax", higher_is_better=True)
-    assert "are those of seeds." in report.describe(a_study(Division("train", "test")), found)
+    assert "The intervals account for seeds, " in report.describe(a_study(Division("train", "test")), found)
 
 
 def test_without_a_significant_difference_it_is_not_claimed_that_no_arm_is_better():
