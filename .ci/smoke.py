@@ -71,6 +71,8 @@ hf-sphere index --model_name_or_path model --images photos --kind hnsw --output_
 hf-sphere export --model_name_or_path model --output model.onnx
 hf-sphere projections --model_name_or_path model --output_dir projections
 hf-sphere reinitialize --model_name_or_path model --num_random 1 --output_dir reinitialized
+hf-sphere compare digits --train_split train[:300] --settings arms.yaml --image_size 28 --seeds 2 --num_settings 1 \
+    --num_train_epochs 1 --output_dir comparison
 """
 """Chains of commands that can run side by side; the commands of a chain follow each other."""
 WRONG = re.compile(
@@ -173,6 +175,8 @@ def make_data() -> None:
             if len(count := list(folder.iterdir())) < 6:
                 row["image"].convert("RGB").resize((28, 28)).rotate(angle).save(folder / f"{len(count)}.png")
     digits[0]["image"].convert("RGB").resize((28, 28)).save("bird.jpg")
+    arm = "{0}: {{head: {0}, backbone: lenet5, grid: {{learning_rate: [0.001]}}}}\n"
+    Path("arms.yaml").write_text("".join(map(arm.format, ("softmax", "cosine"))))
     Path("published", "images").mkdir(parents=True)
     for number, split in enumerate(("train", "val", "test")):
         rows = digits.filter(lambda row, of=number: row["label"] // 3 == of).select(range(6))

@@ -6,14 +6,16 @@ hf-sphere compare photos --settings table.yaml --output_dir outputs/comparison
 Every arm is tuned alike on images that are never tested, and then run with all seeds. The same command resumes.
 """
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import Arguments, Options, argument, named_first, parse_arguments
+
+if TYPE_CHECKING:
+    from hf_sphere.comparison import Comparison
 
 MEASURES = (
     *("accuracy", "calibration_error", "recall_at_1", "map_at_r", "unseen_recall_at_1", "unseen_map_at_r"),
@@ -98,11 +100,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     resume = output_dir.can_resume_results(folder, settings, ignored=FREE, overwrite=plan.overwrite_output_dir)
     from hf_sphere.comparison.planned import Comparing
 
-    comparing = Comparing(data, arms, plan, folder)
+    comparing = Comparing(data, arms, plan, folder, draw)
     options: dict[str, Any] = {"overwrite": plan.overwrite_output_dir, "resume": resume}
     with output_dir.results_dir(folder, FILES, **options):
         output_dir.write_settings(folder, settings)
         comparing.run()
+
+
+def draw(comparison: "Comparison", title: str, path: Path) -> None:
+    """Draw a comparison, if matplotlib is installed."""
+    from hf_sphere import visualization
+
+    try:
+        visualization.plot_comparison(comparison, title=title, path=path)
+    except ImportError as error:
+        print(f"no figure: {error}")
 
 
 def check(arms: ArmArguments, plan: PlanArguments) -> None:
@@ -115,43 +127,6 @@ def check(arms: ArmArguments, plan: PlanArguments) -> None:
         raise ValueError("--training is for backbones that are trained; leave it out with --frozen, or add --finetune.")
     if plan.metric.startswith("unseen_") and plan.left_out_classes == 0:
         raise ValueError(f"--metric {plan.metric} needs left-out classes; set --left_out_classes, for instance 0.25.")
-
-
-def read_arms(args: ArmArguments) -> Mapping[str, Mapping[str, Any]]:
-    """Return the options of each arm by name."""
-    if args.settings is not None:
-        return read_table(args.settings)
-    heads = args.heads or (["softmax"] if args.backbones else ["softmax", "cosine", "arcface", "vmf"])
-    if not args.backbones:
-        return {head: {"head": head} for head in heads}
-    short = {name: os.path.basename(name.partition("=")[0].rstrip("/")) for name in args.backbones}
-    names = {name: label if list(short.values()).count(label) == 1 else name for name, label in short.items()}
-    several = len(names) > 1
-    return {
-        (names[backbone] if len(heads) == 1 and several else f"{head} on {names[backbone]}" if several else head): {
-            "head": head,
-            "backbone": backbone,
-        }
-        for backbone in args.backbones
-        for head in heads
-    }
-
-
-def read_table(path: str) -> Mapping[str, Mapping[str, Any]]:
-    """Read a table of arms, a YAML file."""
-    import yaml
-
-    from hf_sphere.utils.configs import YamlLoader
-
-    try:
-        table = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=YamlLoader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} (--settings) is no YAML file: {error}") from error
-    if not isinstance(table, dict) or not all(isinstance(options, dict) for options in table.values()):
-        raise ValueError(
-            f"{path} (--settings) must be a mapping of names to options, such as 'wide: {{head: arcface}}'."
-        )
-    return table
 
 
 if __name__ == "__main__":

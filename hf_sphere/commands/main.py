@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _overview() -> str:
-    lines = ["Learning on the hypersphere. Usage: hf-sphere JOB [options]", ""]
+    lines = ["Learning on the hypersphere. Usage: hf-sphere JOB [options]"]  # 24 lines in all, a small terminal
     lines += [f"  {name:<13}{job.summary}" for name, job in JOBS.items()]
     lines += ["", "hf-sphere JOB --help shows the options of a job, hf-sphere --version the version."]
     lines += ["On several devices: accelerate launch -m hf_sphere.commands.train classification ..."]

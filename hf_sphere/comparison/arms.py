@@ -1,11 +1,16 @@
 """The plan of a comparison: its arms, and the parts of the data that they are tuned, trained and tested on."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from hf_sphere.comparison.tuning import OWN_NUMBERS, RATES, WEIGHT_DECAYS, Setting
 from hf_sphere.data.sources import held_out_names
+from hf_sphere.utils.configs import YamlLoader
 
 TUNING_SEED = 1000
 """Seed of the images and of the runs for tuning; those of the planned runs are smaller."""
@@ -65,6 +70,39 @@ def apply_setting(options: Mapping[str, Any], setting: Setting) -> dict[str, Any
         else:
             merged[outer] = value
     return merged
+
+
+def read_arms(args: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Return the options of each arm by name; `args` are `ArmArguments` of the job."""
+    if args.settings is not None:
+        return read_table(args.settings)
+    heads = args.heads or (["softmax"] if args.backbones else ["softmax", "cosine", "arcface", "vmf"])
+    if not args.backbones:
+        return {head: {"head": head} for head in heads}
+    short = {name: os.path.basename(name.partition("=")[0].rstrip("/")) for name in args.backbones}
+    names = {name: label if list(short.values()).count(label) == 1 else name for name, label in short.items()}
+    several = len(names) > 1
+    return {
+        (names[backbone] if len(heads) == 1 and several else f"{head} on {names[backbone]}" if several else head): {
+            "head": head,
+            "backbone": backbone,
+        }
+        for backbone in args.backbones
+        for head in heads
+    }
+
+
+def read_table(path: str) -> Mapping[str, Mapping[str, Any]]:
+    """Read a table of arms, a YAML file."""
+    try:
+        table = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=YamlLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} (--settings) is no YAML file: {error}") from error
+    if not isinstance(table, dict) or not all(isinstance(options, dict) for options in table.values()):
+        raise ValueError(
+            f"{path} (--settings) must be a mapping of names to options, such as 'wide: {{head: arcface}}'."
+        )
+    return table
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from hf_sphere.comparison import frozen, report
-from hf_sphere.comparison.arms import Arm, Division, apply_setting, make_arm
+from hf_sphere.comparison.arms import Arm, Division, apply_setting, make_arm, read_arms
 from hf_sphere.comparison.measures import UNSEEN
+from hf_sphere.comparison.runs import Comparison
 from hf_sphere.comparison.significance import power
 from hf_sphere.comparison.study import Study
 from hf_sphere.comparison.trained import TrainingRuns
@@ -36,13 +37,16 @@ class Comparing:
         arms: The arms, `ArmArguments`.
         plan: The plan, `PlanArguments`.
         folder: Folder of the results.
+        draw: Draws a comparison, with a title, to a file.
 
     Raises:
         ValueError: If the arms, the measure or the parts of the data do not fit together.
     """
 
-    def __init__(self, data: Any, arms: Any, plan: Any, folder: Path) -> None:
-        self.arguments, self.plan, self.folder = arms, plan, folder
+    def __init__(
+        self, data: Any, arms: Any, plan: Any, folder: Path, draw: Callable[[Comparison, str, Path], None]
+    ) -> None:
+        self.arguments, self.plan, self.folder, self.draw = arms, plan, folder, draw
         self.splits = sources.load_splits(data.dataset_name, data.dataset_config_name)
         rows = sources.find_split(self.splits, data.train_split, "--train_split")
         self.label = sources.find_column(rows, data.label_column_name, sources.LABEL_COLUMNS, "label")
@@ -66,8 +70,6 @@ class Comparing:
 
     def read_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the options of each arm, with the dimension of the embeddings."""
-        from hf_sphere.commands.compare import read_arms
-
         dim = self.arguments.embedding_dim or (FROZEN_DIM if self.arguments.frozen else None)
         return {
             name: ({} if dim is None else {"embedding_dim": dim}) | dict(options)
@@ -243,7 +245,9 @@ class Comparing:
         parts = [study.division.of_seed(seed) for seed in range(study.seeds)]
         backbones = dict.fromkeys(arm.backbone for arm in arms) if is_frozen else ()
         scores = {backbone: frozen.score_backbone(runs, backbone, parts) for backbone in backbones}
-        report.write(folder, study, arms, results, scores)
+        comparison = report.write(folder, study, arms, results, scores)
+        if comparison is not None:
+            self.draw(comparison, f"{study.metric}, %", folder / "comparison.png")
         if ranked:
             best, setting = ranked[0]
             runs.save(best, setting, parts[0], epochs=study.epochs, folder=folder / "model")

@@ -29,8 +29,8 @@ def write(
     arms: Sequence[Arm],
     results: Mapping[Any, Any],
     backbones: Mapping[str, Mapping[str, float]],
-) -> None:
-    """Write `comparison.md`, `comparison.json` and, if matplotlib is installed, `comparison.png`; print the verdict.
+) -> Comparison | None:
+    """Write `comparison.md` and `comparison.json`, print the verdict, and return the comparison.
 
     `backbones` are scores of the features of each backbone.
     """
@@ -77,13 +77,7 @@ def write(
     print("\n".join(["", lines[0], *([] if comparison is None else ["", comparison.to_markdown()])]))
     if margin is not None:
         print(f"\n{margin}")
-    if comparison is not None:
-        from hf_sphere import visualization
-
-        try:
-            visualization.plot_comparison(comparison, title=study.metric, path=folder / "comparison.png")
-        except ImportError as error:
-            print(f"no figure: {error}")
+    return comparison
 
 
 def conclude(
@@ -103,7 +97,7 @@ def conclude(
     text += f"{best} has the best mean {study.metric}, {mean:.2f} %. "
     better = [name for name, each in comparison.items() if each.verdict == "better"]
     if not better:
-        return text + f"No arm is better than {reference}."
+        return text + f"No arm is shown to be better than {reference}."
     text += f"Better than {reference}: {', '.join(better)}. "
     return text + "Differences among these are not tested." * (len(better) > 1)
 
@@ -126,19 +120,21 @@ def judge_margins(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any])
 def describe(study: Study, comparison: Comparison | None) -> str:
     """Describe the parts of the data, the tuning and the test."""
     division, percent = study.division, f"{100 * study.division.test_fraction:g} %"
+    how = f"with the groups of {division.group} undivided" if division.group else "stratified by class"
     if division.test is None:
-        drawn = f"{percent} of the images are for tuning only. Each seed divides the others again, {percent} to test on"
+        images, tested = "images", f"Each seed divides the others again, {percent} of them to test on."
     else:
-        drawn = f"{percent} of the training images are for tuning only. All runs are tested on {division.test}"
-    drawn += f", with the groups of {division.group} undivided." if division.group else ", stratified by class."
+        images, tested = "training images", f"All runs are tested on the split {division.test}."
+    drawn = f"{percent} of the {images}, {how}, are for tuning only. {tested}"
     if division.left_out:
         drawn += f" For each seed, {100 * division.left_out:g} % of the classes are left out of training."
-    variations = {each.variation for each in comparison.values() if each.variation} if comparison else set()
+    variations = sorted({each.variation for each in comparison.values() if each.variation} if comparison else set())
+    wider = f"The intervals account for {' or '.join(variations)}, the widest that is possible. " if variations else ""
     return (
         f"{drawn} Each arm was tuned by {study.metric} on the images for tuning: {study.count} settings by successive "
         "halving, and then steps to neighboring settings until none was better. The planned runs took "
-        f"{study.epochs} epochs and {study.seeds} seeds. The intervals account for {' or '.join(sorted(variations))}, "
-        "the wider one. That settings were selected by noisy scores is in no interval."
+        f"{study.epochs} epochs and {study.seeds} seeds. {wider}That settings were selected by noisy scores is in no "
+        "interval."
     )
 
 

@@ -1,7 +1,7 @@
 """Arms that are trained in full, by the recipe for image classification."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,9 @@ from hf_sphere.comparison.tuning import Setting
 from hf_sphere.data import ImageSourceOptions, load_image_split
 from hf_sphere.ood import Outputs
 from hf_sphere.training.errors import TrainingDivergedError
-from hf_sphere.utils.arguments import to_argv
+from hf_sphere.training.model_card import Command
+from hf_sphere.training.tasks import find_task
+from hf_sphere.utils.arguments import parse_arguments, to_argv
 from hf_sphere.utils.model_sources import file_name
 
 
@@ -35,8 +37,6 @@ class TrainingRuns:
 
     def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None:
         """Train an arm, and evaluate it on its test images; None if it diverges."""
-        from hf_sphere.commands.command_line import train
-
         output = self.model_folder(arm, seed)
         options = apply_setting({**self.options, **arm.options}, setting)
         options |= {"seed": seed, "num_train_epochs": epochs, "train_split": parts.train, "eval_split": parts.test}
@@ -49,7 +49,7 @@ class TrainingRuns:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "train.log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
             try:
-                train("classification", to_argv(options))
+                train(to_argv(options))
             except TrainingDivergedError:
                 return None
             known, metric = self.evaluate(output, parts.test)
@@ -82,3 +82,11 @@ class TrainingRuns:
         embeddings, logits = (torch.cat([column[name] for column in columns]) for name in ("embedding", "logits"))
         labels = torch.tensor([index[images.class_names[label]] for label in images.batches.labels.tolist()])
         return Outputs(embeddings, logits, labels, ids=images.ids[images.batches.rows]), embedding_metric(model)
+
+
+def train(argv: Sequence[str]) -> None:
+    """Train as `hf-sphere train classification` does."""
+    from hf_sphere.training.run import run_training
+
+    task, words = find_task("classification"), ["hf-sphere", "train", "classification"]
+    run_training(task, parse_arguments(task.arguments, argv), Command(words, argv, "train_image_classification"))

@@ -25,7 +25,7 @@ def plot_comparison(comparison: Comparison, *, title: str = "", path: str | Path
     """
     runs = {comparison.reference: comparison.reference_values}
     runs |= {name: result.values for name, result in comparison.items()}
-    figure = new_figure(9.0, 1.1 + 0.4 * len(runs), title)
+    figure = new_figure(9.0, 1.3 + 0.4 * len(runs), title)
     left, right = figure.subplots(1, 2, sharey=True)
     for line, values in enumerate(runs.values()):
         left.plot([*values.values()], [line] * len(values), "o", color=COLORS[0], alpha=0.5, markersize=4)
@@ -35,13 +35,15 @@ def plot_comparison(comparison: Comparison, *, title: str = "", path: str | Path
             right.plot(result.interval, [line, line], color=COLORS[0], linewidth=2)
         right.plot(result.difference, line, "|", color="black", markersize=14, markeredgewidth=2)
         right.annotate(result.verdict, (1.02, line), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+    labels = [f"difference from {comparison.reference}, 95 % interval"]
     if comparison.margin is not None:
+        labels.append(f"gray: margin of equivalence, {comparison.margin:.2g}")
         right.axvspan(-comparison.margin, comparison.margin, color="0.92", zorder=0)
     right.axvline(0.0, color="0.5", linewidth=1)
     left.set_yticks(range(len(runs)), runs)
-    left.invert_yaxis()
-    left.set_xlabel("value of each seed, and mean")
-    right.set_xlabel(f"difference from {comparison.reference}, 95 % interval")
+    left.set_ylim(len(runs) - 0.5, -0.5)  # the first run is at the top
+    left.set_xlabel(f"each seed, and mean\n{'higher' if comparison.higher_is_better else 'lower'} is better")
+    right.set_xlabel("\n".join(labels))
     for axes in (left, right):
         style_axes(axes, "x")
     return save_figure(figure, path)

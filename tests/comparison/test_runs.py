@@ -156,6 +156,20 @@ def test_the_figure_has_values_means_and_intervals(tmp_path):
     assert (tmp_path / "runs.png").stat().st_size > 0
 
 
+def test_the_figure_says_what_is_better_and_what_the_gray_band_is():
+    pytest.importorskip("matplotlib")
+    found = compare_runs(RUNS, reference="softmax", higher_is_better=False, margin=0.25)
+    left, right = plot_comparison(found).axes
+    assert "lower is better" in left.get_xlabel()
+    assert "gray: margin of equivalence, 0.25" in right.get_xlabel()
+
+
+def test_the_lines_of_the_figure_are_off_its_frame():
+    pytest.importorskip("matplotlib")
+    left, _ = plot_comparison(compare(RUNS)).axes
+    assert left.get_ylim() == (len(RUNS) - 0.5, -0.5)
+
+
 @pytest.mark.parametrize(
     ("p_value", "shown"), [(None, ""), (0.0009, "< 0.001"), (0.001, "0.001"), (0.0456, "0.046"), (1.0, "1")]
 )

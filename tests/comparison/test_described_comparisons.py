@@ -1,0 +1,50 @@
+"""What the text of a comparison claims about its parts, intervals and arms."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from hf_sphere.comparison import compare_runs, report
+from hf_sphere.comparison.arms import Arm, Division
+
+ARMS = [Arm("softmax", {"head": "softmax"}), Arm("cosine", {"head": "cosine"})]
+VALUES = {"softmax": {0: 90.0, 1: 91.0, 2: 92.0}, "cosine": {0: 91.0, 1: 90.0, 2: 92.5}}
+
+
+def a_study(division):
+    return SimpleNamespace(division=division, metric="accuracy", count=12, epochs=18, seeds=3)
+
+
+@pytest.mark.parametrize(
+    ("division", "start"),
+    [
+        (Division("train", None), "20 % of the images, stratified by class, are for tuning only. Each seed divides"),
+        (
+            Division("train", "test", group="patient"),
+            "20 % of the training images, with the groups of patient undivided, are for tuning only. "
+            "All runs are tested on the split test. ",
+        ),
+    ],
+)
+def test_how_images_are_drawn_is_said_of_the_parts_that_are_drawn(division, start):
+    assert report.describe(a_study(division), None).startswith(start)
+
+
+def test_without_a_test_no_interval_is_described():
+    assert "intervals" not in report.describe(a_study(Division("train", "test")), None)
+
+
+def test_the_intervals_are_described_by_their_variation():
+    found = compare_runs(VALUES, reference="softmax", higher_is_better=True)
+    assert "The intervals account for seeds, " in report.describe(a_study(Division("train", "test")), found)
+
+
+def test_without_a_significant_difference_it_is_not_claimed_that_no_arm_is_better():
+    found = compare_runs(VALUES, reference="softmax", higher_is_better=True)
+    results = {
+        ("run", name, seed): {"values": {"accuracy": value}}
+        for name, run in VALUES.items()
+        for seed, value in run.items()
+    }
+    text = report.conclude(a_study(Division("train", "test")), ARMS, [(ARMS[1], {}), (ARMS[0], {})], found, results)
+    assert text.endswith("No arm is shown to be better than softmax.")
