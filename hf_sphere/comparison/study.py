@@ -2,12 +2,16 @@
 
 import itertools
 import os
+import signal
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,8 +91,7 @@ class Study:
             done = sum(key[0] == "run" for key in finished)
             tuned = f"{len(arms) - len(open_arms)} of {len(arms)} arms are tuned"
             say(f"resumed   {tuned}, and {done} of {self.seeds * len(arms)} runs are finished")
-        spawn = get_context("spawn")  # forked processes would share the threads of torch
-        with ProcessPoolExecutor(workers, spawn, _start_worker, (workers, os.environ.get("HF_SPHERE_IMPORT"))) as pool:
+        with _pool(workers) as pool:
             for arm, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):
                 say(f"tuned     {arm.name}: {self.describe(JsonLines(self.file)['tuned', arm.name])}{left}")
             finished = JsonLines(self.file)
@@ -141,8 +144,31 @@ def _mean_or_none(name: str, evaluated: Evaluated) -> float | None:
         return None
 
 
-def _start_worker(workers: int, modules: str | None) -> None:
-    """Import the modules of one's own parts, and divide the cores."""
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield processes that end in the middle of their tasks when this one is interrupted, or is killed."""
+    spawn = get_context("spawn")  # forked processes would share the threads of torch
+    parent, main = spawn.Pipe(duplex=False)
+    with ProcessPoolExecutor(
+        workers, spawn, _start_worker, (workers, os.environ.get("HF_SPHERE_IMPORT"), parent)
+    ) as pool:
+        try:
+            yield pool
+        except BaseException:
+            main.close()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _start_worker(workers: int, modules: str | None, parent: Connection) -> None:
+    """Import the modules of one's own parts, divide the cores, and watch for the end of the pipe to the parent."""
+
+    def end_with_parent() -> None:
+        parent.poll(None)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too
     import torch
 
     from hf_sphere.utils.imports import import_modules
