@@ -30,6 +30,7 @@ from hf_sphere.ood import Outputs
 from hf_sphere.optim.groups import parameter_groups
 from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.training.evaluation import initialize_from_data
+from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.model_sources import processor_options
 from hf_sphere.utils.progress import progress_bar
@@ -204,9 +205,9 @@ def cache_features(
         batches = progress_bar(images.batches.epoch(), total=len(images.batches), desc=backbone, leave=False)
         with torch.inference_mode():
             features = torch.cat([encoder(batch["pixel_values"]).float().cpu() for batch in batches])
-        file.parent.mkdir(parents=True, exist_ok=True)
         ids = images.ids[images.batches.rows]
-        save_file({"features": features, "labels": images.batches.labels.cpu(), "ids": ids}, file)
+        with atomic_file(file) as unfinished:
+            save_file({"features": features, "labels": images.batches.labels.cpu(), "ids": ids}, unfinished)
     return images.class_names
 
 

@@ -188,16 +188,16 @@ class Comparing:
         files, device = {}, "cuda" if torch.cuda.is_available() else "cpu"
         division = self.division
         split = division.train if division.test is None else f"{division.train}+{division.test}"
-        for backbone in dict.fromkeys(arm.backbone for arm in self.arms):
-            file = self.folder / "features" / f"{file_name(backbone)}.safetensors"
+        for index, backbone in enumerate(dict.fromkeys(arm.backbone for arm in self.arms)):
+            file = self.folder / "features" / f"{index}-{file_name(backbone)}.safetensors"  # names can be alike
             frozen.cache_features(backbone, self.source, self.splits, split, file, device=device)
             features = frozen.read_features(str(file))
             self.check_record(backbone, features["ids"])
             rows = features["ids"] & ((1 << ROW_BITS) - 1)
             print(f"features  {backbone}: {len(rows):,} images, {features['features'].shape[1]} dimensions")
             files[backbone] = str(file)
-        index = torch.full((int(rows.max()) + 1,), -1).scatter(0, rows, torch.arange(len(rows)))
-        positions = {name: index[part[part < len(index)]] for name, part in self.positions.items()}
+        places = torch.full((int(rows.max()) + 1,), -1).scatter(0, rows, torch.arange(len(rows)))
+        positions = {name: places[part[part < len(places)]] for name, part in self.positions.items()}
         positions = {name: part[part >= 0] for name, part in positions.items()}  # without unreadable images
         return self.study(
             frozen.FrozenRuns(files, positions, self.source, self.class_names), self.folder, self.plan.num_train_epochs
