@@ -14,6 +14,7 @@ from typing import Any
 
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import Arguments, Options, argument, named_first, parse_arguments
+from hf_sphere.utils.files import remove_folder
 
 MEASURES = (
     *("accuracy", "calibration_error", "recall_at_1", "map_at_r", "unseen_recall_at_1", "unseen_map_at_r"),
@@ -21,6 +22,7 @@ MEASURES = (
 )  # those of `hf_sphere.comparison.measures`, which would import torch
 
 FILES = ("trials.jsonl", "comparison.md", "comparison.png", "comparison.json", output_dir.RUN_FILE)
+FOLDERS = ("features", "models", "model", "finetuned")
 FREE = {"output_dir", "overwrite_output_dir", "finetune"}
 
 
@@ -101,6 +103,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     comparing = Comparing(data, arms, plan, folder)
     options: dict[str, Any] = {"overwrite": plan.overwrite_output_dir, "resume": resume}
     with output_dir.results_dir(folder, FILES, **options):
+        for name in FOLDERS if plan.overwrite_output_dir else ():
+            if (folder / name).exists():
+                remove_folder(folder / name)
         output_dir.write_settings(folder, settings)
         comparing.run()
 
