@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from transformers.image_utils import PILImageResampling
 
 from hf_sphere.comparison.arms import Arm, Parts, apply_setting
-from hf_sphere.comparison.measures import UNSEEN, Evaluated, measure
+from hf_sphere.comparison.measures import UNSEEN, Evaluated, mean_or_none
 from hf_sphere.comparison.tuning import Setting
 from hf_sphere.data import ImageSourceOptions, load_image_split
 from hf_sphere.models import (
@@ -256,18 +256,19 @@ def build_model(backbone: str, shape: Mapping[str, Any], **settings: Any) -> Sph
 
 
 @torch.no_grad()
-def score_backbone(runs: FrozenRuns, backbone: str, parts: Sequence[Parts]) -> dict[str, float]:
-    """Return scores of the features in percent, means over the seeds' parts of the data."""
-    arm, seeds = Arm("", {"backbone": backbone}), []
+def score_backbone(runs: FrozenRuns, backbone: str, parts: Sequence[Parts]) -> dict[str, float | None]:
+    """Return scores of the features in percent, means over the seeds' parts of the data; None if one is undefined."""
+    arm, seeds = Arm("", {"backbone": backbone}), list[dict[str, float | None]]()
     for each in parts:
         (train, labels), (test, targets) = runs.select(arm, each.train), runs.select(arm, each.test)
         _, rows = NeighborSearch(train, kind="torch").search(test, min(NEIGHBORS, len(train)))
-        scores = {f"{NEIGHBORS}-NN accuracy": 100 * float((labels[rows].mode(1).values == targets).double().mean())}
+        scores: Any = {f"{NEIGHBORS}-NN accuracy": 100 * float((labels[rows].mode(1).values == targets).double().mean())}
         outputs = [Outputs(test, labels=targets, ids=runs.positions[each.test])]
         if each.unseen is not None:
             features, classes = runs.select(arm, each.unseen)
             outputs.append(Outputs(features, labels=classes, ids=runs.positions[each.unseen]))
         names = [prefix + name for prefix in ("", UNSEEN)[: len(outputs)] for name in ("recall_at_1", "map_at_r")]
         evaluated = Evaluated(outputs[0], outputs[-1])  # without left-out classes, their measures are not computed
-        seeds.append(scores | {name: statistics.fmean(measure(name, evaluated).values()) for name in names})
-    return {name: statistics.fmean(scores[name] for scores in seeds) for name in seeds[0]}
+        seeds.append(scores | {name: mean_or_none(name, evaluated) for name in names})
+    columns: Any = {name: [scores[name] for scores in seeds] for name in seeds[0]}
+    return {name: None if None in column else statistics.fmean(column) for name, column in columns.items()}

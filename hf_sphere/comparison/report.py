@@ -28,7 +28,7 @@ def write(
     study: Study,
     arms: Sequence[Arm],
     results: Mapping[Any, Any],
-    backbones: Mapping[str, Mapping[str, float]],
+    backbones: Mapping[str, Mapping[str, float | None]],
 ) -> None:
     """Write `comparison.md`, `comparison.json` and, if matplotlib is installed, `comparison.png`; print the verdict.
 
@@ -58,7 +58,8 @@ def write(
         lines += ["", "## Backbones", "", "Scores of the features themselves, means over seeds in percent.", ""]
         lines += [f"| backbone | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
         lines += [
-            f"| {name} | {' | '.join(f'{v:.2f}' for v in scores.values())} |" for name, scores in backbones.items()
+            f"| {name} | {' | '.join('' if v is None else f'{v:.2f}' for v in scores.values())} |"
+            for name, scores in backbones.items()
         ]
     lines += ["", "## How measured", "", describe(study, comparison)]
     write_text(folder / "comparison.md", "\n".join(["# Comparison", "", *lines, ""]))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division, Parts
-from hf_sphere.comparison.measures import MEASURES, UNSEEN, Evaluated, measure
+from hf_sphere.comparison.measures import MEASURES, UNSEEN, Evaluated, mean_or_none, measure
 from hf_sphere.comparison.runs import Comparison, compare_runs
 from hf_sphere.comparison.tuning import Setting, Tuned, tune
 from hf_sphere.utils.json_lines import JsonLines
@@ -79,7 +79,7 @@ class Study:
         if evaluated is not None:
             outcomes = measure(self.metric, evaluated, per_image=True)
             names = [name for name in MEASURES if evaluated.unseen is not None or not name.startswith(UNSEEN)]
-            values = {name: _mean_or_none(name, evaluated) for name in names}
+            values = {name: mean_or_none(name, evaluated) for name in names}
             result = {"values": values, "ids": [*outcomes], "outcomes": [*outcomes.values()]}
         JsonLines(self.file)["run", arm.name, seed] = result
 
@@ -134,14 +134,6 @@ class Study:
             test="paired" if is_redrawn else "welch",
             test_fraction=self.division.test_fraction if is_redrawn else None,
         )
-
-
-def _mean_or_none(name: str, evaluated: Evaluated) -> float | None:
-    """Return a measure; None where it is not defined, as the few-shot accuracy of two images."""
-    try:
-        return statistics.fmean(measure(name, evaluated).values())
-    except ValueError:
-        return None
 
 
 @contextmanager
