@@ -80,5 +80,6 @@ class TrainingRuns:
             for batch in images.batches.epoch()
         ]
         embeddings, logits = (torch.cat([column[name] for column in columns]) for name in ("embedding", "logits"))
-        labels = torch.tensor([index[images.class_names[label]] for label in images.batches.labels.tolist()])
+        names = images.class_names  # left-out classes that the model does not have follow its own
+        labels = torch.tensor([index.get(names[i], len(index) + i) for i in images.batches.labels.tolist()])
         return Outputs(embeddings, logits, labels, ids=images.ids[images.batches.rows]), embedding_metric(model)
