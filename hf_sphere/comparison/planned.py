@@ -177,9 +177,9 @@ class Comparing:
         print(f"arms      {', '.join(arm.name for arm in self.arms)}; reference {self.arms[0].name}")
         f = division.test_fraction
         wider = math.sqrt(1 + plan.seeds * f / (1 - f)) if division.test is None else 1.0
-        paired: Any = {"tests": len(self.arms) - 1, "test": "paired" if division.test is None else "welch"}
+        paired: Any = {"tests": len(self.arms) - 1, "test": "paired" if division.is_redrawn else "welch"}
         shown = [f"{100 * power(1.0, wider * d, plan.seeds, **paired):.0f} % at {d}" for d in (0.3, 0.5, 0.8)]
-        what = "of the differences" if division.test is None else "over seeds"
+        what = "of the differences" if division.is_redrawn else "over seeds"
         print(f"power     {plan.metric}, {plan.seeds} seeds; a difference of one point is found with a probability of")
         print(f"          {', '.join(shown)} points of standard deviation {what}, before the variation of test images")
 

@@ -125,14 +125,14 @@ class Study:
                 values[arm.name] = {s: dict(zip(run["ids"], run["outcomes"], strict=True)) for s, run in runs.items()}
         if reference not in values or len(values) < 2:
             return None
-        planned, is_redrawn = MEASURES[self.metric], self.division.test is None
+        planned, division = MEASURES[self.metric], self.division
         return compare_runs(
             values,
             reference=reference,
             higher_is_better=planned.higher_is_better,
             perfect=planned.perfect,
-            test="paired" if is_redrawn else "welch",
-            test_fraction=self.division.test_fraction if is_redrawn else None,
+            test="paired" if division.is_redrawn else "welch",
+            test_fraction=division.test_fraction if division.test is None else None,
         )
 
 
