@@ -45,12 +45,12 @@ def write(
     for arm in arms:
         tuned = results["tuned", arm.name]
         if tuned is None:
-            lines.append(f"| {arm.name} | all settings diverged | |")
+            lines.append(f"| {_cell(arm.name)} | all settings diverged | |")
             continue
         ends = [name.rpartition(".")[2] for name in tuned["at_end"]]
         ends_text = f" (at the end of the grid: {', '.join(ends)})" if ends else ""
         shown = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in tuned["setting"].items())
-        lines.append(f"| {arm.name} | {shown}{ends_text} | {tuned['count']} |")
+        lines.append(f"| {_cell(arm.name)} | {shown}{ends_text} | {tuned['count']} |")
     lines += ["", "## Other measures", "", "Means over seeds in percent, without a test.", ""]
     lines += _table(study, arms, results)
     if backbones:
@@ -58,7 +58,7 @@ def write(
         lines += ["", "## Backbones", "", "Scores of the features themselves, means over seeds in percent.", ""]
         lines += [f"| backbone | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
         lines += [
-            f"| {name} | {' | '.join('' if v is None else f'{v:.2f}' for v in scores.values())} |"
+            f"| {_cell(name)} | {' | '.join('' if v is None else f'{v:.2f}' for v in scores.values())} |"
             for name, scores in backbones.items()
         ]
     lines += ["", "## How measured", "", describe(study, comparison)]
@@ -134,12 +134,13 @@ def describe(study: Study, comparison: Comparison | None) -> str:
     drawn += f", with the groups of {division.group} undivided." if division.group else ", stratified by class."
     if division.left_out:
         drawn += f" For each seed, {100 * division.left_out:g} % of the classes are left out of training."
-    variations = {each.variation for each in comparison.values() if each.variation} if comparison else set()
+    variations = sorted({each.variation for each in comparison.values() if each.variation} if comparison else set())
+    wider = f"The intervals account for {' or '.join(variations)}, the widest that is possible. " if variations else ""
     return (
         f"{drawn} Each arm was tuned by {study.metric} on the images for tuning: {study.count} settings by successive "
         "halving, and then steps to neighboring settings until none was better. The planned runs took "
-        f"{study.epochs} epochs and {study.seeds} seeds. The intervals account for {' or '.join(sorted(variations))}, "
-        "the wider one. That settings were selected by noisy scores is in no interval."
+        f"{study.epochs} epochs and {study.seeds} seeds. {wider}That settings were selected by noisy scores is in no "
+        "interval."
     )
 
 
@@ -149,8 +150,12 @@ def _table(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any]) -> lis
     lines = [f"| arm | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
     for arm in arms:
         cells = ("" if (mean := values[name][arm.name]) is None else f"{mean:.2f}" for name in columns)
-        lines.append(f"| {arm.name} | {' | '.join(cells)} |")
+        lines.append(f"| {_cell(arm.name)} | {' | '.join(cells)} |")
     return lines
+
+
+def _cell(name: str) -> str:
+    return name.replace("|", "&#124;")
 
 
 def _mean(study: Study, arm: Arm, results: Mapping[Any, Any], name: str) -> float | None:
