@@ -262,7 +262,8 @@ def score_backbone(runs: FrozenRuns, backbone: str, parts: Sequence[Parts]) -> d
     for each in parts:
         (train, labels), (test, targets) = runs.select(arm, each.train), runs.select(arm, each.test)
         _, rows = NeighborSearch(train, kind="torch").search(test, min(NEIGHBORS, len(train)))
-        scores: Any = {f"{NEIGHBORS}-NN accuracy": 100 * float((labels[rows].mode(1).values == targets).double().mean())}
+        correct = labels[rows].mode(1).values == targets
+        scores: Any = {f"{NEIGHBORS}-NN accuracy": 100 * float(correct.double().mean())}
         outputs = [Outputs(test, labels=targets, ids=runs.positions[each.test])]
         if each.unseen is not None:
             features, classes = runs.select(arm, each.unseen)
