@@ -40,6 +40,8 @@ def make_arm(name: str, options: Mapping[str, Any], learning_rate: float) -> Arm
         ValueError: If a value of the grid is not a list of increasing numbers.
     """
     options = dict(options)
+    if not isinstance(options.get("head_kwargs", {}), Mapping):
+        raise ValueError(f"head_kwargs of {name} must be a mapping; got {options['head_kwargs']!r}.")
     fixed = {f"head_kwargs.{key}" for key in options.get("head_kwargs", {})} | {*options}
     usual = {"learning_rate": RATES, **OWN_NUMBERS.get(str(options.get("head")), {"weight_decay": WEIGHT_DECAYS})}
     grid, stated = {}, options.pop("grid", usual)

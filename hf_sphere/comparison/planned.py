@@ -26,6 +26,8 @@ from hf_sphere.utils.model_sources import file_name
 from hf_sphere.utils.shared_rows import ROW_BITS
 
 FROZEN_DIM = 128
+TUNED = ("learning_rate", "weight_decay")
+PLANNED = {"dataset_name", "train_split", "eval_split", "seed", "output_dir"}
 
 
 class Comparing:
@@ -115,16 +117,29 @@ class Comparing:
     def check_arms(self) -> None:
         """Raise an error for an arm that cannot be trained on the data."""
         allowed = {"backbone", "embedding_dim", "head", "head_kwargs"}
+        folders = {file_name(arm.name): arm.name for arm in self.arms}
         for arm in self.arms:
+            if (alike := folders[file_name(arm.name)]) != arm.name:
+                raise ValueError(f"the arms {arm.name} and {alike} need names that differ in letters or digits.")
+            if planned := PLANNED & {*self.arguments.training, *arm.options}:
+                raise ValueError(f"the plan sets {planned.pop()} of each run; leave it out of --training and the arms.")
             options = apply_setting(arm.options, {name: start for name, (_, start) in arm.grid.items()})
             if options.get("head") is None:
                 raise ValueError(
                     f"the arm {arm.name} has no head, and so no measure in common with others; set `head`."
                 )
             if self.arguments.frozen:
-                if other := {*arm.options} - allowed:
+                if others := {*arm.options} - allowed:
                     raise ValueError(
-                        f"with --frozen, an arm has {', '.join(sorted(allowed))}; {arm.name} has {other.pop()}."
+                        f"with --frozen, an arm has {', '.join(sorted(allowed))}; {arm.name} has {others.pop()}."
+                    )
+                if others := {name for name in arm.grid if name not in TUNED and not name.startswith("head_kwargs.")}:
+                    raise ValueError(
+                        f"with --frozen, a grid has {', '.join(TUNED)} and head_kwargs; {arm.name} has {others.pop()}."
+                    )
+                if "learning_rate" not in arm.grid:
+                    raise ValueError(
+                        f"with --frozen, the grid of {arm.name} needs a learning_rate, for instance [0.003]."
                     )
                 if not arm.backbone:
                     raise ValueError("--frozen needs pretrained --backbones; name some.")
