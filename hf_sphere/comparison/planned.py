@@ -18,7 +18,7 @@ from hf_sphere.comparison.study import Study
 from hf_sphere.comparison.trained import TrainingRuns
 from hf_sphere.comparison.tuning import RATES
 from hf_sphere.data import ImageSourceOptions, sources
-from hf_sphere.data.provenance import DataRecord
+from hf_sphere.data.provenance import DataRecord, fingerprint
 from hf_sphere.data.targets import read_class_names, read_labels
 from hf_sphere.nn.heads import build_head
 from hf_sphere.utils.arguments import parse_arguments, to_argv
@@ -65,6 +65,7 @@ class Comparing:
             raise ValueError("a comparison needs at least two arms; name more --heads, --backbones or --settings.")
         self.check_parts()
         self.check_arms()
+        self.check_records()
 
     def read_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the options of each arm, with the dimension of the embeddings."""
@@ -151,6 +152,16 @@ class Comparing:
             except (TypeError, ValueError) as error:
                 raise ValueError(f"the arm {arm.name} does not fit: {error}") from error
 
+    def check_records(self) -> None:
+        """Raise an error if a saved model whose weights are used was trained or evaluated on images of the comparison."""
+        ids = torch.cat([*self.positions.values()]).unique() + (fingerprint(self.splits) << ROW_BITS)
+        weights = [{**self.training, **arm.options}.get("initial_weights") for arm in self.arms]
+        for name in dict.fromkeys(filter(None, [*weights, *(arm.backbone for arm in self.arms)])):
+            record = DataRecord.read(name) if frozen.saved_config(name) is not None else None
+            used = torch.cat([*record.ids.values()]) if record is not None else torch.empty(0)
+            if shared := int(torch.isin(ids, used).sum()):
+                raise ValueError(f"{name} was trained or evaluated on {shared:,} of these images; compare on others.")
+
     def parse(self, options: Mapping[str, Any]) -> None:
         """Raise an error for options that `hf-sphere train classification` does not have."""
         from hf_sphere.training.tasks import find_task
@@ -207,7 +218,6 @@ class Comparing:
             file = self.folder / "features" / f"{index}-{file_name(backbone)}.safetensors"  # names can be alike
             frozen.cache_features(backbone, self.source, self.splits, split, file, device=device)
             features = frozen.read_features(str(file))
-            self.check_record(backbone, features["ids"])
             rows = features["ids"] & ((1 << ROW_BITS) - 1)
             print(f"features  {backbone}: {len(rows):,} images, {features['features'].shape[1]} dimensions")
             files[backbone] = str(file)
@@ -217,13 +227,6 @@ class Comparing:
         return self.study(
             frozen.FrozenRuns(files, positions, self.source, self.class_names), self.folder, self.plan.num_train_epochs
         )
-
-    def check_record(self, backbone: str, ids: torch.Tensor) -> None:
-        """Raise an error if a saved model, whose backbone is used, was trained or evaluated on these images."""
-        record = DataRecord.read(backbone) if frozen.saved_config(backbone) is not None else None
-        used = torch.cat([*record.ids.values()]) if record is not None else torch.empty(0)
-        if shared := int(torch.isin(ids, used).sum()):
-            raise ValueError(f"{backbone} was trained or evaluated on {shared:,} of these images; compare on others.")
 
     def trained_study(self, folder: Path) -> Study:
         """Return the study of arms that are trained in full."""
