@@ -153,7 +153,7 @@ class Comparing:
                 raise ValueError(f"the arm {arm.name} does not fit: {error}") from error
 
     def check_records(self) -> None:
-        """Raise an error if a saved model whose weights are used was trained or evaluated on images of the comparison."""
+        """Raise an error if a saved model whose weights are used was trained or evaluated on these images."""
         ids = torch.cat([*self.positions.values()]).unique() + (fingerprint(self.splits) << ROW_BITS)
         weights = [{**self.training, **arm.options}.get("initial_weights") for arm in self.arms]
         for name in dict.fromkeys(filter(None, [*weights, *(arm.backbone for arm in self.arms)])):
@@ -246,7 +246,8 @@ class Comparing:
         if not name or (self.arguments.settings is not None and not self.arguments.frozen):
             return options
         if (saved := frozen.saved_config(name)) is not None:
-            return options | {"backbone": saved.backbone, "initial_weights": name}
+            sides = {"image_size": [*saved.input_size]} if self.source.image_size is None else {}
+            return options | {"backbone": saved.backbone, "initial_weights": name} | sides
         return (
             options | {"backbone": name} | ({"backbone_weights": weights} if weights else {"pretrained_backbone": True})
         )
