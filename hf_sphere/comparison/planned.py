@@ -118,10 +118,7 @@ class Comparing:
     def check_arms(self) -> None:
         """Raise an error for an arm that cannot be trained on the data."""
         allowed = {"backbone", "embedding_dim", "head", "head_kwargs"}
-        folders = {file_name(arm.name): arm.name for arm in self.arms}
         for arm in self.arms:
-            if (alike := folders[file_name(arm.name)]) != arm.name:
-                raise ValueError(f"the arms {arm.name} and {alike} need names that differ in letters or digits.")
             if planned := PLANNED & {*self.arguments.training, *arm.options}:
                 raise ValueError(f"the plan sets {planned.pop()} of each run; leave it out of --training and the arms.")
             options = apply_setting(arm.options, {name: start for name, (_, start) in arm.grid.items()})
@@ -145,8 +142,8 @@ class Comparing:
                 if not arm.backbone:
                     raise ValueError("--frozen needs pretrained --backbones; name some.")
             try:
-                if (dim := options.get("embedding_dim")) is not None:
-                    build_head(options["head"], dim, len(self.class_names), **options["head_kwargs"])
+                dim = options.get("embedding_dim") or max(FROZEN_DIM, len(self.class_names))  # or that of a backbone
+                build_head(options["head"], dim, len(self.class_names), **options["head_kwargs"])
                 if not self.arguments.frozen:
                     self.parse(options)
             except (TypeError, ValueError) as error:

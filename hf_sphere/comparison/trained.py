@@ -1,5 +1,6 @@
 """Arms that are trained in full, by the recipe for image classification."""
 
+import hashlib
 import shutil
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
@@ -64,7 +65,8 @@ class TrainingRuns:
 
     def model_folder(self, arm: Arm, seed: int) -> Path:
         """Return the folder of the model of a run; that of the first seed is kept."""
-        return self.folder / f"{file_name(arm.name)}-seed{seed}"
+        digest = hashlib.sha256(arm.name.encode()).hexdigest()[:8]  # names such as a/b and a-b are alike
+        return self.folder / f"{file_name(arm.name)}-{digest}-seed{seed}"
 
     def evaluate(self, model_folder: Path, part: str) -> tuple[Outputs, dict[str, Any]]:
         """Return the outputs of a model for a part, and the distance of its embeddings."""
