@@ -249,7 +249,12 @@ def build_model(backbone: str, shape: Mapping[str, Any], **settings: Any) -> Sph
         config = SphereVisionConfig(**kept, final_activation=saved.keeps_activation, **shape, **settings)
         model = SphereVisionForImageClassification(config)
         encoder = load_model(SphereVisionModel, name, complete=True)
-        model.sphere_vision.backbone.load_state_dict(encoder.backbone.state_dict())
+        try:
+            model.sphere_vision.backbone.load_state_dict(encoder.backbone.state_dict())
+        except RuntimeError as error:  # of other shapes
+            height, width = saved.input_size
+            needed = f"{name} needs images of {height} x {width} pixels and {saved.num_channels} channel(s)"
+            raise ValueError(f"{needed}; got image_size={shape['image_size']}.") from error
         return model
     config = SphereVisionConfig(backbone=name, final_activation=True, **shape, **settings)
     return SphereVisionForImageClassification(config, pretrained=weights or (name if Path(name).is_dir() else True))
