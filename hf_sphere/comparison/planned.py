@@ -12,7 +12,7 @@ import torch
 
 from hf_sphere.comparison import frozen, report
 from hf_sphere.comparison.arms import Arm, Division, apply_setting, make_arm
-from hf_sphere.comparison.measures import UNSEEN
+from hf_sphere.comparison.measures import SHOT, UNSEEN
 from hf_sphere.comparison.significance import power
 from hf_sphere.comparison.study import Study
 from hf_sphere.comparison.trained import TrainingRuns
@@ -26,6 +26,7 @@ from hf_sphere.utils.model_sources import file_name
 from hf_sphere.utils.shared_rows import ROW_BITS
 
 FROZEN_DIM = 128
+RETRIEVAL = ("recall_at_1", "map_at_r")
 TUNED = ("learning_rate", "weight_decay")
 PLANNED = {"dataset_name", "train_split", "eval_split", "seed", "output_dir"}
 
@@ -89,7 +90,7 @@ class Comparing:
         labels = torch.cat(
             [read_labels(rows, self.label, self.class_names, name) for name, rows in self.splits.items()]
         )
-        tuning, rows = self.division.tuning(), self.positions
+        tuning, rows, is_unseen = self.division.tuning(), self.positions, self.plan.metric.startswith(UNSEEN)
         for parts in (tuning, *map(self.division.of_seed, range(self.plan.seeds))):
             trained = rows[parts.train]
             for tested in filter(None, (parts.test, parts.unseen)):
@@ -104,11 +105,22 @@ class Comparing:
                     f"{len(other)} classes of the test images, such as {self.class_names[min(other)]}, have no "
                     "training images. If the splits have different classes, pool them: --train_split all."
                 )
+            self.check_metric(labels[rows[(is_unseen and parts.unseen) or parts.test]])
             if parts.unseen is not None and torch.isin(labels[rows[parts.unseen]], labels[trained]).any():
                 raise ValueError(
                     "some classes are too small to be left out of each part; leave them out of the data, or test "
                     "another measure than those of unseen classes."
                 )
+
+    def check_metric(self, labels: torch.Tensor) -> None:
+        """Raise an error if the planned measure is not defined for test images with these labels."""
+        metric, counts = self.plan.metric, labels.unique(return_counts=True)[1]
+        images, classes = (SHOT + 1, 2) if "few_shot" in metric else (2, 1) if metric.endswith(RETRIEVAL) else (1, 1)
+        if (found := int((counts >= images).sum())) < classes:
+            raise ValueError(
+                f"--metric {metric} needs {classes} class(es) with at least {images} images to tune on and to test on; "
+                f"some part has {found}. Test another measure, or set a larger --eval_fraction or --left_out_classes."
+            )
 
     @cached_property
     def class_names(self) -> list[str]:

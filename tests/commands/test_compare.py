@@ -293,6 +293,22 @@ def test_a_backbone_of_unknown_preprocessing_is_refused(run):
         run("digits", *HEADS, "--frozen", "--backbones", "lenet5")
 
 
+@pytest.mark.parametrize(
+    ("metric", "fraction", "message"),
+    [
+        ("map_at_r", "0.1", "--metric map_at_r needs 1 class(es) with at least 2 images"),
+        ("unseen_few_shot_accuracy", "0.2", "needs 2 class(es) with at least 6 images"),
+    ],
+)
+def test_a_measure_that_the_parts_do_not_define_is_refused(refused, photos, metric, fraction, message):
+    assert message in refused(photos, *HEADS, "--metric", metric, "--eval_fraction", fraction)
+
+
+def test_an_image_size_that_a_saved_backbone_cannot_have_is_refused(run, backbone):
+    with pytest.raises(ValueError, match="lenet needs images of 28 x 28 pixels and 1 channel"):
+        run("digits", *HEADS, *frozen_words(backbone), "--image_size", "32")
+
+
 def test_one_seed_is_refused(capsys, tmp_path):
     with pytest.raises(SystemExit):
         compare.main(["digits", *HEADS, "--seeds", "1", "--output_dir", str(tmp_path / "out")])
