@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import Arguments, Options, argument, named_first, parse_arguments
+from hf_sphere.utils.files import remove_folder
 
 if TYPE_CHECKING:
     from hf_sphere.comparison import Comparison
@@ -23,6 +24,7 @@ MEASURES = (
 )  # those of `hf_sphere.comparison.measures`, which would import torch
 
 FILES = ("trials.jsonl", "comparison.md", "comparison.png", "comparison.json", output_dir.RUN_FILE)
+FOLDERS = ("features", "models", "model", "finetuned")
 FREE = {"output_dir", "overwrite_output_dir", "finetune"}
 
 
@@ -103,6 +105,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     comparing = Comparing(data, arms, plan, folder, draw)
     options: dict[str, Any] = {"overwrite": plan.overwrite_output_dir, "resume": resume}
     with output_dir.results_dir(folder, FILES, **options):
+        for name in FOLDERS if plan.overwrite_output_dir else ():
+            if (folder / name).exists():
+                remove_folder(folder / name)
         output_dir.write_settings(folder, settings)
         comparing.run()
 

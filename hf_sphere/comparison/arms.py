@@ -45,11 +45,15 @@ def make_arm(name: str, options: Mapping[str, Any], learning_rate: float) -> Arm
         ValueError: If a value of the grid is not a list of increasing numbers.
     """
     options = dict(options)
+    if not isinstance(options.get("head_kwargs", {}), Mapping):
+        raise ValueError(f"head_kwargs of {name} must be a mapping; got {options['head_kwargs']!r}.")
     fixed = {f"head_kwargs.{key}" for key in options.get("head_kwargs", {})} | {*options}
     usual = {"learning_rate": RATES, **OWN_NUMBERS.get(str(options.get("head")), {"weight_decay": WEIGHT_DECAYS})}
-    grid, stated = {}, options.pop("grid", usual)
+    grid, stated = {}, options.get("grid", usual)
     if not isinstance(stated, Mapping):
         raise ValueError(f"the grid of {name} must be a mapping of options to lists of values; got {stated!r}.")
+    if "grid" in options and (both := fixed & {*stated}):
+        raise ValueError(f"{name} fixes {both.pop()}, which its grid has too; leave out one of them.")
     for key, values in stated.items():
         is_numeric = isinstance(values, Sequence) and all(isinstance(value, int | float) for value in values)
         if not is_numeric or not values or [*values] != sorted({*values}):
@@ -57,6 +61,7 @@ def make_arm(name: str, options: Mapping[str, Any], learning_rate: float) -> Arm
         start = learning_rate if key == "learning_rate" else values[len(values) // 2]
         if key not in fixed:
             grid[key] = (tuple(map(float, values)), float(start))
+    options.pop("grid", None)
     return Arm(name, options, grid)
 
 

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from transformers.image_utils import PILImageResampling
 
 from hf_sphere.comparison.arms import Arm, Parts, apply_setting
-from hf_sphere.comparison.measures import UNSEEN, Evaluated, measure
+from hf_sphere.comparison.measures import UNSEEN, Evaluated, mean_or_none
 from hf_sphere.comparison.tuning import Setting
 from hf_sphere.data import ImageSourceOptions, load_image_split
 from hf_sphere.models import (
@@ -30,6 +30,7 @@ from hf_sphere.ood import Outputs
 from hf_sphere.optim.groups import parameter_groups
 from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.training.evaluation import initialize_from_data
+from hf_sphere.utils.files import atomic_file
 from hf_sphere.utils.loading import load_model, load_pretrained
 from hf_sphere.utils.model_sources import processor_options
 from hf_sphere.utils.progress import progress_bar
@@ -207,9 +208,9 @@ def cache_features(
         batches = progress_bar(images.batches.epoch(), total=len(images.batches), desc=backbone, leave=False)
         with torch.inference_mode():
             features = torch.cat([encoder(batch["pixel_values"]).float().cpu() for batch in batches])
-        file.parent.mkdir(parents=True, exist_ok=True)
         ids = images.ids[images.batches.rows]
-        save_file({"features": features, "labels": images.batches.labels.cpu(), "ids": ids}, file)
+        with atomic_file(file) as unfinished:
+            save_file({"features": features, "labels": images.batches.labels.cpu(), "ids": ids}, unfinished)
     return images.class_names
 
 
@@ -251,25 +252,32 @@ def build_model(backbone: str, shape: Mapping[str, Any], **settings: Any) -> Sph
         config = SphereVisionConfig(**kept, final_activation=saved.keeps_activation, **shape, **settings)
         model = SphereVisionForImageClassification(config)
         encoder = load_model(SphereVisionModel, name, complete=True)
-        model.sphere_vision.backbone.load_state_dict(encoder.backbone.state_dict())
+        try:
+            model.sphere_vision.backbone.load_state_dict(encoder.backbone.state_dict())
+        except RuntimeError as error:  # of other shapes
+            height, width = saved.input_size
+            needed = f"{name} needs images of {height} x {width} pixels and {saved.num_channels} channel(s)"
+            raise ValueError(f"{needed}; got image_size={shape['image_size']}.") from error
         return model
     config = SphereVisionConfig(backbone=name, final_activation=True, **shape, **settings)
     return SphereVisionForImageClassification(config, pretrained=weights or (name if Path(name).is_dir() else True))
 
 
 @torch.no_grad()
-def score_backbone(runs: FrozenRuns, backbone: str, parts: Sequence[Parts]) -> dict[str, float]:
-    """Return scores of the features in percent, means over the seeds' parts of the data."""
-    arm, seeds = Arm("", {"backbone": backbone}), []
+def score_backbone(runs: FrozenRuns, backbone: str, parts: Sequence[Parts]) -> dict[str, float | None]:
+    """Return scores of the features in percent, means over the seeds' parts of the data; None if one is undefined."""
+    arm, seeds = Arm("", {"backbone": backbone}), list[dict[str, float | None]]()
     for each in parts:
         (train, labels), (test, targets) = runs.select(arm, each.train), runs.select(arm, each.test)
         _, rows = NeighborSearch(train, kind="torch").search(test, min(NEIGHBORS, len(train)))
-        scores = {f"{NEIGHBORS}-NN accuracy": 100 * float((labels[rows].mode(1).values == targets).double().mean())}
+        correct = labels[rows].mode(1).values == targets
+        scores: Any = {f"{NEIGHBORS}-NN accuracy": 100 * float(correct.double().mean())}
         outputs = [Outputs(test, labels=targets, ids=runs.positions[each.test])]
         if each.unseen is not None:
             features, classes = runs.select(arm, each.unseen)
             outputs.append(Outputs(features, labels=classes, ids=runs.positions[each.unseen]))
         names = [prefix + name for prefix in ("", UNSEEN)[: len(outputs)] for name in ("recall_at_1", "map_at_r")]
         evaluated = Evaluated(outputs[0], outputs[-1])  # without left-out classes, their measures are not computed
-        seeds.append(scores | {name: statistics.fmean(measure(name, evaluated).values()) for name in names})
-    return {name: statistics.fmean(scores[name] for scores in seeds) for name in seeds[0]}
+        seeds.append(scores | {name: mean_or_none(name, evaluated) for name in names})
+    columns: Any = {name: [scores[name] for scores in seeds] for name in seeds[0]}
+    return {name: None if None in column else statistics.fmean(column) for name, column in columns.items()}

@@ -1,5 +1,6 @@
 """Measures by which arms are compared, in percent, with an outcome per image."""
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,8 +49,16 @@ def measure(name: str, evaluated: Evaluated, *, per_image: bool = False) -> dict
         statistic = values
         if per_image:
             return pseudo_values(lambda rows: 100 * statistic(rows), ids.tolist())
-        values = torch.full((len(ids),), statistic(torch.arange(len(ids))))
+        values = torch.full((len(ids),), statistic(torch.arange(len(ids))), dtype=torch.float64)
     return dict(zip(ids.tolist(), (100 * values.double()).tolist(), strict=True))
+
+
+def mean_or_none(name: str, evaluated: Evaluated) -> float | None:
+    """Return a measure; None where it is not defined, as the few-shot accuracy of two images."""
+    try:
+        return statistics.fmean(measure(name, evaluated).values())
+    except ValueError:
+        return None
 
 
 Statistic = Callable[[Tensor], float]

@@ -12,14 +12,14 @@ import torch
 
 from hf_sphere.comparison import frozen, report
 from hf_sphere.comparison.arms import Arm, Division, apply_setting, make_arm, read_arms
-from hf_sphere.comparison.measures import UNSEEN
+from hf_sphere.comparison.measures import SHOT, UNSEEN
 from hf_sphere.comparison.runs import Comparison
 from hf_sphere.comparison.significance import power
 from hf_sphere.comparison.study import Study
 from hf_sphere.comparison.trained import TrainingRuns
 from hf_sphere.comparison.tuning import RATES
 from hf_sphere.data import ImageSourceOptions, sources
-from hf_sphere.data.provenance import DataRecord
+from hf_sphere.data.provenance import DataRecord, fingerprint
 from hf_sphere.data.targets import read_class_names, read_labels
 from hf_sphere.nn.heads import build_head
 from hf_sphere.utils.arguments import parse_arguments, to_argv
@@ -27,6 +27,9 @@ from hf_sphere.utils.model_sources import file_name
 from hf_sphere.utils.shared_rows import ROW_BITS
 
 FROZEN_DIM = 128
+RETRIEVAL = ("recall_at_1", "map_at_r")
+TUNED = ("learning_rate", "weight_decay")
+PLANNED = {"dataset_name", "train_split", "eval_split", "seed", "output_dir"}
 
 
 class Comparing:
@@ -67,6 +70,7 @@ class Comparing:
             raise ValueError("a comparison needs at least two arms; name more --heads, --backbones or --settings.")
         self.check_parts()
         self.check_arms()
+        self.check_records()
 
     def read_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the options of each arm, with the dimension of the embeddings."""
@@ -88,7 +92,7 @@ class Comparing:
         labels = torch.cat(
             [read_labels(rows, self.label, self.class_names, name) for name, rows in self.splits.items()]
         )
-        tuning, rows = self.division.tuning(), self.positions
+        tuning, rows, is_unseen = self.division.tuning(), self.positions, self.plan.metric.startswith(UNSEEN)
         for parts in (tuning, *map(self.division.of_seed, range(self.plan.seeds))):
             trained = rows[parts.train]
             for tested in filter(None, (parts.test, parts.unseen)):
@@ -103,11 +107,22 @@ class Comparing:
                     f"{len(other)} classes of the test images, such as {self.class_names[min(other)]}, have no "
                     "training images. If the splits have different classes, pool them: --train_split all."
                 )
+            self.check_metric(labels[rows[(is_unseen and parts.unseen) or parts.test]])
             if parts.unseen is not None and torch.isin(labels[rows[parts.unseen]], labels[trained]).any():
                 raise ValueError(
                     "some classes are too small to be left out of each part; leave them out of the data, or test "
                     "another measure than those of unseen classes."
                 )
+
+    def check_metric(self, labels: torch.Tensor) -> None:
+        """Raise an error if the planned measure is not defined for test images with these labels."""
+        metric, counts = self.plan.metric, labels.unique(return_counts=True)[1]
+        images, classes = (SHOT + 1, 2) if "few_shot" in metric else (2, 1) if metric.endswith(RETRIEVAL) else (1, 1)
+        if (found := int((counts >= images).sum())) < classes:
+            raise ValueError(
+                f"--metric {metric} needs {classes} class(es) with at least {images} images to tune on and to test on; "
+                f"some part has {found}. Test another measure, or set a larger --eval_fraction or --left_out_classes."
+            )
 
     @cached_property
     def class_names(self) -> list[str]:
@@ -118,25 +133,45 @@ class Comparing:
         """Raise an error for an arm that cannot be trained on the data."""
         allowed = {"backbone", "embedding_dim", "head", "head_kwargs"}
         for arm in self.arms:
+            if planned := PLANNED & {*self.arguments.training, *arm.options}:
+                raise ValueError(f"the plan sets {planned.pop()} of each run; leave it out of --training and the arms.")
             options = apply_setting(arm.options, {name: start for name, (_, start) in arm.grid.items()})
             if options.get("head") is None:
                 raise ValueError(
                     f"the arm {arm.name} has no head, and so no measure in common with others; set `head`."
                 )
             if self.arguments.frozen:
-                if other := {*arm.options} - allowed:
+                if others := {*arm.options} - allowed:
                     raise ValueError(
-                        f"with --frozen, an arm has {', '.join(sorted(allowed))}; {arm.name} has {other.pop()}."
+                        f"with --frozen, an arm has {', '.join(sorted(allowed))}; {arm.name} has {others.pop()}."
+                    )
+                if others := {name for name in arm.grid if name not in TUNED and not name.startswith("head_kwargs.")}:
+                    raise ValueError(
+                        f"with --frozen, a grid has {', '.join(TUNED)} and head_kwargs; {arm.name} has {others.pop()}."
+                    )
+                if "learning_rate" not in arm.grid:
+                    raise ValueError(
+                        f"with --frozen, the grid of {arm.name} needs a learning_rate, for instance [0.003]."
                     )
                 if not arm.backbone:
                     raise ValueError("--frozen needs pretrained --backbones; name some.")
             try:
-                if (dim := options.get("embedding_dim")) is not None:
-                    build_head(options["head"], dim, len(self.class_names), **options["head_kwargs"])
+                dim = options.get("embedding_dim") or max(FROZEN_DIM, len(self.class_names))  # or that of a backbone
+                build_head(options["head"], dim, len(self.class_names), **options["head_kwargs"])
                 if not self.arguments.frozen:
                     self.parse(options)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"the arm {arm.name} does not fit: {error}") from error
+
+    def check_records(self) -> None:
+        """Raise an error if a saved model whose weights are used was trained or evaluated on these images."""
+        ids = torch.cat([*self.positions.values()]).unique() + (fingerprint(self.splits) << ROW_BITS)
+        weights = [{**self.training, **arm.options}.get("initial_weights") for arm in self.arms]
+        for name in dict.fromkeys(filter(None, [*weights, *(arm.backbone for arm in self.arms)])):
+            record = DataRecord.read(name) if frozen.saved_config(name) is not None else None
+            used = torch.cat([*record.ids.values()]) if record is not None else torch.empty(0)
+            if shared := int(torch.isin(ids, used).sum()):
+                raise ValueError(f"{name} was trained or evaluated on {shared:,} of these images; compare on others.")
 
     def parse(self, options: Mapping[str, Any]) -> None:
         """Raise an error for options that `hf-sphere train classification` does not have."""
@@ -179,9 +214,9 @@ class Comparing:
         print(f"arms      {', '.join(arm.name for arm in self.arms)}; reference {self.arms[0].name}")
         f = division.test_fraction
         wider = math.sqrt(1 + plan.seeds * f / (1 - f)) if division.test is None else 1.0
-        paired: Any = {"tests": len(self.arms) - 1, "test": "paired" if division.test is None else "welch"}
+        paired: Any = {"tests": len(self.arms) - 1, "test": "paired" if division.is_redrawn else "welch"}
         shown = [f"{100 * power(1.0, wider * d, plan.seeds, **paired):.0f} % at {d}" for d in (0.3, 0.5, 0.8)]
-        what = "of the differences" if division.test is None else "over seeds"
+        what = "of the differences" if division.is_redrawn else "over seeds"
         print(f"power     {plan.metric}, {plan.seeds} seeds; a difference of one point is found with a probability of")
         print(f"          {', '.join(shown)} points of standard deviation {what}, before the variation of test images")
 
@@ -190,27 +225,19 @@ class Comparing:
         files, device = {}, "cuda" if torch.cuda.is_available() else "cpu"
         division = self.division
         split = division.train if division.test is None else f"{division.train}+{division.test}"
-        for backbone in dict.fromkeys(arm.backbone for arm in self.arms):
-            file = self.folder / "features" / f"{file_name(backbone)}.safetensors"
+        for index, backbone in enumerate(dict.fromkeys(arm.backbone for arm in self.arms)):
+            file = self.folder / "features" / f"{index}-{file_name(backbone)}.safetensors"  # names can be alike
             frozen.cache_features(backbone, self.source, self.splits, split, file, device=device)
             features = frozen.read_features(str(file))
-            self.check_record(backbone, features["ids"])
             rows = features["ids"] & ((1 << ROW_BITS) - 1)
             print(f"features  {backbone}: {len(rows):,} images, {features['features'].shape[1]} dimensions")
             files[backbone] = str(file)
-        index = torch.full((int(rows.max()) + 1,), -1).scatter(0, rows, torch.arange(len(rows)))
-        positions = {name: index[part[part < len(index)]] for name, part in self.positions.items()}
+        places = torch.full((int(rows.max()) + 1,), -1).scatter(0, rows, torch.arange(len(rows)))
+        positions = {name: places[part[part < len(places)]] for name, part in self.positions.items()}
         positions = {name: part[part >= 0] for name, part in positions.items()}  # without unreadable images
         return self.study(
             frozen.FrozenRuns(files, positions, self.source, self.class_names), self.folder, self.plan.num_train_epochs
         )
-
-    def check_record(self, backbone: str, ids: torch.Tensor) -> None:
-        """Raise an error if a saved model, whose backbone is used, was trained or evaluated on these images."""
-        record = DataRecord.read(backbone) if frozen.saved_config(backbone) is not None else None
-        used = torch.cat([*record.ids.values()]) if record is not None else torch.empty(0)
-        if shared := int(torch.isin(ids, used).sum()):
-            raise ValueError(f"{backbone} was trained or evaluated on {shared:,} of these images; compare on others.")
 
     def trained_study(self, folder: Path) -> Study:
         """Return the study of arms that are trained in full."""
@@ -230,7 +257,8 @@ class Comparing:
         if not name or (self.arguments.settings is not None and not self.arguments.frozen):
             return options
         if (saved := frozen.saved_config(name)) is not None:
-            return options | {"backbone": saved.backbone, "initial_weights": name}
+            sides = {"image_size": [*saved.input_size]} if self.source.image_size is None else {}
+            return options | {"backbone": saved.backbone, "initial_weights": name} | sides
         return (
             options | {"backbone": name} | ({"backbone_weights": weights} if weights else {"pretrained_backbone": True})
         )

@@ -28,7 +28,7 @@ def write(
     study: Study,
     arms: Sequence[Arm],
     results: Mapping[Any, Any],
-    backbones: Mapping[str, Mapping[str, float]],
+    backbones: Mapping[str, Mapping[str, float | None]],
 ) -> Comparison | None:
     """Write `comparison.md` and `comparison.json`, print the verdict, and return the comparison.
 
@@ -45,12 +45,12 @@ def write(
     for arm in arms:
         tuned = results["tuned", arm.name]
         if tuned is None:
-            lines.append(f"| {arm.name} | all settings diverged | |")
+            lines.append(f"| {_cell(arm.name)} | all settings diverged | |")
             continue
         ends = [name.rpartition(".")[2] for name in tuned["at_end"]]
         ends_text = f" (at the end of the grid: {', '.join(ends)})" if ends else ""
         shown = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in tuned["setting"].items())
-        lines.append(f"| {arm.name} | {shown}{ends_text} | {tuned['count']} |")
+        lines.append(f"| {_cell(arm.name)} | {shown}{ends_text} | {tuned['count']} |")
     lines += ["", "## Other measures", "", "Means over seeds in percent, without a test.", ""]
     lines += _table(study, arms, results)
     if backbones:
@@ -58,7 +58,8 @@ def write(
         lines += ["", "## Backbones", "", "Scores of the features themselves, means over seeds in percent.", ""]
         lines += [f"| backbone | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
         lines += [
-            f"| {name} | {' | '.join(f'{v:.2f}' for v in scores.values())} |" for name, scores in backbones.items()
+            f"| {_cell(name)} | {' | '.join('' if v is None else f'{v:.2f}' for v in scores.values())} |"
+            for name, scores in backbones.items()
         ]
     lines += ["", "## How measured", "", describe(study, comparison)]
     write_text(folder / "comparison.md", "\n".join(["# Comparison", "", *lines, ""]))
@@ -144,8 +145,12 @@ def _table(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any]) -> lis
     lines = [f"| arm | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
     for arm in arms:
         cells = ("" if (mean := values[name][arm.name]) is None else f"{mean:.2f}" for name in columns)
-        lines.append(f"| {arm.name} | {' | '.join(cells)} |")
+        lines.append(f"| {_cell(arm.name)} | {' | '.join(cells)} |")
     return lines
+
+
+def _cell(name: str) -> str:
+    return name.replace("|", "&#124;")
 
 
 def _mean(study: Study, arm: Arm, results: Mapping[Any, Any], name: str) -> float | None:

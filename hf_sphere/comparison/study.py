@@ -2,17 +2,21 @@
 
 import itertools
 import os
+import signal
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
 from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division, Parts
-from hf_sphere.comparison.measures import MEASURES, UNSEEN, Evaluated, measure
+from hf_sphere.comparison.measures import MEASURES, UNSEEN, Evaluated, mean_or_none, measure
 from hf_sphere.comparison.runs import Comparison, compare_runs
 from hf_sphere.comparison.tuning import Setting, Tuned, tune
 from hf_sphere.utils.json_lines import JsonLines
@@ -75,7 +79,7 @@ class Study:
         if evaluated is not None:
             outcomes = measure(self.metric, evaluated, per_image=True)
             names = [name for name in MEASURES if evaluated.unseen is not None or not name.startswith(UNSEEN)]
-            values = {name: _mean_or_none(name, evaluated) for name in names}
+            values = {name: mean_or_none(name, evaluated) for name in names}
             result = {"values": values, "ids": [*outcomes], "outcomes": [*outcomes.values()]}
         JsonLines(self.file)["run", arm.name, seed] = result
 
@@ -87,8 +91,7 @@ class Study:
             done = sum(key[0] == "run" for key in finished)
             tuned = f"{len(arms) - len(open_arms)} of {len(arms)} arms are tuned"
             say(f"resumed   {tuned}, and {done} of {self.seeds * len(arms)} runs are finished")
-        spawn = get_context("spawn")  # forked processes would share the threads of torch
-        with ProcessPoolExecutor(workers, spawn, _start_worker, (workers, os.environ.get("HF_SPHERE_IMPORT"))) as pool:
+        with _pool(workers) as pool:
             for arm, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):
                 say(f"tuned     {arm.name}: {self.describe(JsonLines(self.file)['tuned', arm.name])}{left}")
             finished = JsonLines(self.file)
@@ -122,27 +125,42 @@ class Study:
                 values[arm.name] = {s: dict(zip(run["ids"], run["outcomes"], strict=True)) for s, run in runs.items()}
         if reference not in values or len(values) < 2:
             return None
-        planned, is_redrawn = MEASURES[self.metric], self.division.test is None
+        planned, division = MEASURES[self.metric], self.division
         return compare_runs(
             values,
             reference=reference,
             higher_is_better=planned.higher_is_better,
             perfect=planned.perfect,
-            test="paired" if is_redrawn else "welch",
-            test_fraction=self.division.test_fraction if is_redrawn else None,
+            test="paired" if division.is_redrawn else "welch",
+            test_fraction=division.test_fraction if division.test is None else None,
         )
 
 
-def _mean_or_none(name: str, evaluated: Evaluated) -> float | None:
-    """Return a measure; None where it is not defined, as the few-shot accuracy of two images."""
-    try:
-        return statistics.fmean(measure(name, evaluated).values())
-    except ValueError:
-        return None
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Yield processes that end in the middle of their tasks when this one is interrupted, or is killed."""
+    spawn = get_context("spawn")  # forked processes would share the threads of torch
+    parent, main = spawn.Pipe(duplex=False)
+    with ProcessPoolExecutor(
+        workers, spawn, _start_worker, (workers, os.environ.get("HF_SPHERE_IMPORT"), parent)
+    ) as pool:
+        try:
+            yield pool
+        except BaseException:
+            main.close()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
-def _start_worker(workers: int, modules: str | None) -> None:
-    """Import the modules of one's own parts, and divide the cores."""
+def _start_worker(workers: int, modules: str | None, parent: Connection) -> None:
+    """Import the modules of one's own parts, divide the cores, and watch for the end of the pipe to the parent."""
+
+    def end_with_parent() -> None:
+        parent.poll(None)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too
     import torch
 
     from hf_sphere.utils.imports import import_modules

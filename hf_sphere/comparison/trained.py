@@ -1,5 +1,6 @@
 """Arms that are trained in full, by the recipe for image classification."""
 
+import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -64,7 +65,8 @@ class TrainingRuns:
 
     def model_folder(self, arm: Arm, seed: int) -> Path:
         """Return the folder of the model of a run; that of the first seed is kept."""
-        return self.folder / f"{file_name(arm.name)}-seed{seed}"
+        digest = hashlib.sha256(arm.name.encode()).hexdigest()[:8]  # names such as a/b and a-b are alike
+        return self.folder / f"{file_name(arm.name)}-{digest}-seed{seed}"
 
     def evaluate(self, model_folder: Path, part: str) -> tuple[Outputs, dict[str, Any]]:
         """Return the outputs of a model for a part, and the distance of its embeddings."""
@@ -80,7 +82,8 @@ class TrainingRuns:
             for batch in images.batches.epoch()
         ]
         embeddings, logits = (torch.cat([column[name] for column in columns]) for name in ("embedding", "logits"))
-        labels = torch.tensor([index[images.class_names[label]] for label in images.batches.labels.tolist()])
+        names = images.class_names  # left-out classes that the model does not have follow its own
+        labels = torch.tensor([index.get(names[i], len(index) + i) for i in images.batches.labels.tolist()])
         return Outputs(embeddings, logits, labels, ids=images.ids[images.batches.rows]), embedding_metric(model)
 
 

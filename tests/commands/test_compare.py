@@ -1,0 +1,330 @@
+"""The job `hf-sphere compare`: checks, resumption and results."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, Image
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.commands import compare
+from hf_sphere.comparison import frozen, study
+from hf_sphere.comparison.arms import Arm
+from hf_sphere.comparison.trained import TrainingRuns
+from hf_sphere.data import ImageSourceOptions
+from hf_sphere.data.provenance import DataRecord, fingerprint, identify_rows
+from hf_sphere.data.sources import load_splits
+from hf_sphere.models import SphereVisionImageProcessor
+from hf_sphere.utils.json_lines import JsonLines
+
+SHORT = ["--seeds", "2", "--num_settings", "3", "--num_train_epochs", "2"]
+HEADS = ["--heads", "softmax", "cosine"]
+TABLE = """
+slow: {head: softmax, backbone: lenet5, grid: {learning_rate: [0.0001]}}
+fast: {head: cosine, backbone: lenet5, grid: {learning_rate: [0.01]}}
+"""
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory) -> str:
+    torch.manual_seed(0)
+    folder, shape = tmp_path_factory.mktemp("one") / "lenet", {"num_channels": 1, "image_size": [28, 28]}
+    saved = SphereVisionConfig(backbone="lenet5", head="softmax", num_labels=3, **shape)
+    SphereVisionForImageClassification(saved).save_pretrained(folder)
+    size, options = {"height": 28, "width": 28}, {"num_channels": 1, "image_mean": [0.4], "image_std": [0.3]}
+    SphereVisionImageProcessor(size=size, **options).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> str:
+    """Folder of six classes of ten images with one bright row each."""
+    folder, generator = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    images = generator.integers(0, 90, (60, 20, 20), dtype=np.uint8)
+    for index, image in enumerate(images):
+        image[3 * (index % 6) : 3 * (index % 6) + 3] += 100
+    save(folder, images, [index % 6 for index in range(60)])
+    return str(folder)
+
+
+def save(folder: Path, images: np.ndarray, labels: list[int], split: str = "train") -> None:
+    features = Features({"image": Image(), "label": ClassLabel(names=[*"abcdef"])})
+    data = Dataset.from_dict({"image": [*images], "label": labels}, features)
+    data.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch):
+    monkeypatch.setattr(study, "_pool", lambda workers: ThreadPoolExecutor(1))
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """Run the job in this process; return what it prints and its folder."""
+
+    def start(*words: str, out: Path = tmp_path / "out") -> tuple[str, Path]:
+        frozen.read_features.cache_clear()
+        compare.main([*words, *SHORT, "--output_dir", str(out)])
+        return capsys.readouterr().out, out
+
+    return start
+
+
+@pytest.fixture
+def refused(run, tmp_path):
+    """Return the message of an error before any output."""
+
+    def start(*words: str) -> str:
+        with pytest.raises(ValueError, match=r".") as error:
+            run(*words)
+        assert not (tmp_path / "out").exists()
+        return str(error.value)
+
+    return start
+
+
+def results(folder: Path) -> dict:
+    return json.loads((folder / "comparison.json").read_text())
+
+
+def frozen_words(backbone: str) -> list[str]:
+    return ["--frozen", "--backbones", backbone, "--embedding_dim", "8"]
+
+
+def table(tmp_path: Path, text: str) -> list[str]:
+    (tmp_path / "table.yaml").write_text(text)
+    return ["--settings", str(tmp_path / "table.yaml")]
+
+
+def test_a_killed_comparison_resumes_with_the_results_of_an_uninterrupted_one(root, run, backbone, tmp_path):
+    """That one runs in this process, so that a trial has the same values in another process."""
+    words = ["digits", *HEADS, *frozen_words(backbone)]
+    expected = results(run(*words, out=tmp_path / "whole")[1])
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "hf_sphere.commands.main", "compare", *words, *SHORT, "--output_dir", str(out)]
+    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "log").open("w") as log:
+        started = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    trials, end = out / "trials.jsonl", time.monotonic() + 120
+    while not (trials.exists() and trials.read_bytes().count(b"\n") > 1):
+        assert started.poll() is None, (tmp_path / "log").read_text()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    while not is_empty_group(started.pid):  # its worker ends too
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    before = trials.read_bytes()
+    before = before[: before.rfind(b"\n") + 1]
+    printed, _ = run(*words, out=out)
+    assert "resumed   " in printed
+    assert trials.read_bytes().startswith(before)
+    keys = Counter(json.dumps(json.loads(line)[0]) for line in trials.read_text().splitlines())
+    assert max(keys.values()) == 1
+    assert [*keys] == [json.dumps(key) for key in JsonLines(tmp_path / "whole" / "trials.jsonl")]
+    for name, arm in results(out)["arms"].items():
+        assert arm["tuned"]["setting"] == expected["arms"][name]["tuned"]["setting"]
+        for seed, values in arm["runs"].items():
+            assert values == pytest.approx(expected["arms"][name]["runs"][seed], abs=1e-3)
+
+
+def is_empty_group(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("names", [("a/b", "a-b"), ("ü", "/")])
+def test_arms_with_similar_names_have_their_own_folders(tmp_path, names):
+    runs = TrainingRuns(tmp_path, ImageSourceOptions("digits"), {})
+    folders = {runs.model_folder(Arm(name, {}), 0) for name in names}
+    assert len(folders) == 2
+    assert {folder.parent for folder in folders} == {tmp_path}
+
+
+def test_the_files_and_the_printed_plan(run, backbone, photos):
+    printed, out = run(photos, *HEADS, *frozen_words(backbone))
+    assert "6 classes, 38 to train on, 12 to tune on, 10 to test on (new parts for each seed)" in printed
+    names = {"comparison.md", "comparison.json", "comparison.png", "trials.jsonl", "model", "features", "run.json"}
+    assert names <= {path.name for path in out.iterdir()}
+    found = results(out)
+    rows = {row["arm"]: row for row in found["comparison"]}
+    for name, arm in found["arms"].items():
+        assert rows[name]["mean"] == pytest.approx(np.mean([run["accuracy"] for run in arm["runs"].values()]))
+    assert "Each seed divides the others again" in (out / "comparison.md").read_text()
+    assert SphereVisionForImageClassification.from_pretrained(out / "model").config.num_labels == 6
+
+
+def test_trained_arms_are_compared_by_their_final_models(run, tmp_path):
+    words = ["--training", "{image_size: 16, max_train_samples: 600, per_device_train_batch_size: 16}"]
+    _, out = run("digits", *table(tmp_path, TABLE), *words)
+    found = results(out)
+    assert [len(arm["runs"]) for arm in found["arms"].values()] == [2, 2]
+    assert all(arm["tuned"]["count"] == 1 for arm in found["arms"].values())
+    means = {row["arm"]: row["mean"] for row in found["comparison"]}
+    best = max(means, key=means.__getitem__)
+    assert means["fast"] > 30
+    evaluated = json.loads((out / "model" / "all_results.json").read_text())
+    assert 100 * evaluated["eval_accuracy"] == pytest.approx(found["arms"][best]["runs"]["0"]["accuracy"], abs=1e-3)
+
+
+def test_a_diverging_arm_is_reported_and_the_others_are_compared(run, backbone, photos, tmp_path):
+    arms = f"head: softmax, backbone: '{backbone}'"
+    text = f"first: {{{arms}}}\n'wild | one': {{{arms}, grid: {{learning_rate: [1.0e+30]}}}}\nlast: {{{arms}}}\n"
+    printed, out = run(photos, *table(tmp_path, text), "--frozen")
+    assert "tuned     wild | one: all settings diverged" in printed
+    assert "Diverged or without a value: wild | one." in printed
+    assert [row["arm"] for row in results(out)["comparison"]] == ["first", "last"]
+    assert "| wild &#124; one | all settings diverged | |" in (out / "comparison.md").read_text()
+
+
+@pytest.mark.parametrize("wild", [["first"], ["first", "last"]])
+def test_nothing_is_tested_if_the_reference_diverges(run, backbone, photos, tmp_path, wild):
+    grids = {
+        name: "{learning_rate: [1.0e+30]}" if name in wild else "{learning_rate: [0.01]}" for name in ["first", "last"]
+    }
+    text = "\n".join(f"{name}: {{head: softmax, backbone: '{backbone}', grid: {grid}}}" for name, grid in grids.items())
+    printed, out = run(photos, *table(tmp_path, text), "--frozen")
+    assert "so nothing is tested." in printed
+    assert results(out)["comparison"] is None
+    assert "intervals" not in (out / "comparison.md").read_text()
+    assert (out / "model").exists() == (len(wild) == 1)
+
+
+def test_backbones_with_the_same_folder_name_keep_their_features(run, backbone, photos, tmp_path):
+    other = tmp_path / Path(backbone).name
+    model = SphereVisionForImageClassification.from_pretrained(backbone)
+    torch.nn.init.normal_(next(model.sphere_vision.backbone.parameters()))
+    model.save_pretrained(other)
+    SphereVisionImageProcessor.from_pretrained(backbone).save_pretrained(other)
+    _, out = run(photos, "--heads", "softmax", "--frozen", "--backbones", backbone, str(other), "--embedding_dim", "8")
+    features = [frozen.read_features(str(file))["features"] for file in sorted((out / "features").iterdir())]
+    assert len(features) == 2
+    assert not torch.equal(*features)
+    assert [*results(out)["backbones"]] == [*results(out)["arms"]] == [backbone, str(other)]
+
+
+def test_a_replaced_comparison_keeps_no_features(run, backbone, photos):
+    _, out = run("digits", *HEADS, *frozen_words(backbone))
+    with pytest.raises(FileExistsError, match="contains another run, which differs in dataset_name"):
+        run(photos, *HEADS, *frozen_words(backbone))
+    run(photos, *HEADS, *frozen_words(backbone), "--overwrite_output_dir")
+    (file,) = (out / "features").iterdir()
+    assert len(frozen.read_features(str(file))["labels"]) == 60
+
+
+def test_left_out_classes_are_paired_also_with_a_test_split(run, backbone):
+    _, out = run("digits", *HEADS, *frozen_words(backbone), "--metric", "unseen_recall_at_1")
+    text = (out / "comparison.md").read_text()
+    assert "p (paired, Holm)" in text
+    assert "For each seed, 25 % of the classes are left out of training." in text
+
+
+@pytest.mark.parametrize("words", [["--frozen", "--backbones"], ["--backbones"]])
+def test_a_backbone_that_has_seen_the_images_is_refused(refused, backbone, tmp_path, words):
+    seen, splits = tmp_path / "seen", load_splits("digits")
+    SphereVisionForImageClassification.from_pretrained(backbone).save_pretrained(seen)
+    SphereVisionImageProcessor.from_pretrained(backbone).save_pretrained(seen)
+    ids = {key: identify_rows(splits, "test", "label", fingerprint(splits)) for key in ("train", "eval")}
+    DataRecord({"train": "test", "eval": "test"}, ids, "label").save(seen)
+    message = refused("digits", *HEADS, *words, str(seen), "--embedding_dim", "8")
+    assert "seen was trained or evaluated on 355 of these images" in message
+
+
+ONE = "b: {head: cosine}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--heads", "softmax"], "a comparison needs at least two arms"),
+        (["--heads", "softmax", "softmx"], "the arm softmx does not fit: unknown head 'softmx'"),
+        (["--heads", "softmax", "etf", "--embedding_dim", "8"], "the arm etf does not fit: a simplex of 10 classes"),
+        ([*HEADS, "--train_split", "train+test", "--eval_split", "test"], "355 of the 355 test images are also images"),
+        ([*HEADS, "--eval_split", "train"], "1,442 of the 1,442 test images are also images to train or tune on"),
+        ([*HEADS, "--metric", "unseen_auroc", "--left_out_classes", "0"], "needs left-out classes"),
+        ([*HEADS, "--finetune", "2"], "--finetune repeats arms of --frozen"),
+        ([*HEADS, "--frozen"], "--frozen needs pretrained --backbones"),
+        ([*HEADS, "--training", "{eval_split: train}"], "the plan sets eval_split of each run"),
+        ([*HEADS, "--training", "{no_option: 1}"], "the arm softmax does not fit"),
+        ([*HEADS, "--group_column", "patient"], "no group column 'patient'"),
+    ],
+)
+def test_a_contradictory_plan_is_refused(refused, words, message):
+    assert message in refused("digits", *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("- softmax", [], "must be a mapping of names to options"),
+        ("a: softmax", [], "must be a mapping of names to options"),
+        ("a: {head: [", [], "is no YAML file"),
+        ("a: {backbone: lenet5}\n" + ONE, [], "the arm a has no head"),
+        ("a: {head: softmax, no_option: 1}\n" + ONE, [], "the arm a does not fit"),
+        ("a: {head: softmax, head_kwargs: {foo: 1}, embedding_dim: 8}\n" + ONE, [], "head 'softmax' has no option foo"),
+        ("a: {head: softmax, grid: {learning_rate: [2, 1]}}\n" + ONE, [], "a list of increasing numbers"),
+        ("a: {head: softmax, grid: {no_option: [1]}}\n" + ONE, [], "the arm a does not fit"),
+        ("a: {head: softmax, weight_decay: 0.1}\n" + ONE, ["--frozen"], "with --frozen, an arm has backbone, "),
+        ("a: {head: softmax, grid: {seed: [1]}}\n" + ONE, ["--frozen"], "with --frozen, a grid has learning_rate, "),
+        ("a: {head: softmax, grid: {}}\n" + ONE, ["--frozen"], "the grid of a needs a learning_rate"),
+        (ONE, HEADS, "--settings names the arms; leave out --heads and --backbones"),
+    ],
+)
+def test_a_wrong_table_of_arms_is_refused(refused, tmp_path, text, words, message):
+    assert message in refused("digits", *table(tmp_path, text), *words)
+
+
+def test_a_backbone_of_unknown_preprocessing_is_refused(run):
+    with pytest.raises(ValueError, match="how images are prepared for the backbone lenet5 is unknown"):
+        run("digits", *HEADS, "--frozen", "--backbones", "lenet5")
+
+
+@pytest.mark.parametrize(
+    ("metric", "fraction", "message"),
+    [
+        ("map_at_r", "0.1", "--metric map_at_r needs 1 class(es) with at least 2 images"),
+        ("unseen_few_shot_accuracy", "0.2", "needs 2 class(es) with at least 6 images"),
+    ],
+)
+def test_a_measure_that_the_parts_do_not_define_is_refused(refused, photos, metric, fraction, message):
+    assert message in refused(photos, *HEADS, "--metric", metric, "--eval_fraction", fraction)
+
+
+def test_an_image_size_that_a_saved_backbone_cannot_have_is_refused(run, backbone):
+    with pytest.raises(ValueError, match="lenet needs images of 28 x 28 pixels and 1 channel"):
+        run("digits", *HEADS, *frozen_words(backbone), "--image_size", "32")
+
+
+def test_one_seed_is_refused(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        compare.main(["digits", *HEADS, "--seeds", "1", "--output_dir", str(tmp_path / "out")])
+    assert "seeds must be at least 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ([0, 1, 2] * 5 + [3], [], r"1 class\(es\) have a single image, .*: d\."),
+        ([0, 1, 2] * 5, [0, 1, 2, 3] * 3, "1 classes of the test images, such as d, have no training images"),
+    ],
+)
+def test_classes_without_enough_images_are_refused(refused, tmp_path, train, test, message):
+    (tmp_path / "data").mkdir()
+    for split, labels in (("train", train), ("test", test)):
+        if labels:
+            save(tmp_path / "data", np.zeros((len(labels), 8, 8), dtype=np.uint8), labels, split)
+    assert re.search(message, refused(str(tmp_path / "data"), *HEADS))

@@ -1,0 +1,134 @@
+import itertools
+
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+
+from hf_sphere.comparison.arms import Division, apply_setting, make_arm
+from hf_sphere.comparison.tuning import RATES
+from hf_sphere.data.sources import find_rows, held_out_names, read_split
+
+GROUPED = {"head": "arcface", "head_kwargs": {"scale": 20.0}}
+
+
+def rows(count: int, start: int, classes: int = 8) -> Dataset:
+    """Rows numbered from `start`, in groups of three rows of one class."""
+    cells = {
+        "row": range(start, start + count),
+        "label": [n // 3 % classes for n in range(count)],
+        "patient": [f"patient {start + n // 3}" for n in range(count)],
+    }
+    names = [f"class {n}" for n in range(classes)]
+    features = Features({"row": Value("int64"), "label": ClassLabel(names=names), "patient": Value("string")})
+    return Dataset.from_dict({name: list(column) for name, column in cells.items()}, features)
+
+
+@pytest.fixture(scope="module")
+def splits() -> DatasetDict:
+    return DatasetDict(train=rows(240, 0), test=rows(96, 240))
+
+
+def column(splits, part: str, name: str) -> set:
+    return {*read_split(splits, part, "label")[name]}
+
+
+def test_groups_are_not_divided(splits):
+    kept, held_out = held_out_names("train", 0.2, 3, "patient")
+    assert not column(splits, kept, "patient") & column(splits, held_out, "patient")
+    assert column(splits, kept, "label") == column(splits, held_out, "label") == {*range(8)}
+    assert len(column(splits, held_out, "row")) == pytest.approx(48, abs=6)
+
+
+def test_groups_stay_undivided_when_a_part_is_divided_again(splits):
+    kept, tuning = held_out_names("train", 0.2, 1000, "patient")
+    parts = [tuning, *held_out_names(kept, 0.25, 0, "patient")]
+    patients = [column(splits, part, "patient") for part in parts]
+    assert not any(one & other for one, other in itertools.combinations(patients, 2))
+    assert set.union(*patients) == column(splits, "train", "patient")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_classes_are_left_out_of_two_parts(splits, seed):
+    seen, unseen = ([held_out_names(part, 0.25, seed, "label")[i] for part in ("train", "test")] for i in (0, 1))
+    left_out = [column(splits, part, "label") for part in unseen]
+    assert left_out[0] == left_out[1]
+    assert len(left_out[0]) == 2
+    assert [column(splits, part, "label") for part in seen] == [{*range(8)} - left_out[0]] * 2
+
+
+def test_each_seed_leaves_out_other_classes(splits):
+    drawn = {frozenset(column(splits, held_out_names("train", 0.25, seed, "label")[1], "label")) for seed in range(9)}
+    assert len(drawn) > 5
+
+
+@pytest.mark.parametrize("by", [None, "patient", "label"])
+def test_the_rows_of_a_part_are_those_that_are_read(splits, by):
+    for part in held_out_names(held_out_names("test", 0.25, 1, by)[0], 0.25, 2, by):
+        assert find_rows(splits, part, "label").tolist() == read_split(splits, part, "label")["row"]
+
+
+def test_an_unknown_group_column_is_named(splits):
+    with pytest.raises(ValueError, match=r"no group column 'patents'.*Did you mean 'patient'"):
+        read_split(splits, held_out_names("train", 0.2, 0, "patents")[0], "label")
+
+
+@pytest.mark.parametrize("left_out", [0.0, 0.25])
+@pytest.mark.parametrize("group", [None, "patient"])
+@pytest.mark.parametrize("test", [None, "test"])
+def test_no_test_image_is_tuned_or_trained_on(splits, test, group, left_out):
+    division = Division("train", test, 0.2, group, left_out, "label")
+
+    def find(*names: str | None) -> torch.Tensor:
+        return torch.cat([find_rows(splits, name, "label") for name in names if name is not None])
+
+    def patients(found: torch.Tensor) -> set[int]:
+        return {*(found // 3).tolist()}
+
+    tuning, drawn = division.tuning(), set()
+    for parts in map(division.of_seed, range(3)):
+        trained, tested = find(parts.train), find(parts.test, parts.unseen)
+        used = torch.cat([trained, find(tuning.test, tuning.unseen)])
+        assert not torch.isin(tested, used).any()
+        assert group is None or not patients(tested) & patients(used)
+        assert not torch.isin(find(tuning.test, tuning.unseen), find(tuning.train)).any()
+        drawn.add(frozenset(tested.tolist()) if test is None else frozenset(find(parts.test).tolist()))
+        assert (parts.unseen is None) == (left_out == 0.0)
+        if parts.unseen is not None:
+            assert not column(splits, parts.unseen, "label") & column(splits, parts.train, "label")
+    assert (len(drawn) > 1) == division.is_redrawn
+
+
+def test_the_own_test_split_is_tested_whole(splits):
+    assert find_rows(splits, Division("train", "test").of_seed(3).test, "label").tolist() == [*range(240, 336)]
+
+
+def test_fixed_numbers_of_a_head_are_not_tuned():
+    arm = make_arm("a", GROUPED, 1e-3)
+    assert [*arm.grid] == ["learning_rate", "head_kwargs.margin"]
+    assert arm.grid["learning_rate"] == (RATES, 1e-3)
+
+
+def test_a_setting_is_merged_with_the_options_of_the_head():
+    merged = apply_setting(GROUPED, {"learning_rate": 0.1, "head_kwargs.margin": 0.3})
+    assert merged == {"head": "arcface", "learning_rate": 0.1, "head_kwargs": {"scale": 20.0, "margin": 0.3}}
+    assert GROUPED["head_kwargs"] == {"scale": 20.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"grid": [1.0]}, r"the grid of a must be a mapping of options to lists of values; got \[1.0\]"),
+        (
+            {"grid": {"learning_rate": [0.1, 0.01]}},
+            r"a list of increasing numbers for learning_rate; got \[0.1, 0.01\]",
+        ),
+        ({"grid": {"learning_rate": [0.1, 0.1]}}, "increasing numbers"),
+        ({"grid": {"learning_rate": []}}, "increasing numbers"),
+        ({"grid": {"learning_rate": "0.1"}}, "increasing numbers"),
+        ({"grid": {"learning_rate": [0.1]}, "learning_rate": 0.1}, "a fixes learning_rate, which its grid has too"),
+        ({"head_kwargs": None}, "head_kwargs of a must be a mapping; got None"),
+    ],
+)
+def test_a_wrong_arm_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_arm("a", {"head": "softmax", **options}, 1e-3)

@@ -1,0 +1,117 @@
+import math
+import statistics
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+
+from hf_sphere.commands import compare
+from hf_sphere.comparison.measures import EPISODES, MEASURES, SHOT, UNSEEN, Evaluated, mean_or_none, measure
+from hf_sphere.ood import Outputs
+
+
+def outputs(count: int, classes: int, first: int = 0, seed: int = 0) -> Outputs:
+    """Noisy embeddings and logits of balanced classes from `first` on, with ids that are not their rows."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = first + torch.arange(count) % classes
+    embeddings = torch.eye(16)[labels] + 0.35 * torch.randn(count, 16, generator=generator)
+    return Outputs(embeddings, 4 * embeddings[:, :6], labels, ids=1000 * (1 + seed) + torch.arange(count))
+
+
+@pytest.fixture(scope="module")
+def evaluated() -> Evaluated:
+    return Evaluated(outputs(60, 6), outputs(48, 4, first=6, seed=1), {"distance": "cosine"})
+
+
+def softmax(logits: torch.Tensor) -> np.ndarray:
+    exponentials = np.exp(logits.double().numpy())
+    return exponentials / exponentials.sum(1, keepdims=True)
+
+
+def accuracy(data: Evaluated) -> float:
+    return 100 * float((data.known.logits.numpy().argmax(1) == data.known.labels.numpy()).mean())
+
+
+def calibration_error(data: Evaluated) -> float:
+    """15 bins of equal width."""
+    probabilities, labels, bins = softmax(data.known.logits), data.known.labels.tolist(), defaultdict(list)
+    for row, label in zip(probabilities, labels, strict=True):
+        bins[math.ceil(row.max() * 15)].append(row.max() - (row.argmax() == label))
+    return 100 * sum(abs(math.fsum(gaps)) for gaps in bins.values()) / len(labels)
+
+
+def retrieval(part: Outputs) -> tuple[float, float]:
+    """Recall@1 and MAP@R by their definitions."""
+    vectors, labels = part.embeddings.double().numpy(), part.labels.numpy()
+    vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = vectors @ vectors.T
+    np.fill_diagonal(cosines, -np.inf)
+    recalls, precisions = [], []
+    for row, label in enumerate(labels):
+        same = labels[np.argsort(-cosines[row])][: (labels == label).sum() - 1] == label
+        recalls.append(same[0])
+        precisions.append(float((same * same.cumsum() / np.arange(1, len(same) + 1)).mean()))
+    return 100 * float(np.mean(recalls)), 100 * float(np.mean(precisions))
+
+
+def auroc(data: Evaluated) -> float:
+    """Fraction of pairs of a known and an unseen image in the right order."""
+    known, unseen = (softmax(part.logits).max(1) for part in (data.known, data.unseen))
+    pairs = known[:, None] - unseen[None]
+    return 100 * float(((pairs > 0) + 0.5 * (pairs == 0)).mean())
+
+
+EXPECTED = {
+    "accuracy": accuracy,
+    "calibration_error": calibration_error,
+    "recall_at_1": lambda data: retrieval(data.known)[0],
+    "map_at_r": lambda data: retrieval(data.known)[1],
+    "unseen_recall_at_1": lambda data: retrieval(data.unseen)[0],
+    "unseen_map_at_r": lambda data: retrieval(data.unseen)[1],
+    "unseen_auroc": auroc,
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_measure_has_the_value_of_its_definition(evaluated, name):
+    assert 1 < EXPECTED[name](evaluated) < 99.9
+    assert mean_or_none(name, evaluated) == pytest.approx(EXPECTED[name](evaluated), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_the_mean_of_the_outcomes_is_the_measure(evaluated, name):
+    outcomes = measure(name, evaluated, per_image=True)
+    assert statistics.fmean(outcomes.values()) == pytest.approx(mean_or_none(name, evaluated), abs=1e-9)
+    assert len({*outcomes.values()}) > 1
+    known, unseen = ({*part.ids.tolist()} for part in (evaluated.known, evaluated.unseen))
+    assert outcomes.keys() == (known | unseen if "auroc" in name else unseen if name.startswith(UNSEEN) else known)
+
+
+def test_few_shot_accuracy_is_that_of_nearest_class_means(evaluated):
+    """With other random episodes, within three standard errors of fewer ones."""
+    generator, part = np.random.default_rng(5), evaluated.unseen
+    vectors, labels, correct = part.embeddings.double().numpy(), part.labels.numpy(), []
+    for _ in range(10 * EPISODES):
+        orders = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+        means = np.stack([vectors[order[:SHOT]].mean(0) for order in orders])
+        means /= np.linalg.norm(means, axis=1, keepdims=True)
+        for label, order in enumerate(orders):
+            correct += [*((vectors[order[SHOT:]] @ means.T).argmax(1) == label)]
+    assert mean_or_none("unseen_few_shot_accuracy", evaluated) == pytest.approx(100 * np.mean(correct), abs=1.0)
+
+
+@pytest.mark.parametrize(("name", "count"), [("unseen_few_shot_accuracy", 8), ("unseen_map_at_r", 4)])
+def test_a_measure_that_is_not_defined_has_no_value(evaluated, name, count):
+    few = Evaluated(evaluated.known, outputs(count, 4, first=6), evaluated.metric)
+    with pytest.raises(ValueError, match=r"needs two left-out classes|none of the 4 classes has two members"):
+        measure(name, few)
+    assert mean_or_none(name, few) is None
+
+
+def test_the_command_names_all_measures():
+    assert (*MEASURES,) == compare.MEASURES
+
+
+def test_only_the_calibration_error_is_better_when_lower():
+    assert [name for name, each in MEASURES.items() if not each.higher_is_better] == ["calibration_error"]

@@ -1,0 +1,67 @@
+import math
+from collections import Counter
+
+import pytest
+
+from hf_sphere.comparison.arms import make_arm
+from hf_sphere.comparison.tuning import OWN_NUMBERS, RATES, tune
+
+SCALES = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+
+
+class Concave:
+    """A score with one maximum on the logarithms of one or two options; settings above a limit diverge."""
+
+    def __init__(self, *best: float, limit: float = math.inf) -> None:
+        self.best, self.limit, self.calls = best, limit, list[tuple[tuple[float, ...], int]]()
+
+    def __call__(self, setting, epochs):
+        values = tuple(setting.values())
+        self.calls.append((values, epochs))
+        if values[0] > self.limit:
+            return None
+        return -sum(math.log(value / best) ** 2 for value, best in zip(values, self.best, strict=True))
+
+
+@pytest.mark.parametrize("best", RATES)
+def test_the_optimum_is_found_anywhere_on_the_grid(best):
+    tuned = tune({"learning_rate": (RATES, 1e-3)}, Concave(best), count=12, epochs=18)
+    assert (tuned.setting, tuned.score) == ({"learning_rate": best}, 0.0)
+    assert tuned.at_end == (("learning_rate",) if best in (RATES[0], RATES[-1]) else ())
+
+
+@pytest.mark.parametrize(("rate", "scale"), [(1e-5, 128.0), (3.0, 4.0), (3e-3, 16.0)])
+def test_the_optimum_of_two_numbers_is_found_outside_of_the_first_window(rate, scale):
+    grid = {"learning_rate": (RATES, 3e-3), "scale": (SCALES, 32.0)}
+    assert tune(grid, Concave(rate, scale), count=12, epochs=18).setting == {"learning_rate": rate, "scale": scale}
+
+
+def test_the_settings_are_counted_once_each():
+    score = Concave(1.0, 4.0)
+    tuned = tune({"learning_rate": (RATES, 3e-3), "scale": (SCALES, 32.0)}, score, count=12, epochs=18)
+    assert tuned.count == len({values for values, _ in score.calls})
+    assert max(Counter(score.calls).values()) == 1
+
+
+@pytest.mark.parametrize("head", ["softmax", "arcface"])  # with one number of its own, and with two
+def test_every_arm_starts_with_the_same_number_of_settings(head):
+    score = Concave(*[1.0] * (1 + len(OWN_NUMBERS[head])))
+    tune(make_arm(head, {"head": head}, 1e-3).grid, lambda *args: 0 * (score(*args) or 0), count=12, epochs=18)
+    assert {epochs: count for epochs, count in Counter(e for _, e in score.calls).items() if epochs < 18} == {
+        2: 12,
+        6: 4,
+    }
+
+
+def test_settings_that_diverge_rank_last():
+    tuned = tune({"learning_rate": (RATES, 1e-3)}, Concave(3.0, limit=0.02), count=5, epochs=9)
+    assert tuned.setting == {"learning_rate": 0.01}
+
+
+def test_nothing_is_returned_if_all_settings_diverge():
+    assert tune({"learning_rate": (RATES, 1e-3)}, lambda *_: None, count=5, epochs=9) is None
+
+
+def test_without_a_grid_the_only_setting_is_returned():
+    tuned = tune({}, lambda *_: 3.0, count=5, epochs=9)
+    assert (tuned.setting, tuned.score, tuned.count, tuned.at_end) == ({}, 3.0, 1, ())
