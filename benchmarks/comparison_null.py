@@ -15,13 +15,13 @@ by this interval and the minimum effect of `hf-sphere compare`. Three cases are 
    means; the paired test.
 
 Three draw from runs of a softmax head on the features of a frozen EfficientNet-Lite0, with the parts of `digits` and
-the test of `hf-sphere compare --frozen`. All runs have different seeds: one head with one seed is one run.
+the test of `hf-sphere compare --frozen`. Eight names of one head have different seeds.
 
 4. One head under eight names, with the test split: 40 of 400 runs, without replacement.
 5. One head under eight names, with redrawn splits: five of 50 splits, whose eight runs get the names.
-6. The head on two halves of the features. The population is 50 runs of each on the 355 images of the test split; its
-   mean difference is subtracted. Seeds and 180 images are drawn with replacement, and an image that is drawn twice
-   counts as two: without replacement, the variance over images would be half as large.
+6. The head on two halves of the features, of ten pairs the one with the most similar accuracies. The population is 50
+   runs of each on the 355 test images; its mean difference is subtracted. Both have the same seeds. They and 180 images
+   are drawn with replacement, repeated images as different ones: without it, the images would vary half as much.
 
 Finished runs in `--work_dir` are not repeated. Writes `results/comparison_null.json`.
 """
