@@ -75,7 +75,6 @@ bench: $(READY)  ## run the benchmarks; prints tables, writes JSON to benchmarks
 	$(RUN) benchmarks/few_shot.py
 	$(RUN) benchmarks/interactive_sphere.py
 	$(RUN) benchmarks/import_time.py
-	$(RUN) benchmarks/comparison_null.py
 
 docs: $(READY)  ## check the code blocks of the documentation, build it into build/site and check its links
 	$(RUN) docs/_tools/code_blocks.py

@@ -341,10 +341,16 @@ def _beyond_memory(rows: Rows, content: Mapping[str, Any]) -> str:
 def _comparison_null(rows: Rows, content: Mapping[str, Any]) -> str:
     lines = []
     for case in dict.fromkeys(what.partition(":")[0] for what in rows):
-        seeds, widest = (rows[f"{case}: false claims {name}"] for name in ("over seeds", "by the widest interval"))
+        seeds, widest, minimum = (line for what, line in rows.items() if what.startswith(f"{case}: false claims "))
         bound = f"{100 * float(widest['bound'].split()[-1]):.1f} %{'' if widest['holds'] else ', missed'}"
-        lines.append([case, *(f"{100 * found['value']:.1f} %" for found in (seeds, widest)), bound])
-    return join_lines(["families", "seeds alone", "widest interval", "at most"], lines, [])
+        cells = []
+        for line in (seeds, widest, minimum):
+            rate, low, high = (100 * value for value in (line["value"], *line["interval"]))
+            cells.append(f"{rate:.1f} % ({low:.1f} to {high:.1f})")
+        differ = f"{100 * rows[f'{case}: images on which two runs differ']['value']:.1f} %"
+        lines.append([case, differ, *cells, bound])
+    title = ["families", "images that differ", "seeds alone", "widest interval", "with the minimum effect", "at most"]
+    return join_lines(title, lines, [])
 
 
 KERNELS = [
