@@ -353,6 +353,17 @@ def _comparison_null(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(title, lines, [])
 
 
+def _head_choice(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for name, each in content["regrets"].items():
+        chosen, best, (low, high) = each["chosen"], each["best"], each["interval"]
+        regret = "0, the best one" if chosen == best else f"{each['regret']:.2f} ({low:.2f} to {high:.2f})"
+        values = [f"{each['frozen'][chosen]:.2f}", f"{each['finetuned'][chosen]:.2f}"]
+        lines.append([name, f"`{chosen}`", *values, f"`{best}`, {each['finetuned'][best]:.2f}", regret])
+    title = ["dataset", "chosen frozen", "its accuracy %, frozen", "fine-tuned", "best of four, fine-tuned", "regret"]
+    return join_lines(title, lines, [])
+
+
 KERNELS = [
     *((f"{what}, d = {dim}", f"{what}, d = {dim}", "{:.0f}", 1)
       for what in ["VonMisesFisher: sample, density, entropy, gradient"] for dim in (2, 3, 16, 32, 128)),
@@ -390,6 +401,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "rejection-level": ("rejection", rejection_tables.level),
     "rejection-unknown": ("rejection", rejection_tables.unknown),
     "comparison-null": ("comparison_null", _comparison_null),
+    "head-choice": ("head_choice", _head_choice),
     "rejection-runtime": ("rejection_runtime", rejection_tables.runtime),
 }
 """File of `benchmarks/results` and function of each table by its name in the markers of the pages."""

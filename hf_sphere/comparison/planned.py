@@ -267,7 +267,7 @@ class Comparing:
         """Run a study and write its results; return the arms that did not diverge with their settings, best first."""
         runs: Any = study.runs
         is_frozen = isinstance(runs, frozen.FrozenRuns)
-        workers = min(len(arms), os.cpu_count() or 1) if is_frozen and not torch.cuda.is_available() else 1
+        workers = min(len(arms), os.cpu_count() or 1) if is_frozen else 1  # heads are trained on the CPU
         results = study.complete(arms, print, workers=workers)
         ranked = report.rank(study, arms, results)
         parts = [study.division.of_seed(seed) for seed in range(study.seeds)]

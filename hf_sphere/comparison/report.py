@@ -1,5 +1,6 @@
 """The results of a comparison as text, figure and JSON."""
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,26 +42,23 @@ def write(
         lines += ["", comparison.to_markdown()]
     if (margin := judge_margins(study, arms, results)) is not None:
         lines += ["", margin]
-    lines += ["", "## Settings", "", "| arm | selected | tried |", "|---|---|---:|"]
+    settings = []
     for arm in arms:
-        tuned = results["tuned", arm.name]
-        if tuned is None:
-            lines.append(f"| {_cell(arm.name)} | all settings diverged | |")
-            continue
-        ends = [name.rpartition(".")[2] for name in tuned["at_end"]]
-        ends_text = f" (at the end of the grid: {', '.join(ends)})" if ends else ""
+        tuned = results["tuned", arm.name] or {"setting": {}, "at_end": (), "count": ""}
         shown = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in tuned["setting"].items())
-        lines.append(f"| {_cell(arm.name)} | {shown}{ends_text} | {tuned['count']} |")
+        ends = ", ".join(name.rpartition(".")[2] for name in tuned["at_end"])
+        shown += f" (at the end of the grid: {ends})" if ends else ""
+        settings.append([arm.name, shown or "all settings diverged", tuned["count"]])
+    lines += ["", "## Settings", "", *_table(["arm", "selected", "tried"], settings)]
+    means = {arm.name: [_mean(study, arm, results, name) for name in MEASURES] for arm in arms}
+    used = [{*column} != {None} for column in zip(*means.values(), strict=True)]
+    rows = [[name, *itertools.compress(values, used)] for name, values in means.items()]
     lines += ["", "## Other measures", "", "Means over seeds in percent, without a test.", ""]
-    lines += _table(study, arms, results)
+    lines += _table(["arm", *itertools.compress(MEASURES, used)], rows)
     if backbones:
-        columns = [*next(iter(backbones.values()))]
         lines += ["", "## Backbones", "", "Scores of the features themselves, means over seeds in percent.", ""]
-        lines += [f"| backbone | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
-        lines += [
-            f"| {_cell(name)} | {' | '.join('' if v is None else f'{v:.2f}' for v in scores.values())} |"
-            for name, scores in backbones.items()
-        ]
+        rows = [[name, *scores.values()] for name, scores in backbones.items()]
+        lines += _table(["backbone", *next(iter(backbones.values()))], rows)
     lines += ["", "## How measured", "", describe(study, comparison)]
     write_text(folder / "comparison.md", "\n".join(["# Comparison", "", *lines, ""]))
     values = {
@@ -139,18 +137,14 @@ def describe(study: Study, comparison: Comparison | None) -> str:
     )
 
 
-def _table(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any]) -> list[str]:
-    values = {name: {arm.name: _mean(study, arm, results, name) for arm in arms} for name in MEASURES}
-    columns = [name for name, means in values.items() if any(mean is not None for mean in means.values())]
-    lines = [f"| arm | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
-    for arm in arms:
-        cells = ("" if (mean := values[name][arm.name]) is None else f"{mean:.2f}" for name in columns)
-        lines.append(f"| {_cell(arm.name)} | {' | '.join(cells)} |")
+def _table(title: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Return the lines of a table in Markdown; numbers that are None are left empty."""
+    sides = ("---|" if isinstance(cell, str) else "---:|" for cell in rows[0])
+    lines = [f"| {' | '.join(title)} |", f"|{''.join(sides)}"]
+    for row in rows:
+        cells = ("" if cell is None else f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row)
+        lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
     return lines
-
-
-def _cell(name: str) -> str:
-    return name.replace("|", "&#124;")
 
 
 def _mean(study: Study, arm: Arm, results: Mapping[Any, Any], name: str) -> float | None:
