@@ -19,6 +19,7 @@ from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division, Parts
 from hf_sphere.comparison.measures import MEASURES, UNSEEN, Evaluated, mean_or_none, measure
 from hf_sphere.comparison.runs import Comparison, compare_runs
 from hf_sphere.comparison.tuning import Setting, Tuned, tune
+from hf_sphere.utils.imports import import_modules, imported
 from hf_sphere.utils.json_lines import JsonLines
 
 
@@ -141,9 +142,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Yield processes that end in the middle of their tasks when this one is interrupted, or is killed."""
     spawn = get_context("spawn")  # forked processes would share the threads of torch
     parent, main = spawn.Pipe(duplex=False)
-    with ProcessPoolExecutor(
-        workers, spawn, _start_worker, (workers, os.environ.get("HF_SPHERE_IMPORT"), parent)
-    ) as pool:
+    with ProcessPoolExecutor(workers, spawn, _start_worker, (workers, [*imported], parent)) as pool:
         try:
             yield pool
         except BaseException:
@@ -152,7 +151,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             raise
 
 
-def _start_worker(workers: int, modules: str | None, parent: Connection) -> None:
+def _start_worker(workers: int, modules: Sequence[str], parent: Connection) -> None:
     """Import the modules of one's own parts, divide the cores, and watch for the end of the pipe to the parent."""
 
     def end_with_parent() -> None:
@@ -163,9 +162,7 @@ def _start_worker(workers: int, modules: str | None, parent: Connection) -> None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too
     import torch
 
-    from hf_sphere.utils.imports import import_modules
-
-    import_modules([f"--import={modules}"] if modules else [])
+    import_modules([f"--import={name}" for name in modules])
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     torch.set_flush_denormal(True)
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from hf_sphere.utils.checks import error_text
 
+imported: dict[str, None] = {}
+"""Names of the modules, for further processes."""
+
 
 def import_modules(argv: Sequence[str]) -> list[str]:
     """Import the modules that a command line and the environment name, as if Python were started in this folder.
@@ -29,6 +32,7 @@ def import_modules(argv: Sequence[str]) -> list[str]:
         sys.path.insert(0, os.getcwd())
     for name in names:
         _import(name)
+        imported[name] = None
     return words + [f"--import={name}" for name in names]
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image
 
-from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, nn
 from hf_sphere.commands import compare
 from hf_sphere.comparison import frozen, study
 from hf_sphere.comparison.arms import Arm
@@ -32,6 +32,13 @@ HEADS = ["--heads", "softmax", "cosine"]
 TABLE = """
 slow: {head: softmax, backbone: lenet5, grid: {learning_rate: [0.0001]}}
 fast: {head: cosine, backbone: lenet5, grid: {learning_rate: [0.01]}}
+"""
+
+OWN_HEAD = """
+from hf_sphere.nn.heads.softmax import SoftmaxHead
+
+class OwnHead(SoftmaxHead):
+    name = "own"
 """
 
 
@@ -106,13 +113,17 @@ def table(tmp_path: Path, text: str) -> list[str]:
     return ["--settings", str(tmp_path / "table.yaml")]
 
 
-def test_a_killed_comparison_resumes_with_the_results_of_an_uninterrupted_one(root, run, backbone, tmp_path):
-    """That one runs in this process, so that a trial has the same values in another process."""
-    words = ["digits", *HEADS, *frozen_words(backbone)]
+def test_a_killed_comparison_resumes_with_the_results_of_an_uninterrupted_one(
+    root, run, backbone, tmp_path, monkeypatch
+):
+    """That one runs in this process, so that a trial has the same values in another one, also with an own head."""
+    (tmp_path / "own_head.py").write_text(OWN_HEAD)
+    words = ["digits", "--import", "own_head", "--heads", "own", "cosine", *frozen_words(backbone)]
+    monkeypatch.syspath_prepend(tmp_path)
     expected = results(run(*words, out=tmp_path / "whole")[1])
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "hf_sphere.commands.main", "compare", *words, *SHORT, "--output_dir", str(out)]
-    environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": f"{root}{os.pathsep}{tmp_path}", "OMP_NUM_THREADS": "1"}
     with (tmp_path / "log").open("w") as log:
         started = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     trials, end = out / "trials.jsonl", time.monotonic() + 120
@@ -133,6 +144,8 @@ def test_a_killed_comparison_resumes_with_the_results_of_an_uninterrupted_one(ro
     keys = Counter(json.dumps(json.loads(line)[0]) for line in trials.read_text().splitlines())
     assert max(keys.values()) == 1
     assert [*keys] == [json.dumps(key) for key in JsonLines(tmp_path / "whole" / "trials.jsonl")]
+    sys.modules.pop("own_head")
+    nn.HEADS.pop("own")
     for name, arm in results(out)["arms"].items():
         assert arm["tuned"]["setting"] == expected["arms"][name]["tuned"]["setting"]
         for seed, values in arm["runs"].items():
