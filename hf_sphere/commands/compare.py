@@ -99,16 +99,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     check(arms, plan)
     folder = Path(plan.output_dir)
     settings = {**asdict(data), **asdict(arms), **asdict(plan)}
-    resume = output_dir.can_resume_results(folder, settings, ignored=FREE, overwrite=plan.overwrite_output_dir)
+    overwrite = plan.overwrite_output_dir
+    later = FREE | {"training"} if arms.frozen else FREE  # of a finished comparison that is continued by --finetune
+    resume = output_dir.can_resume_results(folder, settings, ignored=later, overwrite=overwrite)
+    if arms.finetune:
+        output_dir.can_resume_results(folder / "finetuned", settings, ignored=FREE, overwrite=overwrite)
     from hf_sphere.comparison.planned import Comparing
 
     comparing = Comparing(data, arms, plan, folder, draw)
-    options: dict[str, Any] = {"overwrite": plan.overwrite_output_dir, "resume": resume}
-    with output_dir.results_dir(folder, FILES, **options):
-        for name in FOLDERS if plan.overwrite_output_dir else ():
+    with output_dir.results_dir(folder, FILES, overwrite=overwrite, resume=resume):
+        for name in FOLDERS if overwrite else ():
             if (folder / name).exists():
                 remove_folder(folder / name)
-        output_dir.write_settings(folder, settings)
+        for each in [folder, folder / "finetuned"][: 1 + bool(arms.finetune)]:
+            each.mkdir(exist_ok=True)
+            output_dir.write_settings(each, settings)
         comparing.run()
 
 
