@@ -9,7 +9,7 @@ Every arm is tuned alike on images that are never tested, and then run with all 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import Arguments, Options, argument, named_first, parse_arguments
@@ -131,6 +131,8 @@ def check(arms: ArmArguments, plan: PlanArguments) -> None:
     """Raise an error for arguments that contradict each other."""
     if arms.settings is not None and (arms.heads or arms.backbones):
         raise ValueError("--settings names the arms; leave out --heads and --backbones.")
+    if arms.finetune == 1 or len({*arms.heads}) < len(arms.heads) or len({*arms.backbones}) < len(arms.backbones):
+        raise ValueError("name each of --heads and --backbones once, and compare at least two arms by --finetune.")
     if arms.finetune and not arms.frozen:
         raise ValueError("--finetune repeats arms of --frozen; add it, or leave out --finetune: all arms are trained.")
     if arms.frozen and arms.training and not arms.finetune:

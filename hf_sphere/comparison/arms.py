@@ -60,7 +60,7 @@ def make_arm(name: str, options: Mapping[str, Any], learning_rate: float) -> Arm
             raise ValueError(f"the grid of {name} must have a list of increasing numbers for {key}; got {values!r}.")
         start = learning_rate if key == "learning_rate" else values[len(values) // 2]
         if key not in fixed:
-            grid[key] = (tuple(map(float, values)), float(start))
+            grid[key] = (tuple(values), start)
     options.pop("grid", None)
     return Arm(name, options, grid)
 

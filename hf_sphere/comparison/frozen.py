@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -18,20 +19,22 @@ from hf_sphere.comparison.arms import Arm, Parts, apply_setting
 from hf_sphere.comparison.measures import UNSEEN, Evaluated, mean_or_none
 from hf_sphere.comparison.tuning import Setting
 from hf_sphere.data import ImageSourceOptions, load_image_split
+from hf_sphere.data.provenance import DataRecord
 from hf_sphere.models import (
     SphereVisionConfig,
     SphereVisionForImageClassification,
     SphereVisionImageProcessor,
-    SphereVisionModel,
 )
+from hf_sphere.models.backbones import create_backbone
 from hf_sphere.models.pretrained_backbones import is_transformers_name, pretrained_preprocessing
 from hf_sphere.nn.heads import HeadOutput, build_head
 from hf_sphere.ood import Outputs
 from hf_sphere.optim.groups import parameter_groups
+from hf_sphere.search.extract import load_embedding_model
 from hf_sphere.search.neighbor_search import NeighborSearch
 from hf_sphere.training.evaluation import initialize_from_data
 from hf_sphere.utils.files import atomic_file
-from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.model_sources import processor_options
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
@@ -114,12 +117,14 @@ class FrozenRuns:
         positions: Indices of the images of each part of the data among the features.
         source: The dataset, whose images are prepared as each backbone needs them.
         class_names: Names of the classes.
+        label: Column of the labels.
     """
 
     files: Mapping[str, str]
     positions: Mapping[str, Tensor]
     source: ImageSourceOptions
     class_names: list[str]
+    label: str
 
     def train(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> FeatureClassifier | None:
         """Train an arm on a part of the data; None if it diverges."""
@@ -147,7 +152,7 @@ class FrozenRuns:
         return Evaluated(known, unseen, model.head.metric())
 
     def save(self, arm: Arm, setting: Setting, parts: Parts, *, epochs: int, folder: Path) -> None:
-        """Save the model of an arm and the first seed, with its backbone and image processor."""
+        """Save the model of an arm and the first seed, with backbone, image processor and record of its images."""
         trained: Any = self.train(arm, setting, parts, seed=0, epochs=epochs)
         names = {
             i: self.class_names[label] for i, label in enumerate(self.select(arm, parts.train)[1].unique().tolist())
@@ -166,6 +171,9 @@ class FrozenRuns:
         size = {"height": height, "width": width}
         processor = SphereVisionImageProcessor(size=size, resample=modes[options.interpolation or "bilinear"], **kept)
         processor.save_pretrained(folder)
+        used, ids = {"train": parts.train, "eval": parts.test}, read_features(self.files[arm.backbone])["ids"]
+        rows = {key: ids[self.positions[name]] for key, name in used.items()}
+        DataRecord(used, rows, self.label).save(folder)
 
     @torch.no_grad()
     def outputs(self, model: FeatureClassifier, arm: Arm, part: str | None, classes: Tensor) -> Outputs | None:
@@ -218,6 +226,8 @@ def prepared_options(backbone: str, options: ImageSourceOptions) -> ImageSourceO
     """Return options with which images are prepared as a backbone needs them; an error if that is unknown."""
     options, name = replace(options), backbone.partition("=")[0]
     is_saved = saved_config(backbone) is not None
+    if not is_transformers_name(name) and not timm.is_model(name.split(".")[0]):
+        create_backbone(name, num_channels=3, image_size=1)  # raises an error that lists similar names
     saved = processor_options(load_pretrained(SphereVisionImageProcessor, name)) if is_saved else None
     options.fill(pretrained_preprocessing(name) if saved is None else saved)
     if options.image_mean is None or options.image_std is None or options.image_size is None:
@@ -251,7 +261,7 @@ def build_model(backbone: str, shape: Mapping[str, Any], **settings: Any) -> Sph
         kept = {key: getattr(saved, key) for key in ("backbone", "backbone_kwargs", "backbone_config")}
         config = SphereVisionConfig(**kept, final_activation=saved.keeps_activation, **shape, **settings)
         model = SphereVisionForImageClassification(config)
-        encoder = load_model(SphereVisionModel, name, complete=True)
+        encoder = load_embedding_model(name).base_model
         try:
             model.sphere_vision.backbone.load_state_dict(encoder.backbone.state_dict())
         except RuntimeError as error:  # of other shapes

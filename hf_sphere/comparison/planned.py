@@ -107,6 +107,8 @@ class Comparing:
                     f"{len(other)} classes of the test images, such as {self.class_names[min(other)]}, have no "
                     "training images. If the splits have different classes, pool them: --train_split all."
                 )
+            if len(labels[trained].unique()) < 2:
+                raise ValueError("too few classes are left to train on; leave out fewer by --left_out_classes.")
             self.check_metric(labels[rows[(is_unseen and parts.unseen) or parts.test]])
             if parts.unseen is not None and torch.isin(labels[rows[parts.unseen]], labels[trained]).any():
                 raise ValueError(
@@ -133,6 +135,8 @@ class Comparing:
         """Raise an error for an arm that cannot be trained on the data."""
         allowed = {"backbone", "embedding_dim", "head", "head_kwargs"}
         for arm in self.arms:
+            if both := {*arm.grid} & {*self.arguments.training}:
+                raise ValueError(f"{both.pop()} of --training is tuned; state it in the arm {arm.name} to fix it.")
             if planned := PLANNED & {*self.arguments.training, *arm.options}:
                 raise ValueError(f"the plan sets {planned.pop()} of each run; leave it out of --training and the arms.")
             options = apply_setting(arm.options, {name: start for name, (_, start) in arm.grid.items()})
@@ -206,19 +210,20 @@ class Comparing:
         """Print what is compared, and which differences the seeds can show."""
         plan, division, rows = self.plan, self.division, self.positions
         parts, tuning = division.of_seed(0), division.tuning()
-        sizes = (
-            f"{len(rows[parts.train]):,} to train on, {len(rows[tuning.test]):,} to tune on, {len(rows[parts.test]):,}"
-        )
+        train, tune, test = (len(rows[name]) for name in (parts.train, tuning.test, parts.test))
+        unseen = "" if parts.unseen is None else f" and {len(rows[parts.unseen]):,} of left-out classes"
         drawn = "new parts for each seed" if division.test is None else f"test split {division.test}"
-        print(f"data      {self.source.dataset_name}: {len(self.class_names)} classes, {sizes} to test on ({drawn})")
+        sizes = f"{train:,} images to train on, {tune:,} to tune on, {test:,}{unseen} to test on ({drawn})"
+        print(f"data      {self.source.dataset_name}: {len(self.class_names)} classes, {sizes}")
         print(f"arms      {', '.join(arm.name for arm in self.arms)}; reference {self.arms[0].name}")
         f = division.test_fraction
         wider = math.sqrt(1 + plan.seeds * f / (1 - f)) if division.test is None else 1.0
         paired: Any = {"tests": len(self.arms) - 1, "test": "paired" if division.is_redrawn else "welch"}
-        shown = [f"{100 * power(1.0, wider * d, plan.seeds, **paired):.0f} % at {d}" for d in (0.3, 0.5, 0.8)]
-        what = "of the differences" if division.is_redrawn else "over seeds"
-        print(f"power     {plan.metric}, {plan.seeds} seeds; a difference of one point is found with a probability of")
-        print(f"          {', '.join(shown)} points of standard deviation {what}, before the variation of test images")
+        found = [power(1.0, wider * deviation, plan.seeds, **paired) for deviation in (0.3, 0.5, 0.8)]
+        of = "paired differences" if division.is_redrawn else "values"
+        print(f"power     {plan.seeds} seeds show a difference of one point of {plan.metric} with a probability of")
+        print(f"          {', '.join(f'{each:.2f}' for each in found)} if {of} vary by 0.3, 0.5, 0.8 points over seeds")
+        print("          (standard deviation); the variation of test images comes on top")
 
     def frozen_study(self) -> Study:
         """Compute the features of the backbones, and return the study of heads on them."""
@@ -235,9 +240,8 @@ class Comparing:
         places = torch.full((int(rows.max()) + 1,), -1).scatter(0, rows, torch.arange(len(rows)))
         positions = {name: places[part[part < len(places)]] for name, part in self.positions.items()}
         positions = {name: part[part >= 0] for name, part in positions.items()}  # without unreadable images
-        return self.study(
-            frozen.FrozenRuns(files, positions, self.source, self.class_names), self.folder, self.plan.num_train_epochs
-        )
+        runs = frozen.FrozenRuns(files, positions, self.source, self.class_names, self.label)
+        return self.study(runs, self.folder, self.plan.num_train_epochs)
 
     def trained_study(self, folder: Path) -> Study:
         """Return the study of arms that are trained in full."""

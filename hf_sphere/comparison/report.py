@@ -10,6 +10,7 @@ from hf_sphere.comparison.arms import Arm
 from hf_sphere.comparison.measures import MEASURES
 from hf_sphere.comparison.runs import Comparison
 from hf_sphere.comparison.study import Study
+from hf_sphere.comparison.tuning import describe_setting
 from hf_sphere.utils.files import write_json, write_text
 
 MARGIN_HEADS = ("arcface", "subcenter_arcface", "adaface", "cosface")
@@ -45,7 +46,7 @@ def write(
     settings = []
     for arm in arms:
         tuned = results["tuned", arm.name] or {"setting": {}, "at_end": (), "count": ""}
-        shown = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in tuned["setting"].items())
+        shown = describe_setting(tuned["setting"])
         ends = ", ".join(name.rpartition(".")[2] for name in tuned["at_end"])
         shown += f" (at the end of the grid: {ends})" if ends else ""
         settings.append([arm.name, shown or "all settings diverged", tuned["count"]])

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division, Parts
 from hf_sphere.comparison.measures import MEASURES, UNSEEN, Evaluated, mean_or_none, measure
 from hf_sphere.comparison.runs import Comparison, compare_runs
-from hf_sphere.comparison.tuning import Setting, Tuned, tune
+from hf_sphere.comparison.tuning import Setting, Tuned, describe_setting, tune
 from hf_sphere.utils.imports import import_modules, imported
 from hf_sphere.utils.json_lines import JsonLines
 
@@ -111,7 +111,7 @@ class Study:
         """Describe the result of tuning an arm."""
         if tuned is None:
             return "all settings diverged"
-        setting = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in tuned["setting"].items())
+        setting = describe_setting(tuned["setting"])
         return f"{setting}; {self.metric} {abs(tuned['score']):.2f} % in tuning ({tuned['count']} settings)"
 
     def compare(self, arms: Sequence[Arm], results: Mapping[Any, Any], reference: str) -> Comparison | None:

@@ -49,13 +49,21 @@ class Tuned:
         setting: The best setting.
         score: Its score.
         count: Number of settings that were tried.
-        at_end: Options whose best value is the first or last one of its grid.
+        at_end: Options whose best value is the last one of its grid, or the first one if that is not 0.
     """
 
     setting: Setting
     score: float
     count: int
     at_end: tuple[str, ...]
+
+
+def describe_setting(setting: Setting) -> str:
+    """Describe a setting in a few words."""
+    shown = {name.rpartition(".")[2]: value for name, value in setting.items()}
+    if "log_temperature" in shown:
+        shown["initial scale"] = math.exp(-shown.pop("log_temperature"))
+    return ", ".join(f"{name} {value:.3g}" for name, value in shown.items())
 
 
 def tune(
@@ -110,7 +118,9 @@ def tune(
             break
     if full[best] == -math.inf:
         return None
-    at_end = [
-        n for n, values, i in zip(grid, grids, best, strict=True) if i in (0, len(values) - 1) and len(values) > 1
-    ]
+    at_end = []
+    for name, values, index in zip(grid, grids, best, strict=True):
+        is_first = index == 0 and values[0] != 0  # nothing lies below zero
+        if len(values) > 1 and (is_first or index == len(values) - 1):
+            at_end.append(name)
     return Tuned(setting(best), full[best], len(tried | {*full}), tuple(at_end))

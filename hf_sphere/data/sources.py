@@ -8,10 +8,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from datasets import (
@@ -318,6 +320,7 @@ def draw_held_out(
             f"{len(single)} class(es) have a single image, which cannot be both in training and held out: "
             f"{', '.join(single[:5])}. Leave them out, or name a split instead of a fraction."
         )
+    share = Fraction(1)  # number of folds to draw, and of all folds
     drawing: dict[str, Any] = {"test_size": fraction, "random_state": seed}
     if groups is None:
         kind = model_selection.ShuffleSplit if classes is None else model_selection.StratifiedShuffleSplit
@@ -325,10 +328,11 @@ def draw_held_out(
     elif classes is None:
         splitter = model_selection.GroupShuffleSplit(1, **drawing)
     else:
-        folds = max(2, round(1 / fraction))
-        splitter = model_selection.StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+        share = Fraction(fraction).limit_denominator(10)
+        splitter = model_selection.StratifiedGroupKFold(share.denominator, shuffle=True, random_state=seed)
     try:
-        _, drawn = next(splitter.split(torch.arange(count).numpy(), classes, groups))
+        folds = itertools.islice(splitter.split(torch.arange(count).numpy(), classes, groups), share.numerator)
+        drawn = np.concatenate([fold for _, fold in folds])
     except ValueError as error:
         what = "images" if groups is None else f"images in {len({*groups})} groups"
         raise ValueError(f"a fraction of {fraction} cannot be held out of {count} {what}: {error}") from error

@@ -143,7 +143,7 @@ def test_a_killed_comparison_resumes_with_the_results_of_an_uninterrupted_one(
     assert trials.read_bytes().startswith(before)
     keys = Counter(json.dumps(json.loads(line)[0]) for line in trials.read_text().splitlines())
     assert max(keys.values()) == 1
-    assert [*keys] == [json.dumps(key) for key in JsonLines(tmp_path / "whole" / "trials.jsonl")]
+    assert sorted(keys) == sorted(json.dumps(key) for key in JsonLines(tmp_path / "whole" / "trials.jsonl"))
     sys.modules.pop("own_head")
     nn.HEADS.pop("own")
     for name, arm in results(out)["arms"].items():
@@ -170,7 +170,7 @@ def test_arms_with_similar_names_have_their_own_folders(tmp_path, names):
 
 def test_the_files_and_the_printed_plan(run, backbone, photos):
     printed, out = run(photos, *HEADS, *frozen_words(backbone))
-    assert "6 classes, 38 to train on, 12 to tune on, 10 to test on (new parts for each seed)" in printed
+    assert "6 classes, 38 images to train on, 12 to tune on, 10 to test on (new parts for each seed)" in printed
     names = {"comparison.md", "comparison.json", "comparison.png", "trials.jsonl", "model", "features", "run.json"}
     assert names <= {path.name for path in out.iterdir()}
     found = results(out)
@@ -201,7 +201,7 @@ def test_a_diverging_arm_is_reported_and_the_others_are_compared(run, backbone, 
     assert "tuned     wild | one: all settings diverged" in printed
     assert "Diverged or without a value: wild | one." in printed
     assert [row["arm"] for row in results(out)["comparison"]] == ["first", "last"]
-    assert "| wild &#124; one | all settings diverged | |" in (out / "comparison.md").read_text()
+    assert "| wild &#124; one | all settings diverged |  |" in (out / "comparison.md").read_text()
 
 
 @pytest.mark.parametrize("wild", [["first"], ["first", "last"]])
@@ -274,6 +274,10 @@ ONE = "b: {head: cosine}\n"
         ([*HEADS, "--training", "{eval_split: train}"], "the plan sets eval_split of each run"),
         ([*HEADS, "--training", "{no_option: 1}"], "the arm softmax does not fit"),
         ([*HEADS, "--group_column", "patient"], "no group column 'patient'"),
+        (["--heads", "softmax", "softmax"], "name each of --heads and --backbones once"),
+        ([*HEADS, "--frozen", "--finetune", "1"], "compare at least two arms by --finetune"),
+        ([*HEADS, "--training", "{learning_rate: 0.1}"], "learning_rate of --training is tuned"),
+        ([*HEADS, "--metric", "unseen_auroc", "--left_out_classes", "0.9"], "too few classes are left to train on"),
     ],
 )
 def test_a_contradictory_plan_is_refused(refused, words, message):
@@ -320,6 +324,23 @@ def test_a_measure_that_the_parts_do_not_define_is_refused(refused, photos, metr
 def test_an_image_size_that_a_saved_backbone_cannot_have_is_refused(run, backbone):
     with pytest.raises(ValueError, match="lenet needs images of 28 x 28 pixels and 1 channel"):
         run("digits", *HEADS, *frozen_words(backbone), "--image_size", "32")
+
+
+def test_an_unknown_name_of_timm_is_answered_by_similar_ones(run):
+    with pytest.raises(ValueError, match="resnet18"):
+        run("digits", *HEADS, "--frozen", "--backbones", "resnet18x")
+
+
+def test_a_finished_frozen_comparison_is_continued_by_training_in_full(run, backbone, photos):
+    words = [photos, *HEADS, *frozen_words(backbone)]
+    _, out = run(*words)
+    trials = (out / "trials.jsonl").read_bytes()
+    more = ["--finetune", "2", "--training", "{num_train_epochs: 1}"]
+    run(*words, *more)
+    assert (out / "trials.jsonl").read_bytes() == trials
+    assert len(results(out / "finetuned")["comparison"]) == 2
+    with pytest.raises(FileExistsError, match="which differs in training"):
+        run(*words, "--finetune", "2", "--training", "{num_train_epochs: 2}")
 
 
 def test_one_seed_is_refused(capsys, tmp_path):

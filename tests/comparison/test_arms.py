@@ -32,11 +32,12 @@ def column(splits, part: str, name: str) -> set:
     return {*read_split(splits, part, "label")[name]}
 
 
-def test_groups_are_not_divided(splits):
-    kept, held_out = held_out_names("train", 0.2, 3, "patient")
+@pytest.mark.parametrize("fraction", [0.2, 0.4, 0.7])
+def test_groups_are_not_divided(splits, fraction):
+    kept, held_out = held_out_names("train", fraction, 3, "patient")
     assert not column(splits, kept, "patient") & column(splits, held_out, "patient")
     assert column(splits, kept, "label") == column(splits, held_out, "label") == {*range(8)}
-    assert len(column(splits, held_out, "row")) == pytest.approx(48, abs=6)
+    assert len(column(splits, held_out, "row")) == pytest.approx(240 * fraction, abs=10)
 
 
 def test_groups_stay_undivided_when_a_part_is_divided_again(splits):

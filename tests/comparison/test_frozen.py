@@ -16,6 +16,7 @@ from hf_sphere.comparison.arms import Division, make_arm
 from hf_sphere.comparison.measures import MEASURES, UNSEEN, mean_or_none
 from hf_sphere.comparison.study import Study
 from hf_sphere.data import ImageSourceOptions, load_image_split
+from hf_sphere.data.provenance import DataRecord, fingerprint, identify_rows
 from hf_sphere.data.sources import find_rows, load_splits
 from hf_sphere.models import SphereVisionImageProcessor
 
@@ -49,7 +50,7 @@ def runs(backbones, tmp_path_factory) -> frozen.FrozenRuns:
     left_out = Division("train", "test", left_out=0.2, label="label").of_seed(0)
     names |= {left_out.train, left_out.test, left_out.unseen}
     positions = {name: find_rows(splits, name, "label") for name in names}
-    return frozen.FrozenRuns({name: str(file) for name, file in files.items()}, positions, source, class_names)
+    return frozen.FrozenRuns({name: str(file) for name, file in files.items()}, positions, source, class_names, "label")
 
 
 @pytest.fixture
@@ -107,6 +108,15 @@ def test_the_saved_model_has_only_the_classes_that_were_not_left_out(runs, arm, 
 def run_values(runs, arm, epochs: int = 3) -> list[float | None]:
     evaluated = runs.run(arm, SETTING, DIVISION.of_seed(0), seed=3, epochs=epochs)
     return [mean_or_none(name, evaluated) for name in MEASURES if not name.startswith(UNSEEN)]
+
+
+def test_the_images_of_a_saved_model_are_recorded(runs, arm, tmp_path):
+    parts, splits = DIVISION.of_seed(0), load_splits("digits")
+    runs.save(arm("softmax"), SETTING, parts, epochs=1, folder=tmp_path)
+    record = DataRecord.read(tmp_path)
+    for key, part in (("train", parts.train), ("eval", parts.test)):
+        expected = identify_rows(splits, part, "label", fingerprint(splits))
+        assert sorted(record.ids[key].tolist()) == sorted(expected.tolist())
 
 
 def test_a_run_is_the_same_twice(runs, arm):

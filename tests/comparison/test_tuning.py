@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from hf_sphere.comparison.arms import make_arm
-from hf_sphere.comparison.tuning import OWN_NUMBERS, RATES, tune
+from hf_sphere.comparison.tuning import OWN_NUMBERS, RATES, describe_setting, tune
 
 SCALES = (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
@@ -51,6 +51,19 @@ def test_every_arm_starts_with_the_same_number_of_settings(head):
         2: 12,
         6: 4,
     }
+
+
+@pytest.mark.parametrize(
+    ("values", "best", "at_end"), [((0.0, 1.0), 0, []), ((1.0, 2.0), 0, ["a"]), ((0.0, 1.0), 1, ["a"])]
+)
+def test_the_end_of_a_grid_is_named_unless_it_is_zero(values, best, at_end):
+    tuned = tune({"a": (values, 0.0)}, lambda setting, epochs: -abs(setting["a"] - values[best]), count=2, epochs=1)
+    assert [*tuned.at_end] == at_end
+
+
+def test_a_learned_scale_is_described_by_its_start():
+    setting = {"learning_rate": 0.003, "head_kwargs.log_temperature": -2.0794}
+    assert describe_setting(setting) == "learning_rate 0.003, initial scale 8"
 
 
 def test_settings_that_diverge_rank_last():
