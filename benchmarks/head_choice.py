@@ -25,8 +25,8 @@ HEADS = ("softmax", "cosine", "arcface", "vmf")
 TRAINING = "{num_train_epochs: 3, per_device_train_batch_size: 64, lr_scheduler_type: cosine}"
 PARTS = {
     "digits": [],
-    "cifar10": ["--train_split", "train[:5000]", "--eval_split", "test[:2000]"],
-    "omniglot": ["--train_split", "all"],
+    "cifar10": ["--train_split", "train[:5000]", "--eval_split", "test[:1000]"],
+    "omniglot": ["--train_split", "train[:2000]"],
 }
 
 
