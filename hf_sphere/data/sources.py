@@ -331,8 +331,10 @@ def draw_held_out(
         share = Fraction(fraction).limit_denominator(10)
         splitter = model_selection.StratifiedGroupKFold(share.denominator, shuffle=True, random_state=seed)
     try:
-        folds = itertools.islice(splitter.split(torch.arange(count).numpy(), classes, groups), share.numerator)
-        drawn = np.concatenate([fold for _, fold in folds])
+        folds = [*splitter.split(torch.arange(count).numpy(), classes, groups)]
+        # Random ones: the splitter puts the largest groups of a class into the same fold for every seed.
+        chosen = np.random.default_rng(seed).permutation(len(folds))[: share.numerator]
+        drawn = np.concatenate([folds[index][1] for index in chosen])
     except ValueError as error:
         what = "images" if groups is None else f"images in {len({*groups})} groups"
         raise ValueError(f"a fraction of {fraction} cannot be held out of {count} {what}: {error}") from error
