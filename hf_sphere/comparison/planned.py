@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from hf_sphere.data.provenance import DataRecord, fingerprint
 from hf_sphere.data.targets import read_class_names, read_labels
 from hf_sphere.nn.heads import build_head
 from hf_sphere.utils.arguments import parse_arguments, to_argv
+from hf_sphere.utils.files import digest_file
 from hf_sphere.utils.model_sources import file_name
 from hf_sphere.utils.shared_rows import ROW_BITS
 
@@ -162,8 +163,8 @@ class Comparing:
             try:
                 dim = options.get("embedding_dim") or max(FROZEN_DIM, len(self.class_names))  # or that of a backbone
                 build_head(options["head"], dim, len(self.class_names), **options["head_kwargs"])
-                if not self.arguments.frozen:
-                    self.parse(options)
+                if not self.arguments.frozen or self.arguments.finetune:
+                    self.parse(options | self.trained_options(arm))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"the arm {arm.name} does not fit: {error}") from error
 
@@ -176,6 +177,12 @@ class Comparing:
             used = torch.cat([*record.ids.values()]) if record is not None else torch.empty(0)
             if shared := int(torch.isin(ids, used).sum()):
                 raise ValueError(f"{name} was trained or evaluated on {shared:,} of these images; compare on others.")
+
+    def contents(self) -> dict[str, Any]:
+        """Return the arms and digests of data and weights: results depend on them, and the arguments only name them."""
+        files = dict.fromkeys(arm.backbone.partition("=")[2] for arm in self.arms)
+        weights = {name: digest_file(Path(name)) for name in files if name}
+        return {"data": fingerprint(self.splits), "arms": [asdict(arm) for arm in self.arms], "weights": weights}
 
     def parse(self, options: Mapping[str, Any]) -> None:
         """Raise an error for options that `hf-sphere train classification` does not have."""
