@@ -82,7 +82,7 @@ class Study:
             names = [name for name in MEASURES if evaluated.unseen is not None or not name.startswith(UNSEEN)]
             values = {name: mean_or_none(name, evaluated) for name in names}
             result = {"values": values, "ids": [*outcomes], "outcomes": [*outcomes.values()]}
-        JsonLines(self.file)["run", arm.name, seed] = result
+        JsonLines(self.file, read=False)["run", arm.name, seed] = result
 
     def complete(self, arms: Sequence[Arm], say: Callable[[str], None], *, workers: int) -> dict[Any, Any]:
         """Run what is not finished, by processes, and return all results."""
