@@ -3,7 +3,8 @@
 hf-sphere compare photos --heads softmax cosine arcface vmf --frozen --backbones timm_model=weights.safetensors
 hf-sphere compare photos --settings table.yaml --output_dir outputs/comparison
 
-Every arm is tuned alike on images that are never tested, and then run with all seeds. The same command resumes.
+Every arm is tuned alike, by scores on images that are never tested, and then run with all seeds. The same
+command resumes.
 """
 
 from collections.abc import Sequence
