@@ -3,7 +3,8 @@
 hf-sphere compare photos --heads softmax cosine arcface vmf --frozen --backbones timm_model=weights.safetensors
 hf-sphere compare photos --settings table.yaml --output_dir outputs/comparison
 
-Every arm is tuned alike on images that are never tested, and then run with all seeds. The same command resumes.
+Every arm is tuned alike, by scores on images that are never tested, and then run with all seeds. The same
+command resumes.
 """
 
 from collections.abc import Sequence
@@ -101,12 +102,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = {**asdict(data), **asdict(arms), **asdict(plan)}
     overwrite = plan.overwrite_output_dir
     later = FREE | {"training"} if arms.frozen else FREE  # of a finished comparison that is continued by --finetune
-    resume = output_dir.can_resume_results(folder, settings, ignored=later, overwrite=overwrite)
-    if arms.finetune:
-        output_dir.can_resume_results(folder / "finetuned", settings, ignored=FREE, overwrite=overwrite)
     from hf_sphere.comparison.planned import Comparing
 
     comparing = Comparing(data, arms, plan, folder, draw)
+    settings |= comparing.contents()
+    resume = output_dir.can_resume_results(folder, settings, ignored=later, overwrite=overwrite)
+    if arms.finetune:
+        output_dir.can_resume_results(folder / "finetuned", settings, ignored=FREE, overwrite=overwrite)
     with output_dir.results_dir(folder, FILES, overwrite=overwrite, resume=resume):
         for name in FOLDERS if overwrite else ():
             if (folder / name).exists():

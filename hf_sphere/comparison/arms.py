@@ -123,7 +123,8 @@ class Parts:
 class Division:
     """How the data is divided.
 
-    Without a test split of its own, the data is divided again for each seed. The images for tuning are never tested.
+    Without a test split of its own, the data is divided again for each seed. The images on which settings are scored
+    are never tested; those on which models are trained in tuning then are, by other models.
 
     Attributes:
         train: Split or part for training, tuning and, without a test split, for testing.

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from hf_sphere.comparison.crossed import pseudo_values
-from hf_sphere.metrics import detection_scores, expected_calibration_error
-from hf_sphere.metrics.retrieval import score_queries
+from hf_sphere.metrics import detection_scores, expected_calibration_error, retrieval_scores
 from hf_sphere.nn.prototypical import PrototypicalClassifier
 from hf_sphere.ood import Outputs
 
 EPISODES, WAY, SHOT = 200, 5, 5
 """Number of few-shot episodes, classes in each (fewer if fewer are left out), and examples per class."""
+
+BLOCKS = 50
+"""Largest number of parts of the images in the jackknife of a measure that is not a mean over images."""
 
 UNSEEN = "unseen_"
 """Prefix of the measures on classes that were left out of training."""
@@ -39,7 +41,9 @@ class Evaluated:
 def measure(name: str, evaluated: Evaluated, *, per_image: bool = False) -> dict[int, float]:
     """Return the outcome of each image, whose mean is the measure in percent.
 
-    Measures that are not means have jackknife pseudo-values `per_image`, and otherwise the same value for each image.
+    Measures that are not means over images have, `per_image`, the jackknife's pseudo-value of each of `BLOCKS` blocks
+    of images, and otherwise the same value for each image. Retrieval is such a measure: its images are also the gallery
+    of the others, so that the scores of single queries would vary too little.
 
     Raises:
         ValueError: If the measure is not defined for these images, for instance if no class has two.
@@ -48,7 +52,7 @@ def measure(name: str, evaluated: Evaluated, *, per_image: bool = False) -> dict
     if callable(values):
         statistic = values
         if per_image:
-            return pseudo_values(lambda rows: 100 * statistic(rows), ids.tolist())
+            return pseudo_values(lambda rows: 100 * statistic(rows), (ids % BLOCKS).tolist())
         values = torch.full((len(ids),), statistic(torch.arange(len(ids))), dtype=torch.float64)
     return dict(zip(ids.tolist(), (100 * values.double()).tolist(), strict=True))
 
@@ -90,11 +94,14 @@ def _calibration_error(evaluated: Evaluated) -> tuple[Tensor, Statistic]:
     return known.ids, lambda rows: expected_calibration_error(confidences[rows], correct[rows])
 
 
-def _retrieval(score: str, part: str) -> Callable[[Evaluated], tuple[Tensor, Tensor]]:
-    def compute(evaluated: Evaluated) -> tuple[Tensor, Tensor]:
+def _retrieval(score: str, part: str) -> Callable[[Evaluated], tuple[Tensor, Statistic]]:
+    def compute(evaluated: Evaluated) -> tuple[Tensor, Statistic]:
         outputs: Any = getattr(evaluated, part)
-        rows, scores = score_queries(outputs.embeddings, outputs.labels, **evaluated.metric)
-        return outputs.ids[rows], scores[score].cpu()
+
+        def mean_score(rows: Tensor) -> float:
+            return retrieval_scores(outputs.embeddings[rows], outputs.labels[rows], **evaluated.metric)[score]
+
+        return outputs.ids, mean_score
 
     return compute
 

@@ -1,13 +1,13 @@
 """The job `hf-sphere compare`: the checks before the runs, the runs, and the results."""
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from hf_sphere.comparison import frozen, report
@@ -23,6 +23,7 @@ from hf_sphere.data.provenance import DataRecord, fingerprint
 from hf_sphere.data.targets import read_class_names, read_labels
 from hf_sphere.nn.heads import build_head
 from hf_sphere.utils.arguments import parse_arguments, to_argv
+from hf_sphere.utils.files import digest_file
 from hf_sphere.utils.model_sources import file_name
 from hf_sphere.utils.shared_rows import ROW_BITS
 
@@ -93,13 +94,18 @@ class Comparing:
             [read_labels(rows, self.label, self.class_names, name) for name, rows in self.splits.items()]
         )
         tuning, rows, is_unseen = self.division.tuning(), self.positions, self.plan.metric.startswith(UNSEEN)
+        column, units = self.division.group, torch.arange(len(labels))
+        if column is not None:
+            groups = [group for split in self.splits.values() for group in split[sources.group_column(split, column)]]
+            units = torch.from_numpy(np.unique(groups, return_inverse=True)[1])
         for parts in (tuning, *map(self.division.of_seed, range(self.plan.seeds))):
             trained = rows[parts.train]
             for tested in filter(None, (parts.test, parts.unseen)):
                 others = trained if parts is tuning else torch.cat([trained, rows[tuning.test]])
-                if shared := int(torch.isin(rows[tested], others).sum()):
+                if shared := int(torch.isin(units[rows[tested]], units[others]).sum()):
+                    of = "" if column is None else f" of groups with images to train or tune on ({column}), or"
                     raise ValueError(
-                        f"{shared:,} of the {len(rows[tested]):,} test images are also images to train or tune on; "
+                        f"{shared:,} of the {len(rows[tested]):,} test images are{of} also images to train or tune on; "
                         "choose other parts by --train_split and --eval_split."
                     )
             if other := {*labels[rows[parts.test]].tolist()} - {*labels[trained].tolist()}:
@@ -162,8 +168,8 @@ class Comparing:
             try:
                 dim = options.get("embedding_dim") or max(FROZEN_DIM, len(self.class_names))  # or that of a backbone
                 build_head(options["head"], dim, len(self.class_names), **options["head_kwargs"])
-                if not self.arguments.frozen:
-                    self.parse(options)
+                if not self.arguments.frozen or self.arguments.finetune:
+                    self.parse(options | self.trained_options(arm))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"the arm {arm.name} does not fit: {error}") from error
 
@@ -176,6 +182,12 @@ class Comparing:
             used = torch.cat([*record.ids.values()]) if record is not None else torch.empty(0)
             if shared := int(torch.isin(ids, used).sum()):
                 raise ValueError(f"{name} was trained or evaluated on {shared:,} of these images; compare on others.")
+
+    def contents(self) -> dict[str, Any]:
+        """Return the arms and digests of data and weights: results depend on them, and the arguments only name them."""
+        files = dict.fromkeys(arm.backbone.partition("=")[2] for arm in self.arms)
+        weights = {name: digest_file(Path(name)) for name in files if name}
+        return {"data": fingerprint(self.splits), "arms": [asdict(arm) for arm in self.arms], "weights": weights}
 
     def parse(self, options: Mapping[str, Any]) -> None:
         """Raise an error for options that `hf-sphere train classification` does not have."""
@@ -271,7 +283,7 @@ class Comparing:
         """Run a study and write its results; return the arms that did not diverge with their settings, best first."""
         runs: Any = study.runs
         is_frozen = isinstance(runs, frozen.FrozenRuns)
-        workers = min(len(arms), os.cpu_count() or 1) if is_frozen else 1  # heads are trained on the CPU
+        workers = min(len(arms) * study.seeds, torch.get_num_threads()) if is_frozen else 1  # heads are trained on CPUs
         results = study.complete(arms, print, workers=workers)
         ranked = report.rank(study, arms, results)
         parts = [study.division.of_seed(seed) for seed in range(study.seeds)]

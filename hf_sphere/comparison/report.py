@@ -131,8 +131,8 @@ def describe(study: Study, comparison: Comparison | None) -> str:
     variations = sorted({each.variation for each in comparison.values() if each.variation} if comparison else set())
     wider = f"The intervals account for {' or '.join(variations)}, the widest that is possible. " if variations else ""
     return (
-        f"{drawn} Each arm was tuned by {study.metric} on the images for tuning: {study.count} settings by successive "
-        "halving, and then steps to neighboring settings until none was better. The planned runs took "
+        f"{drawn} Each arm was tuned by {study.tuned_by} on the images for tuning: {study.count} settings by "
+        "successive halving, and then at most as many by steps to better neighbors. The planned runs took "
         f"{study.epochs} epochs and {study.seeds} seeds. {wider}That settings were selected by noisy scores is in no "
         "interval."
     )

@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from hf_sphere.comparison.arms import TUNING_SEED, Arm, Division, Parts
 from hf_sphere.comparison.measures import MEASURES, UNSEEN, Evaluated, mean_or_none, measure
 from hf_sphere.comparison.runs import Comparison, compare_runs
@@ -55,6 +57,11 @@ class Study:
     count: int
     file: Path
 
+    @property
+    def tuned_by(self) -> str:
+        """The measure of tuning: chance is well calibrated, so not the calibration error."""
+        return "accuracy" if self.metric == "calibration_error" else self.metric
+
     def tune(self, arm: Arm) -> Tuned | None:
         """Tune an arm; None if it always diverges."""
         finished, parts = JsonLines(self.file), self.division.tuning()
@@ -63,18 +70,16 @@ class Study:
             key = ("tuning", arm.name, tuple(setting.items()), epochs)
             if key not in finished:
                 evaluated = self.runs.run(arm, setting, parts, seed=TUNING_SEED, epochs=epochs)
-                finished[key] = (
-                    None if evaluated is None else statistics.fmean(measure(self.metric, evaluated).values())
-                )
-            value, sign = finished[key], 1 if MEASURES[self.metric].higher_is_better else -1
-            return None if value is None else sign * value
+                values = None if evaluated is None else measure(self.tuned_by, evaluated).values()
+                finished[key] = None if values is None else statistics.fmean(values)
+            return finished[key]
 
         tuned = tune(arm.grid, evaluate, count=self.count, epochs=self.epochs)
         finished["tuned", arm.name] = None if tuned is None else asdict(tuned)
         return tuned
 
-    def run(self, arm: Arm, setting: Setting, seed: int) -> None:
-        """Run an arm with a seed, and save its measures and the outcome of the planned one per image."""
+    def run(self, arm: Arm, setting: Setting, seed: int) -> Any:
+        """Run an arm with a seed, and return and save its measures and the outcome of the planned one per image."""
         evaluated = self.runs.run(arm, setting, self.division.of_seed(seed), seed=seed, epochs=self.epochs)
         result: Any = None
         if evaluated is not None:
@@ -82,7 +87,8 @@ class Study:
             names = [name for name in MEASURES if evaluated.unseen is not None or not name.startswith(UNSEEN)]
             values = {name: mean_or_none(name, evaluated) for name in names}
             result = {"values": values, "ids": [*outcomes], "outcomes": [*outcomes.values()]}
-        JsonLines(self.file)["run", arm.name, seed] = result
+        JsonLines(self.file, read=False)["run", arm.name, seed] = result
+        return result
 
     def complete(self, arms: Sequence[Arm], say: Callable[[str], None], *, workers: int) -> dict[Any, Any]:
         """Run what is not finished, by processes, and return all results."""
@@ -90,41 +96,41 @@ class Study:
         open_arms = [arm for arm in arms if ("tuned", arm.name) not in finished]
         if finished:
             done = sum(key[0] == "run" for key in finished)
-            tuned = f"{len(arms) - len(open_arms)} of {len(arms)} arms are tuned"
-            say(f"resumed   {tuned}, and {done} of {self.seeds * len(arms)} runs are finished")
+            before = f"{len(arms) - len(open_arms)} of {len(arms)} arms are tuned"
+            say(f"resumed   {before}, and {done} of {self.seeds * len(arms)} runs are finished")
         with _pool(workers) as pool:
-            for arm, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):
-                say(f"tuned     {arm.name}: {self.describe(JsonLines(self.file)['tuned', arm.name])}{left}")
+            for arm, tuned, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):
+                say(f"tuned     {arm.name}: {self.describe(tuned)}{left}")
             finished = JsonLines(self.file)
             pending: dict[Any, Any] = {}
             for seed, arm in itertools.product(range(self.seeds), arms):
                 best: Any = finished["tuned", arm.name]
                 if best is not None and ("run", arm.name, seed) not in finished:
                     pending[pool.submit(self.run, arm, best["setting"], seed)] = arm, seed
-            for (arm, seed), left in _finished(pending):
-                result = JsonLines(self.file)["run", arm.name, seed]
+            for (arm, seed), result, left in _finished(pending):
                 value = "diverged" if result is None else f"{self.metric} {result['values'][self.metric]:.2f} %"
                 say(f"ran       {arm.name}, seed {seed}: {value}{left}")
         return JsonLines(self.file)
 
-    def describe(self, tuned: Mapping[str, Any] | None) -> str:
+    def describe(self, tuned: Tuned | None) -> str:
         """Describe the result of tuning an arm."""
         if tuned is None:
             return "all settings diverged"
-        setting = describe_setting(tuned["setting"])
-        return f"{setting}; {self.metric} {abs(tuned['score']):.2f} % in tuning ({tuned['count']} settings)"
+        shown = f"{describe_setting(tuned.setting)}; {self.tuned_by} {tuned.score:.2f} % in tuning"
+        return f"{shown} ({tuned.count} settings)"
 
     def compare(self, arms: Sequence[Arm], results: Mapping[Any, Any], reference: str) -> Comparison | None:
         """Compare arms with a reference by the planned measure; None if it or all others lack seeds.
 
         Runs with the same seed share their images if these are drawn for each seed, and are then paired.
         """
-        values = {}
+        values: dict[str, dict[int, Any]] = {}
         for arm in arms:
             runs: dict[int, Any] = {seed: results.get(("run", arm.name, seed)) for seed in range(self.seeds)}
-            if all(runs.values()):
-                values[arm.name] = {s: dict(zip(run["ids"], run["outcomes"], strict=True)) for s, run in runs.items()}
-        if reference not in values or len(values) < 2:
+            done = {seed: run for seed, run in runs.items() if run is not None}
+            if done:
+                values[arm.name] = {s: dict(zip(run["ids"], run["outcomes"], strict=True)) for s, run in done.items()}
+        if len(values.get(reference, ())) < self.seeds or len(values) < 2:
             return None
         planned, division = MEASURES[self.metric], self.division
         return compare_runs(
@@ -132,6 +138,7 @@ class Study:
             reference=reference,
             higher_is_better=planned.higher_is_better,
             perfect=planned.perfect,
+            seeds=self.seeds,
             test="paired" if division.is_redrawn else "welch",
             test_fraction=division.test_fraction if division.test is None else None,
         )
@@ -142,7 +149,8 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Yield processes that end in the middle of their tasks when this one is interrupted, or is killed."""
     spawn = get_context("spawn")  # forked processes would share the threads of torch
     parent, main = spawn.Pipe(duplex=False)
-    with ProcessPoolExecutor(workers, spawn, _start_worker, (workers, [*imported], parent)) as pool:
+    threads = max(1, torch.get_num_threads() // workers)
+    with ProcessPoolExecutor(workers, spawn, _start_worker, (threads, [*imported], parent)) as pool:
         try:
             yield pool
         except BaseException:
@@ -151,7 +159,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
             raise
 
 
-def _start_worker(workers: int, modules: Sequence[str], parent: Connection) -> None:
+def _start_worker(threads: int, modules: Sequence[str], parent: Connection) -> None:
     """Import the modules of one's own parts, divide the cores, and watch for the end of the pipe to the parent."""
 
     def end_with_parent() -> None:
@@ -160,21 +168,19 @@ def _start_worker(workers: int, modules: Sequence[str], parent: Connection) -> N
 
     threading.Thread(target=end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too
-    import torch
-
     import_modules([f"--import={name}" for name in modules])
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    torch.set_num_threads(threads)
     torch.set_flush_denormal(True)
 
 
-def _finished(tasks: Mapping[Any, Any]) -> Iterator[tuple[Any, str]]:
-    """Yield what each task is for when it is finished, and how much is left; an error of one cancels the others."""
+def _finished(tasks: Mapping[Any, Any]) -> Iterator[tuple[Any, Any, str]]:
+    """Yield what each task is for when it is finished, its result, and what is left; an error cancels the others."""
     start = time.monotonic()
     for done, future in enumerate(as_completed(tasks), start=1):
         if future.exception() is not None:
             for other in tasks:
                 other.cancel()
-        future.result()
+        result = future.result()
         seconds = (time.monotonic() - start) / done * (len(tasks) - done)
         left = f"about {seconds / 60:.0f} min" if seconds > 90 else f"about {seconds:.0f} s"
-        yield tasks[future], f"   [{done} of {len(tasks)}" + (f", {left} left]" if done < len(tasks) else "]")
+        yield tasks[future], result, f"   [{done} of {len(tasks)}" + (f", {left} left]" if done < len(tasks) else "]")

@@ -34,9 +34,6 @@ OWN_NUMBERS: dict[str, Grids] = {
 """Grids of the one or two numbers of each head that matter most; other heads have `WEIGHT_DECAYS`."""
 
 WEIGHT_DECAYS = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1)
-MAX_STEPS = 10
-"""Largest number of steps to neighboring settings."""
-
 Setting = Mapping[str, float]
 """Values by option; `head_kwargs.margin` is the margin of the head."""
 
@@ -76,9 +73,10 @@ def tune(
     """Search the best setting; None if all settings diverge.
 
     Settings are drawn from a window of the grid around its start, and trained for a ninth of the epochs, the best third
-    of them for a third, and the best third of those in full. From the best, the search moves to the best neighbor,
-    which differs by one step in one option, until no neighbor is better: so a grid is extended where its best value is
-    at the edge of the window.
+    of them for a third, and the best third of those in full. From the best, the search moves to a neighbor, which
+    differs by one step in one option, if it is better, until no neighbor is: so a grid is extended where its best value
+    is at the edge of the window. At most as many settings are tried again, so that no arm is tuned much more than
+    another.
 
     Args:
         grid: Values of each option, in order, and the value around which the window lies, in the middle if it is not
@@ -107,15 +105,16 @@ def tune(
         ranked = sorted(drawn, key=lambda place: -score(place, math.ceil(epochs / fraction)))
         drawn = ranked[: math.ceil(len(ranked) / 3)]
     full = {place: score(place, epochs) for place in drawn}
-    best = max(full, key=full.__getitem__)
-    for _ in range(MAX_STEPS):
+    best, before = max(full, key=full.__getitem__), None
+    while best != before:
+        before = best
         for axis, step in itertools.product(range(len(best)), (-1, 1)):
             place = (*best[:axis], best[axis] + step, *best[axis + 1 :])
-            if place not in full and 0 <= place[axis] < len(grids[axis]):
-                full[place] = score(place, epochs)
-        before, best = best, max(full, key=full.__getitem__)
-        if best == before:
-            break
+            while 0 <= place[axis] < len(grids[axis]) and len(tried | {*full, place}) <= 2 * count:
+                full[place] = full[place] if place in full else score(place, epochs)
+                if full[place] <= full[best]:
+                    break
+                best, place = place, (*place[:axis], place[axis] + step, *place[axis + 1 :])
     if full[best] == -math.inf:
         return None
     at_end = []

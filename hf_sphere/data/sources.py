@@ -164,6 +164,11 @@ def choose_splits(
     return {key: (name, find_split(splits, name, f"--{key}_split", label_column)) for key, name in names.items()}
 
 
+def group_column(rows: Dataset, name: str) -> str:
+    """Return the name of a column of groups, or raise an error if there is none."""
+    return find_column(rows, name, (), "group", option="--group_column")
+
+
 def check_validation_split(name: str, others: Mapping[str, str], fraction: float, what: str) -> None:
     """Raise an error if a fraction is held out too, or if the split is one of the `others`, `train` and `eval`."""
     if fraction:
@@ -286,7 +291,7 @@ def _drawn(rows: Dataset, match: re.Match[str], label_column: str | None) -> Ten
         names = read_class_names(rows, find_column(rows, label_column, (), "label"))
         classes = read_labels(rows, label_column, names, split)
     if by is not None:
-        groups = rows[find_column(rows, by, (), "group", option="--group_column")]
+        groups = rows[group_column(rows, by)]
     held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names, groups)
     return held_out if kind == "held_out" else ~held_out
 
@@ -331,8 +336,10 @@ def draw_held_out(
         share = Fraction(fraction).limit_denominator(10)
         splitter = model_selection.StratifiedGroupKFold(share.denominator, shuffle=True, random_state=seed)
     try:
-        folds = itertools.islice(splitter.split(torch.arange(count).numpy(), classes, groups), share.numerator)
-        drawn = np.concatenate([fold for _, fold in folds])
+        folds = [*splitter.split(torch.arange(count).numpy(), classes, groups)]
+        # Random ones: the splitter puts the largest groups of a class into the same fold for every seed.
+        chosen = np.random.default_rng(seed).permutation(len(folds))[: share.numerator]
+        drawn = np.concatenate([folds[index][1] for index in chosen])
     except ValueError as error:
         what = "images" if groups is None else f"images in {len({*groups})} groups"
         raise ValueError(f"a fraction of {fraction} cannot be held out of {count} {what}: {error}") from error

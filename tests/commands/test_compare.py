@@ -239,6 +239,23 @@ def test_a_replaced_comparison_keeps_no_features(run, backbone, photos):
     assert len(frozen.read_features(str(file))["labels"]) == 60
 
 
+def test_a_changed_table_is_another_comparison(run, backbone, photos, tmp_path):
+    text = "{head: softmax, backbone: " + backbone + ", head_kwargs: {label_smoothing: 0.0}, embedding_dim: 8}"
+    run(photos, *table(tmp_path, f"one: {text}\ntwo: {text}"), "--frozen")
+    with pytest.raises(FileExistsError, match="differs in arms"):
+        run(photos, *table(tmp_path, f"one: {text}\ntwo: {text.replace('0.0', '0.3')}"), "--frozen")
+
+
+def test_other_images_of_the_same_name_are_another_comparison(run, backbone, tmp_path):
+    folder, images = tmp_path / "images", np.random.default_rng(0).integers(0, 255, (120, 20, 20), dtype=np.uint8)
+    folder.mkdir()
+    save(folder, images[:60], [*range(6)] * 10)
+    run(str(folder), *HEADS, *frozen_words(backbone))
+    save(folder, images[60:], [*range(6)] * 10)
+    with pytest.raises(FileExistsError, match="differs in data"):
+        run(str(folder), *HEADS, *frozen_words(backbone))
+
+
 def test_left_out_classes_are_paired_also_with_a_test_split(run, backbone):
     _, out = run("digits", *HEADS, *frozen_words(backbone), "--metric", "unseen_recall_at_1")
     text = (out / "comparison.md").read_text()
@@ -303,6 +320,11 @@ def test_a_contradictory_plan_is_refused(refused, words, message):
 )
 def test_a_wrong_table_of_arms_is_refused(refused, tmp_path, text, words, message):
     assert message in refused("digits", *table(tmp_path, text), *words)
+
+
+def test_a_wrong_option_of_the_finetuning_is_refused(refused, backbone):
+    words = [*HEADS, *frozen_words(backbone), "--finetune", "2", "--training", "{no_option: 1}"]
+    assert "the arm softmax does not fit" in refused("digits", *words)
 
 
 def test_a_backbone_of_unknown_preprocessing_is_refused(run):

@@ -6,7 +6,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from hf_sphere.comparison.arms import Division, apply_setting, make_arm
 from hf_sphere.comparison.tuning import RATES
-from hf_sphere.data.sources import find_rows, held_out_names, read_split
+from hf_sphere.data.sources import draw_held_out, find_rows, held_out_names, read_split
 
 GROUPED = {"head": "arcface", "head_kwargs": {"scale": 20.0}}
 
@@ -38,6 +38,16 @@ def test_groups_are_not_divided(splits, fraction):
     assert not column(splits, kept, "patient") & column(splits, held_out, "patient")
     assert column(splits, kept, "label") == column(splits, held_out, "label") == {*range(8)}
     assert len(column(splits, held_out, "row")) == pytest.approx(240 * fraction, abs=10)
+
+
+def test_groups_of_any_size_are_held_out_for_some_seeds():
+    sizes = [60, 40, *[10] * 20]
+    groups = [group for group, size in enumerate(sizes) for _ in range(size)]
+    classes = torch.tensor(groups) % 2
+    drawn = [draw_held_out(len(groups), 0.2, seed, classes, groups=groups) for seed in range(40)]
+    counts = [sum(bool(held_out[groups.index(group)]) for held_out in drawn) for group in range(len(sizes))]
+    assert min(counts) > 0  # 8 are expected
+    assert max(counts) < 20
 
 
 def test_groups_stay_undivided_when_a_part_is_divided_again(splits):
