@@ -12,7 +12,7 @@ VALUES = {"softmax": {0: 90.0, 1: 91.0, 2: 92.0}, "cosine": {0: 91.0, 1: 90.0, 2
 
 
 def a_study(division):
-    return SimpleNamespace(division=division, metric="accuracy", count=12, epochs=18, seeds=3)
+    return SimpleNamespace(division=division, metric="accuracy", tuned_by="accuracy", count=12, epochs=18, seeds=3)
 
 
 @pytest.mark.parametrize(

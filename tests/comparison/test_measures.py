@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_sphere.commands import compare
-from hf_sphere.comparison.measures import EPISODES, MEASURES, SHOT, UNSEEN, Evaluated, mean_or_none, measure
+from hf_sphere.comparison.measures import BLOCKS, EPISODES, MEASURES, SHOT, UNSEEN, Evaluated, mean_or_none, measure
 from hf_sphere.ood import Outputs
 
 
@@ -85,7 +85,24 @@ def test_the_mean_of_the_outcomes_is_the_measure(evaluated, name):
     assert statistics.fmean(outcomes.values()) == pytest.approx(mean_or_none(name, evaluated), abs=1e-9)
     assert len({*outcomes.values()}) > 1
     known, unseen = ({*part.ids.tolist()} for part in (evaluated.known, evaluated.unseen))
-    assert outcomes.keys() == (known | unseen if "auroc" in name else unseen if name.startswith(UNSEEN) else known)
+    ids = known | unseen if "auroc" in name else unseen if name.startswith(UNSEEN) else known
+    is_mean = name in ("accuracy", f"{UNSEEN}few_shot_accuracy")
+    assert outcomes.keys() == (ids if is_mean else {image % BLOCKS for image in ids})
+
+
+@pytest.mark.parametrize(("name", "largest"), [("recall_at_1", 3.0), ("map_at_r", 1.3)])
+def test_the_outcomes_of_retrieval_vary_at_least_as_test_sets_do(name, largest):
+    """The variance of the mean over queries is 0.8 and 0.3 of the true one, since images are also the gallery."""
+    generator, count = torch.Generator().manual_seed(0), 100
+    means, variances = [], []
+    for _ in range(150):
+        labels = torch.arange(count) % 4
+        centers = torch.eye(4, 8)[labels]
+        embeddings = centers + 0.5 * torch.randn(count, 8, generator=generator)
+        outcomes = measure(name, Evaluated(Outputs(embeddings, labels=labels, ids=torch.arange(count))), per_image=True)
+        means.append(statistics.fmean(outcomes.values()))
+        variances.append(statistics.variance(outcomes.values()) / len(outcomes))
+    assert 0.8 < statistics.fmean(variances) / statistics.variance(means) < largest
 
 
 def test_few_shot_accuracy_is_that_of_nearest_class_means(evaluated):
