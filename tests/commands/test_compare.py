@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, Features, Image
+from datasets import ClassLabel, Dataset, Features, Image, Value
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, nn
 from hf_sphere.commands import compare
@@ -363,6 +363,17 @@ def test_a_finished_frozen_comparison_is_continued_by_training_in_full(run, back
     assert len(results(out / "finetuned")["comparison"]) == 2
     with pytest.raises(FileExistsError, match="which differs in training"):
         run(*words, "--finetune", "2", "--training", "{num_train_epochs: 2}")
+
+
+def test_a_test_split_with_groups_of_the_training_images_is_refused(refused, tmp_path):
+    (tmp_path / "data").mkdir()
+    for split, start in (("train", 0), ("test", 8)):
+        cells = {"image": [*np.zeros((24, 8, 8), np.uint8)], "label": [n % 2 for n in range(24)]}
+        patients = {"patient": [f"patient {start + n // 2}" for n in range(24)]}
+        features = Features({"image": Image(), "label": ClassLabel(names=["a", "b"]), "patient": Value("string")})
+        Dataset.from_dict(cells | patients, features).to_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
+    message = refused(str(tmp_path / "data"), *HEADS, "--group_column", "patient")
+    assert "8 of the 24 test images are of groups with images to train or tune on (patient), or" in message
 
 
 def test_one_seed_is_refused(capsys, tmp_path):
