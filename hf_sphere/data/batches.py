@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.decoding import EncodedImages, stack_images
+from hf_sphere.data.mixing import mix_images
 from hf_sphere.data.sampling import Episodes, EpisodeSampler, log_repetition, shuffled
 from hf_sphere.utils.devices import to_device
 from hf_sphere.utils.seeds import mix_seed
@@ -23,7 +24,8 @@ class ImageBatches(IterableDataset):
     `per_device_train_batch_size=1`; it divides them among processes, so `num_processes` must be 1. `SphereTrainer`
     takes them as they are.
 
-    If images have two targets, batches also have `regression_labels`.
+    If images have two targets, batches also have `regression_labels`, and if they are mixed with others `mixed_labels`
+    and `mixed_share`.
 
     Order and augmentation are determined by (`seed`, epoch, batch), so that every batch can be reproduced and a run can
     resume in the middle of an epoch. Processes get interleaved parts of the same order. In training the parts are
@@ -83,6 +85,8 @@ class ImageBatches(IterableDataset):
             raise ValueError(f"{expected}; leave out batch_size={batch_size}.")
         else:
             batch_size = episodes.batch_size
+        if augmentation is not None and augmentation.mixes and (episodes is not None or labels.is_floating_point()):
+            raise ValueError("mixup and cutmix are for classes, in batches without episodes; leave them out.")
         self.batch_size: int = batch_size
         self.augmentation = augmentation
         self.shuffle = shuffle
@@ -148,13 +152,17 @@ class ImageBatches(IterableDataset):
         """Yield the batches of an epoch, starting with batch `start`; augmented only if `augment` is set."""
         batches = list(self._order(epoch).split(self.batch_size))[start : len(self)]
         for step, (images, indices) in enumerate(zip(self._fetch(batches), batches, strict=True), start):
+            generator = self._generator(epoch, step)
             if self.augmentation is not None and augment:
                 mirrored = (self._flips[indices] + epoch) % 2 == 1 if self.augmentation.alternating_flip else None
-                images = self.augmentation(images, self._generator(epoch, step), mirrored)
+                images = self.augmentation(images, generator, mirrored)
             used = to_device(indices, self.device)
             batch = {"pixel_values": self._normalize(images), "labels": self.labels[used]}
             if self.regression_labels is not None:
                 batch["regression_labels"] = self.regression_labels[used]
+            if self.augmentation is not None and augment and self.augmentation.mixes:
+                strengths = self.augmentation.mixup, self.augmentation.cutmix
+                batch = mix_images(batch["pixel_values"], batch["labels"], *strengths, generator)
             yield batch
 
     def epoch_rows(self, epoch: int = 0) -> Tensor:

@@ -130,6 +130,20 @@ class AugmentationOptions(Arguments):
     rand_augment: list[int] | None = argument(
         None, "Number of operations and magnitude (0 to 30) of RandAugment on training images, for instance 2 9.", ge=0
     )
+    mixup: float | None = argument(
+        None, "Mix training images in pairs, and their labels, by shares with this alpha, for instance 0.2.", gt=0
+    )
+    cutmix: float | None = argument(
+        None,
+        "Replace a part of each training image by that of another one, and mix the labels by area, with this alpha, for "
+        "instance 1. With mixup, half of the batches each.",
+        gt=0,
+    )
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images are mixed with others, and so their labels."""
+        return bool(self.mixup or self.cutmix)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -52,6 +52,9 @@ def check_task(
             f"--sample_classes {options.sample_classes} keeps the same classes in both splits, but {task} evaluates on "
             "others: use --train_classes."
         )
+    if getattr(options, "mixes", False) and (episodes is not None or task not in ("classification", "retrieval")):
+        what = "episodes, whose images are ordered by class" if episodes is not None else task
+        raise ValueError(f"--mixup and --cutmix do not apply to {what}: leave them out.")
     if options.rejection_fraction and task != "classification":
         raise ValueError(
             f"--rejection_fraction {options.rejection_fraction:g} does not apply to {task}: leave it out, or choose "

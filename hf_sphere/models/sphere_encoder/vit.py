@@ -98,12 +98,15 @@ class SphereViTForImageClassification(ModelWithHead, SphereEncoderMixin, plain.V
         Args:
             pixel_values: (B, num_channels, height, width), normalized by the image processor.
             labels: (B,), class indices; see `SphereVisionForImageClassification`. If given, the output has a loss.
-            **kwargs: Options of the encoder.
+            **kwargs: Options of the encoder, and `mixed_labels` and `mixed_share` of images that are mixed, likewise.
         """
+        mixed = {name: kwargs.pop(name) for name in ("mixed_labels", "mixed_share") if name in kwargs}
         if self.config.head is None:
+            if mixed:
+                raise ValueError("mixed images need a head, one of `hf_sphere.nn.HEADS`; this model has none.")
             return super().forward(pixel_values, labels=labels, **kwargs)
         encoder: Any = self.base_model
         encoded = encoder(pixel_values, return_dict=True, **kwargs)
-        output = vars(self.classify(encoded.last_hidden_state[:, 0], labels))
+        output = vars(self.classify(encoded.last_hidden_state[:, 0], labels, **mixed))
         states, attentions = encoded.hidden_states, encoded.attentions
         return SphereVisionOutput(**output, hidden_states=states, attentions=attentions)

@@ -19,6 +19,7 @@ from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.heads.mixins import ClassVectorHead
 from hf_sphere.nn.heads.softmax import SpherizedHead
 from hf_sphere.nn.layers import Spherization, names_kept_in_float32
+from hf_sphere.nn.mixed_labels import divide_soft_labels, refuse_soft_labels
 from hf_sphere.nn.rejection import Rejection
 from hf_sphere.utils.modules import digest_weights, shared_tensors
 
@@ -280,14 +281,16 @@ class ModelWithHead(nn.Module):
         """Select the input of the head from embeddings (B, d)."""
         return embeddings
 
-    def classify(self, embeddings: Tensor, labels: Tensor | None = None) -> "Classification":
+    def classify(self, embeddings: Tensor, labels: Tensor | None = None, **mixed: Tensor | None) -> "Classification":
         """Apply the head to embeddings (B, d), with the loss of the configuration's `problem_type` if there are labels.
+
+        `mixed` are the arguments `mixed_labels` and `mixed_share` of the head.
 
         In eval mode unknown images are rejected if the model has a `rejection`, and then the logits are calibrated if
         the configuration has a `calibration`; the loss is that of the uncalibrated ones. Labels whose shape contradicts
         the problem type are an error.
         """
-        head, decision = self._apply_head(embeddings, labels), {}
+        head, decision = self._apply_head(embeddings, labels, **mixed), {}
         calibration, rejection = getattr(self.config, "calibration", None), getattr(self, "rejection", None)
         logits = head.logits
         if rejection is not None and head.loss is not None and self.training and not torch.compiler.is_compiling():
@@ -299,10 +302,15 @@ class ModelWithHead(nn.Module):
                 logits = calibrate(logits, **calibration)
         return Classification(logits, head.loss, head.embeddings, head.concentration, **decision)
 
-    def _apply_head(self, embeddings: Tensor, labels: Tensor | None) -> HeadOutput:
+    def _apply_head(self, embeddings: Tensor, labels: Tensor | None, **mixed: Tensor | None) -> HeadOutput:
         problem_type, inputs = self.config.problem_type, self.head_inputs(embeddings)
+        if labels is not None and labels.ndim == 2:
+            if problem_type is None:
+                refuse_soft_labels(labels)
+            elif problem_type == "single_label_classification":
+                labels, mixed["mixed_labels"], mixed["mixed_share"] = divide_soft_labels(labels)
         if labels is None or problem_type is None:
-            return self.head(inputs, labels)
+            return self.head(inputs, labels, **mixed)
         if problem_type == "regression":
             output = self.head(inputs)
             logits = self.head.upcast(output.logits)
@@ -311,7 +319,7 @@ class ModelWithHead(nn.Module):
         if labels.ndim != axes:
             shape = "(batch, num_labels)" if axes == 2 else "(batch,)"
             raise ValueError(f"problem_type {problem_type!r} requires labels {shape}; got {tuple(labels.shape)}.")
-        return self.head(inputs, labels)
+        return self.head(inputs, labels, **mixed)
 
     @staticmethod
     def _build_head(config: Any, embedding_dim: int) -> Head:
@@ -371,17 +379,29 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
 
     @weighted_by_targets
     @can_return_tuple
-    def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any) -> SphereVisionOutput:
+    def forward(
+        self,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        mixed_labels: Tensor | None = None,
+        mixed_share: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SphereVisionOutput:
         """Classify images.
 
         Args:
             pixel_values: (B, num_channels, height, width), normalized by the image processor.
             labels: (B,), class indices from 0 to `num_labels` - 1, or -100 for images to ignore; or (B, num_labels),
-                from 0 to 1, for images with several classes, or values. If given, the output has a loss.
+                from 0 to 1, for images with several classes, or values. With the `problem_type`
+                `single_label_classification`, these are the shares of one or two classes in a mixed image, as of the
+                transforms `MixUp` and `CutMix` of torchvision. If given, the output has a loss.
+            mixed_labels: (B,), class indices of second images that the images are mixed with; see `Head.forward`.
+            mixed_share: (B,), the shares of these second images, from 0 to 1.
             **kwargs: Options of the encoder, see `SphereVisionModel`.
         """
         encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
-        output = self.classify(encoded.embeddings, labels)
+        mixed = {} if mixed_labels is None else {"mixed_labels": mixed_labels, "mixed_share": mixed_share}
+        output = self.classify(encoded.embeddings, labels, **mixed)
         values = {field.name: getattr(output, field.name) for field in fields(output)}  # torch 2.11 compiles no `vars`
         return SphereVisionOutput(**values, hidden_states=encoded.hidden_states)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hf_sphere.geometry.coordinates import is_batched
 from hf_sphere.geometry.manifold import divide_by_norms
 from hf_sphere.nn.checks import IGNORED, check_labels, check_tensors, is_readable
+from hf_sphere.nn.mixed_labels import reduce_mixed_loss
 from hf_sphere.utils.imports import check_unique
 from hf_sphere.utils.options import check_names, check_types, keyword_options
 
@@ -173,13 +174,25 @@ class Head(nn.Module):
         """Whether the loss of transformed embeddings (B, d') is computed in blocks of classes, without logits."""
         return self.in_blocks and self.training
 
-    def forward(self, embeddings: Tensor, labels: Tensor | None = None, *, needs_logits: bool = True) -> HeadOutput:
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        *,
+        mixed_labels: Tensor | None = None,
+        mixed_share: Tensor | None = None,
+        needs_logits: bool = True,
+    ) -> HeadOutput:
         """Compute the logits of embeddings (B, d) and, if labels are given, the loss.
 
         Args:
             embeddings: (B, d).
             labels: (B,), class indices, where examples with -100 are ignored; or (B, K), from 0 to 1, for examples that
                 can have several classes.
+            mixed_labels: (B,), class indices of a second example that each is mixed with, as by mixup and CutMix. The
+                loss is `(1 - mixed_share)` times that of `labels` plus `mixed_share` times that of `mixed_labels`,
+                each with its margin; running statistics are those of `labels`, which should have the larger share.
+            mixed_share: (B,), from 0 to 1, share of the second example.
             needs_logits: Whether the output must have logits, unless `blockwise` or the like excludes them in training.
         """
         self.check_inputs(embeddings, labels)
@@ -193,7 +206,11 @@ class Head(nn.Module):
                 self.observe(transformed, labels)
         omits_logits = labels is not None and self.omits_logits(transformed, labels, needs_logits)
         logits: Any = None if omits_logits else self._predict(transformed)
-        loss = None if labels is None else self.reduce_loss(transformed, logits, labels)
+        loss: Tensor | None
+        if mixed_labels is not None or mixed_share is not None:
+            loss = reduce_mixed_loss(self, transformed, logits, labels, mixed_labels, mixed_share)
+        else:
+            loss = None if labels is None else self.reduce_loss(transformed, logits, labels)
         if self.training and logits is not None:
             self._watch(logits, loss)
         concentration = self.compute_concentration(transformed)
@@ -238,6 +255,11 @@ class Head(nn.Module):
         return any(
             getattr(cls, name) is not vars(Head)[name] for name in ("compute_loss", "loss_logits", "reduce_loss")
         )
+
+    @classmethod
+    def compares_examples(cls) -> bool:
+        """Whether the loss of a batch is not the mean or sum of losses of its examples."""
+        return cls.reduce_loss is not Head.reduce_loss
 
     @classmethod
     def require_cross_entropy(cls, purpose: str) -> None:
@@ -291,16 +313,23 @@ class Head(nn.Module):
         used = labels != IGNORED
         in_blocks = logits is None or self.in_blocks
         if in_blocks or self.class_weights is not None or type(self).compute_loss is not Head.compute_loss:
-            # Masked instead of selected: the number of examples is not known without a device synchronization.
-            ignored = ~used
-            labels = labels.masked_fill(ignored, 0)
-            losses = self._losses(embeddings, logits, labels)
-            if self.class_weights is not None:
-                losses = losses * losses.new_tensor(self.class_weights)[labels]
-            total = losses.masked_fill(ignored, 0.0).sum()
+            total = self.used_losses(embeddings, logits, labels).sum()
         else:
             total = self._cross_entropy(embeddings, logits, labels, "sum")
         return total if self.reduction == "sum" else total / used.sum().clamp_min(1)
+
+    def used_losses(self, embeddings: Tensor, logits: Any, labels: Tensor) -> Tensor:
+        """Return the loss of each example, times the weight of its class, and 0 for the label -100: (B,).
+
+        The logits are (B, K), or None if the loss is computed in blocks of classes.
+        """
+        # Masked instead of selected: the number of examples is not known without a device synchronization.
+        ignored = labels == IGNORED
+        labels = labels.masked_fill(ignored, 0)
+        losses = self._losses(embeddings, logits, labels)
+        if self.class_weights is not None:
+            losses = losses * losses.new_tensor(self.class_weights)[labels]
+        return losses.masked_fill(ignored, 0.0)
 
     def _watch(self, logits: Tensor, loss: Tensor | None) -> None:
         """Have a message logged if the first gradient is of the logits alone: the head is trained by another loss."""

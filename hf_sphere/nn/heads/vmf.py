@@ -289,6 +289,8 @@ class VMFHead(ClassVectorHead, TemperatureHead):
     def _take_keys(self, embeddings: Tensor) -> Tensor:
         """Return the keys of this forward pass, (B,), those of `before_forward` at most once."""
         keys, self._keys = self._keys, None
+        if keys is not None and len(embeddings) == 2 * len(keys):  # examples with two labels
+            return keys.repeat(2)
         if keys is None or len(keys) != len(embeddings):  # a model may pass several embeddings per example
             return torch.randint(2**62, embeddings.shape[:1], device=embeddings.device)
         return keys

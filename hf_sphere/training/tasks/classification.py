@@ -112,7 +112,7 @@ def prepare(
     from hf_sphere.training import rejection
     from hf_sphere.training.evaluation import measure_classification
 
-    check_head(model_args)
+    check_head(model_args, data_args)
     if (level := evaluation.reject) is not None:
         if args.num_train_epochs == 0 or model_args.shard_classes:
             raise ValueError("reject does not apply to num_train_epochs 0 or shard_classes; use hf-sphere reject.")
@@ -129,12 +129,15 @@ def prepare(
     return image.provide(run, setup, model, describe_head(model.config), **functions)
 
 
-def check_head(model_args: ModelArguments, default_head: str = "spherized") -> None:
-    """Raise an error for a new head that does not exist, or does not have the options."""
-    from hf_sphere.nn.heads.base import check_options
+def check_head(model_args: ModelArguments, data_args: ImageDataOptions, default_head: str = "spherized") -> None:
+    """Raise an error for a new head that does not exist, or does not have the options or a loss of mixed images."""
+    from hf_sphere.nn.heads.base import HEADS, check_options
 
     if model_args.model_name_or_path is None:
-        check_options(model_args.head or default_head, model_args.head_kwargs)
+        name = model_args.head or default_head
+        check_options(name, model_args.head_kwargs)
+        if data_args.mixes and HEADS[name].compares_examples():
+            raise ValueError(f"head {name} compares the images of a batch; leave out mixup and cutmix.")
 
 
 def build_classifier(setup: image.Setup, *, is_open_set: bool = False) -> "SphereVisionPreTrainedModel":

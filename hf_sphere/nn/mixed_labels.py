@@ -1,0 +1,73 @@
+"""Labels of mixed images, each with shares of one or two classes, as by mixup and CutMix."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hf_sphere.nn.checks import IGNORED, is_readable
+
+if TYPE_CHECKING:
+    from hf_sphere.nn.heads.base import Head
+
+
+def reduce_mixed_loss(
+    head: "Head",
+    embeddings: Tensor,
+    logits: Tensor | None,
+    labels: Tensor | None,
+    mixed_labels: Tensor | None,
+    mixed_share: Tensor | None,
+) -> Tensor:
+    """Compute the mean or sum of the losses of examples with two labels each; see `Head.forward`."""
+    shapes = [None if each is None else tuple(each.shape) for each in (labels, mixed_labels, mixed_share)]
+    if labels is None or mixed_labels is None or mixed_share is None or labels.ndim != 1 or len({*shapes}) > 1:
+        raise ValueError(f"mixed images need labels, mixed_labels and mixed_share, each of shape (B,); got {shapes}.")
+    if not mixed_share.is_floating_point():
+        raise TypeError(f"mixed_share must be of a floating-point dtype; got {mixed_share.dtype}.")
+    _require(((mixed_share >= 0) & (mixed_share <= 1)).all(), "mixed_share must be from 0 to 1.")
+    head.check_labels(mixed_labels)
+    if head.compares_examples():
+        raise ValueError(f"head {head.name!r} compares the images of a batch, and has no loss of mixed ones.")
+    # At once, so that both labels have the same random numbers, and both classes are among sampled ones.
+    both = torch.cat([labels, mixed_labels.long()])
+    losses = head.used_losses(torch.cat([embeddings] * 2), None if logits is None else torch.cat([logits] * 2), both)
+    shares = torch.cat([1 - mixed_share, mixed_share]).to(losses.dtype)
+    total = torch.dot(losses, shares)
+    if head.reduction == "sum":
+        return total
+    return total / shares.masked_fill(both == IGNORED, 0.0).sum().clamp_min(torch.finfo(shares.dtype).tiny)
+
+
+def divide_soft_labels(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the class with the largest share, the one with the second largest, and the share of the latter, each (B,).
+
+    Args:
+        labels: (B, K), shares of the classes, of which at most two are not 0 in each row, and whose sum is 1.
+
+    Raises:
+        ValueError: If they are not; asynchronously on another device than the CPU.
+    """
+    shares, classes = labels.topk(min(2, labels.shape[1]), dim=1)
+    is_complete = ((shares.sum(1) - 1).abs() < 1e-3).all() & (labels >= 0).all()
+    message = "soft labels are shares of one or two classes of each image, with the sum 1; smooth labels by the head."
+    _require(is_complete, message)
+    return classes[:, 0], classes[:, -1], shares[:, -1] if labels.shape[1] > 1 else 0 * shares[:, 0]
+
+
+def refuse_soft_labels(labels: Tensor) -> None:
+    """Raise an error if labels (B, K) look like shares of classes: fractions with the sum 1 in every row."""
+    is_fractional = ((labels > 0) & (labels < 1)).any()
+    message = (
+        "labels with fractions that add up to 1 are those of mixed images, or several classes per image with "
+        "probabilities; set problem_type of the model to single_label_classification or multi_label_classification."
+    )
+    _require(~(is_fractional & ((labels.sum(1) - 1).abs() < 1e-3).all()), message)
+
+
+def _require(condition: Tensor, message: str) -> None:
+    """Raise a `ValueError` unless the condition holds, or have another device raise an error later."""
+    if not is_readable(condition):
+        torch._assert_async(condition, message)
+    elif not condition:
+        raise ValueError(message)

@@ -1,0 +1,142 @@
+"""Losses of mixed images, with two labels each."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torchvision.transforms.v2 import CutMix, MixUp
+
+from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.nn import HEADS, build_head
+
+DIM, CLASSES = 8, 5
+MIXABLE = [name for name, head in HEADS.items() if not head.compares_examples()]
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(6, DIM, generator=generator, dtype=torch.float64)
+    labels = torch.tensor([0, 1, 2, 3, 4, 0])
+    return embeddings, labels, labels.roll(1), torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64)
+
+
+def build(name, **options):
+    torch.manual_seed(0)
+    return build_head(name, DIM, CLASSES, **options).double()
+
+
+def seeded(head, *arguments, **options):
+    head.before_forward(3, torch.arange(6))
+    return head(*arguments, **options).loss
+
+
+@pytest.mark.parametrize("name", MIXABLE)
+def test_the_loss_is_the_weighted_mean_of_those_of_both_labels(name, batch):
+    embeddings, labels, others, share = batch
+    head = build(name)
+    if head.needs_data_initialization:
+        head.initialize_from_data(embeddings)
+    head.eval()  # the statistics of adaface and prototype do not change between the passes
+    each = [
+        torch.stack([head(embeddings[i : i + 1], classes[i : i + 1]).loss for i in range(6)])
+        for classes in (labels, others)
+    ]
+    expected = ((1 - share) * each[0] + share * each[1]).mean()
+    mixed = head(embeddings, labels, mixed_labels=others, mixed_share=share).loss
+    torch.testing.assert_close(mixed, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cosine", "arcface", "vmf", "prototype"])
+def test_a_share_of_0_is_the_loss_without_mixing_in_training(name, batch):
+    embeddings, labels, others, share = batch
+    head = build(name).train()
+    plain = seeded(head, embeddings, labels)
+    head = build(name).train()
+    mixed = seeded(head, embeddings, labels, mixed_labels=others, mixed_share=0 * share)
+    torch.testing.assert_close(mixed, plain)
+
+
+@pytest.mark.parametrize("name", ["cosine", "softmax"])
+def test_the_cross_entropy_is_that_of_soft_targets_of_torch(name, batch):
+    embeddings, labels, others, share = batch
+    head = build(name, label_smoothing=0.1)
+    targets = (1 - share)[:, None] * F.one_hot(labels, CLASSES) + share[:, None] * F.one_hot(others, CLASSES)
+    output = head(embeddings, labels, mixed_labels=others, mixed_share=share)
+    torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, targets, label_smoothing=0.1))
+
+
+def test_blocks_of_classes_have_the_same_loss(batch):
+    embeddings, labels, others, share = batch
+    mixed = {"mixed_labels": others, "mixed_share": share}
+    losses = [build("arcface", blockwise=blockwise)(embeddings, labels, **mixed).loss for blockwise in (False, True)]
+    torch.testing.assert_close(losses[1], losses[0])
+
+
+def test_class_weights_are_those_of_each_label(batch):
+    embeddings, labels, others, share = batch
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0], dtype=torch.float64)
+    head = build("cosine", class_weights=weights.tolist())
+    output = head(embeddings, labels, mixed_labels=others, mixed_share=share)
+    first, second = (weights[y] * F.cross_entropy(output.logits, y, reduction="none") for y in (labels, others))
+    torch.testing.assert_close(output.loss, ((1 - share) * first + share * second).mean())
+
+
+def test_an_ignored_label_has_no_share(batch):
+    embeddings, labels, others, share = batch
+    head = build("cosine")
+    output = head(embeddings, labels.index_fill(0, torch.tensor(1), -100), mixed_labels=others, mixed_share=share)
+    first, second = (F.cross_entropy(output.logits, y, reduction="none") for y in (labels, others))
+    used = (1 - share).index_fill(0, torch.tensor(1), 0.0)
+    torch.testing.assert_close(output.loss, (used * first + share * second).sum() / (used + share).sum())
+
+
+def test_a_head_that_compares_the_batch_is_refused_by_name(batch):
+    embeddings, labels, others, share = batch
+    with pytest.raises(ValueError, match="'proxy_anchor' compares the images of a batch"):
+        build("proxy_anchor")(embeddings, labels, mixed_labels=others, mixed_share=share)
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"mixed_share": None}, "need labels, mixed_labels and mixed_share"),
+        ({"mixed_labels": torch.tensor([9] * 6)}, "run from 9 to 9"),
+        ({"mixed_share": torch.full((6,), 1.5)}, "from 0 to 1"),
+        ({"mixed_share": torch.zeros(5)}, "each of shape"),
+    ],
+)
+def test_bad_arguments_are_one_clear_error(batch, changed, message):
+    embeddings, labels, others, share = batch
+    with pytest.raises(ValueError, match=message):
+        build("cosine")(embeddings, labels, **{"mixed_labels": others, "mixed_share": share} | changed)
+
+
+def vision_model(head="arcface", problem_type="single_label_classification"):
+    torch.manual_seed(0)
+    config = SphereVisionConfig(
+        backbone="lenet5", image_size=28, num_channels=1, num_labels=CLASSES, head=head, problem_type=problem_type
+    )
+    return SphereVisionForImageClassification(config).eval()
+
+
+@pytest.mark.parametrize("transform", [MixUp, CutMix])
+def test_soft_labels_of_torchvision_train_any_head_of_a_model(transform):
+    images, labels = torch.rand(6, 1, 28, 28), torch.tensor([0, 1, 2, 3, 4, 0])
+    mixed, soft = transform(num_classes=CLASSES)(images, labels)
+    share = soft[1, 0].item()  # of the image before
+    model = vision_model()
+    first, second = (model(mixed, labels=y).loss for y in (labels, labels.roll(1)))
+    torch.testing.assert_close(model(mixed, labels=soft).loss, (1 - share) * first + share * second)
+
+
+def test_soft_labels_of_more_than_two_classes_are_refused():
+    with pytest.raises(ValueError, match="one or two classes"):
+        vision_model()(torch.rand(2, 1, 28, 28), labels=torch.full((2, CLASSES), 1 / CLASSES))
+
+
+def test_a_model_without_problem_type_asks_what_soft_labels_are():
+    soft = torch.tensor([[0.7, 0.3, 0.0, 0.0, 0.0]] * 2)
+    model = vision_model("cosine", problem_type=None)
+    with pytest.raises(ValueError, match="set problem_type"):
+        model(torch.rand(2, 1, 28, 28), labels=soft)
+    model(torch.rand(2, 1, 28, 28), labels=soft.round())  # classes of each image, as before
