@@ -4,24 +4,41 @@ import copy
 import importlib.util
 import inspect
 import json
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_sphere.nn.layers import names_kept_in_float32
 from hf_sphere.utils.checks import check_extra, error_text
 from hf_sphere.utils.files import atomic_files
 from hf_sphere.utils.modules import eval_mode
 
 __all__ = ["export_onnx"]
 
+PREPROCESSING = {"num_channels", "size", "crop_size", "crop_pct", "resample"}
+PREPROCESSING |= {"rescale_factor", "image_mean", "image_std"}
+"""Options of an image processor that determine its pixels, besides those that begin with `do_`."""
 
-def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mapping[str, str] | None = None) -> None:
-    """Write an image or text model to an ONNX file.
+TEXT_INPUTS = ["input_ids", "attention_mask", "token_type_ids"]
+
+
+def export_onnx(
+    model: PreTrainedModel | Any,
+    path: str | os.PathLike,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    int8: bool = False,
+) -> None:
+    """Write an image or text model, or a SentenceTransformer with all its modules, to an ONNX file.
 
     The inputs are named as those of the model: `pixel_values`; or `input_ids`, `attention_mask` and, for an encoder
     with more than one token type, `token_type_ids`. The outputs are the tensors of the model's output, such as
@@ -36,28 +53,40 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
     A model with a rejection has the outputs `known`, `p_value` and `class_p_values` too, and the metadata `rejection`:
     its score, level, `by_class` and number of images as JSON.
 
+    A SentenceTransformer has the output `sentence_embedding`, as `encode` returns it: pooled, normalized, spherized and
+    truncated, whatever its modules do. Its metadata has `embedding`, JSON of its modules with their settings, the
+    `dimension`, `max_seq_length`, `prompts`, `default_prompt_name` and `similarity`; and `tokenizer`, the tokenizer
+    with truncation and padding for `tokenizers.Tokenizer.from_str`, or `preprocessing` of images. The text of a prompt
+    is to be prepended to a text.
+
     The runtime needs float64, in which the spherization accumulates.
 
     Args:
         model: The model; its state and mode are not changed.
         path: The file; its folder is created if necessary, and an existing file is replaced.
         metadata: Texts to store in the file's metadata, for instance the preprocessing of images.
+        int8: For text models, whether to convert token embeddings and the weights of matrix products to int8, except
+            those after a spherization; by the dynamic quantization of onnxruntime. A quarter of the size.
 
     Raises:
-        ImportError: If onnx or onnxscript is missing.
+        ImportError: If onnx or onnxscript is missing, or onnxruntime for `int8`.
         RuntimeError: If onnxruntime cannot run the file, or computes other outputs.
-        ValueError: If the model has other inputs, or has changed since its rejection was fitted, or `path` is a folder.
+        ValueError: If the model has other inputs, or has changed since its rejection was fitted, or `path` is a folder;
+            or if a module cannot be exported, which the message names.
 
     Example:
         >>> export_onnx(model, "digits.onnx")
         >>> session = onnxruntime.InferenceSession("digits.onnx")
         >>> logits, embeddings = session.run(["logits", "embeddings"], {"pixel_values": images.numpy()})
     """
-    check_extra("onnx", "exporting to ONNX", "onnx", "onnxscript")
+    check_extra("onnx", "exporting to ONNX", "onnx", "onnxscript", *["onnxruntime"] * int8)
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"path must be a file, but {path} is a folder. Use for instance {path / 'model.onnx'}.")
     about = {}
+    if any(kind.__name__ == "SentenceTransformer" for kind in type(model).__mro__):
+        about = _describe(model)
+        model = _SentenceEmbeddings(model)
     if (rejection := getattr(model, "rejection", None)) is not None:
         if change := model.find_change():
             raise ValueError(f"the {change}; fit it again by `fit_rejection`, or remove it by `set_rejection(None)`.")
@@ -65,30 +94,148 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
         about["rejection"] = json.dumps(kept)
     if any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in model.state_dict().values()):
         model = copy.deepcopy(model).float()
-    inputs = _example_inputs(model)
-    with eval_mode(model), torch.no_grad():
+    names = _input_names(model)
+    if int8 and names == ["pixel_values"]:
+        raise ValueError("int8 is for text models: onnxruntime has no fast convolutions for it. Leave it out.")
+    inputs, others = _example_inputs(model, names), _example_inputs(model, names, (3, 11))
+    with eval_mode(model), torch.no_grad(), _without_warnings():
         wrapped = _TupleOfTensors(model, inputs).eval()
-        program: Any = torch.onnx.export(
-            wrapped,
-            tuple(inputs.values()),
-            dynamo=True,
-            verbose=False,
-            input_names=list(inputs),
-            output_names=wrapped.output_names,
-            dynamic_shapes=(_variable_axes(inputs),),
-        )
-        expected = dict(zip(wrapped.output_names, wrapped(*inputs.values()), strict=True))
+        try:
+            program: Any = torch.onnx.export(
+                wrapped,
+                tuple(inputs.values()),
+                dynamo=True,
+                verbose=False,
+                input_names=names,
+                output_names=wrapped.output_names,
+                dynamic_shapes=(_variable_axes(inputs),),
+            )
+        except Exception as error:  # of torch or onnxscript, of many classes
+            raise ValueError(_explain(model, inputs, error)) from error
+        expected = dict(zip(wrapped.output_names, wrapped(*others.values()), strict=True))
     if wrong := [name for name, values in expected.items() if not values.isfinite().all()]:
         raise ValueError(f"the {wrong[0]} of the model are not finite, so it is not exported; its weights are damaged.")
     program.model.metadata_props.update(about | dict(metadata or {}))
     with atomic_files(path.parent) as folder:
         program.save(folder / path.name)
         if importlib.util.find_spec("onnxruntime"):
-            _check_file(folder / path.name, inputs, expected)
+            _check_file(folder / path.name, others, expected)
+        if int8:
+            with _without_warnings():
+                _quantize(folder / path.name, names_kept_in_float32(wrapped))
+            _check_file(folder / path.name, others, expected, is_exact=False)
 
 
-def _check_file(file: Path, inputs: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise an error unless onnxruntime computes the outputs of the model."""
+def image_preprocessing(processor: Mapping[str, Any]) -> dict[str, str]:
+    """Return the metadata with the options of an image processor, as JSON; none if its size is unknown."""
+    names = [name for name in processor if name in PREPROCESSING or name.startswith("do_")]
+    used = {name: processor[name] for name in names if processor[name] is not None}
+    return {"preprocessing": json.dumps(used, default=dict)} if "size" in used else {}
+
+
+def _describe(model: Any) -> dict[str, str]:
+    """Return the metadata of a SentenceTransformer, with what its file needs for texts or images."""
+    settings = {
+        "modules": [{"type": type(module).__name__, **getattr(module, "get_config_dict", dict)()} for module in model],
+        "dimension": model.get_embedding_dimension(),
+        "max_seq_length": model.max_seq_length,
+        "prompts": model.prompts,
+        "default_prompt_name": model.default_prompt_name,
+        "similarity": str(model.similarity_fn_name),
+    }
+    about = {"embedding": json.dumps(settings, default=str)}
+    texts: Any = getattr(model, "tokenizer", None)
+    if (backend := getattr(texts, "backend_tokenizer", None)) is None:
+        return about | image_preprocessing(getattr(getattr(model[0], "processor", None), "to_dict", dict)())
+    tokenizer = type(backend).from_str(backend.to_str())
+    tokenizer.no_truncation()
+    if model.max_seq_length is not None:
+        tokenizer.enable_truncation(model.max_seq_length)
+    padding = {"pad_id": texts.pad_token_id, "pad_token": texts.pad_token, "pad_type_id": texts.pad_token_type_id}
+    tokenizer.enable_padding(direction=texts.padding_side, **padding)
+    return about | {"tokenizer": tokenizer.to_str()}
+
+
+class _SentenceEmbeddings(nn.Module):
+    """A SentenceTransformer with tensors as inputs, whose output are its embeddings."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        for name, module in model.named_children():
+            if hasattr(module, "sub_modules"):
+                hint = "Export one route: SentenceTransformer(modules=[...])"
+                raise ValueError(f"module {name} ({type(module).__name__}) picks its modules by the input. {hint}.")
+            if not getattr(module, "include_prompt", True) and any((model.prompts or {}).values()):
+                hint = "which the tensors do not mark. Set include_prompt=True, or remove the prompts"
+                raise ValueError(f"module {name} ({type(module).__name__}) leaves out prompts, {hint}.")
+        self.model, self.device, self.count = model, model.device, len(model)
+        self.config = getattr(model[0], "config", None)
+        image = Image.new("L" if getattr(self.config, "num_channels", 3) == 1 else "RGB", (32, 32))
+        sample = model.preprocess([image if "image" in model.modalities else "text"])
+        self.inputs = {name: value for name, value in sample.items() if isinstance(value, Tensor)}
+        self.constants = {name: value for name, value in sample.items() if name not in self.inputs}
+        known = {*TEXT_INPUTS} if "input_ids" in self.inputs else {"pixel_values"}
+        if [*model.modalities] not in (["text"], ["image"]) or not self.inputs.keys() <= known:
+            what = f"{', '.join(self.inputs)} of {', '.join(model.modalities)}"
+            needed = f"export_onnx needs {', '.join(TEXT_INPUTS)} of text, or pixel_values of images"
+            raise ValueError(f"module 0 ({type(model[0]).__name__}) takes {what}; {needed}.")
+
+    def forward(self, return_dict: bool = True, **inputs: Tensor) -> dict[str, Tensor]:
+        features = {**self.constants, **inputs}
+        for module in [*self.model][: self.count]:
+            features = module(features)
+        if self.count < len(self.model):
+            return {name: value for name, value in features.items() if name not in inputs}
+        return {"sentence_embedding": features["sentence_embedding"][:, : self.model.truncate_dim]}
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Log errors only: torch logs whole graphs of modules that cannot be exported."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _explain(model: nn.Module, inputs: dict[str, Tensor], error: Exception) -> str:
+    """Return the message that the model, or the first module of a SentenceTransformer, cannot be exported."""
+    where = type(model).__name__
+    if isinstance(model, _SentenceEmbeddings):
+        axes = tuple({axis: torch.export.Dim.DYNAMIC for axis in axes} for axes in _variable_axes(inputs))
+        for index, module in enumerate(model.model):
+            where, model.count = f"module {index} ({type(module).__name__})", index + 1
+            try:
+                torch.export.export(_TupleOfTensors(model, inputs), tuple(inputs.values()), dynamic_shapes=(axes,))
+            except Exception as cause:
+                error = cause
+                break
+    return f"{where} cannot be exported: {error_text(error)[:300]}"
+
+
+def _quantize(file: Path, kept: set[str]) -> None:
+    """Convert a file to int8, except the nodes of the `kept` modules."""
+    import onnx
+    from onnxruntime.quantization import quantize_dynamic
+
+    nodes = onnx.load(file, load_external_data=False).graph.node
+    scopes = {node.name: " ".join(entry.value for entry in node.metadata_props) for node in nodes}
+    quantize_dynamic(
+        *(file, file),
+        op_types_to_quantize=["MatMul", "Gemm", "Gather"],
+        per_channel=True,
+        reduce_range=True,  # products of 8-bit weights overflow on processors without VNNI
+        nodes_to_exclude=[node for node, scope in scopes.items() if any(f"'{name}'" in scope for name in kept)],
+    )
+    file.with_name(f"{file.name}.data").unlink(missing_ok=True)
+
+
+def _check_file(
+    file: Path, inputs: Mapping[str, Tensor], expected: Mapping[str, Tensor], *, is_exact: bool = True
+) -> None:
+    """Raise an error unless onnxruntime computes the outputs of the model; in int8 with a mean cosine of 0.9."""
     import onnxruntime
 
     try:
@@ -98,6 +245,12 @@ def _check_file(file: Path, inputs: Mapping[str, Tensor], expected: Mapping[str,
         raise RuntimeError(f"onnxruntime cannot run the exported model: {error_text(error)}") from error
     for (name, values), output in zip(expected.items(), outputs, strict=True):
         if values.dtype == torch.bool:  # of a rejection, whose p-value is compared
+            continue
+        if not is_exact:
+            cosine = F.cosine_similarity(torch.from_numpy(output), values.cpu(), dim=-1).mean().item()
+            if not cosine >= 0.9:
+                hint = "Leave int8 out"
+                raise RuntimeError(f"in int8 the {name} have a cosine of {cosine:.2g} to those of the model. {hint}.")
             continue
         # On average, since rounding may move a single value across a threshold, for instance of the samples of `vmf`.
         difference = (torch.from_numpy(output) - values.cpu()).abs().mean().item()
@@ -127,24 +280,42 @@ class _TupleOfTensors(nn.Module):
         return tuple(output[name] for name in self.output_names)
 
 
-def _example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return inputs of the model, by name; no axis of variable length is 0 or 1, which torch would treat as fixed."""
+def _input_names(model: Any) -> list[str]:
+    """Return the names of the inputs of the model."""
+    if isinstance(model, _SentenceEmbeddings):
+        return [*model.inputs]
     parameters = inspect.signature(model.forward).parameters
     required = [name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    config: Any = model.config
-    if model.main_input_name == "pixel_values" and set(required) <= {"pixel_values"}:
-        size = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
-        pixels = torch.randn(2, config.num_channels, *size, generator=torch.Generator().manual_seed(0))
-        return {"pixel_values": pixels.to(model.device)}
-    if model.main_input_name == "input_ids" and not required:
-        names = ["input_ids", "attention_mask"]
-        if "token_type_ids" in parameters and getattr(config, "type_vocab_size", 0) > 1:
-            names.append("token_type_ids")
-        return {name: torch.ones(2, 8, dtype=torch.int64, device=model.device) for name in names}
+    main = getattr(model, "main_input_name", None)
+    if main == "pixel_values" and set(required) <= {"pixel_values"}:
+        return ["pixel_values"]
+    if main == "input_ids" and not required:
+        has_types = "token_type_ids" in parameters and getattr(model.config, "type_vocab_size", 0) > 1
+        return TEXT_INPUTS[: 2 + has_types]
     raise ValueError(
         f"export_onnx supports models whose only required input is pixel_values or input_ids; {type(model).__name__} "
-        f"requires {', '.join(required) or model.main_input_name}. Export its encoder, `model.base_model`, instead."
+        f"requires {', '.join(required) or main}. Export its encoder, `model.base_model`, instead."
     )
+
+
+def _example_inputs(model: Any, names: list[str], size: tuple[int, int] | None = None) -> dict[str, Tensor]:
+    """Return inputs of the model, by name; of a batch size and length, with random tokens and padding, if given.
+
+    No axis of variable length is 0 or 1, which torch would treat as fixed.
+    """
+    config, generator, (batch, length) = model.config, torch.Generator().manual_seed(0), size or (2, 8)
+    if names == ["pixel_values"]:
+        if isinstance(model, _SentenceEmbeddings):
+            shape = model.inputs["pixel_values"].shape[1:]
+        else:
+            sides = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
+            shape = torch.Size((config.num_channels, *sides))
+        return {"pixel_values": torch.randn(batch, *shape, generator=generator).to(model.device)}
+    inputs = {name: torch.ones(batch, length, dtype=torch.int64, device=model.device) for name in names}
+    if size is not None:
+        inputs["input_ids"].random_(getattr(config, "vocab_size", 2), generator=generator)
+        inputs["attention_mask"][0, length // 2 :] = 0
+    return inputs
 
 
 def _variable_axes(inputs: dict[str, Tensor]) -> tuple[dict[int, Any], ...]:

@@ -169,13 +169,6 @@ def test_evaluation_changes_no_statistics_and_uses_no_margin(name, model, tmp_pa
     assert value == pytest.approx(expected.item(), rel=1e-4)
 
 
-def test_margin_begins_after_its_warmup(model, tmp_path):
-    margins, loss = [], losses.ArcFaceLoss(model.get_embedding_dimension(), 4, margin_warmup_epochs=2)
-    loss.register_forward_hook(lambda module, *_: margins.append(module.head.active_margin))
-    build_trainer(model, loss, tmp_path, texts(label=CLASSES), max_steps=3).train()
-    assert margins == [0.0, 0.0, 0.5]
-
-
 def test_batch_with_one_class_only_has_the_loss_of_its_head(model, tmp_path):
     for name in HEADS:
         loss, seen = build_loss(name, model.get_embedding_dimension()), []
