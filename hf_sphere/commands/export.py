@@ -44,13 +44,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             processor = load_pretrained(transformers.AutoImageProcessor, args.model_name_or_path).to_dict()
         except OSError:
             processor = {}
-        metadata |= (preprocessing := image_preprocessing(processor))
-        if not preprocessing:
+        metadata |= image_preprocessing(processor)
+        if "preprocessing" not in metadata:
             print(f"Note: the preprocessing of {args.model_name_or_path} is unknown, so the file lacks it.")
     if hasattr(model, "head"):
         metadata["class_names"] = json.dumps([model.config.id2label[index] for index in range(model.config.num_labels)])
         metadata |= {name: str(value) for name, value in model.head.metric().items()}
     export_onnx(model, args.output, metadata, int8=args.int8)
     names = [*metadata, *["rejection"] * (getattr(model, "rejection", None) is not None)]
-    names += ["embedding", "tokenizer or preprocessing"] * is_sentence_transformer
+    names += ["embedding"] * is_sentence_transformer
     print(f"wrote     {args.output}, with the metadata {', '.join(names)}")

@@ -100,13 +100,10 @@ def _warn_about_accumulation(loss: nn.Module) -> None:
 class SentenceTransformerLoss(nn.Module):
     """A loss for `SentenceTransformerTrainer`: a row of the data is a text or image with the label of its class.
 
-    The trainer takes the labels from the column `label`, `labels`, `score` or `scores`, and all other columns as
-    inputs. Several inputs in a row have the same label. Without labels, for losses without classes, each row of one or
-    two inputs is a class of its own, as with pairs of anchor and positive. `LossCheckpointCallback` saves the
-    parameters of the loss and averages their gradients over processes.
-
-    It works inside `MatryoshkaLoss`, `AdaptiveLayerLoss` and `Matryoshka2dLoss`. For embeddings that are cut to their
-    first coordinates, class vectors are cut as well, and normalized again.
+    All columns except `label`, `labels`, `score` or `scores` are inputs, which have the label of their row. Without
+    labels, each row of one or two inputs is a class of its own, as with pairs of anchor and positive.
+    `LossCheckpointCallback` saves the parameters of the loss and averages their gradients over processes. Inside
+    `MatryoshkaLoss`, class vectors are cut to the length of the embeddings and normalized again.
 
     Args:
         model: The `SentenceTransformer`.
@@ -130,8 +127,8 @@ class SentenceTransformerLoss(nn.Module):
         """Compute the loss of the tokenized texts, or pixels, of each column and the labels of the rows."""
         if count_processes() > 1 and [*self.loss.parameters()] and not hasattr(self.loss, "is_shared"):
             raise ValueError("on several processes, a loss with parameters needs the callback LossCheckpointCallback.")
-        heads, columns = heads_of(self.loss), len(sentence_features)
-        if labels is None and (heads or columns > 2):
+        heads = heads_of(self.loss)
+        if labels is None and (heads or len(sentence_features) > 2):
             what = f"{type(self.loss).__name__} has classes" if heads else "one of three columns may be a negative"
             names = "label, labels, score or scores"
             raise ValueError(f"labels are missing, but {what}: name the column of class numbers {names}.")
@@ -142,31 +139,25 @@ class SentenceTransformerLoss(nn.Module):
         labels = labels.view(-1) if labels.numel() == rows else labels  # or (B, K), of examples with several classes
         if len(labels) != rows:
             raise ValueError(f"there must be one label per row; got {tuple(labels.shape)} labels for {rows} rows.")
-        if self.loss.training != self.model.training:
-            self.loss.train(self.model.training)  # the trainer changes the mode of the model alone
-        labels = labels.repeat(columns, *[1] * (labels.ndim - 1))
+        self.loss.train(self.model.training)  # the trainer changes the mode of the model alone
+        labels = torch.cat([labels] * len(embeddings))
         if heads and hasattr(self.model.forward, "set_dim"):  # the decorator of `MatryoshkaLoss`
             return self._compute_cut(heads[0], torch.cat(embeddings), labels)
         return self.loss(torch.cat(embeddings), labels)
 
     def _compute_cut(self, head: Any, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings that were cut, with class vectors that are cut to the same length."""
-        if not _compares_directions(type(head)):
-            others = ", ".join(name for name, other in HEADS.items() if _compares_directions(other))
+        plain = {name: kind for name, kind in HEADS.items() if getattr(kind, "normalizes_classes", False)}
+        plain = {name: kind for name, kind in plain.items() if kind.compute_concentration is Head.compute_concentration}
+        if head.name not in plain:
             problem = f"head {head.name!r} cannot be used in MatryoshkaLoss, which cuts and normalizes embeddings"
-            raise ValueError(f"{problem}: it compares more than directions to learned class vectors. Use {others}.")
+            raise ValueError(f"{problem}: it compares more than directions to class vectors. Use {', '.join(plain)}.")
         length, head.embedding_dim = head.embedding_dim, embeddings.shape[1]
         cut = {f"head.{name}": head.get_parameter(name)[..., : head.embedding_dim] for name in head.class_parameters}
         try:
             return torch.func.functional_call(self.loss, cut, (embeddings, labels))
         finally:
             head.embedding_dim = length
-
-
-def _compares_directions(head: type[Head]) -> bool:
-    """Whether a head compares the directions of embeddings and learned class vectors, and nothing else."""
-    own_norms = head.compute_concentration is not Head.compute_concentration
-    return getattr(head, "normalizes_classes", False) and not own_norms
 
 
 class LossCheckpointCallback(TrainerCallback):
@@ -210,7 +201,8 @@ class LossCheckpointCallback(TrainerCallback):
         for label in loader.dataset.unique(column):
             if type(label) is not int or not (0 <= label < count or label == IGNORED):
                 classes = "" if count == math.inf else f" from 0 to {count - 1}"
-                advice = f"dataset.class_encode_column({column!r}) numbers the classes"
+                names = getattr(features[column], "num_classes", None)
+                advice = f"Use num_classes={names}" if names else f"dataset.class_encode_column({column!r}) makes them"
                 raise ValueError(f"the column {column!r} must have class numbers{classes}; got {label!r}. {advice}.")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 from hf_sphere.utils.checks import check_regular, error_text
 
 SPHERIZE = "hf_sphere.nn.sentence_embedding.Spherize"
-"""The module of this library in models of sentence-transformers."""
 _TIMM_OPTIONS = ("backbone_kwargs", "model_args")
 _TIMM_FILE_OPTIONS = ("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 
@@ -129,10 +128,7 @@ def find_file(name: str | os.PathLike, file: str) -> str | None:
 
 
 def load_sentence_transformer(name: str, device: Any = None) -> Any:
-    """Load a SentenceTransformer in float32; neither custom code nor other files are loaded, see `load_pretrained`.
-
-    Of other libraries, it can have the module `Spherize`.
-    """
+    """Load a SentenceTransformer in float32; neither custom code nor other files are loaded, see `load_pretrained`."""
     from huggingface_hub import snapshot_download
     from sentence_transformers import SentenceTransformer
     from transformers import AutoConfig

@@ -224,6 +224,12 @@ def test_labels_that_are_no_class_numbers_are_named_before_training(labels, got,
         trainer.train()
 
 
+def test_a_loss_with_fewer_classes_than_the_column_names_is_told_their_number(model, tmp_path):
+    data = texts(label=list("abcdefgh")).class_encode_column("label")
+    with pytest.raises(ValueError, match=r"class numbers from 0 to 3; got 4\. Use num_classes=8"):
+        build_trainer(model, losses.ArcFaceLoss(32, 4), tmp_path, data).train()
+
+
 def test_encoded_names_and_ignored_rows_are_class_numbers(model, tmp_path):
     data = texts(label=list("badcbadc")).class_encode_column("label")
     loss = losses.ArcFaceLoss(model.get_embedding_dimension(), 4)
