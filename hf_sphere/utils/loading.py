@@ -131,6 +131,7 @@ def load_sentence_transformer(name: str, device: Any = None) -> Any:
     """Load a SentenceTransformer in float32; neither custom code nor other files are loaded, see `load_pretrained`."""
     from huggingface_hub import snapshot_download
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.util import import_from_string
     from transformers import AutoConfig
 
     if find_file(name, "modules.json") is None:
@@ -158,10 +159,9 @@ def load_sentence_transformer(name: str, device: Any = None) -> Any:
         options: Any = {"local_files_only": True, "trust_remote_code": False, "model_kwargs": {"dtype": "float32"}}
         load: Any = SentenceTransformer
         if any(module["type"] == SPHERIZE for module in modules):
-            from hf_sphere.nn import Spherize
-
             # Without it, sentence-transformers requires trust_remote_code, with which it would run any code.
-            load = partial(SentenceTransformer._load_with_module_classes, module_classes={SPHERIZE: Spherize})
+            known = {SPHERIZE: import_from_string(SPHERIZE)}
+            load = partial(SentenceTransformer._load_with_module_classes, module_classes=known)
         return load(str(folder), device=device and str(device), **options).eval()
     except (ImportError, OSError):
         raise
