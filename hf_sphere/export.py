@@ -4,24 +4,36 @@ import copy
 import importlib.util
 import inspect
 import json
+import logging
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_sphere.nn.layers import names_kept_in_float32
 from hf_sphere.utils.checks import check_extra, error_text
 from hf_sphere.utils.files import atomic_files
 from hf_sphere.utils.modules import eval_mode
 
 __all__ = ["export_onnx"]
 
+PREPROCESSING = {"num_channels", "size", "crop_size", "crop_pct", "resample"}
+PREPROCESSING |= {"rescale_factor", "image_mean", "image_std"}
+"""Options of an image processor that determine its pixels, besides those that begin with `do_`."""
 
-def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mapping[str, str] | None = None) -> None:
-    """Write an image or text model to an ONNX file.
+TEXT_INPUTS = ["input_ids", "attention_mask", "token_type_ids"]
+
+
+def export_onnx(
+    model: Any, path: str | os.PathLike, metadata: Mapping[str, str] | None = None, *, int8: bool = False
+) -> None:
+    """Write an image or text model, or a SentenceTransformer with all its modules, to an ONNX file.
 
     The inputs are named as those of the model: `pixel_values`; or `input_ids`, `attention_mask` and, for an encoder
     with more than one token type, `token_type_ids`. The outputs are the tensors of the model's output, such as
@@ -36,28 +48,38 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
     A model with a rejection has the outputs `known`, `p_value` and `class_p_values` too, and the metadata `rejection`:
     its score, level, `by_class` and number of images as JSON.
 
+    A SentenceTransformer has the output `sentence_embedding`, as `encode` returns it, after all its modules. Its
+    metadata has `embedding`, JSON of its modules with their settings, `dimension`, `max_seq_length`, `prompts` and the
+    like; and `tokenizer`, for `tokenizers.Tokenizer.from_str`, or the `preprocessing` of images.
+
     The runtime needs float64, in which the spherization accumulates.
 
     Args:
         model: The model; its state and mode are not changed.
         path: The file; its folder is created if necessary, and an existing file is replaced.
         metadata: Texts to store in the file's metadata, for instance the preprocessing of images.
+        int8: For text models, whether onnxruntime converts token embeddings and the weights of matrix products to int8,
+            a quarter of the size, except those after a spherization.
 
     Raises:
-        ImportError: If onnx or onnxscript is missing.
+        ImportError: If onnx or onnxscript is missing, or onnxruntime for `int8`.
         RuntimeError: If onnxruntime cannot run the file, or computes other outputs.
-        ValueError: If the model has other inputs, or has changed since its rejection was fitted, or `path` is a folder.
+        ValueError: If the model has other inputs, or has changed since its rejection was fitted, or `path` is a folder;
+            or if a module cannot be exported, which the message names.
 
     Example:
         >>> export_onnx(model, "digits.onnx")
         >>> session = onnxruntime.InferenceSession("digits.onnx")
         >>> logits, embeddings = session.run(["logits", "embeddings"], {"pixel_values": images.numpy()})
     """
-    check_extra("onnx", "exporting to ONNX", "onnx", "onnxscript")
+    check_extra("onnx", "exporting to ONNX", "onnx", "onnxscript", *["onnxruntime"] * int8)
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"path must be a file, but {path} is a folder. Use for instance {path / 'model.onnx'}.")
     about = {}
+    if any(kind.__name__ == "SentenceTransformer" for kind in type(model).__mro__):
+        about = _describe(model)
+        model = _SentenceEmbeddings(model)
     if (rejection := getattr(model, "rejection", None)) is not None:
         if change := model.find_change():
             raise ValueError(f"the {change}; fit it again by `fit_rejection`, or remove it by `set_rejection(None)`.")
@@ -65,29 +87,131 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mappi
         about["rejection"] = json.dumps(kept)
     if any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in model.state_dict().values()):
         model = copy.deepcopy(model).float()
-    inputs = _example_inputs(model)
-    with eval_mode(model), torch.no_grad():
+    names = _input_names(model)
+    if int8 and names == ["pixel_values"]:
+        raise ValueError("int8 is for text models: onnxruntime has no fast convolutions for it. Leave it out.")
+    inputs, others = _example_inputs(model, names, 2, 8), _example_inputs(model, names, 3, 11)
+    with eval_mode(model), torch.no_grad(), ExitStack() as stack:
+        # torch logs whole graphs of modules that cannot be exported
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(max(logging.root.manager.disable, logging.WARNING))
         wrapped = _TupleOfTensors(model, inputs).eval()
-        program: Any = torch.onnx.export(
-            wrapped,
-            tuple(inputs.values()),
-            dynamo=True,
-            verbose=False,
-            input_names=list(inputs),
-            output_names=wrapped.output_names,
-            dynamic_shapes=(_variable_axes(inputs),),
-        )
-        expected = dict(zip(wrapped.output_names, wrapped(*inputs.values()), strict=True))
-    if wrong := [name for name, values in expected.items() if not values.isfinite().all()]:
-        raise ValueError(f"the {wrong[0]} of the model are not finite, so it is not exported; its weights are damaged.")
-    program.model.metadata_props.update(about | dict(metadata or {}))
-    with atomic_files(path.parent) as folder:
-        program.save(folder / path.name)
-        if importlib.util.find_spec("onnxruntime"):
-            _check_file(folder / path.name, inputs, expected)
+        named: Any = {"input_names": names, "output_names": wrapped.output_names}
+        axes = (_variable_axes(inputs),)
+        try:
+            program: Any = torch.onnx.export(
+                wrapped, tuple(inputs.values()), dynamo=True, verbose=False, dynamic_shapes=axes, **named
+            )
+        except Exception as error:  # of torch or onnxscript, of many classes
+            raise ValueError(_explain(model, inputs, error)) from error
+        expected = dict(zip(wrapped.output_names, wrapped(*others.values()), strict=True))
+        if wrong := [name for name, values in expected.items() if not values.isfinite().all()]:
+            raise ValueError(f"the {wrong[0]} are not finite, so the model is not exported; its weights are damaged.")
+        program.model.metadata_props.update(about | dict(metadata or {}))
+        with atomic_files(path.parent) as folder:
+            program.save(folder / path.name)
+            if importlib.util.find_spec("onnxruntime"):
+                _check_file(folder / path.name, others, expected)
+            if int8:
+                _quantize(folder / path.name, names_kept_in_float32(wrapped))
+                _check_file(folder / path.name, others, expected, 2e-2)
 
 
-def _check_file(file: Path, inputs: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def image_preprocessing(processor: Mapping[str, Any]) -> dict[str, str]:
+    """Return the metadata with the options of an image processor, as JSON; none if its size is unknown."""
+    names = [name for name in processor if name in PREPROCESSING or name.startswith("do_")]
+    used = {name: processor[name] for name in names if processor[name] is not None}
+    return {"preprocessing": json.dumps(used, default=dict)} if "size" in used else {}
+
+
+def _describe(model: Any) -> dict[str, str]:
+    """Return the metadata of a SentenceTransformer, with what its file needs for texts or images."""
+    settings = {
+        "modules": [{"type": type(module).__name__, **getattr(module, "get_config_dict", dict)()} for module in model],
+        "dimension": model.get_embedding_dimension(),
+        "max_seq_length": model.max_seq_length,
+        "prompts": model.prompts,
+        "default_prompt_name": model.default_prompt_name,
+        "similarity": str(model.similarity_fn_name),
+    }
+    about = {"embedding": json.dumps(settings, default=str)}
+    texts: Any = getattr(model, "tokenizer", None)
+    if (backend := getattr(texts, "backend_tokenizer", None)) is None:
+        return about | image_preprocessing(getattr(getattr(model[0], "processor", None), "to_dict", dict)())
+    tokenizer = type(backend).from_str(backend.to_str())
+    if model.max_seq_length is not None:
+        tokenizer.enable_truncation(model.max_seq_length)
+    padding = {"pad_id": texts.pad_token_id, "pad_token": texts.pad_token, "pad_type_id": texts.pad_token_type_id}
+    tokenizer.enable_padding(direction=texts.padding_side, **padding)
+    return about | {"tokenizer": tokenizer.to_str()}
+
+
+class _SentenceEmbeddings(nn.Module):
+    """A SentenceTransformer with tensors as inputs, whose output are its embeddings."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        for name, module in model.named_children():
+            if hasattr(module, "sub_modules"):
+                hint = "Export one route: SentenceTransformer(modules=[...])"
+                raise ValueError(f"module {name} ({type(module).__name__}) picks its modules by the input. {hint}.")
+            if not getattr(module, "include_prompt", True) and any((model.prompts or {}).values()):
+                hint = "which the tensors do not mark. Set include_prompt=True, or remove the prompts"
+                raise ValueError(f"module {name} ({type(module).__name__}) leaves out prompts, {hint}.")
+        self.model, self.device, self.count = model, model.device, len(model)
+        self.config = getattr(model[0], "config", None)
+        image = Image.new("L" if getattr(self.config, "num_channels", 3) == 1 else "RGB", (32, 32))
+        sample = model.preprocess([image if "image" in model.modalities else "text"])
+        self.inputs = {name: value for name, value in sample.items() if isinstance(value, Tensor)}
+        self.constants = {name: value for name, value in sample.items() if name not in self.inputs}
+        known, kinds = {*TEXT_INPUTS, "pixel_values"}, {*model.modalities} - {"message"}
+        if kinds not in ({"text"}, {"image"}) or not self.inputs.keys() <= known:
+            what = f"{', '.join(self.inputs)} of {', '.join(model.modalities)}"
+            needed = f"export_onnx needs {', '.join(TEXT_INPUTS)} of text, or pixel_values of images"
+            raise ValueError(f"module 0 ({type(model[0]).__name__}) takes {what}; {needed}.")
+
+    def forward(self, return_dict: bool = True, **inputs: Tensor) -> dict[str, Tensor]:
+        features = {**self.constants, **inputs}
+        for module in [*self.model][: self.count]:
+            features = module(features)
+        if self.count < len(self.model):
+            return {name: value for name, value in features.items() if name not in inputs}
+        return {"sentence_embedding": features["sentence_embedding"][:, : self.model.truncate_dim]}
+
+
+def _explain(model: nn.Module, inputs: dict[str, Tensor], error: Exception) -> str:
+    """Return the message that the model, or the first module of a SentenceTransformer, cannot be exported."""
+    where = type(model).__name__
+    if isinstance(model, _SentenceEmbeddings):
+        axes = tuple({axis: torch.export.Dim.DYNAMIC for axis in axes} for axes in _variable_axes(inputs))
+        for index, module in enumerate(model.model):
+            where, model.count = f"module {index} ({type(module).__name__})", index + 1
+            try:
+                torch.export.export(_TupleOfTensors(model, inputs), tuple(inputs.values()), dynamic_shapes=(axes,))
+            except Exception as cause:
+                error = cause
+                break
+    return f"{where} cannot be exported: {error_text(error)[:300]}"
+
+
+def _quantize(file: Path, kept: set[str]) -> None:
+    """Convert a file to int8, except the nodes of the `kept` modules."""
+    import onnx
+    from onnxruntime.quantization import quantize_dynamic
+
+    nodes = onnx.load(file, load_external_data=False).graph.node
+    scopes = {node.name: " ".join(entry.value for entry in node.metadata_props) for node in nodes}
+    quantize_dynamic(
+        *(file, file),
+        op_types_to_quantize=["MatMul", "Gemm", "Gather"],
+        per_channel=True,
+        reduce_range=True,  # products of 8-bit weights overflow on processors without VNNI
+        nodes_to_exclude=[node for node, scope in scopes.items() if any(f"'{name}'" in scope for name in kept)],
+    )
+    file.with_name(f"{file.name}.data").unlink(missing_ok=True)
+
+
+def _check_file(file: Path, inputs: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-3) -> None:
     """Raise an error unless onnxruntime computes the outputs of the model."""
     import onnxruntime
 
@@ -101,8 +225,8 @@ def _check_file(file: Path, inputs: Mapping[str, Tensor], expected: Mapping[str,
             continue
         # On average, since rounding may move a single value across a threshold, for instance of the samples of `vmf`.
         difference = (torch.from_numpy(output) - values.cpu()).abs().mean().item()
-        if not difference <= 1e-3 * max(1.0, values.abs().max().item()):
-            hint = "Use other versions of torch and onnxscript."
+        if not difference <= tolerance * max(1.0, values.abs().max().item()):
+            hint = "Use other versions of torch and onnxscript." if tolerance < 1e-2 else "Leave out int8."
             raise RuntimeError(
                 f"in onnxruntime the {name} differ from the model by {difference:.2g} on average. {hint}"
             )
@@ -127,24 +251,38 @@ class _TupleOfTensors(nn.Module):
         return tuple(output[name] for name in self.output_names)
 
 
-def _example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return inputs of the model, by name; no axis of variable length is 0 or 1, which torch would treat as fixed."""
+def _input_names(model: Any) -> list[str]:
+    """Return the names of the inputs of the model."""
+    if isinstance(model, _SentenceEmbeddings):
+        return [*model.inputs]
     parameters = inspect.signature(model.forward).parameters
     required = [name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    config: Any = model.config
-    if model.main_input_name == "pixel_values" and set(required) <= {"pixel_values"}:
-        size = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
-        pixels = torch.randn(2, config.num_channels, *size, generator=torch.Generator().manual_seed(0))
-        return {"pixel_values": pixels.to(model.device)}
-    if model.main_input_name == "input_ids" and not required:
-        names = ["input_ids", "attention_mask"]
-        if "token_type_ids" in parameters and getattr(config, "type_vocab_size", 0) > 1:
-            names.append("token_type_ids")
-        return {name: torch.ones(2, 8, dtype=torch.int64, device=model.device) for name in names}
+    main = getattr(model, "main_input_name", None)
+    if main == "pixel_values" and set(required) <= {"pixel_values"}:
+        return ["pixel_values"]
+    if main == "input_ids" and not required:
+        has_types = "token_type_ids" in parameters and getattr(model.config, "type_vocab_size", 0) > 1
+        return TEXT_INPUTS[: 2 + has_types]
     raise ValueError(
         f"export_onnx supports models whose only required input is pixel_values or input_ids; {type(model).__name__} "
-        f"requires {', '.join(required) or model.main_input_name}. Export its encoder, `model.base_model`, instead."
+        f"requires {', '.join(required) or main}. Export its encoder, `model.base_model`, instead."
     )
+
+
+def _example_inputs(model: Any, names: list[str], batch: int, length: int) -> dict[str, Tensor]:
+    """Return random inputs of the model, by name; no axis of variable length may be 0 or 1, which torch would fix."""
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    if names == ["pixel_values"]:
+        if isinstance(model, _SentenceEmbeddings):
+            shape = model.inputs["pixel_values"].shape[1:]
+        else:
+            sides = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
+            shape = torch.Size((config.num_channels, *sides))
+        return {"pixel_values": torch.randn(batch, *shape, generator=generator).to(model.device)}
+    inputs = {name: torch.ones(batch, length, dtype=torch.int64) for name in names}
+    inputs["input_ids"].random_(getattr(config, "vocab_size", 2), generator=generator)
+    inputs["attention_mask"][0, length // 2 :] = 0
+    return {name: value.to(model.device) for name, value in inputs.items()}
 
 
 def _variable_axes(inputs: dict[str, Tensor]) -> tuple[dict[int, Any], ...]:

@@ -198,7 +198,7 @@ def test_file_that_onnxruntime_does_not_compute_replaces_none(fault, message, tm
 def test_model_with_damaged_weights_is_not_exported(tmp_path):
     model = image_model(head="softmax")
     torch.nn.init.constant_(next(model.parameters()), torch.nan)
-    with pytest.raises(ValueError, match="the logits of the model are not finite, so it is not exported"):
+    with pytest.raises(ValueError, match="the logits are not finite, so the model is not exported"):
         export_onnx(model, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 

@@ -364,6 +364,40 @@ def _head_choice(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(title, lines, [])
 
 
+def _text_codes(rows: Rows, content: Mapping[str, Any]) -> str:
+    stages, lines = ("untrained", "trained", "trained with Spherize"), []
+    for name in ("plain", "spherized"):
+        for kind in ("float", "float, centered", "binary", "binary, centered"):
+            values = [f"{rows[f'{stage}: Recall@1, {name}, {kind}']['value']:.3f}" for stage in stages]
+            lines.append([f"{name}, {kind}", *values])
+    return join_lines(["embeddings, numbers", *stages], lines, [])
+
+
+TEXTS = [
+    ("Omniglot, a ViT of 0.3 million weights: Recall@1 of new characters, untrained", "Omniglot, untrained: Recall@1",
+     "{:.3f}", 1),
+    ("the same, after 300 steps with `ArcFaceLoss`", "Omniglot, trained: Recall@1", "{:.3f}", 1),
+    *((f"{text}: Recall@1 of the first {dim} coordinates", f"{stage}: Recall@1, {dim} dimensions", "{:.3f}", 1)
+      for text, stage in (("`ArcFaceLoss` alone", "trained"), ("inside `MatryoshkaLoss`", "MatryoshkaLoss"))
+      for dim in (128, 64)),
+    ("`SphericalKMeans`: NMI with the articles, untrained", "untrained: NMI of spherical k-means", "{:.3f}", 1),
+    ("the same, trained", "trained: NMI of spherical k-means", "{:.3f}", 1),
+    ("`EmbeddingSpace` of 42 articles at 5 %: accepted paragraphs of these", "space: accepted of an article inside",
+     "{:.1f} %", 100),
+    ("accepted paragraphs of other articles", "space: accepted of another article", "{:.1f} %", 100),
+    *((f"`VMFSoftmaxLoss`: concentration, AUROC of {name}", f"vMF: AUROC, {what}", "{:.2f}", 1)
+      for name, what in (("right against wrong nearest paragraphs", "nearest paragraph right or wrong"),
+                         ("paragraphs against halves of two articles", "paragraphs or halves of two articles"),
+                         ("paragraphs against their first five words", "paragraphs or first five words"))),
+    ("ONNX: largest difference of a coordinate", "ONNX, float32: largest difference", "{:.0e}", 1),
+    ("ONNX in int8: mean cosine to float32", "ONNX, int8: mean cosine", "{:.4f}", 1),
+    ("ONNX: Recall@1", "ONNX, float32: Recall@1", "{:.3f}", 1),
+    ("ONNX in int8: Recall@1", "ONNX, int8: Recall@1", "{:.3f}", 1),
+    ("ONNX: size", "ONNX, float32: MB", "{:.0f} MB", 1),
+    ("ONNX in int8: size", "ONNX, int8: MB", "{:.0f} MB", 1),
+]  # fmt: skip
+
+
 KERNELS = [
     *((f"{what}, d = {dim}", f"{what}, d = {dim}", "{:.0f}", 1)
       for what in ["VonMisesFisher: sample, density, entropy, gradient"] for dim in (2, 3, 16, 32, 128)),
@@ -396,6 +430,8 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "duplicates": ("duplicates", _duplicates),
     "beyond-memory": ("beyond_memory", _beyond_memory),
     "head-costs": ("head_costs", _head_costs),
+    "text-embeddings-codes": ("text_embeddings", _text_codes),
+    "text-embeddings": ("text_embeddings", partial(_list, TEXTS, False)),
     "fine-tuning": ("fine_tuning", _fine_tuning),
     "prototypes-search": ("prototypes", _prototypes),
     "rejection-level": ("rejection", rejection_tables.level),

@@ -1,6 +1,7 @@
 """Losses in the trainers of other libraries, and losses of other libraries here."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from transformers import TrainerCallback
 from hf_sphere.losses.heads import require_all_classes
 from hf_sphere.losses.pairs import PairLoss
 from hf_sphere.nn.checks import IGNORED, check_tensors
-from hf_sphere.nn.heads.base import Head, heads_of
+from hf_sphere.nn.heads import HEADS, Head
+from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.processes import count_processes
 from hf_sphere.utils.files import atomic_file
 
@@ -96,17 +98,20 @@ def _warn_about_accumulation(loss: nn.Module) -> None:
 
 
 class SentenceTransformerLoss(nn.Module):
-    """A loss for `SentenceTransformerTrainer`: a row of the data is a text with the label of its class.
+    """A loss for `SentenceTransformerTrainer`: a row of the data is a text or image with the label of its class.
 
-    Several texts in a row have the same label; without labels, each row is a class of its own, as with pairs of anchor
-    and positive. `LossCheckpointCallback` saves the parameters of the loss and averages their gradients over processes.
+    All columns except `label`, `labels`, `score` or `scores` are inputs, which have the label of their row. Without
+    labels, each row of one or two inputs is a class of its own, as with pairs of anchor and positive.
+    `LossCheckpointCallback` saves the parameters of the loss and averages their gradients over processes. Inside
+    `MatryoshkaLoss`, class vectors are cut to the length of the embeddings and normalized again.
 
     Args:
         model: The `SentenceTransformer`.
         loss: Called with embeddings (B, d) and labels (B,), such as `ArcFaceLoss` or `SupConLoss`.
 
     Raises:
-        ValueError: If there is not one label per row, or the callback is missing on several processes.
+        ValueError: If there is not one label per row, the callback is missing on several processes, or a head inside
+            `MatryoshkaLoss` compares more than directions.
 
     Example:
         >>> loss = SentenceTransformerLoss(model, ArcFaceLoss(384, num_classes=20))  # doctest: +SKIP
@@ -119,16 +124,40 @@ class SentenceTransformerLoss(nn.Module):
         self.model, self.loss = model, loss
 
     def forward(self, sentence_features: Sequence[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
-        """Compute the loss of the tokenized texts of each column and the labels of the rows."""
+        """Compute the loss of the tokenized texts, or pixels, of each column and the labels of the rows."""
         if count_processes() > 1 and [*self.loss.parameters()] and not hasattr(self.loss, "is_shared"):
             raise ValueError("on several processes, a loss with parameters needs the callback LossCheckpointCallback.")
+        heads = heads_of(self.loss)
+        if labels is None and (heads or len(sentence_features) > 2):
+            what = f"{type(self.loss).__name__} has classes" if heads else "one of three columns may be a negative"
+            names = "label, labels, score or scores"
+            raise ValueError(f"labels are missing, but {what}: name the column of class numbers {names}.")
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
         rows = len(embeddings[0])
         if labels is None:
             labels = torch.arange(rows, device=embeddings[0].device)
-        if labels.numel() != rows:
+        labels = labels.view(-1) if labels.numel() == rows else labels  # or (B, K), of examples with several classes
+        if len(labels) != rows:
             raise ValueError(f"there must be one label per row; got {tuple(labels.shape)} labels for {rows} rows.")
-        return self.loss(torch.cat(embeddings), labels.view(-1).repeat(len(embeddings)))
+        self.loss.train(self.model.training)  # the trainer changes the mode of the model alone
+        labels = torch.cat([labels] * len(embeddings))
+        if heads and hasattr(self.model.forward, "set_dim"):  # the decorator of `MatryoshkaLoss`
+            return self._compute_cut(heads[0], torch.cat(embeddings), labels)
+        return self.loss(torch.cat(embeddings), labels)
+
+    def _compute_cut(self, head: Any, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of embeddings that were cut, with class vectors that are cut to the same length."""
+        plain = {name: kind for name, kind in HEADS.items() if getattr(kind, "normalizes_classes", False)}
+        plain = {name: kind for name, kind in plain.items() if kind.compute_concentration is Head.compute_concentration}
+        if head.name not in plain:
+            problem = f"head {head.name!r} cannot be used in MatryoshkaLoss, which cuts and normalizes embeddings"
+            raise ValueError(f"{problem}: it compares more than directions to class vectors. Use {', '.join(plain)}.")
+        length, head.embedding_dim = head.embedding_dim, embeddings.shape[1]
+        cut = {f"head.{name}": head.get_parameter(name)[..., : head.embedding_dim] for name in head.class_parameters}
+        try:
+            return torch.func.functional_call(self.loss, cut, (embeddings, labels))
+        finally:
+            head.embedding_dim = length
 
 
 class LossCheckpointCallback(TrainerCallback):
@@ -138,7 +167,8 @@ class LossCheckpointCallback(TrainerCallback):
         loss: The loss.
 
     Raises:
-        ValueError: If the class vectors of the loss are spread over processes.
+        ValueError: If the class vectors of the loss are spread over processes; or, before training begins, if the
+            labels of a `SentenceTransformerTrainer` are no class numbers of the loss.
         FileNotFoundError: If training resumes from a checkpoint in `output_dir` that was saved without a loss.
 
     Example:
@@ -149,8 +179,9 @@ class LossCheckpointCallback(TrainerCallback):
         require_all_classes(loss)
         self.loss = loss
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         """Load the loss of the checkpoint from which training resumes; give all processes that of the first."""
+        self._check_labels(train_dataloader)
         if args.gradient_accumulation_steps > 1:
             _warn_about_accumulation(self.loss)
         if state.global_step > 0:
@@ -158,6 +189,21 @@ class LossCheckpointCallback(TrainerCallback):
         for value in self.loss.state_dict().values():
             value.copy_(broadcast(value))
         self.loss.is_shared = True  # type: ignore[assignment]
+
+    def _check_labels(self, loader: Any) -> None:
+        """Raise an error if the column of the labels, if it can be read whole, has others than class numbers."""
+        names = getattr(getattr(loader, "collate_fn", None), "valid_label_columns", None) or ()
+        features = getattr(getattr(loader, "dataset", None), "features", None) or {}
+        column = next((name for name in names if name in features), None)
+        if column is None or not hasattr(features[column], "dtype") or not hasattr(loader.dataset, "unique"):
+            return
+        count = min((head.num_classes for head in heads_of(self.loss)), default=math.inf)
+        for label in loader.dataset.unique(column):
+            if type(label) is not int or not (0 <= label < count or label == IGNORED):
+                classes = "" if count == math.inf else f" from 0 to {count - 1}"
+                names = getattr(features[column], "num_classes", None)
+                advice = f"Use num_classes={names}" if names else f"dataset.class_encode_column({column!r}) makes them"
+                raise ValueError(f"the column {column!r} must have class numbers{classes}; got {label!r}. {advice}.")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Average the gradients over processes, in the same order on each, whichever losses a batch used."""

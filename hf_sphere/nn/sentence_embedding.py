@@ -18,9 +18,8 @@ class Spherize(Module):
     It is saved and loaded with the model. sentence-transformers loads modules of other libraries only with
     `trust_remote_code=True`; import hf_sphere before.
 
-    No coordinate is negative. Binary codes (`precision="binary"` or `"ubinary"`), which keep the signs, are therefore
-    equal for all sentences, unless a module after this one subtracts the mean of embeddings, such as the `Dense(n + 1,
-    n + 1, activation_function=None, init_weight=torch.eye(n + 1), init_bias=-mean)` of sentence-transformers.
+    No coordinate is negative, so binary codes, which keep the signs, are equal for all sentences unless a module after
+    this one subtracts the mean; docs/tasks/text-embeddings.md has one.
 
     Args:
         in_features: Length n of the embeddings.

@@ -5,11 +5,13 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hf_sphere.utils.checks import check_regular, error_text
 
+SPHERIZE = "hf_sphere.nn.sentence_embedding.Spherize"
 _TIMM_OPTIONS = ("backbone_kwargs", "model_args")
 _TIMM_FILE_OPTIONS = ("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
 
@@ -129,6 +131,7 @@ def load_sentence_transformer(name: str, device: Any = None) -> Any:
     """Load a SentenceTransformer in float32; neither custom code nor other files are loaded, see `load_pretrained`."""
     from huggingface_hub import snapshot_download
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.util import import_from_string
     from transformers import AutoConfig
 
     if find_file(name, "modules.json") is None:
@@ -147,12 +150,19 @@ def load_sentence_transformer(name: str, device: Any = None) -> Any:
                 raise ValueError("it has an adapter; merge it with PEFT's merge_and_unload, and save the merged model.")
             if file.name.endswith("config.json"):
                 check_settings(json.loads(file.read_text(encoding="utf-8")))
-        for module in json.loads((folder / "modules.json").read_text(encoding="utf-8")):
-            if not re.fullmatch(r"sentence_transformers\.(\w+\.)*(models|modules)(\.\w+)+", module["type"]):
+        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        for module in modules:
+            own = r"sentence_transformers\.(\w+\.)*(models|modules)(\.\w+)+"
+            if module["type"] != SPHERIZE and not re.fullmatch(own, module["type"]):
                 hint = "if you trust it, load it yourself, and pass the model"
                 raise ValueError(f"its module {module['type']} is code of another library or of its own; {hint}.")
         options: Any = {"local_files_only": True, "trust_remote_code": False, "model_kwargs": {"dtype": "float32"}}
-        return SentenceTransformer(str(folder), device=device and str(device), **options).eval()
+        load: Any = SentenceTransformer
+        if any(module["type"] == SPHERIZE for module in modules):
+            # Without it, sentence-transformers requires trust_remote_code, with which it would run any code.
+            known = {SPHERIZE: import_from_string(SPHERIZE)}
+            load = partial(SentenceTransformer._load_with_module_classes, module_classes=known)
+        return load(str(folder), device=device and str(device), **options).eval()
     except (ImportError, OSError):
         raise
     except Exception as error:  # of json, safetensors, torch or sentence-transformers

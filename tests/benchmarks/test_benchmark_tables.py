@@ -83,6 +83,12 @@ def test_every_table_is_made_from_its_file_and_on_one_page():
             "| 44.4 % (42.2 to 46.5) | 7.0 % (6.2 to 8.2) | 5.5 % (4.6 to 6.6) | 6.0 %, missed |",
         ),
         ("prototypes-search", set_value("K = 10, d = 3: lower bound", value=0.1), "| 10, 3 | 0.4044 | 0.1000 |"),
+        (
+            "text-embeddings-codes",
+            set_value("trained: Recall@1, spherized, binary", value=0.1234),
+            "| spherized, binary | 0.0",
+        ),
+        ("text-embeddings", set_value("ONNX, int8: MB", value=12.6), "| ONNX in int8: size | 13 MB |"),
         ("fine-tuning", set_value("recall_at_1 %, frozen", value=12.34), "| frozen backbone | 12.3 | 16.3 |"),
         (
             "minilm-language",

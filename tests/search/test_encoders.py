@@ -240,6 +240,22 @@ def test_files_that_would_load_something_else_or_are_damaged_are_one_error(file,
         TextEncoder(str(sentences))
 
 
+def test_a_model_with_spherize_is_loaded_without_code_of_its_folder(sentences, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    from hf_sphere.nn import Spherize
+
+    model = SentenceTransformer(str(sentences), device="cpu")
+    model.append(Spherize(model.get_embedding_dimension(), scaling=2.0))
+    model.save(str(sentences))
+    code = sentences / "hf_sphere" / "nn" / "sentence_embedding.py"
+    code.parent.mkdir(parents=True)
+    code.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    expected = torch.from_numpy(model.encode_query(["a dog"]))
+    torch.testing.assert_close(TextEncoder(str(sentences)).encode_texts(["a dog"]), expected)
+    assert not (tmp_path / "executed").exists()
+
+
 def test_code_of_the_transformer_is_not_run(sentences, tmp_path, monkeypatch):
     (sentences / "code.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
     config = json.loads((sentences / "config.json").read_text())

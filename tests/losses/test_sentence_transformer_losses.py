@@ -1,0 +1,359 @@
+"""Heads and pair losses in the trainer of sentence-transformers: for texts, images, columns and cut embeddings."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from datasets import ClassLabel, Dataset, Features, Image, List, Value
+from PIL import Image as Pictures
+from torch import distributed
+from transformers import ViTConfig, ViTImageProcessor, ViTModel
+from two_processes import join
+
+from hf_sphere import losses
+from hf_sphere.nn import HEADS
+
+st = pytest.importorskip("sentence_transformers")
+
+from sentence_transformers.sentence_transformer.losses import Matryoshka2dLoss, MatryoshkaLoss  # noqa: E402
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: E402
+
+TEXTS = ["the cat", "the mountain", "a story", "the lamp", "a picture", "the nurse", "a relation", "the cat is"]
+CLASSES = [0, 1, 2, 3] * 2
+PAIR_LOSSES = {"SupConLoss": losses.SupConLoss, "InfoNCELoss": losses.InfoNCELoss}
+
+
+@pytest.fixture
+def model(root) -> Any:
+    """A tiny text encoder with mean pooling."""
+    torch.manual_seed(0)
+    transformer = Transformer(str(root / "tests" / "golden" / "analogy" / "tiny-bert"))
+    return st.SentenceTransformer(modules=[transformer, Pooling(transformer.get_embedding_dimension())], device="cpu")
+
+
+@pytest.fixture
+def vit(tmp_path) -> str:
+    """Folder with a tiny ViT and its image processor."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    torch.manual_seed(0)
+    config = ViTConfig(**sizes, image_size=16, patch_size=8, num_channels=1)
+    ViTModel(config).save_pretrained(tmp_path / "vit")
+    size = {"height": 16, "width": 16}
+    processor = ViTImageProcessor(size=size, image_mean=[0.5], image_std=[0.5], do_convert_rgb=False)
+    processor.save_pretrained(tmp_path / "vit")
+    return str(tmp_path / "vit")
+
+
+def image_model(folder: str) -> Any:
+    """A SentenceTransformer of images."""
+    return st.SentenceTransformer(modules=[Transformer(folder), Pooling(16, "cls")], device="cpu")
+
+
+def images() -> Dataset:
+    """Eight gray images of four classes, which differ in the position of a stroke, as in Omniglot."""
+    pixels = np.full((8, 20, 20), 255, np.uint8)
+    for index, label in enumerate(CLASSES):
+        pixels[index, 2 + 4 * label : 5 + 4 * label, index : index + 12] = 0
+    features = Features({"image": Image(), "label": ClassLabel(4)})
+    return Dataset.from_dict({"image": [Pictures.fromarray(each) for each in pixels], "label": CLASSES}, features)
+
+
+def texts(**columns: Any) -> Dataset:
+    return Dataset.from_dict({"sentence": TEXTS, **columns})
+
+
+def build_trainer(model: Any, loss: Any, folder: Any, data: Dataset, wrap: Any = None, **options: Any) -> Any:
+    """A trainer of a loss of ours, inside one of sentence-transformers if there is one."""
+    options = {"max_steps": 1, "per_device_train_batch_size": 8, "save_strategy": "no"} | options
+    args = st.SentenceTransformerTrainingArguments(
+        str(folder), report_to=[], use_cpu=True, learning_rate=0.01, lr_scheduler_type="constant", disable_tqdm=True,
+        **options,
+    )  # fmt: skip
+    adapted = losses.SentenceTransformerLoss(model, loss)
+    if wrap is not None:
+        adapted = wrap[0](model, adapted, **wrap[1])
+    callbacks = [losses.LossCheckpointCallback(loss)]
+    return st.SentenceTransformerTrainer(
+        model, args, train_dataset=data, eval_dataset=data, loss=adapted, callbacks=callbacks
+    )
+
+
+def build_loss(name: str, length: int) -> Any:
+    """A pair loss by its name, or the loss of a head."""
+    if name in PAIR_LOSSES:
+        return PAIR_LOSSES[name]()
+    return losses.HeadLoss(length, 4, head=name, **{"num_samples": 2} if name == "vmf" else {})
+
+
+# Images
+
+
+def test_image_model_and_class_vectors_are_trained_saved_and_resumed(vit, tmp_path):
+    model, loss = image_model(vit), losses.ArcFaceLoss(16, 4)
+    before = [loss.head.weight.detach().clone(), model.encode(images()["image"])]
+    build_trainer(model, loss, tmp_path / "a", images(), max_steps=2, save_strategy="steps", save_steps=2).train()
+    assert not torch.equal(loss.head.weight, before[0])
+    model.save_pretrained(str(tmp_path / "saved"))
+    loaded = st.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    embeddings = loaded.encode(images()["image"])
+    np.testing.assert_allclose(embeddings, model.encode(images()["image"]), rtol=1e-5, atol=1e-6)
+    assert not np.allclose(embeddings, before[1], atol=1e-3)
+
+    resumed, other = image_model(vit), losses.ArcFaceLoss(16, 4)
+    build_trainer(resumed, other, tmp_path / "a", images(), max_steps=3).train(resume_from_checkpoint=True)
+    straight, whole = image_model(vit), losses.ArcFaceLoss(16, 4)
+    whole.head.weight.data = before[0].clone()
+    build_trainer(straight, whole, tmp_path / "b", images(), max_steps=3).train()
+    torch.testing.assert_close(other.head.weight, whole.head.weight, rtol=1e-4, atol=1e-5)
+
+
+def _train_on_images(rank: int, port: int, vit: str, folder: str) -> None:
+    if port:
+        join(rank, port)
+    torch.manual_seed(rank)
+    loss = losses.ArcFaceLoss(16, 4)
+    if rank == 0:
+        torch.manual_seed(0)
+        torch.nn.init.normal_(loss.head.weight)
+    model = image_model(vit)
+    size = {"per_device_train_batch_size": 4 if port else 8}
+    build_trainer(model, loss, folder, images(), max_steps=2, **size).train()
+    state = [loss.head.weight.detach(), *(weight.detach() for weight in model.parameters())]
+    torch.save(state, f"{folder}/{rank}-of-{1 + bool(port)}.pt")
+    if port:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_train_images_and_class_vectors_as_one_does(vit, free_port, tmp_path):
+    mp.spawn(_train_on_images, args=(free_port, vit, str(tmp_path)), nprocs=2)
+    _train_on_images(0, 0, vit, str(tmp_path))
+    first, second, alone = (torch.load(tmp_path / name) for name in ("0-of-2.pt", "1-of-2.pt", "0-of-1.pt"))
+    torch.testing.assert_close(first, second, rtol=0.0, atol=0.0)
+    torch.testing.assert_close(first, alone, rtol=1e-3, atol=1e-4)
+
+
+# Every head and pair loss
+
+
+CASES = [*(("texts", name) for name in (*HEADS, *PAIR_LOSSES)), ("images", "vmf"), ("images", "SupConLoss")]
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_every_head_and_pair_loss_trains_in_the_trainer(name, kind, model, vit, tmp_path):
+    model = image_model(vit) if kind == "images" else model
+    data = images() if kind == "images" else texts(label=CLASSES)
+    loss = build_loss(name, model.get_embedding_dimension())
+    before = {name: value.detach().clone() for name, value in loss.state_dict().items()}
+    weights = [weight.detach().clone() for weight in model.parameters()]
+    trainer = build_trainer(model, loss, tmp_path, data)
+    assert trainer.train().training_loss > 0
+    assert any(not torch.equal(*pair) for pair in zip(weights, model.parameters(), strict=True))
+    for name, parameter in loss.named_parameters():
+        if name in ("head.weight", "log_temperature"):
+            assert not torch.equal(parameter, before[name])
+
+
+@pytest.mark.parametrize("name", ["adaface", "prototype", "vmf", "arcface"])
+def test_evaluation_changes_no_statistics_and_uses_no_margin(name, model, tmp_path):
+    loss = build_loss(name, model.get_embedding_dimension())
+    trainer = build_trainer(model, loss, tmp_path, texts(label=CLASSES))
+    trainer.train()
+    before = {name: value.clone() for name, value in loss.state_dict().items()}
+    value = trainer.evaluate()["eval_loss"]
+    assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())
+    loss.eval()
+    expected = loss(model.encode(TEXTS, convert_to_tensor=True), torch.tensor(CLASSES))
+    assert value == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_batch_with_one_class_only_has_the_loss_of_its_head(model, tmp_path):
+    for name in HEADS:
+        loss, seen = build_loss(name, model.get_embedding_dimension()), []
+        loss.register_forward_hook(lambda module, inputs, value, seen=seen: seen.append(value.isfinite().item()))
+        build_trainer(model, loss, tmp_path, texts(label=[2] * 8)).train()
+        assert seen == [True]
+
+
+# Columns
+
+
+@pytest.mark.parametrize("column", ["label", "labels", "score", "scores"])
+def test_labels_are_taken_from_each_column_of_the_trainer(column, model, tmp_path):
+    loss, seen = losses.ArcFaceLoss(model.get_embedding_dimension(), 4), []
+    loss.register_forward_hook(lambda module, inputs, value: seen.append(inputs[1]))
+    build_trainer(model, loss, tmp_path, texts(**{column: CLASSES})).train()
+    assert sorted(seen[0].tolist()) == sorted(CLASSES)
+
+
+def test_each_text_of_a_row_has_its_label(model, tmp_path):
+    loss, seen = losses.ArcFaceLoss(model.get_embedding_dimension(), 4), []
+    loss.register_forward_hook(lambda module, inputs, value: seen.append(inputs[1]))
+    build_trainer(model, loss, tmp_path, texts(title=TEXTS[::-1], label=CLASSES)).train()
+    assert seen[0].shape == (16,)
+    assert torch.equal(seen[0][:8], seen[0][8:])
+
+
+def test_rows_with_several_classes_have_the_loss_of_the_head(model, tmp_path):
+    loss, seen = losses.HeadLoss(model.get_embedding_dimension(), 3, head="softmax"), []
+    loss.register_forward_hook(lambda module, inputs, value: seen.append(inputs[1]))
+    several = [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]] * 4
+    build_trainer(model, loss, tmp_path, texts(label=several)).train()
+    assert sorted(seen[0].tolist()) == sorted(several)
+
+
+@pytest.mark.parametrize(
+    ("labels", "got"),
+    [
+        (list("abcdabcd"), "got 'a'"),
+        ([1, 2, 3, 4] * 2, "got 4"),
+        ([0, 3, 6, 9] * 2, "got 6"),
+        ([0.1, 0.9] * 4, r"got 0\.1"),
+        ([True, False] * 4, "got (True|False)"),
+        ([None, *CLASSES[1:]], "got None"),
+    ],
+    ids=["names", "from 1", "gaps", "scores", "bool", "missing"],
+)
+def test_labels_that_are_no_class_numbers_are_named_before_training(labels, got, model, tmp_path):
+    loss = losses.ArcFaceLoss(model.get_embedding_dimension(), 4)
+    trainer = build_trainer(model, loss, tmp_path, texts(label=labels))
+    loss.register_forward_pre_hook(lambda *_: pytest.fail("training began"))
+    with pytest.raises(ValueError, match=rf"'label' must have class numbers from 0 to 3; {got}.*class_encode_column"):
+        trainer.train()
+
+
+def test_a_loss_with_fewer_classes_than_the_column_names_is_told_their_number(model, tmp_path):
+    data = texts(label=list("abcdefgh")).class_encode_column("label")
+    with pytest.raises(ValueError, match=r"class numbers from 0 to 3; got 4\. Use num_classes=8"):
+        build_trainer(model, losses.ArcFaceLoss(32, 4), tmp_path, data).train()
+
+
+def test_encoded_names_and_ignored_rows_are_class_numbers(model, tmp_path):
+    data = texts(label=list("badcbadc")).class_encode_column("label")
+    loss = losses.ArcFaceLoss(model.get_embedding_dimension(), 4)
+    build_trainer(model, loss, tmp_path, data).train()
+    build_trainer(model, losses.SupConLoss(), tmp_path, texts(label=[-100, *CLASSES[1:]])).train()
+
+
+@pytest.mark.parametrize("kind", [Value("string"), List(Value("string"))], ids=["names", "lists"])
+def test_labels_of_a_pair_loss_may_not_be_names(kind, model, tmp_path):
+    labels = [["a"]] * 8 if isinstance(kind, List) else ["a"] * 8
+    trainer = build_trainer(model, losses.SupConLoss(), tmp_path, texts(label=labels))
+    with pytest.raises(ValueError, match=r"must have class numbers; got 'a'|too many dimensions"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("loss", "columns", "message"),
+    [
+        (lambda: losses.ArcFaceLoss(32, 8), 2, "labels are missing, but ArcFaceLoss has classes"),
+        (lambda: losses.SupConLoss(), 3, "labels are missing, but one of three columns may be a negative"),
+    ],
+)
+def test_missing_labels_are_named(loss, columns, message, model, tmp_path):
+    data = Dataset.from_dict({name: TEXTS for name in ("anchor", "positive", "negative")[:columns]})
+    with pytest.raises(ValueError, match=f"{message}: name the column of class numbers label, labels"):
+        build_trainer(model, loss(), tmp_path, data).train()
+
+
+def test_labels_of_another_number_are_named(model):
+    loss = losses.SentenceTransformerLoss(model, losses.ArcFaceLoss(32, 4))
+    for labels in (torch.arange(3), torch.zeros(3, 4)):
+        with pytest.raises(ValueError, match=r"one label per row; got .* labels for 4 rows"):
+            loss([model.preprocess(TEXTS[:4])], labels)
+
+
+# Matryoshka
+
+
+class Fixed(torch.nn.Module):
+    """Returns the given embeddings like a model of sentence-transformers."""
+
+    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"sentence_embedding": features["x"]}
+
+    def get_embedding_dimension(self) -> int:
+        return 384
+
+
+def unit(vectors: torch.Tensor) -> torch.Tensor:
+    return vectors / vectors.norm(dim=-1, keepdim=True)
+
+
+def plain_loss(name: str, z: torch.Tensor, w: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The loss of a head from unit embeddings and class vectors."""
+    cosines, own = z @ w.T, torch.arange(len(z))
+    if name == "proxy_anchor":
+        mine = labels[:, None] == torch.arange(len(w))
+        attraction = sum((1 + (-32 * (cosines[m, k] - 0.1)).exp().sum()).log() for k, m in enumerate(mine.T) if m.any())
+        repulsion = sum((1 + (32 * (cosines[~m, k] + 0.1)).exp().sum()).log() for k, m in enumerate(mine.T))
+        return attraction / mine.any(0).sum() + repulsion / len(w)
+    scale = {"cosine": np.exp(2.773)}.get(name, 64.0)
+    if name == "arcface":
+        cosines[own, labels] = (cosines[own, labels].acos() + 0.5).cos()
+    elif name == "cosface":
+        cosines[own, labels] -= 0.35
+    return -(scale * cosines).log_softmax(1)[own, labels].mean()
+
+
+@pytest.mark.parametrize("name", ["cosine", "arcface", "cosface", "proxy_anchor"])
+def test_matryoshka_loss_is_the_sum_over_cut_and_normalized_embeddings_and_class_vectors(name):
+    torch.manual_seed(0)
+    x, labels = torch.randn(6, 384, requires_grad=True), torch.tensor([0, 3, 1, 2, 3, 0])
+    loss, dims = losses.HeadLoss(384, 5, head=name), [384, 128, 64]
+    model = Fixed()
+    wrapped = MatryoshkaLoss(model, losses.SentenceTransformerLoss(model, loss), dims, [1, 0.5, 0.25])
+    value = wrapped([{"x": x}], labels)
+    z, w = x.detach().double().requires_grad_(), loss.head.weight.detach().double().requires_grad_()
+    expected = sum(
+        weight * plain_loss(name, unit(z[:, :dim]), unit(w[:, :dim]), labels)
+        for dim, weight in zip(dims, [1, 0.5, 0.25], strict=True)
+    )
+    torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+    found = torch.autograd.grad(value, [x, loss.head.weight])
+    for gradient, correct in zip(found, torch.autograd.grad(expected, [z, w]), strict=True):
+        torch.testing.assert_close(gradient.double(), correct, rtol=1e-3, atol=1e-5)
+    assert loss.head.embedding_dim == 384
+
+
+def test_sub_centers_are_cut_and_the_nearest_one_counts():
+    x, labels = torch.randn(3, 8), torch.tensor([0, 1, 0])
+    loss, model = losses.SubCenterArcFaceLoss(8, 2, margin=0.0), Fixed()
+    value = MatryoshkaLoss(model, losses.SentenceTransformerLoss(model, loss), [4])([{"x": x}], labels)
+    cosines = (unit(x[:, :4]) @ unit(loss.head.weight[..., :4]).flatten(0, 1).T).unflatten(1, (2, 3)).amax(-1)
+    expected = torch.nn.functional.cross_entropy(64 * cosines, labels)
+    torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(set(HEADS) - {"cosine", "arcface", "cosface", "proxy_anchor"}))
+@pytest.mark.parametrize("dims", [[384], [384, 64]], ids=["whole", "cut"])
+def test_heads_that_compare_more_than_directions_are_refused_in_matryoshka_loss(name, dims):
+    model, loss = Fixed(), build_loss(name, 384)
+    wrapped = MatryoshkaLoss(model, losses.SentenceTransformerLoss(model, loss), dims)
+    batch = [{"x": torch.randn(4, 384)}], torch.arange(4)
+    if name == "subcenter_arcface":
+        assert wrapped(*batch).isfinite()
+        return
+    with pytest.raises(ValueError, match=f"head '{name}' cannot be used in MatryoshkaLoss.*Use arcface, cosface"):
+        wrapped(*batch)
+
+
+@pytest.mark.parametrize("wrapper", [MatryoshkaLoss, Matryoshka2dLoss])
+@pytest.mark.parametrize("name", ["arcface", "SupConLoss"])
+def test_losses_train_in_the_trainer_inside_matryoshka_loss(wrapper, name, model, tmp_path):
+    length = model.get_embedding_dimension()
+    loss = build_loss(name, length)
+    before = [weight.detach().clone() for weight in (*model.parameters(), *loss.parameters())]
+    wrap = wrapper, {"matryoshka_dims": [length, length // 2]}
+    build_trainer(model, loss, tmp_path, texts(label=CLASSES), wrap).train()
+    after = [*model.parameters(), *loss.parameters()]
+    assert any(not torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert len(after) == len(list(model.parameters())) or not torch.equal(before[-1], after[-1])
+
+
+def test_a_loss_of_another_length_is_an_error_rather_than_cut(model):
+    loss = losses.SentenceTransformerLoss(model, losses.ArcFaceLoss(64, 4))
+    with pytest.raises(ValueError, match=r"embeddings must have shape \(B, 64\); got \(8, 32\)"):
+        loss([model.preprocess(TEXTS)], torch.tensor(CLASSES))
