@@ -9,13 +9,15 @@ weight; AdamW updates the embedding and the output layer at the same rate. Token
 training text.
 
 The best learning rate has the smallest loss on the last tenth: with one seed, the best in steps of two; from there in
-steps of the square root of two; then by the mean of three seeds, until both neighbors of the best are worse. Each run is
-appended to a file in `--work_dir`, and those in it are not repeated: a stopped run continues, and widths or optimizers
-may run in turn, before a last run with all of them collects the results. Writes `results/lm_widths.json` and
+steps of the square root of two; then by the mean of three seeds, until both neighbors of the best are worse. The
+largest model is also trained at the best learning rate of the smallest one. Each run is appended to a file in
+`--work_dir`, and those in it are not repeated: a stopped run continues, and widths or optimizers may run in turn,
+before a last run with all of them collects the results. Writes `results/lm_widths.json` and
 `docs/optimizers/lm_widths.png`.
 """
 
 import argparse
+import itertools
 import math
 import statistics
 from collections.abc import Callable
@@ -23,7 +25,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from common import report, row
 from datasets import Dataset, load_dataset
@@ -32,8 +33,10 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import hf_sphere  # noqa: F401  registers the names of the optimizers
+from hf_sphere.comparison.significance import difference_test
 from hf_sphere.visualization.figures import new_figure, save_figure, style_axes
 
+BASELINE = "adamw_torch"
 TITLES = {"adamw_torch": "AdamW", "muon_hyperball": "Muon-hyperball", "muon": "Muon"}
 WIDTHS, LAYERS, HEAD, CONTEXT, VOCABULARY = (64, 128, 256), 2, 32, 128, 1024
 BATCH, STEPS, TEST_BLOCKS = 16, 120, 512
@@ -87,14 +90,14 @@ class Text:
         return held_out, test
 
 
-def search(run: Callable[[float, int], Losses], start: int) -> tuple[float, dict[float, list[Losses]]]:
-    """Return the best learning rate, and the losses of all by learning rate.
+def search(run: Callable[[float, int], Losses], start: int, losses: dict[float, list[Losses]]) -> float:
+    """Return the best learning rate, and fill in the losses by learning rate.
 
     Args:
         run: Losses at a learning rate for a seed.
         start: The first learning rate, as a power of the square root of two.
+        losses: An empty dictionary.
     """
-    losses: dict[float, list[Losses]] = {}
 
     def loss(power: int, seeds: int) -> float:
         found = losses.setdefault(2 ** (power / 2), [])
@@ -106,7 +109,18 @@ def search(run: Callable[[float, int], Losses], start: int) -> tuple[float, dict
     for step, seeds in ((2, 1), (1, 1), (1, SEEDS)):
         while (better := min((best, best - step, best + step), key=lambda power: loss(power, seeds))) != best:
             best = better
-    return 2 ** (best / 2), dict(sorted(losses.items()))
+    return 2 ** (best / 2)
+
+
+def test_losses(losses: list[Losses]) -> list[float]:
+    """Return the losses on the test text, by seed."""
+    return [test for _, test in losses]
+
+
+def difference(what: str, ours: list[Losses], theirs: list[Losses]) -> dict[str, Any]:
+    """Return a row with the difference of test losses, paired by seed, and its 95 % interval."""
+    result = difference_test(test_losses(ours), test_losses(theirs), "paired")
+    return {**row(what, result.difference if result else 0.0), "interval": list(result.interval) if result else [0, 0]}
 
 
 def main() -> None:
@@ -121,22 +135,30 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     text = Text(options.data)
     rows: list[dict[str, Any]] = []
-    curves: dict[str, dict[str, list[Losses]]] = {}
+    curves: dict[str, dict[float, list[Losses]]] = {}
+    at_best: dict[str, dict[int, list[Losses]]] = {name: {} for name in options.optimizers}
     for optimizer in options.optimizers:
         rates: list[float] = []
         for width in options.widths:
             what = f"{optimizer}, width {width}"
             run = remembered(options.work_dir / f"{what}.jsonl", partial(text.run, options.work_dir, optimizer, width))
-            best, found = search(run, START[optimizer])
-            print(f"{what}: {best:.3g}", flush=True)
-            rates.append(best)
-            curves[what] = {str(lr): losses for lr, losses in found.items()}
-            rows.append(row(f"{what}: best learning rate", best))
-            rows.append(row(f"{what}: test loss", statistics.mean(test for _, test in found[best])))
+            curve = curves[what] = {}
+            rates.append(search(run, START[optimizer], curve))
+            print(f"{what}: {rates[-1]:.3g}", flush=True)
+            losses = at_best[optimizer][width] = curve[rates[-1]]
+            rows.append(row(f"{what}: best learning rate", rates[-1]))
+            rows.append(row(f"{what}: test loss", statistics.mean(test_losses(losses))))
+            rows.append(row(f"{what}: standard deviation over seeds", statistics.stdev(test_losses(losses))))
         rows.append(row(f"{optimizer}: best at the largest width / best at the smallest", rates[-1] / rates[0]))
+        moved = curve[rates[0]] = [run(rates[0], seed) for seed in range(SEEDS)]
+        rows.append(difference(f"{optimizer}: test loss at the best rate of the smallest width - best", moved, losses))
+    for optimizer, width in itertools.product([name for name in at_best if name != BASELINE], options.widths):
+        ours, theirs = at_best[optimizer][width], at_best[BASELINE][width]
+        rows.append(difference(f"{optimizer}, width {width}: test loss - that of {BASELINE}", ours, theirs))
     about = {"seeds": SEEDS, "transformers": transformers.__version__, "training_tokens": STEPS * BATCH * CONTEXT}
-    report("lm_widths", rows, curves=curves, **about)
-    draw(curves, options.optimizers, options.widths)
+    shown = {what: {str(lr): curve[lr] for lr in sorted(curve)} for what, curve in curves.items()}
+    report("lm_widths", rows, curves=shown, **about)
+    draw(shown, options.optimizers, options.widths)
 
 
 def draw(curves: dict[str, dict[str, list[Losses]]], optimizers: list[str], widths: list[int]) -> None:
@@ -146,7 +168,7 @@ def draw(curves: dict[str, dict[str, list[Losses]]], optimizers: list[str], widt
     for axes, optimizer in zip(panels, optimizers, strict=True):
         for width in widths:
             curve = curves[f"{optimizer}, width {width}"]
-            means = [statistics.mean(test for _, test in losses) for losses in curve.values()]
+            means = [statistics.mean(test_losses(losses)) for losses in curve.values()]
             axes.plot([float(lr) for lr in curve], means, marker="o", label=str(width))
         axes.set(xscale="log", xlabel="learning rate", title=TITLES[optimizer])
         style_axes(axes)
