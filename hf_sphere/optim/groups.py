@@ -176,10 +176,9 @@ def form_groups_by_pattern(
     """Form the groups of the rules that were found, except for parameters whose names match a pattern.
 
     Rule and reason are by name of the parameter, `adamw` for all others, and group options by the name of a rule other
-    than `adamw`. `parts` are the results of `find_matrices`, for those other rules. The patterns of `rules`, such as
-    `*.attn.*`, name rules; later ones prevail, and those other than `adamw` apply to parameters that have two or more
-    axes. `adamw_lr_scale` is the learning rate of `adamw` relative to `lr`. An unknown rule and a pattern that matches
-    no parameter are errors.
+    than `adamw`; `parts` are of `find_matrices`. The patterns of `rules`, such as `*.attn.*`, name rules; later ones
+    prevail, and those other than `adamw` apply to parameters with two or more axes. `adamw_lr_scale` is the learning
+    rate of `adamw` relative to `lr`. An unknown rule and a pattern that matches no parameter are errors.
     """
     if not adamw_lr_scale >= 0:
         raise ValueError(f"adamw_lr_scale must be a nonnegative number; got {adamw_lr_scale}.")

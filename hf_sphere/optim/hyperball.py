@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, form_groups_by_pattern
 from hf_sphere.optim.invariance import find_radial_weights, unwrap
 from hf_sphere.optim.layout import check_axes, local, round_stochastically
-from hf_sphere.optim.matrices import find_matrices, multiply, norms
+from hf_sphere.optim.matrices import find_matrices, norms, set_norms
 from hf_sphere.optim.roles import Role, find_roles
 
 
@@ -45,7 +45,7 @@ class Hyperball(NamedOptimizer):
                     kept.append((parameter, parameter.clone(), group["lr"], group.get("matrices")))
                     if "radius" not in self.state[parameter]:
                         check_axes(name, parameter)
-                        for norm in norms(parameter, kept[-1][-1]).flatten().tolist():
+                        for norm in map(float, norms(parameter, group.get("matrices"))):
                             if not 0 < norm < math.inf:
                                 raise ValueError(f"{name} has the norm {norm}, which cannot be kept; use another rule.")
         try:
@@ -59,12 +59,11 @@ class Hyperball(NamedOptimizer):
         for index, (parameter, before, lr, matrices) in enumerate(kept):
             state = self.state[parameter]
             if "radius" not in state:
-                state["radius"] = norms(before, matrices).tolist()  # numbers, since torch casts tensors that it loads
+                state["radius"] = [float(norm) for norm in norms(before, matrices)]  # torch casts tensors that it loads
+            radii = [state["radius"]] if isinstance(state["radius"], float) else state["radius"]  # of old states
             moved = parameter.to(torch.promote_types(parameter.dtype, torch.float32))  # the parameter, or a copy
-            size = norms(moved, matrices)
-            radius = size.new_tensor(state["radius"])
-            multiply(moved, lr * radius / size.clamp_min(torch.finfo(size.dtype).tiny), matrices).add_(before)
-            multiply(moved, radius / norms(moved, matrices), matrices)
+            set_norms(moved, [lr * radius for radius in radii], matrices)
+            set_norms(moved.add_(before), radii, matrices)
             if parameter.dtype == torch.bfloat16:
                 seed = int(state["step"]) * 1_000_003 + index  # equal on all processes and in resumed runs
                 generator = torch.Generator(parameter.device).manual_seed(seed)

@@ -33,8 +33,7 @@ class RadialWeights:
     Attributes:
         channel_dims: Name of each radially invariant weight to the axes that index its groups: `(0,)` if each filter is
             a group, `()` if the entire tensor is one.
-        blocks: Name to the number of equal blocks along the first axis, such as heads with a norm of their own, that
-            are each invariant, of weights with the groups `()`. The optimizers take the whole as one group.
+        blocks: Name to the number of equal blocks of rows (heads) that are invariant each, of weights with groups `()`.
         deviations: Name to the largest |<w, dL/dw>| / (|w| |dL/dw|) over its groups, 0 in exact arithmetic.
         rejected: Name of every other weight matrix or kernel to the reason why it is not radially invariant.
         num_weights: Name to the number of elements of the weight.
@@ -133,8 +132,7 @@ def find_radial_weights(
             radial.rejected |= _check(trial, deviations, radial.blocks, batch, loss, tolerance)
     for name, groups in deviations.items():
         radial.channel_dims[name], radial.deviations[name] = next(iter(groups.items()))
-    whole = {name for name, dims in radial.channel_dims.items() if dims == ()}
-    radial.blocks = {name: count for name, count in radial.blocks.items() if name in whole and count > 1}
+    radial.blocks = {name: n for name, n in radial.blocks.items() if n > 1 and name in radial.channel_dims}
     return radial
 
 
@@ -190,7 +188,7 @@ def _check(
                 groups[dims] = max(groups[dims], deviation)
                 if not deviation <= min(tolerance, 10 * tolerance / group_size(weights[name], dims) ** 0.5):
                     del groups[dims]
-            if () in groups:
+            if [*groups] == [()]:
                 count = _count_blocks(weights[name], gradients[name], tolerance)
                 blocks[name] = min(count, blocks.get(name, count))
             if not groups:

@@ -1,11 +1,11 @@
 """Several matrices in one tensor: experts in a stack, and fused queries, keys and values."""
 
 import fnmatch
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from hf_sphere.optim.layout import Matrices, Parts, whole
 from hf_sphere.optim.roles import Role
@@ -20,7 +20,6 @@ FUSED = {
     "timm.models.vision_transformer_relpos.RelPosAttention": "qkv.weight",
     "transformers.models.gpt2.modeling_gpt2.GPT2Attention": "c_attn.weight",
     "transformers.models.modernbert.modeling_modernbert.ModernBertAttention": "Wqkv.weight",
-    "transformers.models.mpt.modeling_mpt.MptAttention": "Wqkv.weight",
     "transformers.models.phi3.modeling_phi3.Phi3Attention": "qkv_proj.weight",
 }
 """Fused weight by class, where queries, keys and values follow each other; elsewhere heads may be interleaved."""
@@ -69,21 +68,22 @@ def map_matrices(function: Callable[[Tensor], Tensor], tensor: Tensor, matrices:
     return torch.cat(results, axis)
 
 
-def norms(tensor: Tensor, matrices: Matrices | None) -> Tensor:
-    """Return the norm of a tensor as a scalar, or those of its matrices (count,); sharded ones are gathered."""
+def norms(tensor: Tensor, matrices: Matrices | None) -> list[Tensor]:
+    """Return the norm of a tensor, or that of each matrix in it; sharded ones are gathered."""
     wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-    others = [axis for axis in range(tensor.ndim) if matrices is None or axis != matrices[0]]
-    slices = whole(torch.linalg.vector_norm(wide, dim=others))
-    return slices if matrices is None else torch.stack([part.norm() for part in slices.split(matrices[1:])])
-
-
-def multiply(tensor: Tensor, factors: Tensor, matrices: Matrices | None) -> Tensor:
-    """Multiply a tensor by a factor in place, or each of its matrices by one of the factors (count,)."""
     if matrices is None:
-        return tensor.mul_(factors)
-    shape = [-1 if axis == matrices[0] else 1 for axis in range(tensor.ndim)]
-    factors = factors.repeat_interleave(torch.tensor(matrices[1:], device=factors.device)).view(shape)
-    if isinstance(tensor, DTensor):
-        mesh = tensor.device_mesh
-        factors = distribute_tensor(factors, mesh, [Replicate()] * mesh.ndim, src_data_rank=None)
-    return tensor.mul_(factors)
+        return [whole(torch.linalg.vector_norm(wide))]
+    others = [axis for axis in range(tensor.ndim) if axis != matrices[0]]
+    return [part.norm() for part in whole(torch.linalg.vector_norm(wide, dim=others)).split(matrices[1:])]
+
+
+def set_norms(tensor: Tensor, lengths: Sequence[float | Tensor], matrices: Matrices | None) -> None:
+    """Scale a tensor in place to the only one of the lengths, or each matrix in it to its own; one of norm 0 stays."""
+    least, sizes = torch.finfo(tensor.dtype).tiny, norms(tensor, matrices)
+    factor, *_ = factors = [length / size.clamp_min(least) for length, size in zip(lengths, sizes, strict=True)]
+    if matrices is not None:
+        shape = [-1 if axis == matrices[0] else 1 for axis in range(tensor.ndim)]
+        factor = torch.cat([each.expand(size) for each, size in zip(factors, matrices[1:], strict=True)]).view(shape)
+        if isinstance(tensor, DTensor):
+            factor = DTensor.from_local(factor, tensor.device_mesh)
+    tensor.mul_(factor)

@@ -43,8 +43,7 @@ def renormalize(model: nn.Module, weights: str | Mapping[str, int] | None = None
     if not isinstance(patterns, Mapping):
         scheme = weights or getattr(getattr(model, "config", None), "model_type", type(model).__name__)
         if scheme not in UNIT_NORM:
-            known = f"no weights of {scheme!r} are known to have unit norm; the schemes are: {', '.join(UNIT_NORM)}"
-            raise ValueError(f'{known}. Pass the axis by pattern of names, such as {{"*.q_proj.weight": 1}} for rows.')
+            raise ValueError(f"{scheme!r} has no known unit norms, only: {', '.join(UNIT_NORM)}. Pass axes by name.")
         patterns = UNIT_NORM[scheme]
     parameters = dict(model.named_parameters())
     axes: dict[str, int] = {}
