@@ -44,7 +44,7 @@ SEEDS, BATCH, CONTEXT = 3, 128, 64
 SWEEP = range(-20, 1, 2)  # the first learning rates are the square root of two to these powers
 PICTURE = Path(__file__).parent.parent / "docs" / "optimizers" / "lr_transfer.png"
 
-Run = Callable[[float, int], float]
+Run = Callable[[float, int], Any]
 
 
 class Block(nn.Module):

@@ -126,6 +126,48 @@ def _lr_transfer(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["", *(f"`{name}`" for name in optimizers)], lines, [])
 
 
+def _lm_widths(rows: Rows, content: Mapping[str, Any]) -> str:
+    def value(what: str) -> float:
+        return rows[what]["value"]
+
+    def change(what: str) -> str:
+        low, high = rows[what]["interval"]
+        return f"{value(what):+.3f} ({low:+.3f} to {high:+.3f})"
+
+    names, lines = ["adamw_torch", "muon_hyperball"], []
+    for width in (64, 128, 256):
+        cells = [str(width)]
+        for name in names:
+            what = f"{name}, width {width}"
+            loss, deviation = value(f"{what}: test loss"), value(f"{what}: standard deviation over seeds")
+            cells += [f"{value(f'{what}: best learning rate'):.2g}", f"{loss:.3f} ± {deviation:.3f}"]
+        lines.append([*cells, change(f"muon_hyperball, width {width}: test loss - that of adamw_torch")])
+    shifts, costs = ["256 / 64"], ["256, at the rate of 64"]
+    for name in names:
+        shifts += [f"{value(f'{name}: best at the largest width / best at the smallest'):.2g}", ""]
+        costs += ["", change(f"{name}: test loss at the best rate of the smallest width - best")]
+    header = ["width", "AdamW: best rate", "test loss", "Muon-hyperball: best rate", "test loss", "difference"]
+    note = f"{content['seeds']} seeds, torch {content['torch']}, transformers {content['transformers']}."
+    return join_lines(header, [*lines, [*shifts, ""], [*costs, ""]], [note])
+
+
+def _scale_invariance(rows: Rows, content: Mapping[str, Any]) -> str:
+    kinds, lines = ["rows", "per head", "whole", "none"], []
+    for model, groups in content["groups"].items():
+        names: dict[str, dict[str, None]] = {kind: {} for kind in kinds}
+        for weight, kind in groups.items():
+            parts = [part for part in weight.removesuffix(".weight").split(".") if part != "*"]
+            names[kind][f"`{parts[-1]}`"] = None
+        counts = [
+            rows[f"{model}: {what}"]["value"] for what in ("scale-invariant weights", "weights with two or more axes")
+        ]
+        lines.append([model, "{:.0f} of {:.0f}".format(*counts), *(", ".join(names[kind]) for kind in kinds)])
+    note = (
+        f"transformers {content['transformers']}, timm {content['timm']}, by `python benchmarks/scale_invariance.py`."
+    )
+    return join_lines(["model", "scale-invariant", *kinds[:3], "not"], lines, [note])
+
+
 SETTINGS = {
     "plain": "plain", "scaling 5, delta 1e-06": "5, 1e-6 (`steep`)", "scaling 1, delta 1e-06": "1, 1e-6 (default)",
     "scaling 1, delta 0.1": "1, 0.1 (`even`)", "scaling 1, delta 0.5": "1, 0.5 (`flat`)",
@@ -418,6 +460,8 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "ood-cifar10": ("ood_cifar10", partial(_ood, {name: name for name in ("near", "omniglot", "mnist")})),
     "runtimes": ("runtimes", _runtimes),
     "lr-transfer": ("lr_transfer", _lr_transfer),
+    "lm-widths": ("lm_widths", _lm_widths),
+    "scale-invariance": ("scale_invariance", _scale_invariance),
     "minilm-embeddings": ("minilm", _minilm_embeddings),
     "minilm-language": ("minilm", _minilm_language),
     "kernels": ("kernel_counts", _kernels),

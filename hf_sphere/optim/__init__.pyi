@@ -17,3 +17,4 @@ from .optimizers.adamw_hyperball import AdamWHyperball as AdamWHyperball
 from .optimizers.muon import Muon as Muon
 from .optimizers.muon_hyperball import MuonHyperball as MuonHyperball
 from .optimizers.sgd_mrt import SGDMRT as SGDMRT
+from .unit_norm import RenormalizeCallback as RenormalizeCallback, renormalize as renormalize

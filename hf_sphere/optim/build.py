@@ -39,8 +39,9 @@ def build_optimizer(
         lr_scales: Learning rates of parameters relative to those of their groups, by name; 1 for others.
         **options: Options of the optimizer, such as `lr` and `weight_decay`, and of its groups. These are, for `muon`
             and the `_hyperball` ones, `adamw_lr_scale`, the learning rate of AdamW relative to `lr`, and `rules`, a
-            mapping from patterns of parameter names to rules, such as `{"*.embed*": "adamw"}`; and `hyperball_on`,
-            whether `scale_invariant` weights or all hidden `matrices` keep their norm.
+            mapping from patterns of parameter names to rules, such as `{"*.embed*": "adamw"}`; `hyperball_on`,
+            whether `scale_invariant` weights or all hidden `matrices` keep their norm; and `separate`, whether experts
+            in a stack and fused queries, keys and values are separate matrices, see `find_matrices`.
 
     Raises:
         TypeError: If `model` is no module.

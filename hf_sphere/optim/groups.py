@@ -5,7 +5,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from hf_sphere.optim.invariance import Loss, find_radial_weights, unwrap
-from hf_sphere.optim.layout import ChannelDims
+from hf_sphere.optim.layout import ChannelDims, Parts
 from hf_sphere.optim.optimizers import add_optimizer
 from hf_sphere.optim.roles import Role, collect_parameter_options, find_roles
 
@@ -167,6 +167,7 @@ def form_groups_by_pattern(
     roles: Mapping[str, Role],
     reasons: Mapping[str, tuple[str, str]],
     options: Mapping[str, Mapping[str, Any]],
+    parts: Parts,
     *,
     lr: float = 1e-3,
     adamw_lr_scale: float = 1.0,
@@ -175,9 +176,9 @@ def form_groups_by_pattern(
     """Form the groups of the rules that were found, except for parameters whose names match a pattern.
 
     Rule and reason are by name of the parameter, `adamw` for all others, and group options by the name of a rule other
-    than `adamw`. The patterns of `rules`, such as `*.attn.*`, name rules; later ones prevail, and those other than
-    `adamw` apply to parameters that have two or more axes. `adamw_lr_scale` is the learning rate of `adamw` relative to
-    `lr`. An unknown rule and a pattern that matches no parameter are errors.
+    than `adamw`; `parts` are of `find_matrices`. The patterns of `rules`, such as `*.attn.*`, name rules; later ones
+    prevail, and those other than `adamw` apply to parameters with two or more axes. `adamw_lr_scale` is the learning
+    rate of `adamw` relative to `lr`. An unknown rule and a pattern that matches no parameter are errors.
     """
     if not adamw_lr_scale >= 0:
         raise ValueError(f"adamw_lr_scale must be a nonnegative number; got {adamw_lr_scale}.")
@@ -192,6 +193,10 @@ def form_groups_by_pattern(
             kind = "parameter" if rule == "adamw" else "parameter with two or more axes"
             raise ValueError(f"pattern {pattern!r} matches no {kind}; the names are like {', '.join([*tensors][:3])}.")
         by_name |= {name: Rule(rule, f"matches {pattern}", options[rule]) for name in matching}
+    for name, (split, why) in parts.items():
+        if (found := by_name[name]).name != "adamw":
+            options_of = {**found.options, "matrices": split}
+            by_name[name] = replace(found, reason=f"{found.reason}; {why}", options=options_of)
     return form_groups(model, by_name, Rule("adamw", options=options["adamw"]), roles)
 
 
@@ -285,7 +290,7 @@ class NamedOptimizer(Optimizer):
         if lacking:
             raise ValueError(f"not a state of {type(self).__name__}: its groups lack {', '.join(sorted(lacking))}.")
         for index, (saved, group) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
-            for key in ("channel_dims", "muon", "hyperball", "param_names"):
+            for key in ("channel_dims", "muon", "hyperball", "matrices", "param_names"):
                 before, now = (list(v) if isinstance(v := of.get(key), (list, tuple)) else v for of in (saved, group))
                 if (key != "param_names" or (before and now)) and before != now:
                     differs = f"is {before} in the state and {now} in the optimizer"

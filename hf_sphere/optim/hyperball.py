@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, form_groups_by_pattern
 from hf_sphere.optim.invariance import find_radial_weights, unwrap
-from hf_sphere.optim.layout import check_axes, local, round_stochastically, whole
+from hf_sphere.optim.layout import check_axes, local, round_stochastically
+from hf_sphere.optim.matrices import find_matrices, norms, set_norms
 from hf_sphere.optim.roles import Role, find_roles
 
 
@@ -23,8 +24,9 @@ class Hyperball(NamedOptimizer):
     """Base class which turns the update of another optimizer into a step on the sphere of the initial radius.
 
     The rule for the weights of groups with `hyperball` is the function of this name. The norm is that of the entire
-    tensor, and R the one before the first step. So `lr` is the length of a step relative to the weights, whatever the
-    size of the gradient, and weight decay has no effect on them. Weights in bfloat16 are rounded stochastically.
+    tensor or, in groups with `matrices`, such as those of stacked experts, of each matrix in it, and R the one before
+    the first step. So `lr` is the length of a step relative to the weights, whatever the size of the gradient, and
+    weight decay has no effect on them. Weights in bfloat16 are rounded stochastically.
 
     A subclass inherits from this class and from the optimizer, whose update must not depend on the weights except by
     decoupled weight decay.
@@ -33,34 +35,35 @@ class Hyperball(NamedOptimizer):
     rules_of: ClassVar[tuple[tuple[str, dict[str, Any]], ...]]
     """Name and group options of the rule that keeps the norm, and of that for other hidden matrices, if any."""
     group_key = "hyperball"
-    group_options = {"adamw_lr_scale": 1.0, "hyperball_on": "scale_invariant"}
+    group_options = {"adamw_lr_scale": 1.0, "hyperball_on": "scale_invariant", "separate": False}
 
     def _step(self) -> None:
         kept = []
         for group in self.param_groups:
             for name, parameter in zip(self._names(group), group["params"], strict=True):
                 if group.get("hyperball", False) and parameter.grad is not None:
-                    kept.append((parameter, parameter.clone(), group["lr"]))
+                    kept.append((parameter, parameter.clone(), group["lr"], group.get("matrices")))
                     if "radius" not in self.state[parameter]:
                         check_axes(name, parameter)
-                        if not 0 < (norm := float(_norm(parameter))) < math.inf:
-                            raise ValueError(f"{name} has the norm {norm}, which cannot be kept; use another rule.")
+                        for norm in map(float, norms(parameter, group.get("matrices"))):
+                            if not 0 < norm < math.inf:
+                                raise ValueError(f"{name} has the norm {norm}, which cannot be kept; use another rule.")
         try:
-            for parameter, _, _ in kept:
+            for parameter, *_ in kept:
                 parameter.zero_()  # what the step of the other optimizer leaves here is its update
             super()._step()
         except BaseException:
-            for parameter, before, _ in kept:
+            for parameter, before, *_ in kept:
                 parameter.copy_(before)
             raise
-        for index, (parameter, before, lr) in enumerate(kept):
+        for index, (parameter, before, lr, matrices) in enumerate(kept):
             state = self.state[parameter]
             if "radius" not in state:
-                state["radius"] = float(_norm(before))  # a number, since torch casts tensors that it loads
+                state["radius"] = [float(norm) for norm in norms(before, matrices)]  # torch casts tensors that it loads
+            radii = [state["radius"]] if isinstance(state["radius"], float) else state["radius"]  # of old states
             moved = parameter.to(torch.promote_types(parameter.dtype, torch.float32))  # the parameter, or a copy
-            size = _norm(moved)
-            moved.mul_(lr * state["radius"] / size.clamp_min(torch.finfo(size.dtype).tiny)).add_(before)
-            moved.mul_(state["radius"] / _norm(moved))
+            set_norms(moved, [lr * radius for radius in radii], matrices)
+            set_norms(moved.add_(before), radii, matrices)
             if parameter.dtype == torch.bfloat16:
                 seed = int(state["step"]) * 1_000_003 + index  # equal on all processes and in resumed runs
                 generator = torch.Generator(parameter.device).manual_seed(seed)
@@ -85,26 +88,24 @@ class Hyperball(NamedOptimizer):
         model = unwrap(model)
         kept, of_matrices, *_ = [*dict(cls.rules_of), "adamw"]
         roles, radial = find_roles(model, batch), find_radial_weights(model, batch)
-        rules = {}
+        rules, parts = {}, find_matrices(model, roles, options.pop("separate", False))
         for name, tensor in model.named_parameters():
             role = roles.get(name)
             if role and not role.decays:
                 rules[name] = "adamw", role.value
             elif role:
                 hidden, invariant = role is Role.HIDDEN, name in radial.channel_dims
+                if role is Role.STACK and radial.channel_dims.get(name) == (0,):
+                    parts.setdefault(name, ((0, *[1] * len(tensor)), f"{len(tensor)} matrices: invariant each"))
                 keeps = hidden if hyperball_on == "matrices" else invariant and (hidden or of_matrices == "adamw")
                 at_zero = keeps and not tensor.any()
                 rule = kept if keeps and not at_zero else of_matrices if hidden else "adamw"
                 reason = "scale-invariant" if invariant else f"not scale-invariant: {radial.rejected[name]}"
                 rules[name] = rule, f"{role.value}; {reason}" + ("; its norm is 0" if at_zero else "")
-        groups = form_groups_by_pattern(model, roles, rules, dict(cls.rules_of), **options)
+        groups = form_groups_by_pattern(model, roles, rules, dict(cls.rules_of), parts, **options)
         if all(rule.name != kept for rule in groups.rules.values()):
             hint = "" if hyperball_on == "matrices" else "; hyperball_on='matrices' keeps the norm of hidden matrices"
             used = " and ".join(sorted({rule.name for rule in groups.rules.values()}))
             what = f"no weight of {type(model).__name__} keeps its norm, so the optimizer is {used}"
             warnings.warn(f"{what}. Print {cls.__name__}.form_groups(model) for the reasons{hint}.", stacklevel=3)
         return groups
-
-
-def _norm(tensor: Tensor) -> Tensor:
-    return whole(torch.linalg.vector_norm(tensor.to(torch.promote_types(tensor.dtype, torch.float32))))

@@ -20,6 +20,7 @@ from hf_sphere.optim.layout import ChannelDims, Layout, group_size
 from hf_sphere.utils.devices import widest_dtype
 
 Loss = Callable[[Any, Any], Tensor]
+Deviations = dict[str, dict[ChannelDims, float]]
 
 # A weight that is not invariant passes a check of a single group by chance in about 1 of 100 cases, whatever its size.
 CHECKS = 3
@@ -32,6 +33,7 @@ class RadialWeights:
     Attributes:
         channel_dims: Name of each radially invariant weight to the axes that index its groups: `(0,)` if each filter is
             a group, `()` if the entire tensor is one.
+        blocks: Name to the number of equal blocks of rows (heads) that are invariant each, of weights with groups `()`.
         deviations: Name to the largest |<w, dL/dw>| / (|w| |dL/dw|) over its groups, 0 in exact arithmetic.
         rejected: Name of every other weight matrix or kernel to the reason why it is not radially invariant.
         num_weights: Name to the number of elements of the weight.
@@ -39,6 +41,7 @@ class RadialWeights:
     """
 
     channel_dims: dict[str, ChannelDims] = field(default_factory=dict)
+    blocks: dict[str, int] = field(default_factory=dict)
     deviations: dict[str, float] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
     num_weights: dict[str, int] = field(default_factory=dict)
@@ -51,6 +54,7 @@ class RadialWeights:
         for name in self.num_weights:
             if name in self.channel_dims:
                 result = f"channel_dims {list(self.channel_dims[name])}, deviation {self.deviations[name]:.1e}"
+                result += f", also each of {self.blocks[name]} blocks" if name in self.blocks else ""
             else:
                 result = f"not radial: {self.rejected[name]}"
             lines.append(f"  {name:<{width}}  {result}")
@@ -74,8 +78,8 @@ def find_radial_weights(
     A function is radially invariant in a group of weights w exactly where <w, dL/dw> = 0 (Euler). Every weight with two
     or more axes is a candidate. Backward passes test these groupings in order: each slice along the first axis (filters
     before batch norm), each slice along the second (transposed convolutions), the entire tensor (weights before layer
-    or RMS norm). The weights are perturbed at random before each pass, so that initial zeros and ones do not hide a
-    dependence. A weight is radially invariant if it passes three times.
+    or RMS norm), and then its equal blocks (heads). The weights are perturbed at random before each pass, so that
+    initial zeros and ones do not hide a dependence. A weight is radially invariant if it passes three times.
 
     The check runs on a copy of the model in float32, in training mode and with the epsilons of its norms set to nearly
     zero; the model itself is not changed. The check uses gradients: a detached dependence on the scale (`y.item()`) is
@@ -109,7 +113,7 @@ def find_radial_weights(
         )
         logging.getLogger(__name__).warning(message, fixed[0])
     radial = RadialWeights()
-    deviations: dict[str, dict[ChannelDims, float]] = {}
+    deviations: Deviations = {}
     for name, weight in model.named_parameters():
         if weight.ndim > 1:
             radial.num_weights[name] = weight.numel()
@@ -125,9 +129,10 @@ def find_radial_weights(
     with open_trial(model, batch) as (trial, batch):
         for _ in range(CHECKS):
             move(trial)
-            radial.rejected |= _check(trial, deviations, batch, loss, tolerance)
+            radial.rejected |= _check(trial, deviations, radial.blocks, batch, loss, tolerance)
     for name, groups in deviations.items():
         radial.channel_dims[name], radial.deviations[name] = next(iter(groups.items()))
+    radial.blocks = {name: n for name, n in radial.blocks.items() if n > 1 and name in radial.channel_dims}
     return radial
 
 
@@ -163,9 +168,9 @@ def fitting_batch(trial: nn.Module, batch: Any = None) -> Any:
 
 
 def _check(
-    trial: nn.Module, deviations: dict[str, dict[ChannelDims, float]], batch: Any, loss: Loss | None, tolerance: float
+    trial: nn.Module, deviations: Deviations, blocks: dict[str, int], batch: Any, loss: Loss | None, tolerance: float
 ) -> dict[str, str]:
-    """Remove the weights and groups that fail from `deviations`; return the reason by name of the weight."""
+    """Remove the weights and groups that fail from `deviations`, count `blocks`; return the reason by name."""
     if not deviations:
         return {}
     parameters = dict(trial.named_parameters())
@@ -183,6 +188,9 @@ def _check(
                 groups[dims] = max(groups[dims], deviation)
                 if not deviation <= min(tolerance, 10 * tolerance / group_size(weights[name], dims) ** 0.5):
                     del groups[dims]
+            if [*groups] == [()]:
+                count = _count_blocks(weights[name], gradients[name], tolerance)
+                blocks[name] = min(count, blocks.get(name, count))
             if not groups:
                 rejected[name] = f"<w, dL/dw> is {deviation:.1e} of |w| |dL/dw|, not 0"
         if name in rejected:
@@ -220,6 +228,15 @@ def _deviation(weight: Tensor, gradient: Tensor, dims: ChannelDims) -> float:
     if not lengths.isfinite().all() or not reached.any():
         return math.inf
     return (along[reached] / lengths[reached]).max().item()
+
+
+def _count_blocks(weight: Tensor, gradient: Tensor, tolerance: float) -> int:
+    """Return the largest number of equal blocks along the first axis, less than that of its slices, that pass."""
+    for count in (count for count in range(len(weight) - 1, 1, -1) if len(weight) % count == 0):
+        w, g = (tensor.unflatten(0, (count, -1)) for tensor in (weight.detach(), gradient))
+        if _deviation(w, g, (0,)) <= min(tolerance, 10 * tolerance / group_size(w, (0,)) ** 0.5):
+            return count
+    return 1
 
 
 def _wide(values: Tensor) -> Tensor:

@@ -10,6 +10,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard, zeros
 
 ChannelDims = tuple[int, ...]
+Matrices = tuple[int, ...]
+"""Axis along which the matrices in a tensor lie, followed by their sizes along it: 1 each in a stack."""
+Parts = dict[str, tuple[Matrices, str]]
 
 
 def resolve_channel_dims(

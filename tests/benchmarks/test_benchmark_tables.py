@@ -58,6 +58,16 @@ def test_every_table_is_made_from_its_file_and_on_one_page():
             "| ResNet-8: shift | 0.9 | 0.18 |",
         ),
         (
+            "lm-widths",
+            set_value("muon_hyperball, width 64: test loss - that of adamw_torch", value=0.5, interval=[-0.1, 1.1]),
+            "| +0.500 (-0.100 to +1.100) |",
+        ),
+        (
+            "scale-invariance",
+            lambda content: content["groups"]["llama"].update({"lm_head.weight": "rows"}),
+            "| llama | 0 of 16 | `lm_head` |  |  |",
+        ),
+        (
             "rejection-level",
             set_value("CIFAR-10, pooled: known rejected", value=0.07),
             "| CIFAR-10 | pooled | 7.0 (± 0.0) % | 20.3 % |",

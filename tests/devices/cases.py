@@ -36,7 +36,7 @@ from hf_sphere.nn import (
 )
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.ood import SCORES, OODDetector, fit_rejection, model_outputs
-from hf_sphere.optim import build_optimizer, effective_step, find_radial_weights, radial_diagnostics
+from hf_sphere.optim import build_optimizer, effective_step, find_radial_weights, radial_diagnostics, renormalize
 from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 from hf_sphere.prototypes import METHODS, measure_order, place_prototypes
 from hf_sphere.search import EmbeddingSpace, NeighborSearch, read_vectors, report_vectors
@@ -292,6 +292,11 @@ def diagnose(device: Any) -> Callable[[], Any]:
     return lambda: radial_diagnostics(optimizer)
 
 
+def unit_rows(device: Any) -> Callable[[], Any]:
+    net = network().to(device)
+    return lambda: (renormalize(net, {"5.weight": 0}), [weight for weight in net.parameters() if weight.ndim > 1])
+
+
 def augment(images: Tensor) -> Tensor:
     jittered = Augmentation(random_resized_crop=0.5, color_jitter=(0.2, 0.2, 0.2, 0.1), rotation=10.0)
     cropped = Augmentation(crop_padding=2, horizontal_flip=True, occlusion=2, occlusion_color=(9.0, 9.0, 9.0))
@@ -406,6 +411,7 @@ CASES: dict[str, Case] = {
     "optim.find_radial_weights": lambda device: partial(
         lambda net: dict(find_radial_weights(net, numbers(6, 3, 4, 4).to(device)).channel_dims), network().to(device)
     ),
+    "optim.renormalize": unit_rows,
     **of_models(),
 }
 HEAD_CASES: dict[str, Case] = {f"nn.{kind.__name__}": partial(train_head, name) for name, kind in HEADS.items()}
@@ -482,7 +488,7 @@ EXCLUDED = {
     "calls of other covered names": """
         data.ImageBatches data.ImagesFromDisk losses.LossCheckpointCallback losses.SentenceTransformerLoss
         losses.trainer_loss ood.Comparison ood.compare_scores optim.parameter_groups optim.radial_channel_dims
-        optim.RadialDiagnosticsCallback prototypes.embed_class_names search.ImageEncoder
+        optim.RadialDiagnosticsCallback optim.RenormalizeCallback prototypes.embed_class_names search.ImageEncoder
         search.extract_embeddings search.load_embedding_model search.load_encoder search.TextEncoder
         search.Duplicates search.Matches
         training.SphereCallback

@@ -297,6 +297,21 @@ def test_a_resumed_run_equals_the_uninterrupted_one(name, tmp_path):
         assert torch.equal(expected, value)
 
 
+def test_a_state_that_was_saved_with_one_number_as_radius_is_continued():
+    before, after = net(), net()
+    optimizers = [build_optimizer(model, "muon_hyperball", IDS, lr=0.1) for model in (before, after)]
+    for model, optimizer in zip((before, after), optimizers, strict=True):
+        take_steps(model, optimizer, 2)
+    state = optimizers[1].state_dict()
+    for each in state["state"].values():
+        if "radius" in each:
+            (each["radius"],) = each["radius"]
+    optimizers[1].load_state_dict(state)
+    for model, optimizer in zip((before, after), optimizers, strict=True):
+        take_steps(model, optimizer, 2)
+    torch.testing.assert_close(after.state_dict(), before.state_dict(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_other_parameters_have_the_scaled_learning_rate(name):
     optimizer = build_optimizer(net(), name, IDS, lr=0.01, adamw_lr_scale=0.1)

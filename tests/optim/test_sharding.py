@@ -32,6 +32,11 @@ CASES: dict[str, tuple[type[Optimizer], dict[str, Any], dict[str, Any]]] = {
     "AdamSRT in bfloat16": (AdamSRT, FILTERS, {"lr": 1e-2, "low_precision": "master"}),
     "Muon": (Muon, {"muon": True}, {"lr": 1e-2, "weight_decay": 0.01}),
     "MuonHyperball": (MuonHyperball, {"muon": True, "hyperball": True}, {"lr": 1e-2}),
+    "MuonHyperball, two matrices": (
+        MuonHyperball,
+        {"muon": True, "hyperball": True, "matrices": (0, 2, 3)},
+        {"lr": 1e-2},
+    ),
     "AdamWHyperball": (AdamWHyperball, {"hyperball": True}, {"lr": 1e-2, "fused": True}),
 }
 FULL = StateDictOptions(full_state_dict=True)
@@ -56,7 +61,9 @@ def small_model(case: str, seed: int = 0) -> nn.Sequential:
 def optimizer_of(model: nn.Sequential, case: str) -> Optimizer:
     kind, group, options = CASES[case]
     rest = [*model[1].parameters(), *model[4].parameters(), *model[7].parameters()]
-    return kind([{"params": [model[0].weight, model[3].weight], **group}, {"params": rest}], **options)
+    first = {"params": [model[0].weight], **group}
+    second = {"params": [model[3].weight], **{key: value for key, value in group.items() if key != "matrices"}}
+    return kind([first, second, {"params": rest}], **options)
 
 
 def train(model: nn.Sequential, optimizer: Optimizer, start: int, count: int) -> None:

@@ -13,6 +13,7 @@ from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, EPS, _adjust_lr, 
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, form_groups_by_pattern
 from hf_sphere.optim.invariance import unwrap
 from hf_sphere.optim.layout import check_axes, whole
+from hf_sphere.optim.matrices import find_matrices, map_matrices
 from hf_sphere.optim.roles import Role, find_roles
 
 
@@ -44,7 +45,7 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
     """
 
     group_key = "muon"
-    group_options = {"adamw_lr_scale": 1.0}
+    group_options = {"adamw_lr_scale": 1.0, "separate": False}
     unsupported = ("amsgrad", "differentiable", "maximize")
 
     def __init__(
@@ -66,8 +67,9 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         """Split parameters into hidden matrices and all others; see `find_roles` and `build_optimizer`."""
         model = unwrap(model)
         roles = find_roles(model, batch)
+        parts = find_matrices(model, roles, options.pop("separate", False))
         rules = {name: ("muon" if role is Role.HIDDEN else "adamw", role.value) for name, role in roles.items()}
-        groups = form_groups_by_pattern(model, roles, rules, {"muon": {"muon": True}}, **options)
+        groups = form_groups_by_pattern(model, roles, rules, {"muon": {"muon": True}}, parts, **options)
         if all(rule.name == "adamw" for rule in groups.rules.values()):
             warnings.warn(f"{type(model).__name__} has no hidden matrix, so the optimizer is AdamW.", stacklevel=3)
         return groups
@@ -85,6 +87,11 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
 
     def _step_muon(self, group: dict[str, Any]) -> None:
         lr, keep = float(group["lr"]), group["momentum"]
+
+        def orthogonalize(matrix: Tensor) -> Tensor:
+            step = _zeropower_via_newtonschulz(matrix, (DEFAULT_A, DEFAULT_B, DEFAULT_C), group["ns_steps"], EPS)
+            return step.to(torch.float32).mul_(_adjust_lr(1.0, "match_rms_adamw", matrix.shape))
+
         for name, parameter in zip(self._names(group), group["params"], strict=True):
             if parameter.grad is None:
                 continue
@@ -95,10 +102,9 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
                 state["step"] = torch.zeros(())  # torch's AdamW expects it when it loads a state
             state["step"] += 1
             momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - keep)
-            matrix = whole(parameter.grad.lerp(momentum, keep) if group["nesterov"] else momentum).flatten(1)
-            coefficients = (DEFAULT_A, DEFAULT_B, DEFAULT_C)
-            update = _zeropower_via_newtonschulz(matrix, coefficients, group["ns_steps"], EPS).view(parameter.shape)
+            update = whole(parameter.grad.lerp(momentum, keep) if group["nesterov"] else momentum)
+            update = map_matrices(orthogonalize, update, group.get("matrices"))
             if isinstance(parameter, DTensor):  # every process has the entire update
                 update = distribute_tensor(update, parameter.device_mesh, parameter.placements, src_data_rank=None)
             parameter.mul_(1 - lr * group["weight_decay"])
-            parameter.add_(update, alpha=-_adjust_lr(lr, "match_rms_adamw", matrix.shape))
+            parameter.add_(update, alpha=-lr)

@@ -1,0 +1,77 @@
+"""Weights that a normalized GPT keeps at unit norm, normalized again after each step."""
+
+import fnmatch
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback
+
+from hf_sphere.optim.invariance import unwrap
+from hf_sphere.optim.layout import check_axes
+
+_ROWS = ("*embed_tokens", "*lm_head", "*.[qkv]_proj", "*.gate_proj", "*.up_proj")
+_COLUMNS = ("*.o_proj", "*.down_proj")
+UNIT_NORM = {"dory": {f"{name}.weight": axis for axis, names in ((1, _ROWS), (0, _COLUMNS)) for name in names}}
+"""Axis of norm 1 by `model_type` and pattern: rows read the hidden state, columns write to it."""
+
+
+@torch.no_grad()
+def renormalize(model: nn.Module, weights: str | Mapping[str, int] | None = None) -> dict[str, int]:
+    """Normalize the weights that a normalized GPT keeps at unit norm; to be called after each optimizer step.
+
+    Each row (axis 1) or column (axis 0) gets norm 1, computed in at least float32; one that is 0 stays so. Return the
+    axis by name of the weight.
+
+    Args:
+        model: Any module, also with sharded weights.
+        weights: `dory`, the scheme of that model; or the axis along which weights have norm 1, by pattern of their
+            names; or None for the scheme of the model's own `model_type`.
+
+    Raises:
+        ValueError: If there is no scheme, or a pattern matches no weight; RuntimeError if a weight was flattened.
+
+    Reference:
+        Loshchilov et al., "nGPT: normalized transformer with representation learning on the hypersphere", ICLR 2025.
+
+    Example:
+        >>> optimizer.step()
+        >>> renormalize(model, {"*.q_proj.weight": 1})
+    """
+    model, patterns = unwrap(model), weights
+    if not isinstance(patterns, Mapping):
+        scheme = weights or getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+        if scheme not in UNIT_NORM:
+            raise ValueError(f"{scheme!r} has no known unit norms, only: {', '.join(UNIT_NORM)}. Pass axes by name.")
+        patterns = UNIT_NORM[scheme]
+    parameters = dict(model.named_parameters())
+    axes: dict[str, int] = {}
+    for pattern, axis in patterns.items():
+        matching = fnmatch.filter(parameters, pattern)
+        if not matching and patterns is weights:  # a model without head, or with a tied one, lacks some of a scheme
+            raise ValueError(f"pattern {pattern!r} matches no weight; names are like {', '.join([*parameters][:3])}.")
+        axes |= dict.fromkeys(matching, axis)
+    for name, axis in axes.items():
+        check_axes(name, weight := parameters[name])
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        norm = torch.linalg.vector_norm(wide, dim=axis, keepdim=True)
+        weight.copy_(wide / torch.where(norm > 0, norm, 1.0))
+    return axes
+
+
+class RenormalizeCallback(TrainerCallback):
+    """Normalizes weights before training and after each step of the Trainer; see `renormalize`.
+
+    Example:
+        >>> trainer = Trainer(model, arguments, train_dataset=blocks, callbacks=[RenormalizeCallback()])
+    """
+
+    def __init__(self, weights: str | Mapping[str, int] | None = None) -> None:
+        self.weights = weights
+
+    def on_optimizer_step(self, *_: Any, model: nn.Module, **kwargs: Any) -> None:
+        """Normalize the weights."""
+        renormalize(model, self.weights)
+
+    on_train_begin = on_optimizer_step

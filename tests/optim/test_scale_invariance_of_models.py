@@ -1,0 +1,81 @@
+"""The scale-invariant weights of twenty architectures, against a list from reading the code of the models.
+
+A name that matches a pattern has scale-invariant groups of its kind; all others have none. A weight is invariant if
+everything that depends on it passes a norm that sees nothing else: no bias, no residual sum, no gate.
+"""
+
+import json
+import re
+
+import pytest
+import torch
+from reproduction.summaries import BENCHMARKS
+from scale_invariance import MODELS, find_groups, merge_layers
+from torch import nn
+
+from hf_sphere.optim import find_radial_weights
+
+# Queries and keys have a norm per head. If the outputs of attention and MLP are also normalized before the residual
+# sum, so are all linear maps on the way to it; the input of SiLU or of a sigmoid (gate) is not linear.
+QUERIES_AND_KEYS = {r"self_attn\.[qk]_proj": "per head"}
+BEFORE_NORMS = {r"self_attn\.[vo]_proj|mlp\.(up|down)_proj": "whole"}
+READ = {
+    "bert": {},  # norms see residual sums, embeddings are summed
+    "gpt2": {},  # norms see the residual stream
+    "llama": {},
+    "qwen3": QUERIES_AND_KEYS,
+    "gemma3": {**QUERIES_AND_KEYS, **BEFORE_NORMS},
+    "mixtral": {},  # outputs of experts are summed into the residual stream
+    "mamba2": {},  # what the gated norm sees has passed SiLU, and a sum with the input
+    "t5": {},
+    "modernbert": {},  # a norm follows the embedding, but the output layer uses the same weight
+    "vit": {},
+    "dinov2": {},
+    # The first layer begins with a norm of the embedding. A norm over all heads sees values.
+    "dory": {"embed_tokens": "rows", **QUERIES_AND_KEYS, **BEFORE_NORMS},
+    "timm: resnet": {r"conv|downsample": "rows"},  # batch norm follows every convolution
+    "timm: regnet": {r"conv\.weight": "rows"},
+    "timm: efficientnet": {r"conv_(stem|head|exp|pwl?|dw)\.|\.conv\.": "rows"},  # squeeze-and-excitation has no norm
+    "timm: nfnet": {r"conv\w*\.weight": "rows"},  # weights are standardized
+    "timm: convnext": {},  # convolutions before layer norms have biases
+    "timm: vit": {},
+    "timm: swin": {},  # the patch embedding has a bias; the norm of patch merging is before its map
+    "timm: resmlp": {},  # affine maps instead of norms
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_the_check_finds_what_the_code_of_the_model_says(name):
+    found = find_groups(name)
+    expected = {
+        weight: next((kind for pattern, kind in READ[name].items() if re.search(pattern, weight)), "none")
+        for weight in found
+    }
+    assert found == expected
+
+
+def test_the_published_table_has_the_groups_that_are_found():
+    published = json.loads((BENCHMARKS / "scale_invariance.json").read_text("utf-8"))["groups"]
+    assert published == {name: merge_layers(find_groups(name)) for name in MODELS}
+
+
+class Heads(nn.Module):
+    """Four heads of three rows: each one normalized, or all at once."""
+
+    def __init__(self, per_head: bool) -> None:
+        super().__init__()
+        self.map, self.per_head = nn.Linear(5, 12, bias=False), per_head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.map(x)
+        return (
+            nn.functional.rms_norm(y.unflatten(-1, (4, 3)), (3,)) if self.per_head else nn.functional.rms_norm(y, (12,))
+        )
+
+
+@pytest.mark.parametrize(("per_head", "blocks"), [(True, {"map.weight": 4}), (False, {})])
+def test_heads_with_a_norm_of_their_own_are_counted(per_head, blocks):
+    torch.manual_seed(0)
+    found = find_radial_weights(Heads(per_head), torch.randn(7, 5))
+    assert (found.channel_dims, found.blocks) == ({"map.weight": ()}, blocks)
+    assert ("also each of 4 blocks" in str(found)) is per_head
