@@ -160,8 +160,7 @@ def load_image_data(
     drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
     dataset = _load_splits(options, dataset)
     opened: Any = streams.open_streams(dataset, options, task, any(drawn.values())) if options.streaming else None
-    opened = opened or splits.open_parts(dataset, options, task, values, train_classes, corruption)
-    loaded, class_names, shape = opened
+    loaded, class_names, shape = opened or splits.open_parts(dataset, options, task, values, train_classes, corruption)
     augmentation.check_size(shape.height, shape.width)
     _warn_of_augmentation(augmentation, class_names, values.computed_value)
     limits = {"train": options.max_train_samples, "eval": options.max_eval_samples}
