@@ -72,7 +72,7 @@ def decode_image(
     record: dict[str, Any] | None, shape: ImageShape, augmentation: Augmentation | None = None, seed: int = 0
 ) -> Tensor:
     """Decode an image to uint8 (channels, height, width), and augment it; PIL raises errors of many classes."""
-    with open_image(record) as image, drawing_from(seed):
+    with open_image(record) as image, contextlib.nullcontext() if augmentation is None else drawing_from(seed):
         if augmentation is not None and augmentation.random_resized_crop is not None:
             pixels = _read_crop(image, shape, augmentation)
         else:

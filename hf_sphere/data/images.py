@@ -158,7 +158,7 @@ def load_image_data(
     augmentation = Augmentation(**{each.name: getattr(options, each.name) for each in fields(AugmentationOptions)})
     corruption = _corruption(options, seed)
     drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
-    dataset = _load_splits(options, dataset)
+    dataset = _load_splits(options, dataset, streaming=options.streaming)
     opened: Any = streams.open_streams(dataset, options, task, any(drawn.values())) if options.streaming else None
     loaded, class_names, shape = opened or splits.open_parts(dataset, options, task, values, train_classes, corruption)
     augmentation.check_size(shape.height, shape.width)
@@ -354,8 +354,7 @@ def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:
     return Corruption(options.label_noise, options.shuffled_pixels, options.sample_classes, seed)
 
 
-def _load_splits(options: ImageSourceOptions, dataset: Any) -> Any:
-    streaming = getattr(options, "streaming", False)
+def _load_splits(options: ImageSourceOptions, dataset: Any, *, streaming: bool = False) -> Any:
     if dataset is None:
         return sources.load_splits(options.dataset_name, options.dataset_config_name, streaming=streaming)
     if streaming:
