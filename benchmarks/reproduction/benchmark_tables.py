@@ -380,6 +380,18 @@ def _beyond_memory(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines([*title, "s to calibrate", "ms per query", "peak GB"], lines, [])
 
 
+def _image_loading(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for size in ("500 x 375", "4000 x 3000"):
+        for loop in ("plain loop, PIL", "plain loop, tensors", "library, files", "library, parquet", "library, tar"):
+            name = loop if loop.startswith("plain") or loop.endswith("files") else f"{loop} stream"
+            plain = [] if loop.startswith("plain") else ["PIL", "tensors"]
+            ratios = [f"{rows[f'{size}: {name} / plain loop, {of}']['value']:.2f}" for of in plain]
+            rate = rows[f"{size}: {name}, images per processor second"]["value"]
+            lines.append([size, name, f"{rate:.0f}", *(ratios or ["", ""])])
+    return join_lines(["photographs", "", "images per processor second", "/ plain, PIL", "/ plain, tensors"], lines, [])
+
+
 def _comparison_null(rows: Rows, content: Mapping[str, Any]) -> str:
     lines = []
     for case in dict.fromkeys(what.partition(":")[0] for what in rows):
@@ -473,6 +485,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "compression-speed": ("compression_speed", _compression_speed),
     "duplicates": ("duplicates", _duplicates),
     "beyond-memory": ("beyond_memory", _beyond_memory),
+    "image-loading": ("image_loading", _image_loading),
     "head-costs": ("head_costs", _head_costs),
     "text-embeddings-codes": ("text_embeddings", _text_codes),
     "text-embeddings": ("text_embeddings", partial(_list, TEXTS, False)),

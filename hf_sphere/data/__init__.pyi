@@ -16,6 +16,7 @@ from .options import (
     ValueOptions as ValueOptions,
 )
 from .sampling import Episodes as Episodes, EpisodeSampler as EpisodeSampler
+from .streams import ImageStream as ImageStream
 from .targets import COMPUTED_VALUES as COMPUTED_VALUES
 from .text import TextData as TextData, load_text_data as load_text_data
 from .text_batches import Masking as Masking, TextBatches as TextBatches, Vocabulary as Vocabulary

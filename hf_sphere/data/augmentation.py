@@ -1,7 +1,8 @@
-"""Augmentation of training images, one operation per batch, on the device of the images."""
+"""Augmentation of training images: of a batch, on its device, or of each image by the process that decodes it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -25,9 +26,12 @@ class Augmentation(AugmentationOptions):
     hue by up to a fraction of the color circle, in random order. Random resized crops keep a uniform fraction of the
     area, at a uniform position, with a log-uniform aspect ratio; one that would be wider or higher than the image is
     resampled, and after ten attempts the full image is used. Positions are not rounded to pixels, and resizing is
-    bilinear: crops are only enlarged, so no antialiasing is needed. Images are cropped at the size of the model, not at
-    their original size, so a small crop is blurrier than one cut out of a large original. With alternating flips, two
-    epochs have each image both ways (Jordan, arXiv:2404.00498). Rotations use the nearest pixel, and zeros outside.
+    bilinear: crops are only enlarged, so no antialiasing is needed. With alternating flips, two epochs have each image
+    both ways (Jordan, arXiv:2404.00498). Rotations use the nearest pixel, and zeros outside.
+
+    This is for images in memory, at the size of the model. The worker that decodes an image from disk or a stream cuts
+    the random resized crop out of the original pixels, flips it, and applies RandAugment, in this order and as
+    torchvision does; the rest is for the batch. With `shuffled_pixels`, which come first, all is for the batch.
 
     Attributes:
         occlusion_color: Value per channel of the occluded square, from 0 to 255.
@@ -72,10 +76,16 @@ class Augmentation(AugmentationOptions):
 def _rand_augment(images: Tensor, strengths: Sequence[int], generator: torch.Generator) -> Tensor:
     """Apply RandAugment to each image; its operations are drawn on the CPU, from torch's global generator."""
     augment = RandAugment(*strengths)
-    seed = int(torch.randint(2**62, (1,), generator=generator))
+    with drawing_from(int(torch.randint(2**62, (1,), generator=generator))):
+        return torch.stack([augment(image) for image in images])
+
+
+@contextmanager
+def drawing_from(seed: int) -> Iterator[None]:
+    """Seed torch's global generator of the CPU, from which torchvision draws, and restore it at the end."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return torch.stack([augment(image) for image in images])
+        yield
 
 
 def _random_crop(images: Tensor, padding: int, mode: str, generator: torch.Generator) -> Tensor:

@@ -1,15 +1,17 @@
 """Batches of images on the training device: indexed, augmented and normalized as tensors."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from hf_sphere.data.augmentation import Augmentation
-from hf_sphere.data.decoding import EncodedImages, stack_images
+from hf_sphere.data.decoding import EncodedImages, load_batches
 from hf_sphere.data.mixing import mix_images
 from hf_sphere.data.sampling import Episodes, EpisodeSampler, log_repetition, shuffled
 from hf_sphere.utils.devices import to_device
@@ -28,10 +30,11 @@ class ImageBatches(IterableDataset):
     and `mixed_share`.
 
     Order and augmentation are determined by (`seed`, epoch, batch), so that every batch can be reproduced and a run can
-    resume in the middle of an epoch. Processes get interleaved parts of the same order. In training the parts are
-    equally long: if the number of images is not a multiple of the number of processes, a few images are repeated, and
-    a message is logged. In evaluation every image occurs once. With episodes, batches consist of episodes, which
-    `EpisodeSampler` divides among processes.
+    resume in the middle of an epoch. Where workers augment images, the place in the epoch takes the place of the batch,
+    so that the result is the same for any number of processes. Processes get interleaved parts of the same order. In
+    training the parts are equally long: if the number of images is not a multiple of the number of processes, a few
+    images are repeated, and a message is logged. In evaluation every image occurs once. With episodes, batches consist
+    of episodes, which `EpisodeSampler` divides among processes.
 
     Args:
         labels: (N,) class indices, or real values for regression.
@@ -52,6 +55,8 @@ class ImageBatches(IterableDataset):
     Raises:
         ValueError: If sizes do not match, or episodes cannot be drawn from the labels.
     """
+
+    _in_workers = False  # whether the processes that decode images do their part of the augmentation
 
     def __init__(
         self,
@@ -89,6 +94,9 @@ class ImageBatches(IterableDataset):
             raise ValueError("mixup and cutmix are for classes, in batches without episodes; leave them out.")
         self.batch_size: int = batch_size
         self.augmentation = augmentation
+        self._per_batch = augmentation
+        if augmentation is not None and self._in_workers:
+            self._per_batch = replace(augmentation, random_resized_crop=None, horizontal_flip=False, rand_augment=None)
         self.shuffle = shuffle
         self.seed = seed
         self.process_index = process_index
@@ -150,20 +158,18 @@ class ImageBatches(IterableDataset):
 
     def epoch(self, epoch: int = 0, *, start: int = 0, augment: bool = True) -> Iterator[dict[str, Tensor]]:
         """Yield the batches of an epoch, starting with batch `start`; augmented only if `augment` is set."""
-        batches = list(self._order(epoch).split(self.batch_size))[start : len(self)]
-        for step, (images, indices) in enumerate(zip(self._fetch(batches), batches, strict=True), start):
+        examples = self._examples(epoch, start, self._draws(epoch, start, augment))
+        for step, (images, targets, indices) in enumerate(examples, start):
             generator = self._generator(epoch, step)
-            if self.augmentation is not None and augment:
-                mirrored = (self._flips[indices] + epoch) % 2 == 1 if self.augmentation.alternating_flip else None
-                images = self.augmentation(images, generator, mirrored)
-            used = to_device(indices, self.device)
-            batch = {"pixel_values": self._normalize(images), "labels": self.labels[used]}
-            if self.regression_labels is not None:
-                batch["regression_labels"] = self.regression_labels[used]
-            if self.augmentation is not None and augment and self.augmentation.mixes:
-                strengths = self.augmentation.mixup, self.augmentation.cutmix
-                batch = mix_images(batch["pixel_values"], batch["labels"], *strengths, generator)
-            yield batch
+            if self._per_batch is not None and augment:
+                mirrored = (self._flips[indices] + epoch) % 2 == 1 if self._per_batch.alternating_flip else None
+                images = self._per_batch(images, generator, mirrored)
+            images = self._normalize(images)
+            if self._per_batch is not None and augment and self._per_batch.mixes:
+                strengths = self._per_batch.mixup, self._per_batch.cutmix
+                yield mix_images(images, targets["labels"], *strengths, generator)
+            else:
+                yield {"pixel_values": images, **targets}
 
     def epoch_rows(self, epoch: int = 0) -> Tensor:
         """Return the row of the dataset of each image of an epoch, in the order of the batches, int64 on the CPU."""
@@ -171,8 +177,9 @@ class ImageBatches(IterableDataset):
 
     def take(self, indices: Tensor, batch_size: int) -> Iterator[Tensor]:
         """Yield images by index, (N,) on the CPU, without augmentation: float32 (`batch_size`, C, H, W)."""
+        plain: Any = itertools.repeat(itertools.repeat((None, 0)))
         if len(indices):
-            yield from map(self._normalize, self._fetch(list(indices.split(batch_size))))
+            yield from map(self._normalize, self._fetch(list(indices.split(batch_size)), plain))
 
     @property
     def episodes(self) -> Episodes | None:
@@ -196,9 +203,27 @@ class ImageBatches(IterableDataset):
         images = images.to(torch.float32, memory_format=torch.channels_last)
         return images.mul_(self._scale).add_(self._shift)
 
-    def _fetch(self, batches: list[Tensor]) -> Iterator[Tensor]:
-        """Yield uint8 images (B, C, H, W) on the device for each batch of indices."""
+    def _examples(self, epoch: int, start: int, draws: Iterator[list[Any]]) -> Iterator[tuple[Tensor, dict, Any]]:
+        """Yield the uint8 images (B, C, H, W), targets and indices of each batch of an epoch."""
+        batches = list(self._order(epoch).split(self.batch_size))[start : len(self)]
+        for images, indices in zip(self._fetch(batches, draws), batches, strict=True):
+            used = to_device(indices, self.device)
+            targets = {"labels": self.labels[used]}
+            if self.regression_labels is not None:
+                targets["regression_labels"] = self.regression_labels[used]
+            yield images, targets, indices
+
+    def _fetch(self, batches: list[Tensor], draws: Iterator[list[Any]]) -> Iterator[Tensor]:
+        """Yield uint8 images (B, C, H, W) on the device for each batch of indices; `draws` are for workers."""
         raise NotImplementedError
+
+    def _draws(self, epoch: int, start: int, augment: bool) -> Iterator[list[Any]]:
+        """Yield what workers do with each image of a batch, and a seed by its place in the epoch of all processes."""
+        augmentation = self.augmentation if augment and self._in_workers else None
+        for step in itertools.count(start):
+            local = range(step * self.batch_size, (step + 1) * self.batch_size)
+            places = [self.num_processes * place + self.process_index + 1 for place in local]
+            yield [(augmentation, mix_seed(self.seed, epoch, place)) for place in places]
 
     @property
     def dealt_together(self) -> int:
@@ -242,7 +267,7 @@ class ImagesInMemory(ImageBatches):
         super().__init__(labels, **options)
         self.images = images.to(self.device)
 
-    def _fetch(self, batches: list[Tensor]) -> Iterator[Tensor]:
+    def _fetch(self, batches: list[Tensor], draws: Iterator[list[Any]]) -> Iterator[Tensor]:
         for indices in batches:
             yield self.images[to_device(indices, self.device)]
 
@@ -253,28 +278,24 @@ class ImagesFromDisk(ImageBatches):
     Args:
         encoded: The images; a corrupt image raises an error when its batch is loaded.
         labels: (N,) class indices, or real values for regression.
-        num_workers: Number of decoding processes.
+        num_workers: Number of decoding processes; None for one per core, but at most 16.
         **options: See `ImageBatches`.
 
     Example:
         >>> batches = ImagesFromDisk(encoded, labels, batch_size=16, mean=[0.5], std=[0.5])  # doctest: +SKIP
     """
 
-    def __init__(self, encoded: EncodedImages, labels: Tensor, *, num_workers: int = 2, **options: Any) -> None:
+    def __init__(self, encoded: EncodedImages, labels: Tensor, *, num_workers: int | None = 2, **options: Any) -> None:
+        # Pixels are shuffled at the size of the model, and before augmentation.
+        self._in_workers = encoded.transform is None
         super().__init__(labels, **options)
         self.encoded = encoded
         self.num_workers = num_workers
 
-    def _fetch(self, batches: list[Tensor]) -> Iterator[Tensor]:
-        loader: DataLoader = DataLoader(
-            self.encoded,
-            batch_sampler=[indices.tolist() for indices in batches],
-            num_workers=self.num_workers,
-            collate_fn=stack_images,
-            pin_memory=self.device.type == "cuda",
-            generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
-        )
-        for _, images, error in loader:
+    def _fetch(self, batches: list[Tensor], draws: Iterator[list[Any]]) -> Iterator[Tensor]:
+        drawn = (zip(indices.tolist(), each, strict=False) for indices, each in zip(batches, draws, strict=False))
+        requests = ([(index, *draw) for index, draw in batch] for batch in drawn)
+        for _, images, error in load_batches(self.encoded, requests, self.num_workers, pin=self.device.type == "cuda"):
             if error is not None:
                 raise error
             yield to_device(images, self.device)

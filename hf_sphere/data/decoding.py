@@ -5,13 +5,12 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.compute as pc
 import torch
 from datasets import Dataset
@@ -20,11 +19,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import InterpolationMode, RandAugment, RandomResizedCrop, functional as tvF
 
+from hf_sphere.data.augmentation import Augmentation, drawing_from
 from hf_sphere.data.image_files import encoded_images, examine_files, file_names, log_transparent, open_image
 from hf_sphere.utils.files import atomic_file
-from hf_sphere.utils.pixels import WHITE, convert_image, read_orientation, resize_image
+from hf_sphere.utils.pixels import WHITE, convert_image, read_orientation, resize_image, turn_upright
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.texts import damage
 
@@ -68,6 +68,41 @@ def probe_shapes(dataset: Dataset, column: str, count: int = 256) -> list[ImageS
     return list(shapes)
 
 
+def decode_image(
+    record: dict[str, Any] | None, shape: ImageShape, augmentation: Augmentation | None = None, seed: int = 0
+) -> Tensor:
+    """Decode an image to uint8 (channels, height, width), and augment it; PIL raises errors of many classes."""
+    with open_image(record) as image, contextlib.nullcontext() if augmentation is None else drawing_from(seed):
+        if augmentation is not None and augmentation.random_resized_crop is not None:
+            pixels = _read_crop(image, shape, augmentation)
+        else:
+            upright = tvF.pil_to_tensor(convert_image(image, shape.channels, shape.background))
+            mode = InterpolationMode(shape.interpolation)
+            pixels = resize_image(upright, (shape.height, shape.width), shape.crop_pct, mode)
+        if augmentation is not None and augmentation.horizontal_flip and torch.rand(1) < 0.5:
+            pixels = pixels.flip(-1)
+        operations = None if augmentation is None else augmentation.rand_augment
+        return pixels if operations is None else RandAugment(*operations)(pixels)
+
+
+def _read_crop(image: Any, shape: ImageShape, augmentation: Augmentation) -> Tensor:
+    """Decode a random crop of an image, and resize it."""
+    is_turned = read_orientation(image) > 4
+    width, height = image.size[::-1] if is_turned else image.size
+    aspect, ratio = shape.width / shape.height, augmentation.crop_aspect_ratio
+    draw = RandomResizedCrop(1, (augmentation.random_resized_crop or 1.0, 1.0), (aspect / ratio, aspect * ratio))
+    box = draw.make_params([torch.empty(1, height, width, device="meta")])
+    # A JPEG file is decoded at half of its size, a quarter or an eighth if the crop keeps twice the size of the model.
+    needed = math.ceil(2 * shape.width * width / box["width"]), math.ceil(2 * shape.height * height / box["height"])
+    image.draft(None, needed[::-1] if is_turned else needed)
+    upright = turn_upright(image)
+    x, y = upright.width / width, upright.height / height
+    left, right = round(box["left"] * x), round((box["left"] + box["width"]) * x)
+    top, bottom = round(box["top"] * y), round((box["top"] + box["height"]) * y)
+    crop = tvF.pil_to_tensor(convert_image(upright.crop((left, top, right, bottom)), shape.channels, shape.background))
+    return resize_image(crop, (shape.height, shape.width), interpolation=InterpolationMode(shape.interpolation))
+
+
 class EncodedImages(torch.utils.data.Dataset):
     """Encoded images of a split, decoded to uint8 tensors (channels, height, width) on access.
 
@@ -97,24 +132,22 @@ class EncodedImages(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> Tensor | CorruptImageError:
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: list[int]) -> list[Tensor | CorruptImageError]:
-        rows = self.rows[indices]
+    def __getitems__(self, requests: Sequence[Any]) -> list[Tensor | CorruptImageError]:
+        """Decode images, each requested by its index, or by its index, an augmentation and its seed."""
+        whole = [request if isinstance(request, tuple) else (request, None, 0) for request in requests]
+        rows = self.rows[[index for index, *_ in whole]]
         records = self._records[rows.tolist()][self.column]
-        return [self._decode(row, record) for row, record in zip(rows, records, strict=True)]
+        return [self._decode(row, cell, *draw) for row, cell, (_, *draw) in zip(rows, records, whole, strict=True)]
 
     def select(self, indices: Tensor) -> "EncodedImages":
         """Select images by index or by mask."""
         return EncodedImages(self.dataset, self.column, self.shape, self.rows[indices], self.transform)
 
-    def _decode(self, row: Tensor, record: dict[str, Any] | None) -> Tensor | CorruptImageError:
+    def _decode(self, row: Tensor, record: dict[str, Any] | None, *draw: Any) -> Tensor | CorruptImageError:
         try:
-            with open_image(record) as image:
-                pixels = np.array(convert_image(image, self.shape.channels, self.shape.background))
+            tensor = decode_image(record, self.shape, *draw)
         except Exception as error:  # of PIL and its plugins, of many classes
             return self._error(int(row), damage(error))
-        tensor = torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
-        mode = InterpolationMode(self.shape.interpolation)
-        tensor = resize_image(tensor, (self.shape.height, self.shape.width), self.shape.crop_pct, mode)
         return tensor if self.transform is None else self.transform(tensor, row)
 
     def _error(self, row: int, error: str, more: str = "") -> CorruptImageError:
@@ -197,7 +230,23 @@ def stack_images(
     good = [image for image in images if isinstance(image, Tensor)]
     error = next((image for image in images if isinstance(image, CorruptImageError)), None)
     mask = torch.tensor([isinstance(image, Tensor) for image in images])
-    return mask, torch.stack(good) if good and keep else None, error
+    # With the channels last, as they are decoded and as batches are used.
+    stack = torch.stack([image.permute(1, 2, 0) for image in good]).permute(0, 3, 1, 2) if good and keep else None
+    return mask, stack, error
+
+
+def load_batches(
+    dataset: Any, requests: Any, num_workers: int | None, *, pin: bool = False, collate: Any = stack_images
+) -> DataLoader:
+    """Return a loader of the items of a dataset, which gets the requests of a batch at a time."""
+    return DataLoader(
+        dataset,
+        batch_sampler=requests,
+        num_workers=min(os.cpu_count() or 1, 16) if num_workers is None else num_workers,
+        collate_fn=collate,
+        pin_memory=pin,
+        generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
+    )
 
 
 def _pass_over(
@@ -209,15 +258,10 @@ def _pass_over(
     collate: Callable[..., tuple] = stack_images,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yield, for each batch, a mask of the good images, and the good images stacked."""
-    if num_workers is None:
-        num_workers = min(os.cpu_count() or 1, 16) if len(images) > 5000 else 0
-    loader: DataLoader = DataLoader(
-        images,
-        batch_size=500,
-        num_workers=num_workers,
-        collate_fn=collate,
-        generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
-    )
+    if num_workers is None and len(images) <= 5000:
+        num_workers = 0
+    requests = ([*range(at, min(at + 500, len(images)))] for at in range(0, len(images), 500))
+    loader = load_batches(images, requests, num_workers, collate=collate)
     count = 0
     with progress_bar(total=len(images), desc=what, unit="image", disable=not progress, leave=False) as bar:
         for mask, batch, error in loader:

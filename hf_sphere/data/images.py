@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
-from datasets import DatasetDict
 from torch import Tensor
 
-from hf_sphere.data import sources, splits
+from hf_sphere.data import sources, splits, streams
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.data.corruption import Corruption
@@ -51,7 +50,7 @@ class ImageData:
             them, else `class_names`.
         num_transparent: Number of images of all parts with an alpha channel or a transparent color.
         rejection: Batches to fit a rejection of unknown images to, held out of the training split, if requested.
-        record: The images of each part, to be saved with a model that is trained on them.
+        record: The images of each part, to be saved with a model that is trained on them; None for a stream.
     """
 
     train: ImageBatches
@@ -123,7 +122,8 @@ def load_image_data(
             without evaluation split is divided: `eval_fraction` of its images, or in an open set of its classes, is
             held out.
         dataset: Use this dataset of `datasets` instead: a `Dataset` (the split `train`), a `DatasetDict`, or a
-            streaming one, which is read to its end or to `max_train_samples` and `max_eval_samples`.
+            streaming one, which is copied to the cache, to its end or to `max_train_samples` and `max_eval_samples`, or
+            with `options.streaming` read as it is needed.
         task: `classification`: `labels` are class indices, int64; `regression`: `labels` are real values, float32;
             `joint`: class indices, with real values as `regression_labels`; `retrieval` and `few_shot`, the open sets:
             class indices, where the classes of evaluation and training images may differ, and those of each part are
@@ -157,13 +157,15 @@ def load_image_data(
     check_task(task, options, values, train_classes, episodes)
     augmentation = Augmentation(**{each.name: getattr(options, each.name) for each in fields(AugmentationOptions)})
     corruption = _corruption(options, seed)
-    dataset = _load_splits(options, dataset)
-    loaded, class_names, shape = splits.open_parts(dataset, options, task, values, train_classes, corruption)
+    drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
+    dataset = _load_splits(options, dataset, streaming=options.streaming)
+    opened: Any = streams.open_streams(dataset, options, task, any(drawn.values())) if options.streaming else None
+    loaded, class_names, shape = opened or splits.open_parts(dataset, options, task, values, train_classes, corruption)
     augmentation.check_size(shape.height, shape.width)
     _warn_of_augmentation(augmentation, class_names, values.computed_value)
     limits = {"train": options.max_train_samples, "eval": options.max_eval_samples}
     reading: dict[str, Any] = {"computed_value": values.computed_value, "seed": seed, "progress": progress}
-    for key, split in loaded.items():
+    for key, split in loaded.items() if not options.streaming else ():
         loaded[key] = splits.prepare_images(split, options, corruption, max_samples=limits.get(key), **reading)
     num_transparent = sum(split.num_transparent for split in loaded.values())
     if fraction := options.rejection_fraction:  # first, so that it does not depend on the validation images
@@ -179,10 +181,9 @@ def load_image_data(
         train.classes = corruption.replace_labels(
             train.known_classes, train.rows, num_rows=train.num_rows, num_classes=len(names["train"])
         )
-    mean, std = splits.find_statistics(train.images, shape, options)
+    mean, std = splits.find_statistics(getattr(train, "images", torch.empty(0)), shape, options)
     augmentation.occlusion_color = [255 * value for value in mean]
     balanced = options.class_balanced_sampling
-    drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
     for key, split in loaded.items():
         if (wanted := drawn.get(key)) is not None:
             what = {"train": "a training", "eval": "an evaluation"}.get(key, f"a {key}")
@@ -202,6 +203,7 @@ def load_image_data(
             **more,
         )
 
+    label_column = None if options.streaming else sources.stratifying_column(dataset, options, task)
     return ImageData(
         train=batches("train", batch_size, seed, augmentation=augmentation, shuffle=True, balanced=balanced),
         # With the seed of training, the evaluation episodes would equal the training episodes.
@@ -216,7 +218,7 @@ def load_image_data(
         eval_class_names=names["eval"],
         num_transparent=num_transparent,
         rejection=batches("rejection", eval_batch_size, mix_seed(seed, 3)) if "rejection" in loaded else None,
-        record=DataRecord.of(dataset, loaded, sources.stratifying_column(dataset, options, task)),
+        record=None if options.streaming else DataRecord.of(dataset, loaded, label_column),
     )
 
 
@@ -352,9 +354,11 @@ def _corruption(options: ImageSourceOptions, seed: int) -> Corruption:
     return Corruption(options.label_noise, options.shuffled_pixels, options.sample_classes, seed)
 
 
-def _load_splits(options: ImageSourceOptions, dataset: Any) -> DatasetDict:
+def _load_splits(options: ImageSourceOptions, dataset: Any, *, streaming: bool = False) -> Any:
     if dataset is None:
-        return sources.load_splits(options.dataset_name, options.dataset_config_name)
+        return sources.load_splits(options.dataset_name, options.dataset_config_name, streaming=streaming)
+    if streaming:
+        return dataset
     named = dataset if isinstance(dataset, dict) else {}
     evaluation = sources.choose_eval_split(named, options.eval_split, options.train_split)
     # The training split last, since it can be named `validation` as well.

@@ -85,6 +85,9 @@ class ImageSourceOptions(Arguments):
     max_eval_samples: int | None = argument(None, "Use at most this many evaluation images.", ge=1)
     skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
     cache_dir: str | None = argument(None, "Cache folder for decoded images; default: in the Hugging Face home.")
+    keep_in_memory: Literal["auto", "yes", "no"] = argument(
+        "auto", "Keep images in memory and in cache_dir; auto: up to 96 pixels a side, in at most half the free memory."
+    )
     dataloader_num_workers: int | None = argument(None, "Decoding processes; default: one per core.", ge=0, le=1024)
 
     def __post_init__(self) -> None:
@@ -171,6 +174,13 @@ class ImageDataOptions(AugmentationOptions, ImageSourceOptions):
     class_balanced_sampling: bool = argument(
         False, "Draw the training images of an epoch with replacement, each class equally often on average."
     )
+    streaming: bool = argument(
+        False,
+        "Read images from the shards of the dataset when they are needed, without a copy on disk. Where it does not "
+        "state the numbers of its images, set max_train_samples and max_eval_samples to them.",
+    )
+    shuffle_buffer_size: int = argument(1000, "Images of a stream among which the next one is drawn.", ge=1)
+    class_names: list[str] | None = argument(None, "Classes by index, for a stream whose labels do not list them.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,6 +191,8 @@ class ImageDataOptions(AugmentationOptions, ImageSourceOptions):
             raise ValueError(f"crop_aspect_ratio {self.crop_aspect_ratio} is for random_resized_crop; it is not set.")
         if self.crop_padding_mode != "zeros" and not self.crop_padding:
             raise ValueError(f"crop_padding_mode {self.crop_padding_mode} is for crop_padding, which is not set.")
+        if not self.streaming and (self.class_names is not None or self.shuffle_buffer_size != 1000):
+            raise ValueError("class_names and shuffle_buffer_size are for a stream; set streaming, or leave them out.")
 
 
 @dataclass

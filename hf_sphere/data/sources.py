@@ -42,8 +42,10 @@ LABEL_COLUMNS = ("label", "fine_label", "labels", "coarse_label", "cls")
 VALUE_COLUMNS = ("value", "target", "year", "creation_year", "age", "regression_label")
 
 
-def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
+def load_splits(name: str, config_name: str | None = None, *, streaming: bool = False) -> Any:
     """Load all splits of an image dataset: a bundled one, one on the Hub, or a folder of parquet files or images."""
+    if name in BUNDLED and streaming:
+        raise ValueError(f"the bundled dataset {name} cannot be streamed; leave out streaming.")
     if name in BUNDLED:
         return DatasetDict(BUNDLED[name]())
     if Path(name).is_file():
@@ -55,6 +57,8 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
     folders.check_depth(tables)
     of_tables = not files or folders.has_metadata(Path(name)) or folders.has_tables(Path(name))
     folders.check_found(Path(name), tables if of_tables else files)
+    if streaming:
+        return load_dataset(name, config_name, streaming=True)
     splits = require_splits(load_dataset(name, config_name), name)
     if skipped := [file for file in files if file.suffix.lower() in folders.UNREADABLE]:
         message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."
@@ -93,7 +97,7 @@ def find_column(
     images = [name for name, feature in dataset.features.items() if holds_images(feature)]
     if what == "image" and len(images) == 1:
         return images[0]
-    if what == "label" and images:
+    if what == "label" and images and isinstance(dataset, Dataset):
         instead += ", or put the images into folders at one depth, one per class"
         instead += _at_other_depths(dataset, images[0])
     raise ValueError(

@@ -1,11 +1,11 @@
 """Images and targets of one split, before they are converted to batches; splits by class."""
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import psutil
 import torch
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from torch import Tensor
@@ -31,7 +31,7 @@ from hf_sphere.utils.pixels import WHITE
 logger = logging.getLogger(__name__)
 
 LARGEST_SIDE_IN_MEMORY = 96
-"""Images with sides up to this length are decoded once and kept on the device; larger ones are read from disk."""
+"""Images with sides up to this length are by default decoded once and kept on the device; others are read from disk."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Split:
         encoded = self.images
         assert isinstance(encoded, EncodedImages)  # a split is read once
         skip, workers = options.skip_unreadable_images, options.dataloader_num_workers
-        if stays_in_memory(encoded.shape):
+        if stays_in_memory(encoded.shape, len(self), options.keep_in_memory):
             images, good = decode_all(
                 encoded, skip_corrupt=skip, cache_dir=options.cache_dir, num_workers=workers, progress=progress
             )
@@ -104,8 +104,7 @@ class Split:
             options["regression_labels"] = self.values
         if isinstance(self.images, Tensor):
             return ImagesInMemory(self.images, labels, **options)
-        workers = min(os.cpu_count() or 1, 16) if num_workers is None else num_workers
-        return ImagesFromDisk(self.images, labels, num_workers=workers, **options)
+        return ImagesFromDisk(self.images, labels, num_workers=num_workers, **options)
 
     def _with_images(self, images: Tensor | EncodedImages, indices: Tensor) -> "Split":
         classes, values = (None if targets is None else targets[indices] for targets in (self.classes, self.values))
@@ -140,7 +139,7 @@ def open_parts(
         value_column = sources.common_column(tables, values.value_column_name, sources.VALUE_COLUMNS, "value", instead)
     shape = choose_shape(rows["train"][1], image_column, options)
     if values.computed_value is not None:
-        check_computable(values.computed_value, shape)
+        check_computable(values.computed_value, shape, max(map(len, tables.values())), options.keep_in_memory)
     opened = {
         key: open_split(name, part_rows, image_column, shape, label_column, class_names, value_column)
         for key, (name, part_rows) in rows.items()
@@ -220,17 +219,24 @@ def find_range(values: Tensor) -> tuple[float, float]:
     return smallest, largest
 
 
-def stays_in_memory(shape: ImageShape) -> bool:
-    """Whether images of this shape are decoded once and kept in memory."""
-    return max(shape.height, shape.width) <= LARGEST_SIDE_IN_MEMORY
+def stays_in_memory(shape: ImageShape, count: int, keep: str) -> bool:
+    """Whether so many images of this shape are decoded once and kept in memory: `keep` is `auto`, `yes` or `no`."""
+    if keep != "auto":
+        return keep == "yes"
+    size, free = count * shape.channels * shape.height * shape.width, psutil.virtual_memory().available
+    is_small = max(shape.height, shape.width) <= LARGEST_SIDE_IN_MEMORY
+    if is_small and 2 * size > free:
+        text = "%d decoded images need %.1f of %.1f GB of free memory: they stay on disk, unless --keep_in_memory yes."
+        logger.warning(text, count, size / 1e9, free / 1e9)
+    return is_small and 2 * size <= free
 
 
-def check_computable(value: str, shape: ImageShape) -> None:
+def check_computable(value: str, shape: ImageShape, count: int, keep: str) -> None:
     """Raise an error if a value cannot be computed from images of this shape, since they are read from disk."""
-    if not stays_in_memory(shape):
+    if not stays_in_memory(shape, count, keep):
         raise ValueError(
-            f"--computed_value {value} is for images of up to {LARGEST_SIDE_IN_MEMORY} pixels a side; these have "
-            f"{shape.height} x {shape.width}. Resize them with --image_size, or use --value_column_name."
+            f"--computed_value {value} needs images in memory, up to {LARGEST_SIDE_IN_MEMORY} pixels a side; these are "
+            f"{shape.height} x {shape.width}. Set --image_size or --keep_in_memory yes, or use --value_column_name."
         )
 
 

@@ -32,7 +32,8 @@ def convert_image(image: Image.Image, channels: int, background: Sequence[int] =
     if image.has_transparency_data:
         behind = Image.new("RGBA", image.size, (*background, 255))
         image = Image.alpha_composite(behind, image.convert("RGBA")).convert("RGB")
-    return image.convert("L" if channels == 1 else "RGB")
+    mode = "L" if channels == 1 else "RGB"
+    return image if image.mode == mode else image.convert(mode)  # which would copy it
 
 
 def convert_array(image: Tensor) -> Tensor:

@@ -378,8 +378,9 @@ class TestFromDisk:
         return make
 
     @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_training_batches_equal_those_in_memory_bit_for_bit(self, num_workers, both):
-        streamed, kept = both(num_workers, shuffle=True, augmentation=EVERYTHING, seed=5)
+    def test_what_is_augmented_by_batches_equals_that_in_memory_bit_for_bit(self, num_workers, both):
+        augmentation = Augmentation(crop_padding=2, alternating_flip=True, rotation=30.0)
+        streamed, kept = both(num_workers, shuffle=True, augmentation=augmentation, seed=5)
         assert_same_batches(list(streamed.epoch(3)), list(kept.epoch(3)))
 
     @pytest.mark.parametrize("process_index", [0, 1, 2])

@@ -1,4 +1,5 @@
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -93,6 +94,20 @@ class TestLoadedData:
         data = load(make_dataset(marked(2, (4, side))))
         assert isinstance(data.train, kind)
         assert isinstance(data.evaluation, kind)
+
+    @pytest.mark.parametrize(("side", "keep", "kind"), [(97, "yes", ImagesInMemory), (4, "no", ImagesFromDisk)])
+    def test_an_option_decides_what_is_kept_in_memory(self, side, keep, kind, make_dataset, load, tmp_path):
+        data = load(make_dataset(marked(2, (4, side))), keep_in_memory=keep)
+        assert isinstance(data.train, kind)
+        assert (tmp_path / "decoded").exists() == (keep == "yes")
+
+    @pytest.mark.parametrize(("free", "kind"), [(2 * 4 * 6 * 3, ImagesInMemory), (2 * 4 * 6 * 3 - 1, ImagesFromDisk)])
+    def test_images_that_exceed_half_of_the_free_memory_are_read_from_disk(
+        self, free, kind, make_dataset, load, monkeypatch, caplog
+    ):
+        monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free))
+        assert isinstance(load(make_dataset(marked(3, (4, 6)))).train, kind)
+        assert ("3 decoded images need" in caplog.text) == (kind is ImagesFromDisk)
 
     def test_large_images_resized_to_small_ones_stay_in_memory(self, make_dataset, load):
         assert isinstance(load(make_dataset(marked(2, LARGE)), image_size=[8]).train, ImagesInMemory)

@@ -486,8 +486,9 @@ EXCLUDED = {
         prototypes.OrderPreservation optim.as_metrics search.CompressedSpace
     """,
     "calls of other covered names": """
-        data.ImageBatches data.ImagesFromDisk losses.LossCheckpointCallback losses.SentenceTransformerLoss
-        losses.trainer_loss ood.Comparison ood.compare_scores optim.parameter_groups optim.radial_channel_dims
+        data.ImageBatches data.ImagesFromDisk data.ImageStream losses.LossCheckpointCallback
+        losses.SentenceTransformerLoss losses.trainer_loss ood.Comparison ood.compare_scores
+        optim.parameter_groups optim.radial_channel_dims
         optim.RadialDiagnosticsCallback optim.RenormalizeCallback prototypes.embed_class_names search.ImageEncoder
         search.extract_embeddings search.load_embedding_model search.load_encoder search.TextEncoder
         search.Duplicates search.Matches

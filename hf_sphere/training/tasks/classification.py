@@ -198,6 +198,8 @@ def _loss_options(head: str | None, setup: image.Setup) -> dict[str, Any]:
     if setup.args.label_smoothing_factor:
         options["label_smoothing"] = setup.args.label_smoothing_factor
     if setup.model_args.class_weights == "balanced":
+        if setup.data_args.streaming:
+            raise ValueError("class_weights balanced needs all labels before training; leave it or streaming out.")
         counts = setup.images.train.labels.bincount(minlength=len(setup.images.class_names))
         # Their mean over the training images is 1, as in scikit-learn.
         mean_count = counts.sum() / (counts > 0).sum()

@@ -1,0 +1,273 @@
+"""Training batches straight from the shards of a streaming dataset."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, Image, IterableDatasetDict, Value, load_dataset
+from made_up_images import ANIMALS, NOT_AN_IMAGE, RAW, marked, noise, seen
+from PIL import Image as PILImage
+
+from hf_sphere.data import Augmentation, Episodes, ImageDataOptions, load_image_data
+from hf_sphere.data.decoding import decode_image
+from hf_sphere.data.streams import ImageStream
+from hf_sphere.utils.seeds import mix_seed
+
+SIZES = [9, 0, 4, 10]
+"""Images per shard, one of which is empty: 23 in all."""
+
+STATED = {"image_size": 4, "num_channels": 3, "class_names": ["0", "1", "2"]} | RAW
+COUNTS = {"max_train_samples": 23, "max_eval_samples": 23}
+
+
+def write_tar(file: Path, entries: dict[str, bytes]) -> None:
+    with tarfile.open(file, "w") as archive:
+        for name, content in entries.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+
+@pytest.fixture
+def shards(tmp_path, encode):
+    """Return a function that writes images as tar shards, labeled by their number modulo 3, and returns the folder."""
+
+    def write(images=None, sizes=SIZES, labels=None) -> str:
+        images = [encode(image) for image in marked(sum(sizes), (6, 4, 3))] if images is None else images
+        labels = [index % 3 for index in range(len(images))] if labels is None else labels
+        folder, number = tmp_path / "shards", 0
+        folder.mkdir()
+        for shard, size in enumerate(sizes):
+            entries = {}
+            for index in range(number, number + size):
+                entries |= {f"{index:04d}.png": images[index], f"{index:04d}.cls": str(labels[index]).encode()}
+            write_tar(folder / f"train-{shard}.tar", entries)
+            number += size
+        return str(folder)
+
+    return write
+
+
+def load(source, **options):
+    """Load a stream whose evaluation split is the training split."""
+    names = ("batch_size", "seed", "process_index", "num_processes", "task", "episodes")
+    more = {name: options.pop(name) for name in names if name in options}
+    named, dataset = (source, None) if isinstance(source, str) else ("photos", source)
+    options = {"streaming": True, "eval_split": "train", "dataloader_num_workers": 0} | options
+    return load_image_data(ImageDataOptions(named, **options), dataset=dataset, **({"batch_size": 4} | more))
+
+
+class TestOrder:
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    @pytest.mark.parametrize("processes", [1, 2, 5])
+    def test_an_epoch_has_every_image_once_for_any_number_of_processes_and_workers(
+        self, processes, num_workers, shards
+    ):
+        """There are fewer shards than processes and workers."""
+        folder, options = shards(), STATED | COUNTS | {"batch_size": 3}
+        sharing = {"num_processes": processes, "dataloader_num_workers": num_workers}
+        parts = [load(folder, process_index=i, **sharing, **options) for i in range(processes)]
+        trained = [seen(part.train, epoch=1) for part in parts]
+        assert {len(part) for part in trained} == {-(-23 // processes)}
+        in_turn = [pair for turn in zip(*trained, strict=True) for pair in turn]
+        assert in_turn == seen(load(folder, **options).train, epoch=1) + in_turn[: -23 % processes]
+        assert sorted(in_turn[:23]) == [(mark, mark % 3) for mark in range(23)]
+        evaluated = [seen(part.evaluation) for part in parts]
+        assert sorted(pair for part in evaluated for pair in part) == [(mark, mark % 3) for mark in range(23)]
+
+    def test_epochs_and_seeds_have_their_own_order(self, shards):
+        folder = shards()
+        data = [load(folder, seed=seed, shuffle_buffer_size=5, **STATED, **COUNTS) for seed in (0, 0, 1)]
+        orders = [[mark for mark, _ in seen(each.train, epoch=epoch)] for each in data for epoch in (0, 1)]
+        assert orders[:2] == orders[2:4]
+        assert len({tuple(order) for order in orders}) == 4
+        assert [mark for mark, _ in seen(data[0].evaluation)] == list(range(23))
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    @pytest.mark.parametrize("start", [1, 3, 6])
+    def test_a_resumed_epoch_has_the_same_batches(self, start, num_workers, shards):
+        augmentation = {"random_resized_crop": 0.2, "horizontal_flip": True, "color_jitter": [0.4, 0.4, 0.4, 0.1]}
+        options = STATED | COUNTS | augmentation | {"dataloader_num_workers": num_workers}
+        training = load(shards([noise_png(i) for i in range(23)]), **options).train
+        whole, rest = list(training.epoch(2)), list(training.epoch(2, start=start))
+        assert len(whole) == len(training) == 6
+        assert len(rest) == 6 - start
+        for one, other in zip(rest, whole[start:], strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in one)
+
+    def test_an_epoch_has_the_requested_number_of_images(self, shards):
+        data = load(shards(), max_train_samples=10, max_eval_samples=5, **STATED)
+        epochs = [{mark for mark, _ in seen(data.train, epoch=epoch)} for epoch in range(8)]
+        assert {len(epoch) for epoch in epochs} == {10}
+        assert set.union(*epochs) == set(range(23))
+        assert [mark for mark, _ in seen(data.evaluation)] == [0, 1, 2, 3, 4]
+        assert (data.train.num_examples, data.train.examples_per_epoch, data.record) == (10, 10, None)
+
+
+def noise_png(seed: int) -> bytes:
+    buffer = io.BytesIO()
+    PILImage.fromarray(noise(20, 30, 3, seed=seed)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+class TestSources:
+    @pytest.mark.parametrize("kind", ["image", "bytes"])
+    def test_parquet_of_images_or_bytes_is_read_without_a_copy(self, kind, tmp_path, monkeypatch):
+        monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0.1, raising=False)
+        files = [noise_png(seed) for seed in range(6)]
+        cells = [{"bytes": file, "path": None} for file in files] if kind == "image" else files
+        features = Features(
+            {"image": Image() if kind == "image" else Value("binary"), "label": ClassLabel(names=ANIMALS)}
+        )
+        rows = Dataset.from_dict({"image": cells, "label": range(6)}, features=features)
+        (tmp_path / "rows").mkdir()
+        rows.to_parquet(tmp_path / "rows" / "train-00000-of-00001.parquet")
+        cache = tmp_path / "hf_datasets"
+        before = sorted(cache.rglob("*.arrow"))
+        options = STATED | {"image_size": [20, 30], "class_names": None, "cache_dir": str(tmp_path / "decoded")}
+        data = load(str(tmp_path / "rows"), max_train_samples=6, max_eval_samples=6, **options)
+        for batch in (*data.train.epoch(), *data.evaluation.epoch()):
+            for label, image in zip(batch["labels"].tolist(), batch["pixel_values"], strict=True):
+                expected = np.asarray(PILImage.open(io.BytesIO(files[label])))
+                assert np.array_equal((image * 255).round().byte().permute(1, 2, 0), expected)
+        assert data.class_names == ANIMALS
+        assert sorted(cache.rglob("*.arrow")) == before
+        assert not (tmp_path / "decoded").exists()
+
+    def test_a_streaming_dataset_of_your_own_is_read(self, make_dataset):
+        rows = make_dataset(marked(9, (6, 4, 3)), [0, 1, 2] * 3)
+        rows = rows.map(lambda row: {"more": 1}).to_iterable_dataset(num_shards=2)
+        splits = IterableDatasetDict(train=rows, test=rows)
+        data = load(
+            splits, eval_split=None, max_train_samples=9, max_eval_samples=9, **(STATED | {"class_names": None})
+        )
+        assert isinstance(data.train, ImageStream)
+        assert (data.eval_split, data.class_names) == ("test", ["0", "1", "2"])
+        trained = seen(data.train)
+        assert len(set(trained)) == 8  # the last batch of one image is left out
+        assert all(label == mark % 3 for mark, label in trained)
+
+    def test_the_size_that_a_dataset_states_is_used(self, tmp_path, make_dataset):
+        rows = make_dataset(marked(8, (6, 4, 3)), [0, 1] * 4)
+        rows.to_parquet(tmp_path / "train-00000-of-00001.parquet")
+        card = "dataset_info:\n  splits:\n  - name: train\n    num_examples: 8\n    num_bytes: 1\n"
+        (tmp_path / "README.md").write_text(f"---\n{card}---\n")
+        data = load(load_dataset(str(tmp_path), streaming=True), **(STATED | {"class_names": None}))
+        assert (data.train.num_examples, data.evaluation.num_examples) == (8, 8)
+
+    def test_crops_are_those_of_images_from_disk(self, shards, make_dataset):
+        files = [noise_png(seed) for seed in range(8)]
+        augmentation = {"random_resized_crop": 0.2, "horizontal_flip": True}
+        data = load(shards(files, [8]), max_train_samples=8, max_eval_samples=8, **STATED, **augmentation)
+        drawn = torch.cat([batch["pixel_values"] for batch in data.train.epoch(1)])
+        order = [int(row[0]["path"][:4]) for row in data.train.split.read(mix_seed(0, 1))]
+        for place, index in enumerate(order):
+            record = {"bytes": files[index], "path": None}
+            image = decode_image(record, data.shape, Augmentation(**augmentation), mix_seed(0, 1, place + 1))
+            torch.testing.assert_close(drawn[place], image / 255, rtol=0, atol=1e-6)
+
+
+class TestErrors:
+    def test_what_is_not_stated_is_one_error(self, shards):
+        needed = "image_size, num_channels, image_mean, image_std, max_train_samples .*max_eval_samples .*class_names"
+        with pytest.raises(ValueError, match=f"a stream is not read before training, so set {needed}"):
+            load(shards())
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"validation_fraction": 0.1}, "validation_fraction 0.1"),
+            ({"rejection_fraction": 0.1}, "rejection_fraction 0.1"),
+            ({"sample_classes": 2}, "sample_classes 2"),
+            ({"label_noise": 0.5}, "label_noise 0.5"),
+            ({"shuffled_pixels": "shared"}, "shuffled_pixels shared"),
+            ({"class_balanced_sampling": True}, "class_balanced_sampling True"),
+            ({"alternating_flip": True}, "alternating_flip True"),
+            ({"keep_in_memory": "yes"}, "keep_in_memory yes"),
+            ({"task": "retrieval"}, "task retrieval"),
+            ({"task": "regression"}, "task regression"),
+            ({"episodes": Episodes(2, 2, 1)}, "episodes"),
+        ],
+    )
+    def test_what_needs_all_images_is_refused_by_name(self, options, said, shards):
+        with pytest.raises(
+            ValueError, match=f"{said} needs all images or labels before training; leave it or streaming"
+        ):
+            load(shards(), **STATED, **COUNTS, **options)
+
+    def test_a_stream_that_is_too_short_is_an_error_with_its_size(self, shards):
+        data = load(shards(), **STATED, max_train_samples=24, max_eval_samples=40)
+        with pytest.raises(ValueError, match="'train' ended after 23 images of 24; set max_train_samples"):
+            list(data.train.epoch())
+        with pytest.raises(ValueError, match="'train' ended after 23 images of 40; set max_eval_samples"):
+            list(data.evaluation.epoch())
+
+    @pytest.mark.parametrize("labels", [[0, 1, 7], [0, 1, -1]])
+    def test_an_unknown_label_names_the_image(self, labels, shards, encode):
+        images = [encode(image) for image in marked(3, (6, 4, 3))]
+        data = load(shards(images, [3], labels), max_train_samples=3, max_eval_samples=3, **STATED)
+        with pytest.raises(
+            ValueError, match=rf"label {labels[2]} .*0002.png, 0002, .*train-0.tar.*none of the 3 classes"
+        ):
+            list(data.train.epoch())
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_a_corrupt_image_is_named_by_key_and_shard_or_left_out(self, num_workers, shards, encode, caplog):
+        images = [encode(image) for image in marked(12, (6, 4, 3))]
+        images[7] = NOT_AN_IMAGE
+        folder, counts = shards(images, [5, 7]), {"max_train_samples": 12, "max_eval_samples": 12}
+        options = STATED | counts | {"dataloader_num_workers": num_workers}
+        with pytest.raises(ValueError, match=r"cannot be decoded .*0007\.png, 0007, .*train-1\.tar, number"):
+            list(load(folder, **options).train.epoch())
+        data = load(folder, skip_unreadable_images=True, **options)
+        assert sorted(seen(data.train)) == [(mark, mark % 3) for mark in range(12) if mark != 7]
+        assert "0007.png" in caplog.text
+
+    def test_a_batch_without_any_readable_image_is_an_error(self, shards):
+        data = load(
+            shards([NOT_AN_IMAGE] * 4, [4]),
+            skip_unreadable_images=True,
+            max_train_samples=4,
+            **STATED,
+            max_eval_samples=4,
+        )
+        with pytest.raises(ValueError, match="cannot be decoded"):
+            list(data.train.epoch())
+
+    def test_splits_that_cannot_be_streamed_are_errors(self, shards, make_dataset):
+        folder = shards()
+        with pytest.raises(ValueError, match=r"eval_split \(no images can be held out\)"):
+            load(folder, **STATED, **COUNTS, eval_split=None)
+        with pytest.raises(ValueError, match=r"train_split 'train\[:80%\]' must be a whole split"):
+            load(folder, **STATED, **COUNTS, train_split="train[:80%]")
+        with pytest.raises(ValueError, match=r"must be a whole split of a streaming dataset; got train \(Dataset\)"):
+            load(make_dataset(marked(4)), **STATED, **COUNTS)
+        with pytest.raises(ValueError, match="the bundled dataset digits cannot be streamed"):
+            load("digits", **STATED, **COUNTS)
+
+    def test_columns_are_checked(self, make_dataset):
+        rows = make_dataset(marked(4), [0, 1, 0, 1]).to_iterable_dataset()
+        with pytest.raises(ValueError, match="found no label column"):
+            load(rows.remove_columns("label"), **STATED, **COUNTS)
+        with pytest.raises(ValueError, match="column 'label' does not contain images"):
+            load(rows, image_column_name="label", **STATED, **COUNTS)
+
+    def test_class_names_must_be_those_of_the_labels(self, make_dataset):
+        feature = ClassLabel(names=["cat", "dog"])
+        rows = make_dataset(marked(4), [0, 1, 0, 1], feature=feature).to_iterable_dataset()
+        with pytest.raises(ValueError, match=r"split 'train' has the classes \['cat', 'dog'\], but others"):
+            load(rows, **STATED, **COUNTS)
+
+    @pytest.mark.parametrize("options", [{"class_names": ["a"]}, {"shuffle_buffer_size": 5}])
+    def test_options_of_streams_are_refused_without_one(self, options):
+        with pytest.raises(ValueError, match="are for a stream; set streaming, or leave them out"):
+            ImageDataOptions(**options)
+
+    def test_images_of_a_stream_have_no_numbers(self, shards):
+        data = load(shards(), **STATED, **COUNTS)
+        with pytest.raises(ValueError, match="not numbered"):
+            data.train.epoch_rows()

@@ -1,0 +1,91 @@
+"""Training from the shards of a stream, on one process and on two."""
+
+import importlib.util
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing as mp
+from PIL import Image
+from training_runs import ROOT, weights
+from two_processes import join
+
+pytestmark = pytest.mark.slow
+
+# Without random changes of batches, since these depend on the process.
+_WORDS = """--streaming --eval_split train --image_size 16 --num_channels 3 --image_mean 0.5 --image_std 0.25
+--class_names 0 1 2 --max_train_samples 48 --max_eval_samples 47 --backbone linear_embedding --embedding_dim 8
+--optim sgd --learning_rate 0.01 --random_resized_crop 0.3 --horizontal_flip --rand_augment 1 5
+--dataloader_num_workers 0 --num_train_epochs 2 --disable_tqdm"""
+
+
+def train(shards: Path, output: Path, batch_size: int, *more: str) -> None:
+    spec = importlib.util.spec_from_file_location("recipe", ROOT / "recipes" / "train_image_classification.py")
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    words = [
+        *_WORDS.split(),
+        "--backbone_kwargs",
+        "{width: 32}",
+        "--dataset_name",
+        str(shards),
+        "--output_dir",
+        str(output),
+    ]
+    recipe.main([*words, "--per_device_train_batch_size", str(batch_size), *more])
+
+
+def train_in_parallel(rank: int, port: int, shards: Path, output: Path) -> None:
+    join(rank, port)
+    train(shards, output, 6)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> Path:
+    """A folder of three tar files of different sizes with 48 images of three classes."""
+    folder, random = tmp_path_factory.mktemp("shards"), np.random.default_rng(0)
+    for shard, numbers in enumerate(np.split(np.arange(48), [20, 27])):
+        with tarfile.open(folder / f"train-{shard}.tar", "w") as archive:
+            for number in numbers:
+                buffer = io.BytesIO()
+                pixels = random.integers(0, 150, (24, 20, 3)) + 50 * (number % 3)
+                Image.fromarray(pixels.astype(np.uint8)).save(buffer, "PNG")
+                for suffix, content in (("png", buffer.getvalue()), ("cls", str(number % 3).encode())):
+                    entry = tarfile.TarInfo(f"{number:03d}.{suffix}")
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_one_process(shards, run_alone, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("one") / "run"
+    run_alone(train, shards, folder, 12)
+    return folder
+
+
+def assert_same(folder: Path, expected: Path, results_of) -> None:
+    torch.testing.assert_close(weights(folder), weights(expected), rtol=1e-5, atol=1e-5)
+    found, wanted = results_of(folder), results_of(expected)
+    assert found["steps"] == wanted["steps"] == 8
+    for name in ("train_loss", "eval_loss", "eval_accuracy"):
+        assert found[name] == pytest.approx(wanted[name], rel=1e-5)
+
+
+def test_two_processes_match_one(shards, of_one_process, free_port, tmp_path, results_of):
+    mp.spawn(train_in_parallel, args=(free_port, shards, tmp_path / "run"), nprocs=2)
+    assert_same(tmp_path / "run", of_one_process, results_of)
+
+
+def test_a_run_resumed_in_the_middle_of_an_epoch_matches_one(shards, of_one_process, run_alone, tmp_path, results_of):
+    run_alone(train, shards, tmp_path / "run", 12, "--stop_after_steps", "6", "--save_steps", "3")
+    run_alone(train, shards, tmp_path / "run", 12, "--resume_from_checkpoint", "latest")
+    assert_same(tmp_path / "run", of_one_process, results_of)
+
+
+def test_what_needs_all_labels_is_refused(shards, run_alone, tmp_path):
+    with pytest.raises(ValueError, match="class_weights balanced needs all labels before training; leave it"):
+        run_alone(train, shards, tmp_path / "run", 12, "--class_weights", "balanced")
