@@ -39,6 +39,12 @@ class _RunArguments(Arguments):
     per_device_train_batch_size: int = argument(128, "Training batch size per process.", ge=1)
     per_device_eval_batch_size: int = argument(512, "Evaluation batch size per process.", ge=1)
     gradient_accumulation_steps: int = argument(1, "Batches per optimizer step.", ge=1)
+    pair_batch: int | None = argument(
+        None,
+        "Examples per optimizer step, over all processes, of one loss, for losses that compare examples; batches of "
+        "per_device_train_batch_size are encoded twice, in the memory of one. The loss is that of a batch if not set.",
+        ge=1,
+    )
     torch_compile: bool = argument(False, "Compile the model with torch.compile.")
 
 
