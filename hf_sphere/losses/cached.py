@@ -16,21 +16,17 @@ def cached_step(
     batch: tuple[Tensor | Mapping[str, Tensor], Tensor],
     chunk_size: int = 64,
 ) -> Tensor:
-    """Fill the gradients of model and loss as a batch does that is encoded at once, in the memory of a chunk.
+    """Fill the gradients of model and loss like one large batch, in the memory of a chunk; return the loss, detached.
 
     Examples are encoded twice: for the loss of all embeddings, in the order of the batch, and for the gradients of the
-    model, with the same random numbers of torch, such as dropout masks. `DistributedDataParallel` averages gradients
-    once. With a `GradScaler`, pass a loss that scales its value. docs/tasks/large-batches.md has examples.
+    model, with the same random numbers of torch, such as dropout masks. `DistributedDataParallel` averages once. With a
+    `GradScaler`, pass a loss that scales its value.
 
     Args:
-        model: Called with a chunk, or with a chunk of each tensor of a mapping by its name; returns embeddings (B, d),
-            or an output that has `embeddings`.
+        model: Called with a chunk, or its tensors by name; returns embeddings (B, d), or an output that has them.
         loss: Called with the embeddings and labels of all examples; returns a scalar.
         batch: Inputs (B, ...), a tensor or a mapping of tensors, and labels (B,).
         chunk_size: Number of examples to encode at once.
-
-    Returns:
-        The loss, detached.
 
     Raises:
         TypeError: If inputs are no tensors, or the model returns no embeddings.
@@ -84,7 +80,7 @@ def step_in_chunks(
         for chunk in chunks:
             states.append(_random_states())
             encoded.append(encode(chunk))
-    torch.clear_autocast_cache()  # it has casts of weights without gradients
+    torch.clear_autocast_cache()  # in older versions of torch, it has casts of weights without gradients
     embeddings = torch.cat(encoded).requires_grad_()
     value = loss(embeddings)
     if value.requires_grad:

@@ -18,9 +18,6 @@ from hf_sphere.nn.class_softmax import BLOCK, class_blocks
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.processes import count_processes
 
-MAX_DEGREE = 1000
-"""Largest degree of the harmonics of a heat kernel."""
-
 
 class UniformityLoss(nn.Module):
     """Base class: normalizes embeddings, in float32 or better, and gathers those of all processes."""
@@ -49,7 +46,7 @@ class HeatKernelLoss(UniformityLoss):
         time: Duration of the motion; a shorter one compares nearer embeddings. If None, that of s = min(4, d / 2).
 
     Raises:
-        ValueError: If the time is not positive, or needs harmonics above `MAX_DEGREE`.
+        ValueError: If the time is not positive, or so short that harmonics above degree 1000 matter.
 
     Reference:
         Gretton et al., "A kernel two-sample test", JMLR 2012.
@@ -75,13 +72,13 @@ def _heat_factors(dim: int, time: float | None) -> list[float]:
     """Return the factors of the Gegenbauer polynomials of degrees 1, 2, ... that are 1 at a cosine of 1."""
     time = math.log(max(dim / 4, 2)) / (dim - 1) if time is None else time
     factors = [math.inf]
-    for k in range(1, MAX_DEGREE + 1):
+    for k in range(1, 1001):
         # The number of harmonics, and their decay by the eigenvalue.
         log_count = math.log(2 * k + dim - 2) + math.lgamma(k + dim - 2) - math.lgamma(k + 1) - math.lgamma(dim - 1)
         factors.append(math.exp(min(log_count - time * k * (k + dim - 2), 700)))
         if factors[-1] < min(factors[-2], 1e-17):
             return factors[1:]
-    raise ValueError(f"time {time:g} is too short in {dim} dimensions: degree {MAX_DEGREE} is not enough.")
+    raise ValueError(f"time {time:g} is too short in {dim} dimensions: harmonics above degree 1000 matter.")
 
 
 @opaque(lambda points, _: (points.new_empty(()), torch.empty_like(points)))

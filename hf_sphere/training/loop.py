@@ -29,7 +29,7 @@ from hf_sphere.training.class_shards import ClassShardCheckpoint
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.evaluation import Batch, Batches, count_examples, count_targets, global_places, loss_is_sum
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average, total_norm
-from hf_sphere.training.pair_batch import backward_together, batches_per_step
+from hf_sphere.training.pair_batch import add_supcon, backward_together, batches_per_step
 from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
@@ -83,6 +83,8 @@ class TrainingLoop:
         if len(batches) == 0:
             raise ValueError("there is no training batch; the training split is too small.")
         self.output_dir = Path(args.output_dir)
+        if args.supcon_weight:
+            add_supcon(model, args.supcon_weight)
         self._batches_per_step = args.gradient_accumulation_steps
         if args.pair_batch is not None:
             batch_size = getattr(batches, "batch_size", args.per_device_train_batch_size)

@@ -1,6 +1,7 @@
 """The loss of all examples of an optimizer step together, whose batches are encoded one by one; see `cached_step`."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,16 +11,37 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
 from hf_sphere.losses.cached import step_in_chunks
-from hf_sphere.nn import HeadOutput, PoleRegression
+from hf_sphere.losses.pairs import SupConLoss
+from hf_sphere.nn import Head, HeadOutput, PoleRegression
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards
-from hf_sphere.training.evaluation import Batch, global_places, inputs_of
+from hf_sphere.training.evaluation import Batch, global_places, inputs_of, loss_is_sum
+
+
+def find_head(model: nn.Module, option: str) -> Head:
+    """Return the head that computes the loss of a model; raise a `ValueError` that names an option if there is none."""
+    heads = heads_of(model)
+    if len(heads) != 1 or any(isinstance(module, PoleRegression) for module in model.modules()):
+        raise ValueError(f"{option} is for models whose loss is that of one head, such as image classifiers.")
+    return heads[0]
+
+
+def add_supcon(model: nn.Module, weight: float) -> None:
+    """Add SupConLoss of the embeddings, times a weight, to the loss of the head of a model in training."""
+    loss = SupConLoss()
+
+    def add(head: Any, inputs: Any, output: Any) -> Any:
+        is_used = head.training and output.loss is not None
+        return replace(output, loss=output.loss + weight * loss(output.embeddings, inputs[1])) if is_used else output
+
+    if loss_is_sum(model):
+        raise ValueError("supcon_weight is for a mean loss; leave out the loss_reduction sum.")
+    find_head(model, "supcon_weight").register_forward_hook(add)
 
 
 def batches_per_step(model: nn.Module, pair_batch: int, batch_size: int, args: Any, accelerator: Accelerator) -> int:
     """Return how many batches of a process are `pair_batch` examples; a `ValueError` says what it does not allow."""
-    if len(heads_of(model)) != 1 or any(isinstance(module, PoleRegression) for module in model.modules()):
-        raise ValueError("pair_batch is for models whose loss is that of one head, such as image classifiers.")
+    find_head(model, "pair_batch")
     count, rest = divmod(pair_batch, batch_size * accelerator.num_processes)
     if rest or not count:
         sizes = f"{batch_size} examples, on {accelerator.num_processes} process(es)"
@@ -41,30 +63,30 @@ def backward_together(
     weight: float = 1.0,
     loss_func: Callable[..., Tensor] | None = None,
 ) -> tuple[Any, Batch]:
-    """Fill the gradients of the loss of all examples of some batches, averaged over processes.
+    """Fill the gradients of `weight` times the loss of all examples of some batches, averaged over processes.
 
-    The loss is that of the head, or `loss_func` of its embeddings and the labels, times `weight`. Returned are the
-    output of the head and the labels. `seed` and `together` are for `before_forward`; see `Head` and `global_places`.
+    It is the loss of the head, with `seed` and `together` for `before_forward`, or `loss_func` of its embeddings and
+    the labels. Returned are the output of the head and the labels.
     """
     inner: Any = accelerator.unwrap_model(model)
     (head,), labels = heads_of(inner), torch.cat([batch["labels"] for batch in batches])
-    outputs: list[Any] = []
+    output: Any = None
 
     def compute_loss(embeddings: Tensor) -> Tensor:
+        nonlocal output
         head.before_forward(seed, global_places(together, 0, {"labels": labels}, accelerator))
         with accelerator.autocast():
             if loss_func is None:
                 head.warn_if_divided(1, accelerator.num_processes)
-                outputs.append(head(embeddings, labels))
+                output = head(embeddings, labels)
             else:
-                outputs.append(HeadOutput(None, loss_func({"embeddings": head.transform(embeddings)}, labels)))
-        loss = outputs[0].loss * weight
+                output = HeadOutput(None, loss_func({"embeddings": head.transform(embeddings)}, labels))
+        loss = output.loss * weight
         return loss if accelerator.scaler is None else accelerator.scaler.scale(loss)
 
     # Not through DistributedDataParallel, which expects gradients of the head in each backward pass.
     step_in_chunks(partial(inputs_of, head, inner, forward=inner.forward), compute_loss, batches)
-    shards = class_shards(inner)
     for name, parameter in inner.named_parameters() if accelerator.num_processes > 1 else ():
-        if parameter.grad is not None and name not in shards:
+        if parameter.grad is not None and name not in class_shards(inner):
             parameter.grad = accelerator.reduce(parameter.grad, "mean")
-    return outputs[0], {"labels": labels}
+    return output, {"labels": labels}

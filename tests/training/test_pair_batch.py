@@ -1,6 +1,5 @@
 """Training on one loss of all examples of an optimizer step, whose batches are encoded one by one."""
 
-import copy
 import functools
 from typing import Any
 
@@ -22,7 +21,6 @@ from hf_sphere.data import ImagesInMemory
 from hf_sphere.losses import SupConLoss, trainer_loss
 from hf_sphere.nn import HEADS
 from hf_sphere.training import RecipeArguments, TrainingLoop, initialize_from_data
-from hf_sphere.training.tasks.retrieval import add_pair_loss
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
 
@@ -70,19 +68,16 @@ def test_a_recipe_with_a_summed_loss_trains_as_with_one_large_batch(tmp_path):
 
 def test_a_loss_of_pairs_is_added_to_that_of_the_head(tmp_path):
     models = [make_model("cosine") for _ in range(3)]
-    for model in models[:2]:
-        add_pair_loss(model, 0.5)
-    whole, parts = train(tmp_path / "whole", 16, None, models[0]), train(tmp_path / "parts", 4, 16, models[1])
-    torch.testing.assert_close(parts, whole, **TOLERANCE)
-    alone = train(tmp_path / "alone", 16, None, models[2])
-    assert parts[1]["train_loss"] > alone[1]["train_loss"] + 0.1
+    supcon = {"supcon_weight": 0.5}
+    whole = train(tmp_path / "whole", 16, None, models[0], **supcon)
+    torch.testing.assert_close(train(tmp_path / "parts", 4, 16, models[1], **supcon), whole, **TOLERANCE)
+    train(tmp_path / "alone", 16, None, models[2])
     batch = next(make_batches(16).epoch(0))
-    model, other = copy.deepcopy(models[0]).train(), copy.deepcopy(models[2]).train()
-    other.load_state_dict(model.state_dict())
-    output, plain = model(**batch), other(**batch)
+    models[2].load_state_dict(models[0].state_dict())
+    output, plain = (models[index].train()(**batch) for index in (0, 2))
     expected = plain.loss + 0.5 * SupConLoss()(plain.embeddings, batch["labels"])
     torch.testing.assert_close(output.loss, expected)
-    torch.testing.assert_close(model.eval()(**batch).loss, other.eval()(**batch).loss)
+    torch.testing.assert_close(models[0].eval()(**batch).loss, models[2].eval()(**batch).loss)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +87,7 @@ def test_a_loss_of_pairs_is_added_to_that_of_the_head(tmp_path):
         ({"pair_batch": 3}, "multiple of the batches of 4 examples"),
         ({"pair_batch": 16, "gradient_accumulation_steps": 2}, "cannot be combined with gradient_accumulation_steps"),
         ({"pair_batch": 16, "torch_compile": True}, "cannot be combined with .*torch_compile"),
+        ({"pair_batch": None, "supcon_weight": 1.0, "gradient_accumulation_steps": 2}, "use pair_batch to accumulate"),
     ],
 )
 def test_what_does_not_fit_is_rejected_before_training(options, message, tmp_path):
@@ -108,8 +104,14 @@ class TwoHeads(nn.Module):
 @pytest.mark.parametrize("make", [TwoHeads, lambda: nn.Linear(36, 4)])
 def test_a_model_without_one_head_is_rejected(make, tmp_path):
     args = RecipeArguments(str(tmp_path), pair_batch=16, disable_tqdm=True)
-    with pytest.raises(ValueError, match="for models whose loss is that of one head"):
+    with pytest.raises(ValueError, match="pair_batch is for models whose loss is that of one head"):
         TrainingLoop(make(), make_batches(4), args, Accelerator(cpu=True), evaluate=lambda _: {})
+
+
+def test_a_loss_of_pairs_beside_a_sum_is_rejected(tmp_path):
+    model = make_model("prototype", head_kwargs={"reduction": "sum"})
+    with pytest.raises(ValueError, match="supcon_weight is for a mean loss"):
+        train(tmp_path, 16, None, model, supcon_weight=1.0)
 
 
 # The Trainer
@@ -160,9 +162,7 @@ def test_the_trainer_does_not_report_that_the_batch_is_divided(tmp_path, caplog)
 
 def _run(rank: int, port: int, folder: str) -> None:
     join(rank, port)
-    model = make_model("cosine")
-    add_pair_loss(model, 0.5)
-    weights, metrics = train(f"{folder}/recipe", 2, 16, model, rank, 2)
+    weights, metrics = train(f"{folder}/recipe", 2, 16, make_model("cosine"), rank, 2, supcon_weight=0.5)
     torch.save((weights, metrics["train_loss"]), f"{folder}/{rank}.pt")
 
 
@@ -170,9 +170,7 @@ def test_two_processes_train_as_one(free_port, tmp_path):
     mp.spawn(_run, args=(free_port, str(tmp_path)), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     torch.testing.assert_close(first, second)
-    model = make_model("cosine")
-    add_pair_loss(model, 0.5)
-    weights, metrics = train(tmp_path / "one", 16, None, model)
+    weights, metrics = train(tmp_path / "one", 16, None, make_model("cosine"), supcon_weight=0.5)
     torch.testing.assert_close(first, (weights, metrics["train_loss"]), rtol=1e-3, atol=1e-5)
 
 

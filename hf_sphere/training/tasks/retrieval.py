@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,6 @@ from hf_sphere.data.options import OpenSetOptions
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task, classification
 from hf_sphere.training.tasks.image import load_images, provide
-from hf_sphere.utils.arguments import Arguments, argument
 from hf_sphere.utils.texts import show_metrics
 
 if TYPE_CHECKING:
@@ -22,33 +21,19 @@ logger = logging.getLogger(__name__)
 HEADLINE = ("recall_at_1", "map_at_r")
 
 
-@dataclass
-class PairArguments(Arguments):
-    """Loss of pairs."""
-
-    supcon_weight: float = argument(0.0, "Add SupConLoss of the embeddings times this; see pair_batch.", ge=0)
-
-
 def prepare(
     run: "Run",
     model_args: classification.ModelArguments,
     data_args: classification.ImageDataArguments,
     args: RecipeArguments,
     classes: OpenSetOptions,
-    pairs: PairArguments,
 ) -> Prepared:
     """Load the data and build the model; check that there are queries; evaluate a pretrained model."""
     from hf_sphere.training.evaluation import evaluate_frozen, evaluate_retrieval, measure_classification
 
     classification.check_head(model_args)
-    if pairs.supcon_weight and (args.gradient_accumulation_steps > 1 or args.loss_reduction == "sum"):
-        raise ValueError(
-            "supcon_weight needs one loss, a mean, of all examples; use pair_batch to accumulate gradients."
-        )
     setup = load_images(run, model_args, data_args, "retrieval", targets=classes, episodes=data_args.episodes)
     images, model = setup.images, classification.build_classifier(setup, is_open_set=True)
-    if pairs.supcon_weight:
-        add_pair_loss(model, pairs.supcon_weight)
     evaluate = partial(evaluate_retrieval, accelerator=run.accelerator)
     head = classification.describe_head(model.config, is_open_set=True)
     functions = {"measure": measure_classification, "evaluate": evaluate}
@@ -72,19 +57,6 @@ def prepare(
         description=replace(prepared.description, summary=summary, evaluated_on=where),
         compare=partial(compare, run, images, pretrained),
     )
-
-
-def add_pair_loss(model: Any, weight: float) -> None:
-    """Add SupConLoss of the embeddings to the loss of the head in training."""
-    from hf_sphere.losses import SupConLoss
-
-    loss = SupConLoss()
-
-    def add(head: Any, inputs: Any, output: Any) -> Any:
-        is_trained = head.training and output.loss is not None
-        return replace(output, loss=output.loss + weight * loss(output.embeddings, inputs[1])) if is_trained else output
-
-    model.head.register_forward_hook(add)
 
 
 def check_queries(images: "ImageData") -> None:
@@ -122,13 +94,7 @@ def compare(
 
 TASK = Task(
     summary="Train embeddings on some classes, for retrieval among images of other classes.",
-    arguments=(
-        classification.ModelArguments,
-        classification.ImageDataArguments,
-        RecipeArguments,
-        OpenSetOptions,
-        PairArguments,
-    ),
+    arguments=(classification.ModelArguments, classification.ImageDataArguments, RecipeArguments, OpenSetOptions),
     prepare=prepare,
     metric="recall_at_1",
     higher_is_better=True,
