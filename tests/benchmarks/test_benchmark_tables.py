@@ -83,6 +83,16 @@ def test_every_table_is_made_from_its_file_and_on_one_page():
             "| 44.4 % (42.2 to 46.5) | 7.0 % (6.2 to 8.2) | 5.5 % (4.6 to 6.6) | 6.0 %, missed |",
         ),
         ("prototypes-search", set_value("K = 10, d = 3: lower bound", value=0.1), "| 10, 3 | 0.4044 | 0.1000 |"),
+        (
+            "pair-batch",
+            set_value("batch 8192, in chunks of 64: additional memory, MB", value=1234.5),
+            "| 8,192 | 1,234 |  |",
+        ),
+        (
+            "uniformity-gradients",
+            set_value("SlicedUniformityLoss, 64 circles, d = 3: relative variance times ms, shift", value=0.0125),
+            "| `SlicedUniformityLoss`, 64 circles | 0.013 |",
+        ),
         ("fine-tuning", set_value("recall_at_1 %, frozen", value=12.34), "| frozen backbone | 12.3 | 16.3 |"),
         (
             "minilm-language",
