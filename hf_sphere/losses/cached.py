@@ -36,7 +36,7 @@ def cached_step(
         Gao et al., "Scaling deep contrastive learning batch size under memory limited setup", RepL4NLP 2021.
 
     Example:
-        >>> cached_step(network, SupConLoss(), (torch.randn(32, 8), torch.arange(32) % 8), chunk_size=16).shape
+        >>> cached_step(network.eval(), SupConLoss(), (images, labels[:8]), chunk_size=4).shape
         torch.Size([])
     """
     inputs, labels = batch
