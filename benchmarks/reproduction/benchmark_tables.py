@@ -463,6 +463,27 @@ KERNELS = [
 ]  # fmt: skip
 
 
+def _pair_batch(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines = []
+    for batch in (256, 512, 1024, 2048, 4096, 8192):
+        ways = [f"batch {batch}, in chunks of 64", *([f"batch {batch}, at once"] if batch <= 2048 else [])]
+        memory = [f"{rows[f'{way}: additional memory, MB']['value']:,.0f}" for way in ways]
+        times = [f"{rows[f'{way}: ms per example']['value']:.1f}" for way in ways]
+        lines.append([f"{batch:,}", *memory, *[""] * (2 - len(ways)), *times, *[""] * (2 - len(ways))])
+    title = ["batch", "MB in chunks of 64", "MB at once", "ms per example in chunks", "ms per example at once"]
+    return join_lines(title, lines, [])
+
+
+def _uniformity(rows: Rows, content: Mapping[str, Any]) -> str:
+    lines, dims = [], (3, 16, 128)
+    for name in dict.fromkeys(what.partition(", d = ")[0] for what in rows):
+        measured = [f"{name}, d = {dim}: relative variance times ms" for dim in dims]
+        cells = [f"{rows[f'{what}, {kind}']['value']:.2g}" for kind in ("shift", "stretch") for what in measured]
+        kind, _, circles = name.partition(", ")
+        lines.append([f"`{kind}`{', ' if circles else ''}{circles}", *cells])
+    return join_lines(["loss", *(f"{kind}, d = {dim}" for kind in ("shift", "stretch") for dim in dims)], lines, [])
+
+
 TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "scaling": ("sharding", partial(_list, SCALING, True)),
     "clustering": ("clustering", partial(_list, CLUSTERING, False)),
@@ -496,5 +517,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "comparison-null": ("comparison_null", _comparison_null),
     "head-choice": ("head_choice", _head_choice),
     "rejection-runtime": ("rejection_runtime", rejection_tables.runtime),
+    "pair-batch": ("pair_batch", _pair_batch),
+    "uniformity-gradients": ("uniformity", _uniformity),
 }
 """File of `benchmarks/results` and function of each table by its name in the markers of the pages."""

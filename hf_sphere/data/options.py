@@ -138,7 +138,7 @@ class AugmentationOptions(Arguments):
     )
     cutmix: float | None = argument(
         None,
-        "Replace a part of each training image by that of another one, and mix the labels by area, with this alpha, for "
+        "Replace a part of each training image by that of another one, and mix labels by area, with this alpha, for "
         "instance 1. With mixup, half of the batches each.",
         gt=0,
     )

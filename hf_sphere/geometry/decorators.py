@@ -102,7 +102,7 @@ def with_gradient(gradient: Callable[..., tuple[Tensor, ...]]) -> Callable[[T], 
     return decorate
 
 
-def opaque(shapes: Callable[..., tuple[Tensor, ...]]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+def opaque(shapes: Callable[..., Any]) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Decorate a function of annotated arguments, so that a compiler calls it instead of unrolling its loops.
 
     `shapes` returns empty tensors like the results, for the same arguments. The results share no memory with these.
@@ -141,6 +141,21 @@ def differentiable_once(backward: Callable[..., tuple[Tensor | None, ...]]) -> C
         return tuple(None if result is None else _NoSecondDerivative.apply(result, *sources) for result in results)
 
     return wrapped
+
+
+class WithGradients(torch.autograd.Function):
+    """A number that was computed with its gradients by some tensors; called with it, the gradients and the tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, *tensors: Tensor) -> Tensor:  # noqa: D102
+        ctx.save_for_backward(*tensors)
+        return value.clone()
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
+        count = len(ctx.saved_tensors) // 2
+        return *(None,) * (1 + count), *(grad_value * gradient for gradient in ctx.saved_tensors[:count])
 
 
 class _NoSecondDerivative(torch.autograd.Function):

@@ -4,6 +4,7 @@ from .adapters import (
     SentenceTransformerLoss as SentenceTransformerLoss,
     trainer_loss as trainer_loss,
 )
+from .cached import cached_step as cached_step
 from .heads import (
     AdaFaceLoss as AdaFaceLoss,
     ArcFaceLoss as ArcFaceLoss,
@@ -16,4 +17,10 @@ from .heads import (
     SubCenterArcFaceLoss as SubCenterArcFaceLoss,
     VMFSoftmaxLoss as VMFSoftmaxLoss,
 )
-from .pairs import InfoNCELoss as InfoNCELoss, SupConLoss as SupConLoss
+from .memory import CrossBatchSupConLoss as CrossBatchSupConLoss
+from .pairs import InfoNCELoss as InfoNCELoss, SigLIPLoss as SigLIPLoss, SupConLoss as SupConLoss
+from .uniformity import (
+    HeatKernelLoss as HeatKernelLoss,
+    KoLeoLoss as KoLeoLoss,
+    SlicedUniformityLoss as SlicedUniformityLoss,
+)

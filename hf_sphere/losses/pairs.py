@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_sphere.geometry.decorators import WithGradients, opaque
 from hf_sphere.nn.checks import IGNORED, check_tensors, is_readable
-from hf_sphere.nn.class_softmax import sum_over_other_classes
+from hf_sphere.nn.class_softmax import BLOCK, class_blocks, sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.layers import read_scalar
 from hf_sphere.nn.processes import Exchange, count_processes, scale_gradient
@@ -102,23 +103,31 @@ class SupConLoss(PairLoss):
 
     def __init__(self, temperature: float = 0.1, *, learn_temperature: bool = False) -> None:
         super().__init__(temperature, learn_temperature)
-        self._warn_if_without_positives = True
+        self._may_warn = True
 
     def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
         """Compute the mean over all examples that have positives."""
-        others, rows = _gather(points)
-        labels = Exchange(labels, shared=True).gather(labels)
+        others, rows = gather_points(points)
+        return self.compare(points, others, Exchange(labels, shared=True).gather(labels), rows, len(others))
+
+    def compare(self, points: Tensor, others: Tensor, labels: Tensor, rows: slice, count: int) -> Tensor:
+        """Compute the mean over the examples with positives among the first `count` of all others (N, d), labels (N,).
+
+        The points (B, d) of this process are at `rows` of the others.
+        """
         used = labels != IGNORED
         group, counts = _group(labels)
         positives = torch.where(used, counts[group] - 1, 0)
-        total = (positives > 0).sum()
-        if not torch.compiler.is_compiling() and self._warn_if_without_positives:
+        total = (positives[:count] > 0).sum()
+        if not torch.compiler.is_compiling() and self._may_warn:
             # Reading it synchronizes another device: only for the first batch there.
-            is_without = not total
-            self._warn_if_without_positives = is_readable(labels) and not is_without
-            if is_without:
-                problem = "A batch has no two examples with the same label, so its SupConLoss is 0"
-                logger.warning(f"{problem}; sample several examples per class (P x K sampling).")
+            is_without, has_one_class = torch.stack([total == 0, (positives + 1 == used.sum()).any()]).tolist()
+            self._may_warn = is_readable(labels) and not (is_without or has_one_class)
+            problem = "no two examples with the same label, so its SupConLoss is 0"
+            if has_one_class and not is_without:
+                problem = "examples of one label only, so its SupConLoss separates no classes"
+            if is_without or has_one_class:
+                logger.warning(f"A batch has {problem}; sample several examples per class (P x K sampling).")
         # The sum over positives follows from that over the class, so that only the log-sum-exp needs all pairs.
         of_class = torch.zeros_like(others[: len(counts)]).index_add(0, group, others)
         queries, positives = self.scale(points), positives[rows]
@@ -159,6 +168,7 @@ class InfoNCELoss(PairLoss):
 
     def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
         """Compute the mean over all examples, without a device synchronization."""
+        name = type(self).__name__
         if len(labels) % 2:
             points, labels = F.pad(points, (0, 0, 0, 1)), F.pad(labels.long(), (0, 1), value=IGNORED)
         keys, order = labels.long().masked_fill(labels == IGNORED, LAST).sort(stable=True)
@@ -166,22 +176,79 @@ class InfoNCELoss(PairLoss):
         used = pairs[:, 0] != LAST
         is_paired = (pairs[:, 0] == pairs[:, 1]).all() & ((pairs[1:, 0] != pairs[:-1, 1]) | ~used[1:]).all()
         if not is_readable(labels):
-            torch._assert_async(is_paired, f"InfoNCELoss needs exactly two examples of each label. {HOW_TO_PAIR}")
+            torch._assert_async(is_paired, f"{name} needs exactly two examples of each label. {HOW_TO_PAIR}")
         elif not is_paired:
             counts = labels[labels != IGNORED].unique(return_counts=True)[1].unique().tolist()
-            raise ValueError(f"InfoNCELoss needs exactly two examples of each label; got {counts}. {HOW_TO_PAIR}")
+            raise ValueError(f"{name} needs exactly two examples of each label; got {counts}. {HOW_TO_PAIR}")
         first, second = points[order].unflatten(0, (-1, 2)).unbind(1)
         ignored = torch.where(used, 0.0, -torch.inf).to(points.dtype)
         ignored = Exchange(ignored, shared=True).gather(ignored)
-        total = self._match(first, second, used, ignored) + self._match(second, first, used, ignored)
-        return total * (count_processes() / 2 / (ignored == 0.0).sum().clamp_min(1).to(total.dtype))
+        total = self.compare(first, second, used, ignored)
+        return total * (count_processes() / (ignored == 0.0).sum().clamp_min(1).to(total.dtype))
+
+    def compare(self, first: Tensor, second: Tensor, used: Tensor, ignored: Tensor) -> Tensor:
+        """Sum the losses of pairs (N, d) that are `used` (N,); `ignored` (M,) is -inf for others, of all processes."""
+        return (self._match(first, second, used, ignored) + self._match(second, first, used, ignored)) / 2
 
     def _match(self, points: Tensor, partners: Tensor, used: Tensor, ignored: Tensor) -> Tensor:
         """Sum the cross-entropies of the partners (N, d) of points (N, d) among those of all processes."""
-        all_partners, rows = _gather(partners)
+        all_partners, rows = gather_points(partners)
         queries, positions = self.scale(points), torch.arange(rows.start, rows.stop, device=points.device)
         log_sum = sum_over_other_classes(queries, all_partners, ignored, positions)[0]
         return torch.where(used, -F.logsigmoid((queries * partners).sum(-1) - log_sum), 0.0).sum()
+
+
+class SigLIPLoss(InfoNCELoss):
+    """Binary cross-entropy of whether examples form a pair, for all first and second examples; see `InfoNCELoss`.
+
+    The logit is the cosine, divided by the temperature, plus a bias; both are learned. The losses of a pair with the
+    second examples of all pairs are summed.
+
+    Args:
+        temperature: The initial one.
+        bias: The initial bias.
+
+    Raises:
+        ValueError: If a label has not exactly two examples.
+
+    Reference:
+        Zhai et al., "Sigmoid loss for language image pre-training", ICCV 2023, with its initial values.
+
+    Example:
+        >>> SigLIPLoss()(embeddings, torch.arange(60) // 2).shape
+        torch.Size([])
+    """
+
+    def __init__(self, temperature: float = 0.1, bias: float = -10.0) -> None:
+        super().__init__(temperature)
+        self.bias = nn.Parameter(torch.tensor(float(bias)))
+
+    def compare(self, first: Tensor, second: Tensor, used: Tensor, ignored: Tensor) -> Tensor:
+        """See `InfoNCELoss.compare`."""
+        others, rows = gather_points(second)
+        queries, bias = self.scale(first), self.bias.to(first.dtype)
+        positions = torch.where(used, torch.arange(rows.start, rows.stop, device=first.device), -1)
+        inputs = queries, others, bias + ignored
+        return WithGradients.apply(*_sum_pairs(*(value.detach() for value in inputs), positions), *inputs)
+
+
+@opaque(lambda x, *others: (x.new_empty(()), *map(torch.empty_like, (x, *others[:2]))))
+def _sum_pairs(points: Tensor, others: Tensor, bias: Tensor, own: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sum the binary cross-entropies of logits `x.y + b` over points x (N, d) and all others y (M, d), with gradients.
+
+    The partner of a point is at `own` (N,) among the others; points with -1 are left out.
+    """
+    total, used = points.new_zeros(()), (own >= 0)[:, None]
+    grad_points, grad_others, grad_bias = map(torch.zeros_like, (points, others, bias))
+    for block in class_blocks(len(others), len(points), points.device, BLOCK):
+        logits = torch.addmm(bias[block], points, others[block].T)
+        is_pair = own[:, None] == torch.arange(block.start, block.stop, device=own.device)
+        total -= F.logsigmoid(torch.where(is_pair, logits, -logits)).mul_(used).sum()
+        grad_logits = torch.where(is_pair, -(-logits).sigmoid(), logits.sigmoid()).mul_(used)
+        grad_points.addmm_(grad_logits, others[block])
+        grad_others[block] = grad_logits.T @ points
+        grad_bias[block] = grad_logits.sum(0)
+    return total, grad_points, grad_others, grad_bias
 
 
 def _group(labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,7 +262,7 @@ def _group(labels: Tensor) -> tuple[Tensor, Tensor]:
     return groups, torch.zeros_like(order).index_add(0, groups, torch.ones_like(order))
 
 
-def _gather(points: Tensor) -> tuple[Tensor, slice]:
+def gather_points(points: Tensor) -> tuple[Tensor, slice]:
     """Gather points (B, d) of all processes, and return the place of those of this process among them.
 
     Their gradient is the sum of those on all processes.

@@ -39,6 +39,11 @@ class _RunArguments(Arguments):
     per_device_train_batch_size: int = argument(128, "Training batch size per process.", ge=1)
     per_device_eval_batch_size: int = argument(512, "Evaluation batch size per process.", ge=1)
     gradient_accumulation_steps: int = argument(1, "Batches per optimizer step.", ge=1)
+    pair_batch: int | None = argument(
+        None,
+        "Examples per optimizer step, over all processes, of one loss; batches are encoded one by one, twice.",
+        ge=1,
+    )
     torch_compile: bool = argument(False, "Compile the model with torch.compile.")
 
 
@@ -99,6 +104,7 @@ class _OptimizerArguments(Arguments):
         lt=1,
     )
     label_smoothing_factor: float = argument(0.0, "Label smoothing of the cross-entropy.", ge=0, le=1)
+    supcon_weight: float = argument(0.0, "Add SupConLoss of the embeddings, times this, to the loss of a head.", ge=0)
     loss_reduction: Literal["mean", "sum"] | None = argument(
         None, "Reduction of the loss over a batch; the prototype paper uses `sum`. `mean` if not set."
     )
@@ -162,6 +168,8 @@ class RecipeArguments(_SavingArguments, _ScheduleArguments, _OptimizerArguments,
         milestones = self.lr_milestones or []
         if any(later <= earlier for earlier, later in itertools.pairwise(milestones)):
             raise ValueError(f"lr_milestones must increase; got {milestones}.")
+        if self.supcon_weight and self.gradient_accumulation_steps > 1:
+            raise ValueError("supcon_weight compares all examples of a step: use pair_batch to accumulate gradients.")
         if self.radial_logging_steps and not self.report_to:
             raise ValueError("radial_logging_steps logs to trackers; name one in report_to, for instance tensorboard.")
         if self.lr_scheduler_type == "reduce_lr_on_plateau" and self.warmup_epochs:

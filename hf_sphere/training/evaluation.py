@@ -330,7 +330,7 @@ def initialize_from_data(
         raise ValueError(f"{len(heads)} heads require initialization from data; call it on modules with one of them.")
     (head,) = heads
     with _normalized_by_batch(model):
-        some = torch.cat(_first(count, (_inputs_of(head, model, batch) for batch in unaugmented)))[:count]
+        some = torch.cat(_first(count, (inputs_of(head, model, batch) for batch in unaugmented)))[:count]
     if processes > 1:
         some = torch.cat(gather_object([some.cpu()])).to(some.device)
     head.initialize_from_data(some)
@@ -340,8 +340,8 @@ class _ReachedHeadError(Exception):
     """Ends a forward pass before the head, whose logits are not needed."""
 
 
-def _inputs_of(head: Head, model: nn.Module, batch: Batch) -> Tensor:
-    """Return the embeddings (B, d) that a model passes to its head."""
+def inputs_of(head: Head, model: nn.Module, batch: Batch, forward: Callable[..., Any] | None = None) -> Tensor:
+    """Return the embeddings (B, d) that a model passes to its head; its `forward` would run without its hooks."""
 
     def stop(head: nn.Module, positional: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         raise _ReachedHeadError(positional[0] if positional else named["embeddings"])
@@ -350,7 +350,7 @@ def _inputs_of(head: Head, model: nn.Module, batch: Batch) -> Tensor:
     takes_all, names = any(p.kind is p.VAR_KEYWORD for p in accepted), [p.name for p in accepted]
     with head.register_forward_pre_hook(stop, with_kwargs=True):
         try:
-            model(**{name: value for name, value in batch.items() if takes_all or name in names})
+            (forward or model)(**{name: value for name, value in batch.items() if takes_all or name in names})
         except _ReachedHeadError as reached:
             return reached.args[0]
     raise ValueError("the model's forward pass does not call its head, so the head cannot be initialized from data.")

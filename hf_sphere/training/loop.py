@@ -29,6 +29,7 @@ from hf_sphere.training.class_shards import ClassShardCheckpoint
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.evaluation import Batch, Batches, count_examples, count_targets, global_places, loss_is_sum
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average, total_norm
+from hf_sphere.training.pair_batch import add_supcon, backward_together, batches_per_step
 from hf_sphere.utils.devices import widest_dtype
 from hf_sphere.utils.progress import progress_bar
 from hf_sphere.utils.seeds import mix_seed
@@ -82,7 +83,13 @@ class TrainingLoop:
         if len(batches) == 0:
             raise ValueError("there is no training batch; the training split is too small.")
         self.output_dir = Path(args.output_dir)
-        self.steps_per_epoch = math.ceil(len(batches) / args.gradient_accumulation_steps)
+        if args.supcon_weight:
+            add_supcon(model, args.supcon_weight)
+        self._batches_per_step = args.gradient_accumulation_steps
+        if args.pair_batch is not None:
+            batch_size = getattr(batches, "batch_size", args.per_device_train_batch_size)
+            self._batches_per_step = batches_per_step(model, args.pair_batch, batch_size, args, accelerator)
+        self.steps_per_epoch = math.ceil(len(batches) / self._batches_per_step)
         self.total_steps = self.steps_per_epoch * args.num_train_epochs
         if args.stop_after_steps is not None:
             self.total_steps = min(self.total_steps, args.stop_after_steps)
@@ -159,7 +166,7 @@ class TrainingLoop:
         group: list[Batch] = []
         for batch_count, batch in enumerate(self.batches.epoch(state.epoch, start=state.batch), state.batch + 1):
             group.append(batch)
-            if len(group) < self.args.gradient_accumulation_steps and batch_count < len(self.batches):
+            if len(group) < self._batches_per_step and batch_count < len(self.batches):
                 continue
             self._train_step(group)
             group = []
@@ -189,10 +196,15 @@ class TrainingLoop:
             # Gradients are averaged over processes, whose numbers of targets differ, so losses are weighted by them.
             total = self.accelerator.reduce(total.float(), "mean")
         inner, done = self.accelerator.unwrap_model(self.model), 0
-        heads = heads_of(inner)
-        for position, (batch, size) in enumerate(zip(group, sizes, strict=True), 1):
+        heads, together = heads_of(inner), getattr(self.batches, "dealt_together", 1)
+        if self.args.pair_batch is not None:
+            seed, weight = mix_seed(self.args.seed, self.state.step), self._loss_is_sum * self.accelerator.num_processes
+            done_together = backward_together(self.model, group, self.accelerator, seed, together, weight or 1)
+            self._record(*done_together, total)
+            group = []
+        for position, (batch, size) in enumerate(zip(group, sizes, strict=False), 1):
             for head in heads:
-                positions = global_places(getattr(self.batches, "dealt_together", 1), done, batch, self.accelerator)
+                positions = global_places(together, done, batch, self.accelerator)
                 head.before_forward(mix_seed(self.args.seed, self.state.step), positions)
                 head.warn_if_divided(1, len(group) * self.accelerator.num_processes)
             done += count_examples(batch)
@@ -201,13 +213,7 @@ class TrainingLoop:
                 # Gradients are averaged over processes, so summed losses are multiplied by the number of processes.
                 weight = self.accelerator.num_processes if self._loss_is_sum else size / total
                 self.accelerator.backward(output.loss * weight)
-            loss = output.loss.detach()
-            self._recent_losses.append((self.state.step + 1, loss))
-            with torch.no_grad():
-                loss = loss / size if self._loss_is_sum else loss
-                metrics = {"examples": torch.ones_like(loss), "loss": loss, **self.measure(output, batch)}
-                for name, value in metrics.items():
-                    self._totals[name] = self._totals.get(name, 0) + value.to(self._wide) * size
+            self._record(output, batch, size)
         if self.args.max_grad_norm is not None and class_shards(inner):
             norm = total_norm(inner, of_gradients=True)
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.args.max_grad_norm, norm)
@@ -225,6 +231,16 @@ class TrainingLoop:
         self.optimizer.zero_grad()
         if not isinstance(self.scheduler, ReduceLROnPlateau) and not self.accelerator.optimizer_step_was_skipped:
             self.scheduler.step()
+
+    @torch.no_grad()
+    def _record(self, output: Any, batch: Batch, size: Any) -> None:
+        """Add loss and metrics of a batch with `size` targets to those of the epoch."""
+        loss = output.loss.detach()
+        self._recent_losses.append((self.state.step + 1, loss))
+        loss = loss / size if self._loss_is_sum else loss
+        metrics = {"examples": torch.ones_like(loss), "loss": loss, **self.measure(output, batch)}
+        for name, value in metrics.items():
+            self._totals[name] = self._totals.get(name, 0) + value.to(self._wide) * size
 
     def _finish_epoch(self, started: float, bar: tqdm) -> None:
         state, reached_end = self.state, self.state.batch >= len(self.batches)

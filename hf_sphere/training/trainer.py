@@ -19,6 +19,7 @@ from hf_sphere.optim.groups import collect_parameter_options
 from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.checkpoints import check_can_be_saved
 from hf_sphere.training.evaluation import count_examples, global_places, initialize_from_data, loss_is_sum
+from hf_sphere.training.pair_batch import backward_together, batches_per_step
 from hf_sphere.utils.options import keyword_options
 from hf_sphere.utils.seeds import mix_seed
 
@@ -187,6 +188,8 @@ class SphereTrainer(Trainer):
     Args:
         *args: See `Trainer`.
         radial_logging_steps: Steps between two logs of effective learning rates; see `RadialDiagnosticsCallback`.
+        pair_batch: Examples per optimizer step, over all processes, whose loss is computed together, that of the head
+            or `compute_loss_func`; batches of the data are encoded twice, as by `hf_sphere.losses.cached_step`.
         **options: See `Trainer`.
 
     Raises:
@@ -199,7 +202,9 @@ class SphereTrainer(Trainer):
         >>> SphereTrainer(model, args, train_dataset=images.train).train()  # doctest: +SKIP
     """
 
-    def __init__(self, *args: Any, radial_logging_steps: int | None = None, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, radial_logging_steps: int | None = None, pair_batch: int | None = None, **options: Any
+    ) -> None:
         arguments = args[1] if len(args) > 1 else options.get("args")
         if arguments is not None and not isinstance(arguments, TrainingArguments):
             raise TypeError("args must be transformers.TrainingArguments; those of hf_sphere.training are for recipes.")
@@ -208,9 +213,29 @@ class SphereTrainer(Trainer):
             check_can_be_saved(self.model)
         if _smooth_by_head(self.model, self.args):
             self.label_smoother = None
+        self._pair_batch = pair_batch
+        self._waiting: list[Any] = []  # batches of the next step
+        if pair_batch is not None:
+            size = getattr(self.train_dataset, "batch_size", self.args.per_device_train_batch_size)
+            count = batches_per_step(self.model, pair_batch, size, self.args, self.accelerator)
+            self.args.gradient_accumulation_steps = count
         if radial_logging_steps is not None:
             self.add_callback(RadialDiagnosticsCallback(self.log, radial_logging_steps))
         self.add_callback(SphereCallback())
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Train on a batch, or, with `pair_batch`, on those since the last optimizer step, if it is the last one."""
+        if self._pair_batch is None:
+            return super().training_step(model, inputs, num_items_in_batch)
+        model.train()
+        self._waiting.append(self._prepare_inputs(inputs))
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)
+        batches, self._waiting = self._waiting, []
+        together = 1 if isinstance(self.train_dataset, ImageBatches) else count_examples(batches[0])
+        seed, function = mix_seed(self.args.seed, self.state.global_step), self.compute_loss_func
+        output, _ = backward_together(model, batches, self.accelerator, seed, together, loss_func=function)
+        return output.loss.detach()
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Create a model by `model_init`, with the label smoothing of the arguments."""

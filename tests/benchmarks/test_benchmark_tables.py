@@ -99,6 +99,15 @@ def test_every_table_is_made_from_its_file_and_on_one_page():
             "| spherized, binary | 0.0",
         ),
         ("text-embeddings", set_value("ONNX, int8: MB", value=12.6), "| ONNX in int8: size | 13 MB |"),
+            "pair-batch",
+            set_value("batch 8192, in chunks of 64: additional memory, MB", value=1234.5),
+            "| 8,192 | 1,234 |  |",
+        ),
+        (
+            "uniformity-gradients",
+            set_value("SlicedUniformityLoss, 64 circles, d = 3: relative variance times ms, shift", value=0.0125),
+            "| `SlicedUniformityLoss`, 64 circles | 0.013 |",
+        ),
         ("fine-tuning", set_value("recall_at_1 %, frozen", value=12.34), "| frozen backbone | 12.3 | 16.3 |"),
         (
             "minilm-language",

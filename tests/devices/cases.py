@@ -137,6 +137,25 @@ def steps(name: str, device: Any) -> Callable[[], Any]:
     return step
 
 
+def with_fixed_seed(compute: nn.Module, x: Tensor) -> Any:
+    torch.manual_seed(0)
+    return compute(x)
+
+
+def cached_step(device: Any) -> Callable[[], Any]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 4)).to(device)
+    loss, batch = losses.SupConLoss(learn_temperature=True).to(device), (EMBEDDINGS.to(device), LABELS.to(device))
+
+    def step() -> Any:
+        net.zero_grad()
+        torch.manual_seed(0)
+        value = losses.cached_step(net, loss, batch, chunk_size=16)
+        return value, [parameter.grad.clone() for parameter in net.parameters()]
+
+    return step
+
+
 def train_head(name: str, device: Any) -> Callable[[], Any]:
     """A training step of a head and a prediction."""
     torch.manual_seed(0)
@@ -359,6 +378,12 @@ CASES: dict[str, Case] = {
     "nn.fit_calibration": of(fit_calibration, numbers(300, 4), torch.arange(300) % 4),
     "losses.InfoNCELoss": module(losses.InfoNCELoss, EMBEDDINGS, torch.arange(20).repeat(2)),
     "losses.SupConLoss": module(losses.SupConLoss, EMBEDDINGS, LABELS),
+    "losses.SigLIPLoss": module(losses.SigLIPLoss, EMBEDDINGS, torch.arange(20).repeat(2)),
+    "losses.CrossBatchSupConLoss": module(lambda: losses.CrossBatchSupConLoss(6, 60), EMBEDDINGS, LABELS),
+    "losses.HeatKernelLoss": module(losses.HeatKernelLoss, EMBEDDINGS),
+    "losses.KoLeoLoss": module(losses.KoLeoLoss, EMBEDDINGS),
+    "losses.SlicedUniformityLoss": module(losses.SlicedUniformityLoss, EMBEDDINGS, call=with_fixed_seed),
+    "losses.cached_step": cached_step,
     "distributions.VonMisesFisher": use_distribution(distributions.VonMisesFisher),
     "distributions.PowerSpherical": use_distribution(distributions.PowerSpherical),
     "distributions.HypersphericalUniform": lambda device: (

@@ -8,12 +8,10 @@ import torch
 from hf_sphere import losses
 from hf_sphere.nn.heads import mixins
 
-SIZES = {"SupConLoss": (), "InfoNCELoss": ()}
-NAMES = sorted(
-    name
-    for name in dir(losses)
-    if name.endswith("Loss") and name not in ("HeadLoss", "PairLoss", "MetricLearningLoss", "SentenceTransformerLoss")
-)
+SIZES = {"SupConLoss": (), "InfoNCELoss": (), "SigLIPLoss": (), "CrossBatchSupConLoss": (6, 20)}
+OTHERS = ("HeadLoss", "PairLoss", "MetricLearningLoss", "SentenceTransformerLoss")
+WITHOUT_LABELS = ("HeatKernelLoss", "KoLeoLoss", "SlicedUniformityLoss")
+NAMES = sorted(name for name in dir(losses) if name.endswith("Loss") and name not in (*OTHERS, *WITHOUT_LABELS))
 LABELS = torch.tensor([-100, 3, 1, 2, 1, 3, 2])
 
 

@@ -14,6 +14,7 @@ BUILD = {
     "blocks of centers": lambda: losses.SubCenterArcFaceLoss(8, 6, blockwise=True),
     "SupConLoss": lambda: losses.SupConLoss(learn_temperature=True),
     "InfoNCELoss": losses.InfoNCELoss,
+    "SigLIPLoss": losses.SigLIPLoss,
 }
 
 

@@ -242,7 +242,7 @@ def test_a_loss_of_a_whole_batch_warns_once_of_accumulation_in_a_trainer(loss, c
     accumulate(loss, [4], 4)
     accumulate(loss, [4], None)
     assert caplog.messages == []
-    accumulate(loss, [4, 2, 4], 10)
+    accumulate(loss, [4, 3, 4], 11)
     assert len(caplog.messages) == 1
     assert "gradient_accumulation_steps=1" in caplog.text or "Use SphereTrainer" in caplog.text
 

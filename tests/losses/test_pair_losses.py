@@ -12,7 +12,7 @@ from pytorch_metric_learning import losses as metric_losses
 from torch import Tensor, distributed
 from two_processes import join
 
-from hf_sphere.losses import InfoNCELoss, MetricLearningLoss, SupConLoss
+from hf_sphere.losses import InfoNCELoss, MetricLearningLoss, SigLIPLoss, SupConLoss
 from hf_sphere.nn import class_softmax
 
 PAIRS = torch.tensor([4, 7, 4, 1, 7, 1])
@@ -51,10 +51,10 @@ def test_supcon_loss_and_gradient_are_those_of_the_definition(labels, temperatur
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("loss", [SupConLoss(0.3, learn_temperature=True), InfoNCELoss(0.3)])
+@pytest.mark.parametrize("loss", [SupConLoss(0.3, learn_temperature=True), InfoNCELoss(0.3), SigLIPLoss(0.3, -1.0)])
 def test_gradients_pass_gradcheck(loss):
     loss, x = loss.double(), torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, _: loss(x, PAIRS), [x, loss.log_temperature])
+    assert torch.autograd.gradcheck(lambda x, *_: loss(x, PAIRS), [x, *loss.parameters()])
 
 
 @pytest.mark.parametrize("make", [SupConLoss, InfoNCELoss])
@@ -87,13 +87,46 @@ def test_infonce_loss_is_the_symmetric_cross_entropy_of_the_pairs(ignored):
     torch.testing.assert_close(InfoNCELoss()(x, labels), expected)
 
 
+def plain_siglip(x: Tensor, first: list[int], second: list[int], temperature: float, bias: float) -> Tensor:
+    """Algorithm 1 of the paper."""
+    points = F.normalize(x.double(), dim=-1)
+    logits = points[first] @ points[second].T / temperature + bias
+    return -F.logsigmoid((2 * torch.eye(len(first), dtype=x.dtype) - 1) * logits).sum() / len(first)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.permutations([0, 0, 1, 1, 2, 2, 3, 3]), st.sampled_from([0.01, 0.1, 1.0]), st.floats(-12, 3), st.booleans())
+def test_siglip_loss_and_gradient_are_those_of_the_definition(labels, temperature, bias, ignored):
+    x, labels = torch.randn(8, 4), torch.tensor(labels)
+    labels[labels == 3] = -100 if ignored else 3
+    at = [(labels == label).nonzero().flatten().tolist() for label in range(3 if ignored else 4)]
+    results = []
+    ours = SigLIPLoss(temperature, bias)
+    for loss in (
+        lambda x: plain_siglip(x, *map(list, zip(*at, strict=True)), temperature, bias),
+        lambda x: ours(x, labels),
+    ):
+        inputs = x.clone().requires_grad_()
+        value = loss(inputs)
+        value.backward()
+        results.append((value.detach().double(), inputs.grad))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_siglip_starts_at_the_values_of_the_paper():
+    loss = SigLIPLoss()
+    assert loss.log_temperature.exp().item() == pytest.approx(0.1)
+    assert loss.bias.item() == -10
+    assert {name for name, _ in loss.named_parameters()} == {"log_temperature", "bias"}
+
+
+@pytest.mark.parametrize("kind", [InfoNCELoss, SigLIPLoss])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
 @pytest.mark.parametrize("labels", [[0, 0, 1], [0, 0, 0, 0], [0, 1]])
-def test_infonce_needs_two_examples_of_each_label(labels, dtype):
-    with pytest.raises(
-        ValueError, match=r"needs exactly two examples of each label; got .* pass torch.cat\(\[a, b\]\)"
-    ):
-        InfoNCELoss()(torch.randn(len(labels), 4), torch.tensor(labels, dtype=dtype))
+def test_losses_of_pairs_need_two_examples_of_each_label(labels, dtype, kind):
+    message = rf"{kind.__name__} needs exactly two examples of each label; got .* pass torch.cat\(\[a, b\]\)"
+    with pytest.raises(ValueError, match=message):
+        kind()(torch.randn(len(labels), 4), torch.tensor(labels, dtype=dtype))
 
 
 def test_supcon_is_that_of_pytorch_metric_learning_if_there_are_several_classes():
@@ -118,6 +151,15 @@ def test_batch_without_positives_has_no_loss_and_warns_once(caplog):
     assert len([message for message in caplog.messages if "no two examples with the same label" in message]) == 1
 
 
+def test_batch_of_one_class_warns_once(caplog):
+    loss = SupConLoss()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            loss(torch.randn(4, 4), torch.tensor([3, -100, 3, 3]))
+        SupConLoss()(torch.randn(4, 4), torch.tensor([0, 0, 1, 1]))
+    assert len([message for message in caplog.messages if "examples of one label only" in message]) == 1
+
+
 def test_supcon_has_zero_gradient_at_a_zero_embedding():
     x = torch.randn(4, 4).index_fill_(0, torch.tensor(1), 0.0).requires_grad_()
     SupConLoss()(x, torch.tensor([0, 0, 1, 1])).backward()
@@ -125,7 +167,7 @@ def test_supcon_has_zero_gradient_at_a_zero_embedding():
     assert x.grad[0].any()
 
 
-@pytest.mark.parametrize("kind", [SupConLoss, InfoNCELoss])
+@pytest.mark.parametrize("kind", [SupConLoss, InfoNCELoss, SigLIPLoss])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(kind, dtype):
     x = torch.randn(6, 4).to(dtype)
@@ -140,7 +182,7 @@ def test_half_precision_is_computed_in_float32(kind, dtype):
     assert inputs.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("kind", [SupConLoss, InfoNCELoss])
+@pytest.mark.parametrize("kind", [SupConLoss, InfoNCELoss, SigLIPLoss])
 def test_no_tensor_has_an_entry_per_pair(kind):
     sizes = []
 
@@ -156,7 +198,8 @@ def test_no_tensor_has_an_entry_per_pair(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "labels"), [(SupConLoss, [0, -100, 0, 1, 1, -100]), (InfoNCELoss, [0, 1, -100, 0, 1])]
+    ("kind", "labels"),
+    [(SupConLoss, [0, -100, 0, 1, 1, -100]), (InfoNCELoss, [0, 1, -100, 0, 1]), (SigLIPLoss, [0, 1, -100, 0, 1])],
 )
 def test_ignored_examples_need_not_be_finite(kind, labels):
     x, labels = torch.randn(len(labels), 4), torch.tensor(labels)
@@ -207,19 +250,29 @@ def test_wrong_shapes_are_rejected(loss):
 # Two processes, with batches of different sizes
 
 SIZES = [4, 6]
-DISTRIBUTED_LABELS = {SupConLoss: [0, 1, -100, 0, 5, 1, 0, 2, 2, 9], InfoNCELoss: [0, 1, 1, 0, 5, 7, 7, 9, 5, 9]}
+OF_PAIRS = [0, 1, 1, 0, 5, 7, 7, 9, 5, 9]
+MAKE = {
+    "SupConLoss": lambda: SupConLoss(0.3, learn_temperature=True),
+    "InfoNCELoss": lambda: InfoNCELoss(0.3),
+    "SigLIPLoss": lambda: SigLIPLoss(0.3, -1.0),
+}
+DISTRIBUTED_LABELS = {
+    "SupConLoss": [0, 1, -100, 0, 5, 1, 0, 2, 2, 9],
+    "InfoNCELoss": OF_PAIRS,
+    "SigLIPLoss": OF_PAIRS,
+}
 
 
 def _compute(rank: int, port: int, folder: str) -> None:
     join(rank, port)
     distributed.init_process_group("gloo")
     results = {}
-    for kind, labels in DISTRIBUTED_LABELS.items():
+    for name, labels in DISTRIBUTED_LABELS.items():
         x = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)).split(SIZES)[rank].requires_grad_()
-        loss = kind(0.3, learn_temperature=True)
+        loss = MAKE[name]()
         value = loss(x, torch.tensor(labels).split(SIZES)[rank])
         value.backward()
-        results[kind.__name__] = (value.detach(), x.grad, loss.log_temperature.grad)
+        results[name] = (value.detach(), x.grad, *(parameter.grad for parameter in loss.parameters()))
     torch.save(results, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
@@ -227,12 +280,13 @@ def _compute(rank: int, port: int, folder: str) -> None:
 def test_mean_over_two_processes_is_the_loss_of_one_process(free_port, tmp_path):
     mp.spawn(_compute, args=(free_port, str(tmp_path)), nprocs=2)
     parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    for kind, labels in DISTRIBUTED_LABELS.items():
+    for name, labels in DISTRIBUTED_LABELS.items():
         x = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-        loss = kind(0.3, learn_temperature=True)
+        loss = MAKE[name]()
         value = loss(x, torch.tensor(labels))
         value.backward()
-        values, gradients, of_temperature = zip(*(part[kind.__name__] for part in parts), strict=True)
+        values, gradients, *of_parameters = zip(*(part[name] for part in parts), strict=True)
         torch.testing.assert_close(sum(values) / 2, value.detach())
         torch.testing.assert_close(torch.cat(gradients) / 2, x.grad)
-        torch.testing.assert_close(sum(of_temperature) / 2, loss.log_temperature.grad)
+        averaged = [sum(gradients) / 2 for gradients in of_parameters]
+        torch.testing.assert_close(averaged, [parameter.grad for parameter in loss.parameters()])

@@ -1,0 +1,218 @@
+"""Gradients of the loss of a batch that is encoded in chunks."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from hypothesis import given, settings, strategies as st
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers.modeling_outputs import ModelOutput
+from two_processes import join
+
+from hf_sphere.losses import (
+    ArcFaceLoss,
+    CrossBatchSupConLoss,
+    HeadLoss,
+    InfoNCELoss,
+    SigLIPLoss,
+    SupConLoss,
+    VMFSoftmaxLoss,
+    cached_step,
+)
+
+LOSSES: dict[str, Callable[[], nn.Module]] = {
+    "SupConLoss": lambda: SupConLoss(0.3, learn_temperature=True),
+    "InfoNCELoss": lambda: InfoNCELoss(0.3),
+    "SigLIPLoss": lambda: SigLIPLoss(0.3, -1.0),
+    "CrossBatchSupConLoss": lambda: CrossBatchSupConLoss(5, 40),
+    "ArcFaceLoss": lambda: ArcFaceLoss(5, 8),
+    "ProxyAnchorLoss": lambda: HeadLoss(5, 8, head="proxy_anchor"),
+    "VMFSoftmaxLoss": lambda: VMFSoftmaxLoss(5, 8),
+}
+
+
+def network(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 5))
+
+
+def gradients(*modules: nn.Module) -> list[Tensor | None]:
+    return [parameter.grad for module in modules for parameter in module.parameters()]
+
+
+def run(step: Callable[[nn.Module, nn.Module], Tensor], model: nn.Module, loss: nn.Module, dtype: torch.dtype) -> Any:
+    model, loss = copy.deepcopy(model).to(dtype), copy.deepcopy(loss).to(dtype)
+    torch.manual_seed(1)
+    value = step(model, loss)
+    return value.detach(), gradients(model, loss), torch.rand(1)
+
+
+def chunkwise(x: Tensor, labels: Tensor, size: int) -> Callable[[nn.Module, nn.Module], Tensor]:
+    """A plain step on the whole batch whose dropout masks are those of chunks."""
+
+    def step(model: nn.Module, loss: nn.Module) -> Tensor:
+        value = loss(torch.cat([model(part) for part in x.split(size)]), labels)
+        value.backward()
+        return value
+
+    return step
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.sampled_from(sorted(LOSSES)), st.integers(1, 20), st.sampled_from([0.0, 0.4]))
+def test_loss_and_gradients_are_those_of_the_whole_batch(name, chunk_size, dropout):
+    x, labels, model, loss = torch.randn(16, 6).double(), torch.arange(8).repeat(2), network(dropout), LOSSES[name]()
+    cached = run(lambda *modules: cached_step(*modules, (x, labels), chunk_size), model, loss, torch.float64)
+    expected = run(chunkwise(x, labels, chunk_size), model, loss, torch.float64)
+    torch.testing.assert_close(cached, expected, rtol=1e-9, atol=1e-12)  # with the same random numbers afterwards
+
+
+def test_gradients_in_float32_are_those_of_the_whole_batch_to_a_millionth():
+    x, labels, model, loss = torch.randn(200, 6), torch.arange(200) % 20, network(0.4), LOSSES["SupConLoss"]()
+    cached = run(lambda *modules: cached_step(*modules, (x, labels), 32), model, loss, torch.float32)
+    expected = run(chunkwise(x, labels, 32), model, loss, torch.float32)
+    for ours, theirs in zip(cached[1], expected[1], strict=True):
+        assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
+
+
+def test_gradients_are_added_to_those_there_are():
+    x, labels, model, loss = torch.randn(8, 6), torch.arange(8) % 2, network(), SupConLoss()
+    cached_step(model, loss, (x, labels), 3)
+    once = [gradient.clone() for gradient in gradients(model)]
+    cached_step(model, loss, (x, labels), 3)
+    torch.testing.assert_close(gradients(model), [2 * gradient for gradient in once])
+
+
+def test_the_loss_gets_the_embeddings_in_the_order_of_the_batch():
+    x, model, seen = torch.randn(7, 6), network(), []
+
+    def loss(embeddings: Tensor, labels: Tensor) -> Tensor:
+        seen.append((embeddings.detach(), labels))
+        return (embeddings[:-1] * embeddings[1:]).sum()  # which depends on it
+
+    cached_step(model, loss, (x, torch.arange(7)), 2)
+    torch.testing.assert_close(seen, [(model(x), torch.arange(7))])
+
+
+class Encoder(nn.Module):
+    """An encoder as of transformers, whose inputs are named."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+
+    def forward(self, values: Tensor, scale: Tensor) -> ModelOutput:
+        return ModelOutput(embeddings=self.network(values) * scale[:, None])
+
+
+def test_named_inputs_and_outputs_with_embeddings_are_those_of_tensors():
+    x, scale, labels, model, loss = torch.randn(8, 6), torch.rand(8) + 1, torch.arange(8) % 2, Encoder(), SupConLoss()
+    value = cached_step(model, loss, ({"values": x, "scale": scale}, labels), 3)
+    found = [gradient.clone() for gradient in gradients(model)]
+    model.zero_grad()
+    expected = loss(model(x, scale).embeddings, labels)
+    expected.backward()
+    torch.testing.assert_close((value, found), (expected.detach(), gradients(model)))
+
+
+def test_autocast_gives_the_gradients_of_the_whole_batch():
+    x, labels, model, loss = torch.randn(16, 6), torch.arange(16) % 4, network(), SupConLoss()
+    with torch.autocast("cpu", torch.bfloat16):
+        cached = run(lambda *modules: cached_step(*modules, (x, labels), 4), model, loss, torch.float32)
+        expected = run(chunkwise(x, labels, 16), model, loss, torch.float32)
+    torch.testing.assert_close(cached, expected, rtol=0.02, atol=0.02)
+    assert all(gradient is not None and gradient.any() for gradient in cached[1])
+
+
+def test_a_scaled_loss_gives_scaled_gradients():
+    x, labels, model, scaler = torch.randn(8, 6), torch.arange(8) % 2, network(), torch.amp.GradScaler("cpu", 1024.0)
+    loss = SupConLoss()
+    cached_step(model, lambda embeddings, labels: scaler.scale(loss(embeddings, labels)), (x, labels), 3)
+    optimizer = torch.optim.SGD(model.parameters())
+    scaler.unscale_(optimizer)
+    found = [gradient.clone() for gradient in gradients(model)]
+    model.zero_grad()
+    loss(model(x), labels).backward()
+    torch.testing.assert_close(found, gradients(model))
+
+
+def test_a_frozen_model_trains_the_loss():
+    model, loss = network().requires_grad_(False), ArcFaceLoss(5, 4)
+    cached_step(model, loss, (torch.randn(8, 6), torch.arange(8) % 4), 3)
+    assert loss.head.weight.grad.any()
+
+
+def test_batch_norm_in_training_is_reported():
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
+    batch = torch.randn(8, 6), torch.arange(8) % 2
+    with pytest.warns(UserWarning, match="Batch norm in training has the statistics of chunks"):
+        cached_step(model, SupConLoss(), batch, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cached_step(model.eval(), SupConLoss(), batch, 4)
+
+
+def of_constant(embeddings: Tensor, labels: Tensor) -> Tensor:
+    return torch.ones((), requires_grad=True) * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"chunk_size": 0}, ValueError, "chunk_size must be at least 1; got 0"),
+        ({"batch": (torch.randn(4, 6), torch.arange(3))}, ValueError, r"same number of examples.*'labels': 3"),
+        ({"batch": (torch.randn(0, 6), torch.arange(0))}, ValueError, "at least one"),
+        ({"batch": (torch.randn(3, 6), [0, 0, 1])}, TypeError, "labels must be tensors"),
+        ({"batch": ({"x": ["a"]}, torch.arange(1))}, TypeError, "x must be tensors"),
+        ({"model": lambda x: {"x": x}}, TypeError, "must return embeddings, or have them in its output; got dict"),
+        ({"loss": of_constant}, ValueError, "the loss does not depend on the embeddings"),
+        ({"loss": lambda e, _: e.detach().sum()}, ValueError, "the loss does not depend on the embeddings"),
+    ],
+)
+def test_bad_input_is_rejected_with_one_message(change, error, message):
+    usual = {"model": network(), "loss": SupConLoss(), "batch": (torch.randn(4, 6), torch.arange(4) // 2)}
+    with pytest.raises(error, match=message):
+        cached_step(**usual | change)
+
+
+# Two processes, with batches and numbers of chunks of different sizes
+
+SIZES = [5, 11]
+
+
+def _compute(rank: int, port: int, folder: str) -> None:
+    join(rank, port)
+    distributed.init_process_group("gloo")
+    results, x = {}, torch.randn(16, 6, generator=torch.Generator().manual_seed(0))
+    for name in ("SupConLoss", "ArcFaceLoss"):
+        model, loss = DistributedDataParallel(network()), DistributedDataParallel(LOSSES[name]())
+        labels = torch.arange(16) % 4
+        value = cached_step(model, loss, (x.split(SIZES)[rank], labels.split(SIZES)[rank]), 2)
+        results[name] = value, gradients(model, loss)
+    torch.save(results, f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_gradients_averaged_over_two_processes_are_those_of_one(free_port, tmp_path):
+    mp.spawn(_compute, args=(free_port, str(tmp_path)), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    torch.testing.assert_close(first["SupConLoss"][1], second["SupConLoss"][1])
+    x, labels, model, loss = (
+        torch.randn(16, 6, generator=torch.Generator().manual_seed(0)),
+        torch.arange(16) % 4,
+        network(),
+        LOSSES["SupConLoss"](),
+    )
+    value = loss(model(x), labels)
+    value.backward()
+    torch.testing.assert_close((first["SupConLoss"][0] + second["SupConLoss"][0]) / 2, value.detach())
+    torch.testing.assert_close(first["SupConLoss"][1], gradients(model, loss), rtol=1e-5, atol=1e-6)
+    model, loss = network(), LOSSES["ArcFaceLoss"]()  # a mean over processes of means over examples
+    losses = [loss(model(part), its) for part, its in zip(x.split(SIZES), labels.split(SIZES), strict=True)]
+    (sum(losses) / 2).backward()
+    torch.testing.assert_close(first["ArcFaceLoss"][1], gradients(model, loss), rtol=1e-5, atol=1e-6)

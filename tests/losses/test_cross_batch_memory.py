@@ -1,0 +1,133 @@
+"""The memory of earlier batches of a loss of pairs."""
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import Tensor, distributed
+from two_processes import join
+
+from hf_sphere.losses import CrossBatchSupConLoss, SupConLoss
+from hf_sphere.nn import class_softmax
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """Compute with several blocks also for small batches."""
+    monkeypatch.setattr(class_softmax, "SMALLEST_BLOCK", 2)
+    monkeypatch.setitem(class_softmax.BLOCK, "cpu", 8)
+
+
+def plain(x: Tensor, labels: Tensor, memory: Tensor, memory_labels: Tensor, temperature: float = 0.1) -> Tensor:
+    """Mean over the batch of the cross-entropies of the positives in batch and memory, in float64."""
+    everything = F.normalize(torch.cat([x.double(), memory.double()]), dim=-1)
+    all_labels, losses = torch.cat([labels, memory_labels]), []
+    for i in range(len(x)):
+        others = torch.arange(len(all_labels)) != i
+        others &= all_labels != -100
+        logits = everything[others] @ everything[i] / temperature
+        positive = all_labels[others] == labels[i]
+        if labels[i] != -100 and positive.any():
+            losses.append((logits.logsumexp(0) - logits[positive]).mean())
+    return torch.stack(losses).mean()
+
+
+def batches(count: int, size: int, dim: int = 4) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(size, dim, generator=generator), torch.randint(-1, 4, (size,), generator=generator) % 5)
+        for _ in range(count)
+    ]
+
+
+def test_each_loss_is_that_of_the_batch_among_the_last_embeddings():
+    loss, seen, size = CrossBatchSupConLoss(4, size=10), [], 10
+    for x, labels in batches(6, 4):
+        labels[0] = -100
+        memory = [torch.cat(part)[-size:] for part in zip(*seen, strict=True)] if seen else [x[:0], labels[:0]]
+        inputs, ours = x.clone().requires_grad_(), x.clone().requires_grad_()
+        expected, value = plain(inputs, labels, *memory), loss(ours, labels)
+        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
+        gradients = torch.autograd.grad(expected, inputs)[0], torch.autograd.grad(value, ours)[0]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+        seen.append((x, labels))
+
+
+def test_the_loss_of_the_first_batch_is_without_memory():
+    ((x, labels),) = batches(1, 8)
+    assert torch.equal(CrossBatchSupConLoss(4, 100)(x, labels), SupConLoss()(x, labels))
+
+
+def test_an_example_that_is_still_in_the_memory_is_a_positive_of_itself():
+    loss, x, labels = CrossBatchSupConLoss(4, 8), torch.randn(4, 4), torch.arange(4)
+    assert loss(x, labels) == 0
+    torch.testing.assert_close(loss(x, labels).double(), plain(x, labels, x, labels), rtol=1e-5, atol=1e-6)
+
+
+def test_in_eval_mode_the_memory_is_neither_used_nor_filled():
+    loss, ((x, labels), other) = CrossBatchSupConLoss(4, 8), batches(2, 8)
+    loss(*other)
+    before = {name: value.clone() for name, value in loss.state_dict().items()}
+    assert torch.equal(loss.eval()(x, labels), SupConLoss()(x, labels))
+    torch.testing.assert_close(loss.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_loaded_loss_has_the_memory():
+    loss, other, (first, second) = CrossBatchSupConLoss(4, 8), CrossBatchSupConLoss(4, 8), batches(2, 6)
+    loss(*first)
+    other.load_state_dict(loss.state_dict())
+    assert torch.equal(loss(*second), other(*second))
+
+
+def test_a_memory_smaller_than_a_batch_is_rejected():
+    with pytest.raises(ValueError, match="a memory of 7 embeddings is smaller than a batch of 8; increase its size"):
+        CrossBatchSupConLoss(4, 7)(torch.randn(8, 4), torch.arange(8) // 2)
+
+
+SIZES = [3, 5]
+
+
+def _compute(rank: int, port: int, folder: str) -> None:
+    join(rank, port)
+    distributed.init_process_group("gloo")
+    loss, results = CrossBatchSupConLoss(4, 18, temperature=0.3, learn_temperature=True), []
+    for x, labels in batches(3, 8):
+        loss.zero_grad()
+        part = x.split(SIZES)[rank].clone().requires_grad_()
+        value = loss(part, labels.split(SIZES)[rank])
+        value.backward()
+        results.append((value.detach(), part.grad, loss.log_temperature.grad.clone()))
+    torch.save((results, loss.state_dict()), f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_two_processes_have_the_same_memory_and_the_loss_of_one(free_port, tmp_path):
+    mp.spawn(_compute, args=(free_port, str(tmp_path)), nprocs=2)
+    (first, memory), (second, other_memory) = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    loss = CrossBatchSupConLoss(4, 18, temperature=0.3, learn_temperature=True)
+    for (x, labels), *parts in zip(batches(3, 8), first, second, strict=True):
+        loss.zero_grad()
+        x.requires_grad_()
+        value = loss(x, labels)
+        value.backward()
+        values, gradients, of_temperature = zip(*parts, strict=True)
+        torch.testing.assert_close(sum(values) / 2, value.detach())
+        torch.testing.assert_close(torch.cat(gradients) / 2, x.grad)
+        torch.testing.assert_close(sum(of_temperature) / 2, loss.log_temperature.grad)
+    torch.testing.assert_close(memory, other_memory, rtol=0, atol=0)
+    torch.testing.assert_close(memory, dict(loss.state_dict()))
+
+
+def test_compiled_steps_of_any_batch_size_are_those_without_compilation():
+    torch.compiler.reset()
+    loss, other = CrossBatchSupConLoss(4, 20), CrossBatchSupConLoss(4, 20)
+    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
+    for size in (8, 12, 6, 8):
+        x, results = torch.randn(size, 4), []
+        for run in (loss, compiled):
+            inputs = x.clone().requires_grad_()
+            value = run(inputs, torch.arange(size) // 2)
+            value.backward()
+            results.append((value.detach(), inputs.grad))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(dict(loss.state_dict()), dict(other.state_dict()))

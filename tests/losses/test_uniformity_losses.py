@@ -1,0 +1,216 @@
+"""Losses whose expectation is 0 under the uniform distribution on the sphere."""
+
+import math
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings, strategies as st
+from scipy.special import eval_gegenbauer
+from torch import Tensor, distributed
+from two_processes import join
+
+from hf_sphere.losses import HeatKernelLoss, KoLeoLoss, SlicedUniformityLoss
+from hf_sphere.losses.uniformity import expected_log_distance
+from hf_sphere.nn import class_softmax
+
+MAKE = {
+    "heat": HeatKernelLoss,
+    "heat, short time": lambda: HeatKernelLoss(0.02),
+    "koleo": KoLeoLoss,
+    "sliced": lambda: SlicedUniformityLoss(8),
+}
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Compute with several blocks also for small batches."""
+    monkeypatch.setattr(class_softmax, "SMALLEST_BLOCK", 2)
+    monkeypatch.setitem(class_softmax.BLOCK, "cpu", 8)
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize(("count", "dim"), [(2, 2), (5, 3), (30, 16), (40, 384), (10, 1024)])
+def test_expectation_under_uniform_samples_is_zero(name, count, dim):
+    torch.manual_seed(0)
+    loss, repeats = MAKE[name](), 400
+    values = torch.stack([loss(torch.randn(count, dim, dtype=torch.float64)) for _ in range(repeats)])
+    assert abs(values.mean()) < 4 * values.std() / math.sqrt(repeats)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_embeddings_of_one_half_have_a_larger_loss(name):
+    torch.manual_seed(0)
+    x = torch.randn(200, 8)
+    x[:, 0] = x[:, 0].abs()
+    repeats = torch.stack([MAKE[name]()(torch.randn(200, 8)) for _ in range(20)])
+    assert MAKE[name]()(x) > repeats.max()
+
+
+def plain_heat(x: Tensor, time: float) -> Tensor:
+    points, dim = F.normalize(x, dim=-1), x.shape[1]
+    cosines, total = (points @ points.T)[~torch.eye(len(x), dtype=torch.bool)], 0.0
+    for k in range(1, 80):
+        if dim == 2:
+            harmonics = 2 * torch.cos(k * cosines.acos())
+        else:  # the addition theorem
+            harmonics = torch.tensor((2 * k + dim - 2) / (dim - 2) * eval_gegenbauer(k, dim / 2 - 1, cosines.numpy()))
+        total = total + harmonics * math.exp(-time * k * (k + dim - 2))
+    return total.mean()
+
+
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from([2, 3, 5, 64]), st.sampled_from([0.01, 0.1, 1.0]), st.integers(2, 9))
+def test_heat_kernel_is_its_series(small_blocks, dim, time, count):
+    x = torch.randn(count, dim, dtype=torch.float64)
+    torch.testing.assert_close(HeatKernelLoss(time)(x), plain_heat(x, time), rtol=1e-9, atol=1e-12)
+
+
+def test_heat_kernel_on_the_circle_is_the_wrapped_normal_density():
+    angle, time = torch.tensor(0.7, dtype=torch.float64), 0.05
+    x = torch.stack([torch.ones_like(angle), 0 * angle, angle.cos(), angle.sin()]).view(2, 2)
+    turns = angle + 2 * math.pi * torch.arange(-20, 21).double()
+    density = 2 * math.pi * (-(turns**2) / (4 * time)).exp().sum() / math.sqrt(4 * math.pi * time)
+    torch.testing.assert_close(HeatKernelLoss(time)(x), density - 1, rtol=1e-10, atol=1e-12)
+
+
+def test_default_heat_kernel_is_nearly_exponential_in_many_dimensions():
+    cosines = torch.linspace(-0.9, 0.9, 7, dtype=torch.float64)
+    values = []
+    for cosine in cosines:
+        x = torch.zeros(2, 4096, dtype=torch.float64)
+        x[0, 0], x[1, 0], x[1, 1] = 1, cosine, (1 - cosine**2).sqrt()
+        values.append(HeatKernelLoss()(x) + 1)
+    torch.testing.assert_close(torch.stack(values), (4 * cosines).exp(), rtol=0.03, atol=0)
+
+
+def test_koleo_without_its_expectation_is_that_of_the_paper(small_blocks):
+    x = torch.randn(9, 4, dtype=torch.float64)
+    points = F.normalize(x, dim=-1)
+    distances = torch.cdist(points, points).fill_diagonal_(torch.inf).amin(1)
+    torch.testing.assert_close(KoLeoLoss()(x), expected_log_distance(9, 4) - distances.log().mean())
+
+
+@pytest.mark.parametrize("count", [2, 3, 50, 8192])
+def test_expected_distance_on_the_ordinary_sphere_is_that_of_uniform_heights(count):
+    """The smallest of n - 1 uniform numbers has the mean logarithm -(1 + 1/2 + ... + 1/(n - 1))."""
+    expected = math.log(2) - sum(1 / k for k in range(1, count)) / 2
+    assert expected_log_distance(count, 3) == pytest.approx(expected, abs=1e-12)
+
+
+def test_sliced_distance_on_the_circle_is_the_best_rotation_of_a_regular_polygon():
+    """Transport on a circle to the uniform measure: in the order of the points, at the best shift."""
+    turns = torch.tensor([0.05, 0.3, 0.32, 0.9], dtype=torch.float64)
+    x = torch.stack([(2 * math.pi * turns).cos(), (2 * math.pi * turns).sin()], dim=1)
+    q = (torch.arange(40000, dtype=torch.float64) + 0.5) / 40000
+    best = min(
+        (turns.roll(-k)[(q * 4).long()] + (q * 4 >= 4 - k) - q - shift).square().mean()
+        for k in range(4)
+        for shift in torch.linspace(-1, 1, 2001, dtype=torch.float64)
+    )
+    loss = SlicedUniformityLoss(3)(x)
+    torch.testing.assert_close(loss + 1 / 48, best, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_gradients_pass_gradcheck(name, small_blocks):
+    x, loss = torch.randn(6, 4, dtype=torch.float64, requires_grad=True), MAKE[name]()
+
+    def of(x: Tensor) -> Tensor:
+        torch.manual_seed(0)  # of the circles
+        return loss(x)
+
+    assert torch.autograd.gradcheck(of, [x])
+
+
+def test_a_second_derivative_is_an_error():
+    x = torch.randn(6, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(HeatKernelLoss()(x), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="can be differentiated once"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(name, dtype):
+    x, loss = torch.randn(6, 4).to(dtype), MAKE[name]()
+    x[5] = 0  # which has no direction
+    x[1] = x[0]
+    inputs, values = x.clone().requires_grad_(), []
+    with torch.autocast("cpu", torch.bfloat16):
+        for some in (inputs, x.float()):
+            torch.manual_seed(0)
+            values.append(loss(some))
+    values[0].backward()
+    assert torch.equal(*values)
+    assert inputs.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_compiled_loss_of_any_batch_size_is_that_without_compilation(name):
+    torch.compiler.reset()
+    loss = MAKE[name]()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for size in (8, 12, 6):
+        x, results = torch.randn(size, 8), []
+        for run in (loss, compiled):
+            inputs = x.clone().requires_grad_()
+            torch.manual_seed(0)
+            value = run(inputs)
+            value.backward()
+            results.append((value.detach(), inputs.grad))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("shape", [(1, 4), (4, 1), (2, 3, 4)])
+def test_shapes_without_a_pair_or_a_sphere_are_rejected(name, shape):
+    with pytest.raises(ValueError, match=r"must be \(B, d\) with B > 1 and d > 1"):
+        MAKE[name]()(torch.randn(shape))
+
+
+@pytest.mark.parametrize("time", [0.0, -1.0, math.nan, math.inf])
+def test_invalid_time_is_rejected(time):
+    with pytest.raises(ValueError, match="time must be positive"):
+        HeatKernelLoss(time)
+
+
+def test_a_time_that_is_too_short_for_the_series_is_rejected():
+    with pytest.raises(ValueError, match=r"time 1e-06 is too short in 3 dimensions"):
+        HeatKernelLoss(1e-6)(torch.randn(4, 3))
+
+
+def test_no_circle_is_rejected():
+    with pytest.raises(ValueError, match="num_circles must be at least 1"):
+        SlicedUniformityLoss(0)
+
+
+SIZES = [3, 5]
+
+
+def _compute(rank: int, port: int, folder: str) -> None:
+    join(rank, port)
+    distributed.init_process_group("gloo")
+    results = {}
+    for name, make in MAKE.items():
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).split(SIZES)[rank].requires_grad_()
+        torch.manual_seed(rank)
+        value = make()(x)
+        value.backward()
+        results[name] = value.detach(), x.grad
+    torch.save(results, f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_mean_over_two_processes_is_the_loss_of_one_process(free_port, tmp_path):
+    mp.spawn(_compute, args=(free_port, str(tmp_path)), nprocs=2)
+    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for name, make in MAKE.items():
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        torch.manual_seed(0)
+        value = make()(x)
+        value.backward()
+        values, gradients = zip(*(part[name] for part in parts), strict=True)
+        torch.testing.assert_close(sum(values) / 2, value.detach())
+        torch.testing.assert_close(torch.cat(gradients) / 2, x.grad)

@@ -1,0 +1,207 @@
+"""Training on one loss of all examples of an optimizer step, whose batches are encoded one by one."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import TrainingArguments
+from two_processes import join
+
+from hf_sphere import (
+    SphereTrainer,
+    SphereVisionConfig,
+    SphereVisionForImageClassification,
+    SphereVisionForRegression,
+)
+from hf_sphere.data import ImagesInMemory
+from hf_sphere.losses import SupConLoss, trainer_loss
+from hf_sphere.nn import HEADS
+from hf_sphere.training import RecipeArguments, TrainingLoop, initialize_from_data
+from hf_sphere.training.pair_batch import add_supcon, backward_together
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
+
+
+def make_model(head: str = "proxy_anchor", **options: Any) -> Any:
+    torch.manual_seed(0)
+    config = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "num_channels": 1, "image_size": 6}
+    return SphereVisionForImageClassification(SphereVisionConfig(**config, num_labels=4, head=head, **options))
+
+
+def make_batches(size: int, rank: int = 0, processes: int = 1) -> ImagesInMemory:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (48, 1, 6, 6), dtype=torch.uint8, generator=generator)
+    place = {"process_index": rank, "num_processes": processes}
+    return ImagesInMemory(images, torch.arange(48) % 4, batch_size=size, mean=[0.5], std=[0.3], shuffle=True, **place)
+
+
+def train(
+    folder: Any, size: int, pair_batch: int | None, model: Any = None, rank: int = 0, processes: int = 1, **options: Any
+) -> tuple[dict[str, Tensor], Any]:
+    """Return weights and last metrics after six steps of the loop of the recipes on 16 examples each."""
+    model, batches = model or make_model(), make_batches(size, rank, processes)
+    initialize_from_data(model, batches)
+    plain = {"optim": "sgd", "learning_rate": 0.05, "num_train_epochs": 2, "disable_tqdm": True}
+    args = RecipeArguments(str(folder), pair_batch=pair_batch, **plain | options)
+    loop = TrainingLoop(model, batches, args, Accelerator(cpu=True), evaluate=lambda _: {"accuracy": 0.0})
+    state = loop.run()
+    assert state.step == 6
+    weights = {name: value.clone() for name, value in loop.trained_model.state_dict().items()}
+    return weights, {name: value for name, value in state.history[-1].items() if name.startswith("train_")}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_recipe_with_any_head_trains_as_with_one_large_batch(head, tmp_path):
+    whole = train(tmp_path / "whole", 16, None, make_model(head))
+    parts = train(tmp_path / "parts", 4, 16, make_model(head))
+    torch.testing.assert_close(parts, whole, **TOLERANCE)
+
+
+def test_a_recipe_with_a_summed_loss_trains_as_with_one_large_batch(tmp_path):
+    make = functools.partial(make_model, "prototype", head_kwargs={"reduction": "sum"})
+    whole = train(tmp_path / "whole", 16, None, make(), learning_rate=0.005)
+    torch.testing.assert_close(train(tmp_path / "parts", 4, 16, make(), learning_rate=0.005), whole, **TOLERANCE)
+
+
+def test_a_loss_of_pairs_is_added_to_that_of_the_head(tmp_path):
+    models = [make_model("cosine") for _ in range(3)]
+    supcon = {"supcon_weight": 0.5}
+    whole = train(tmp_path / "whole", 16, None, models[0], **supcon)
+    torch.testing.assert_close(train(tmp_path / "parts", 4, 16, models[1], **supcon), whole, **TOLERANCE)
+    train(tmp_path / "alone", 16, None, models[2])
+    batch = next(make_batches(16).epoch(0))
+    models[2].load_state_dict(models[0].state_dict())
+    output, plain = (models[index].train()(**batch) for index in (0, 2))
+    expected = plain.loss + 0.5 * SupConLoss()(plain.embeddings, batch["labels"])
+    torch.testing.assert_close(output.loss, expected)
+    torch.testing.assert_close(models[0].eval()(**batch).loss, models[2].eval()(**batch).loss)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pair_batch": 15}, r"multiple of the batches of 4 examples, on 1 process\(es\); got 15"),
+        ({"pair_batch": 3}, "multiple of the batches of 4 examples"),
+        ({"pair_batch": 16, "gradient_accumulation_steps": 2}, "cannot be combined with gradient_accumulation_steps"),
+        ({"pair_batch": 16, "torch_compile": True}, "cannot be combined with .*torch_compile"),
+        ({"pair_batch": None, "supcon_weight": 1.0, "gradient_accumulation_steps": 2}, "use pair_batch to accumulate"),
+    ],
+)
+def test_what_does_not_fit_is_rejected_before_training(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        train(tmp_path, 4, **options)
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = make_model(), make_model()
+
+
+@pytest.mark.parametrize("make", [TwoHeads, lambda: nn.Linear(36, 4)])
+def test_a_model_without_one_head_is_rejected(make, tmp_path):
+    args = RecipeArguments(str(tmp_path), pair_batch=16, disable_tqdm=True)
+    with pytest.raises(ValueError, match="pair_batch is for models whose loss is that of one head"):
+        TrainingLoop(make(), make_batches(4), args, Accelerator(cpu=True), evaluate=lambda _: {})
+
+
+def test_a_loss_of_pairs_beside_a_sum_is_rejected(tmp_path):
+    model = make_model("prototype", head_kwargs={"reduction": "sum"})
+    with pytest.raises(ValueError, match="supcon_weight is for a mean loss"):
+        train(tmp_path, 16, None, model, supcon_weight=1.0)
+
+
+# The Trainer
+
+
+def rows() -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(0)
+    return [{"pixel_values": torch.randn(1, 6, 6, generator=generator), "labels": n % 4} for n in range(40)]
+
+
+def fit(folder: Any, model: Any, size: int, pair_batch: int | None, data: Any = None, **options: Any) -> Any:
+    args = TrainingArguments(
+        str(folder), per_device_train_batch_size=size, learning_rate=0.05, optim="sgd", num_train_epochs=2,
+        report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no", logging_steps=1, max_grad_norm=0,
+        lr_scheduler_type="constant",
+    )  # fmt: skip
+    trainer = SphereTrainer(model, args, train_dataset=data or rows(), pair_batch=pair_batch, **options)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {name: value.clone() for name, value in model.state_dict().items()}, losses
+
+
+@pytest.mark.parametrize("head", ["proxy_anchor", "arcface", "adaface", "vmf"])
+def test_the_trainer_trains_as_with_one_large_batch(head, tmp_path):
+    whole = fit(tmp_path, make_model(head), 16, None)  # 40 examples: the last step of an epoch has 8
+    parts = fit(tmp_path, make_model(head), 4, 16)
+    torch.testing.assert_close(parts, whole, **TOLERANCE)
+
+
+def test_the_trainer_on_image_batches_trains_as_with_one_large_batch(tmp_path):
+    whole = fit(tmp_path, make_model(), 1, None, make_batches(16))
+    torch.testing.assert_close(fit(tmp_path, make_model(), 1, 16, make_batches(4)), whole, **TOLERANCE)
+
+
+def test_the_trainer_trains_by_a_loss_of_pairs_as_with_one_large_batch(tmp_path):
+    loss = {"compute_loss_func": trainer_loss(SupConLoss())}
+    whole = fit(tmp_path, make_model("cosine"), 16, None, **loss)
+    torch.testing.assert_close(fit(tmp_path, make_model("cosine"), 4, 16, **loss), whole, **TOLERANCE)
+
+
+def test_the_trainer_does_not_report_that_the_batch_is_divided(tmp_path, caplog):
+    fit(tmp_path, make_model(), 4, 16)
+    assert "where it is divided" not in caplog.text
+
+
+# Two processes
+
+
+def _run(rank: int, port: int, folder: str) -> None:
+    join(rank, port)
+    weights, metrics = train(f"{folder}/recipe", 2, 16, make_model("cosine"), rank, 2, supcon_weight=0.5)
+    torch.save((weights, metrics["train_loss"]), f"{folder}/{rank}.pt")
+
+
+def test_two_processes_train_as_one(free_port, tmp_path):
+    mp.spawn(_run, args=(free_port, str(tmp_path)), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    torch.testing.assert_close(first, second)
+    weights, metrics = train(tmp_path / "one", 16, None, make_model("cosine"), supcon_weight=0.5)
+    torch.testing.assert_close(first, (weights, metrics["train_loss"]), rtol=1e-3, atol=1e-5)
+
+
+def test_regression_is_rejected(tmp_path):
+    config = SphereVisionConfig(
+        backbone="linear_embedding", backbone_kwargs={"width": 8}, num_channels=1, image_size=6, embedding_dim=4,
+        value_range=[0.0, 1.0],
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="for models whose loss is that of one head"):
+        fit(tmp_path, SphereVisionForRegression(config), 4, 16)
+
+
+def mixed_batches() -> list[dict[str, Tensor]]:
+    """Two batches of mixed images."""
+    batches = [*make_batches(8).epoch(0)][:2]
+    share = {"mixed_share": torch.full((8,), 0.3)}
+    return [{**batch, "mixed_labels": batch["labels"].roll(1), **share} for batch in batches]
+
+
+def test_mixed_images_have_both_labels_in_the_loss_of_all():
+    batches, model = mixed_batches(), make_model("arcface")
+    expected = model(**{name: torch.cat([batch[name] for batch in batches]) for name in batches[0]})
+    output, _ = backward_together(model, batches, Accelerator(cpu=True), seed=0, together=1)
+    torch.testing.assert_close(output.loss, expected.loss)
+
+
+def test_a_loss_of_pairs_refuses_mixed_images():
+    model, accelerator = make_model("arcface"), Accelerator(cpu=True)
+    with pytest.raises(ValueError, match="leave out mixup and cutmix"):
+        backward_together(model, mixed_batches(), accelerator, 0, 1, loss_func=trainer_loss(SupConLoss()))
+    add_supcon(model, 0.5)
+    with pytest.raises(ValueError, match="leave out mixup and cutmix"):
+        model(**mixed_batches()[0])
