@@ -163,6 +163,8 @@ def main() -> None:
 
 def draw(curves: dict[str, dict[str, list[Losses]]], optimizers: list[str], widths: list[int]) -> None:
     """Draw the test loss against the learning rate, a panel per optimizer and a line per width."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
     figure = new_figure(3.0 * len(optimizers), 3.0)
     panels = figure.subplots(1, len(optimizers), sharey=True, squeeze=False)[0]
     for axes, optimizer in zip(panels, optimizers, strict=True):
@@ -171,6 +173,11 @@ def draw(curves: dict[str, dict[str, list[Losses]]], optimizers: list[str], widt
             means = [statistics.mean(test_losses(losses)) for losses in curve.values()]
             axes.plot([float(lr) for lr in curve], means, marker="o", label=str(width))
         axes.set(xscale="log", xlabel="learning rate", title=TITLES[optimizer])
+        low, high = axes.get_xlim()
+        rates = [step * 10.0**power for power in range(-4, 0) for step in (1, 2, 5)]
+        axes.xaxis.set_major_locator(FixedLocator([rate for rate in rates if low <= rate <= high]))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
         style_axes(axes)
     panels[0].set_ylabel("test loss")
     figure.legend(*panels[0].get_legend_handles_labels(), title="width", loc="outside right center", frameon=False)
