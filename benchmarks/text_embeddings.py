@@ -38,7 +38,14 @@ from transformers import ViTConfig, ViTImageProcessor, ViTModel
 from hf_sphere.cluster import SphericalKMeans
 from hf_sphere.data.text import load_text_splits
 from hf_sphere.export import export_onnx
-from hf_sphere.losses import ArcFaceLoss, HeadLoss, LossCheckpointCallback, SentenceTransformerLoss, VMFSoftmaxLoss
+from hf_sphere.losses import (
+    ArcFaceLoss,
+    CosineSoftmaxLoss,
+    HeadLoss,
+    LossCheckpointCallback,
+    SentenceTransformerLoss,
+    VMFSoftmaxLoss,
+)
 from hf_sphere.nn import Spherize
 from hf_sphere.search import EmbeddingSpace
 
@@ -224,10 +231,10 @@ def auroc(high: Tensor, low: Tensor) -> float:
 def measure_images(steps: int) -> list[dict[str, Any]]:
     """Train a tiny ViT on the training characters of Omniglot; evaluate it on the test characters."""
     splits = load_dataset(str(DATA / "brendenlake/omniglot"))
-    sizes = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 192}
+    sizes = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 192}
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        config = ViTConfig(**sizes, image_size=28, patch_size=4, num_channels=1, hidden_dropout_prob=0.0)
+        config = ViTConfig(**sizes, image_size=28, patch_size=7, num_channels=1, hidden_dropout_prob=0.0)
         ViTModel(config).save_pretrained(folder)
         size = {"height": 28, "width": 28}
         ViTImageProcessor(size=size, image_mean=[0.9], image_std=[0.3], do_convert_rgb=False).save_pretrained(folder)
@@ -237,7 +244,7 @@ def measure_images(steps: int) -> list[dict[str, Any]]:
     data = gray["train"].select_columns(["image", "label"])
     for when in ("untrained", "trained"):
         if when == "trained":
-            train(model, ArcFaceLoss(96, data.features["label"].num_classes, scale=32.0), data, steps, 1e-3)
+            train(model, CosineSoftmaxLoss(96, data.features["label"].num_classes, scale=16.0), data, steps, 5e-4)
         vectors = model.encode(list(gray["test"]["image"]), convert_to_tensor=True, show_progress_bar=False)
         rows.append(row(f"Omniglot, {when}: Recall@1", recall(vectors, labels)))
     return rows
@@ -247,7 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", default="sentence-transformers/all-MiniLM-L6-v2", help="Hub id or folder")
     parser.add_argument("--steps", type=int, default=25, help="optimizer steps on texts")
-    parser.add_argument("--image_steps", type=int, default=300, help="optimizer steps on images")
+    parser.add_argument("--image_steps", type=int, default=2000, help="optimizer steps on images")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = measure_images(args.image_steps) + measure_texts(args.encoder, args.steps)

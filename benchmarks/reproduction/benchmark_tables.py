@@ -428,9 +428,9 @@ def _text_codes(rows: Rows, content: Mapping[str, Any]) -> str:
 
 
 TEXTS = [
-    ("Omniglot, a ViT of 0.3 million weights: Recall@1 of new characters, untrained", "Omniglot, untrained: Recall@1",
+    ("Omniglot, a ViT of 0.2 million weights: Recall@1 of new characters, untrained", "Omniglot, untrained: Recall@1",
      "{:.3f}", 1),
-    ("the same, after 300 steps with `ArcFaceLoss`", "Omniglot, trained: Recall@1", "{:.3f}", 1),
+    ("the same, after 2,000 steps with `CosineSoftmaxLoss`", "Omniglot, trained: Recall@1", "{:.3f}", 1),
     *((f"{text}: Recall@1 of the first {dim} coordinates", f"{stage}: Recall@1, {dim} dimensions", "{:.3f}", 1)
       for text, stage in (("`ArcFaceLoss` alone", "trained"), ("inside `MatryoshkaLoss`", "MatryoshkaLoss"))
       for dim in (128, 64)),

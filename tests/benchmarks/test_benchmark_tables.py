@@ -96,7 +96,7 @@ def test_every_table_is_made_from_its_file_and_on_one_page():
         (
             "text-embeddings-codes",
             set_value("trained: Recall@1, spherized, binary", value=0.1234),
-            "| spherized, binary | 0.0",
+            "| spherized, binary | 0.017 | 0.123 | 0.017 |",
         ),
         ("text-embeddings", set_value("ONNX, int8: MB", value=12.6), "| ONNX in int8: size | 13 MB |"),
             "pair-batch",
