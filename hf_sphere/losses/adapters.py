@@ -205,6 +205,11 @@ class LossCheckpointCallback(TrainerCallback):
                 advice = f"Use num_classes={names}" if names else f"dataset.class_encode_column({column!r}) makes them"
                 raise ValueError(f"the column {column!r} must have class numbers{classes}; got {label!r}. {advice}.")
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Update the schedules of the heads, such as `margin_warmup_epochs`."""
+        for head in heads_of(self.loss):
+            head.set_epoch(int(state.epoch or 0))
+
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Average the gradients over processes, in the same order on each, whichever losses a batch used."""
         for weight in self.loss.parameters() if count_processes() > 1 else ():

@@ -169,6 +169,16 @@ def test_evaluation_changes_no_statistics_and_uses_no_margin(name, model, tmp_pa
     assert value == pytest.approx(expected.item(), rel=1e-4)
 
 
+def test_the_margin_begins_after_its_warm_up_epochs(model, tmp_path):
+    loss = losses.ArcFaceLoss(model.get_embedding_dimension(), 4, margin=0.3, margin_warmup_epochs=1)
+    margins = []
+    loss.head.register_forward_pre_hook(lambda head, _: margins.append(head.active_margin))
+    data = texts(label=CLASSES)
+    build_trainer(model, loss, tmp_path, data, max_steps=-1, num_train_epochs=2).train()
+    assert sorted({*margins}) == [0.0, 0.3]
+    assert margins == sorted(margins)
+
+
 def test_batch_with_one_class_only_has_the_loss_of_its_head(model, tmp_path):
     for name in HEADS:
         loss, seen = build_loss(name, model.get_embedding_dimension()), []
