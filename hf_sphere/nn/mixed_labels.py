@@ -1,18 +1,15 @@
 """Labels of mixed images, each with shares of one or two classes, as by mixup and CutMix."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hf_sphere.nn.checks import IGNORED, is_readable
 
-if TYPE_CHECKING:
-    from hf_sphere.nn.heads.base import Head
-
 
 def reduce_mixed_loss(
-    head: "Head",
+    head: Any,
     embeddings: Tensor,
     logits: Tensor | None,
     labels: Tensor | None,

@@ -99,6 +99,7 @@ def test_every_table_is_made_from_its_file_and_on_one_page():
             "| spherized, binary | 0.017 | 0.123 | 0.017 |",
         ),
         ("text-embeddings", set_value("ONNX, int8: MB", value=12.6), "| ONNX in int8: size | 13 MB |"),
+        (
             "pair-batch",
             set_value("batch 8192, in chunks of 64: additional memory, MB", value=1234.5),
             "| 8,192 | 1,234 |  |",

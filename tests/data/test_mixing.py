@@ -36,7 +36,7 @@ def test_the_mean_pixel_is_that_of_the_labels_by_share(options):
 
 def test_the_label_is_that_of_the_larger_share():
     shares = torch.cat([batch["mixed_share"] for batch in first_batches(20, mixup=1.0)])
-    assert 0 < shares.min()
+    assert shares.min() > 0
     assert shares.max() <= 0.5
     assert len(shares.unique()) == 20
 
@@ -73,8 +73,8 @@ def test_episodes_refuse_it():
     with pytest.raises(ValueError, match="episodes"):
         load_image_data(ImageDataOptions("digits", cutmix=1.0), "retrieval", episodes=Episodes(5, 2, 3))
     images, labels = plain_images()
+    sizes = {"mean": [0.0], "std": [1.0], "episodes": Episodes(2, 1, 1)}
     with pytest.raises(ValueError, match="without episodes"):
-        sizes = {"mean": [0.0], "std": [1.0], "episodes": Episodes(2, 1, 1)}
         ImagesInMemory(images, labels, **sizes, augmentation=Augmentation(mixup=0.2))
 
 

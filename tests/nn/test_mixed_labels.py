@@ -97,7 +97,7 @@ def test_a_head_that_compares_the_batch_is_refused_by_name(batch):
 
 
 @pytest.mark.parametrize(
-    "changed, message",
+    ("changed", "message"),
     [
         ({"mixed_share": None}, "need labels, mixed_labels and mixed_share"),
         ({"mixed_labels": torch.tensor([9] * 6)}, "run from 9 to 9"),
