@@ -99,7 +99,7 @@ def test_a_head_that_compares_the_batch_is_refused_by_name(batch):
 
 
 @pytest.mark.parametrize(
-    "changed, message",
+    ("changed", "message"),
     [
         ({"mixed_share": None}, "need labels, mixed_labels and mixed_share"),
         ({"mixed_labels": torch.tensor([9] * 6)}, "run from 9 to 9"),
@@ -171,9 +171,9 @@ def test_models_of_values_refuse_mixed_images():
     config = SphereVisionConfig(
         backbone="lenet5", image_size=28, num_channels=1, embedding_dim=4, value_range=[0.0, 1.0]
     )
+    mixed = {"mixed_labels": torch.tensor([1, 2]), "mixed_share": torch.full((2,), 0.5)}
     for model in (SphereVisionForRegression(config), vision_model("cosine", "regression")):
         with pytest.raises(ValueError, match="mixed images need a model with a head for classes"):
-            mixed = {"mixed_labels": torch.tensor([1, 2]), "mixed_share": torch.full((2,), 0.5)}
             model(torch.randn(2, 1, 28, 28), labels=torch.rand(2), **mixed)
 
 

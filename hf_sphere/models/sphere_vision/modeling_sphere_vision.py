@@ -391,8 +391,8 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
                 from 0 to 1, for images with several classes, or values. With the `problem_type`
                 `single_label_classification`, these are the shares of one or two classes in a mixed image, as of the
                 transforms `MixUp` and `CutMix` of torchvision. If given, the output has a loss.
-            **kwargs: Options of the encoder, see `SphereVisionModel`, and `mixed_labels` and `mixed_share` of images that
-                are mixed with others, see `Head.forward`.
+            **kwargs: Options of the encoder, see `SphereVisionModel`, and `mixed_labels` and `mixed_share` of images
+                that are mixed with others, see `Head.forward`.
         """
         mixed = pop_mixed(kwargs)
         encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
