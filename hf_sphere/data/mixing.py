@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import CutMix, MixUp
 
+from hf_sphere.data.augmentation import drawing_from
 from hf_sphere.utils.devices import to_device
 
 
@@ -26,11 +27,10 @@ def mix_images(
     """
     kinds = [kind(alpha=alpha, num_classes=len(images)) for kind, alpha in ((MixUp, mixup), (CutMix, cutmix)) if alpha]
     chosen, seed = torch.randint(2**62, (2,), generator=generator).tolist()
-    with torch.random.fork_rng(devices=[]):  # torchvision draws from torch's global generator
-        torch.default_generator.manual_seed(seed)
+    with drawing_from(seed):
         # Labeled by their numbers, images get shares of any two of them, however many classes there are.
-        mixed, shares = kinds[chosen % len(kinds)](images, torch.arange(len(images), device=images.device))
-    share = to_device(1 - shares.diagonal().cpu(), labels.device)
+        mixed, shares = kinds[chosen % len(kinds)](images, torch.arange(len(images)))
+    share = to_device(1 - shares.diagonal(), labels.device)  # from the CPU, which does not wait for the device
     others = labels.roll(1)
     is_larger = share > 0.5
     return {

@@ -49,10 +49,7 @@ def cached_step(
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1; got {chunk_size}.")
     inner: Any = model.module if isinstance(model, DistributedDataParallel) else model  # the first pass sends nothing
-    modules = inner.modules() if isinstance(inner, nn.Module) else ()
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training for module in modules):
-        problem = "Batch norm in training has the statistics of chunks, so gradients are not those of the whole batch"
-        warnings.warn(f"{problem}; set it to eval mode, or use another norm.", stacklevel=2)
+    warn_of_batch_norm(inner)
 
     def encode(chunk: Sequence[Tensor]) -> Tensor:
         call = model if torch.is_grad_enabled() else inner
@@ -66,6 +63,14 @@ def cached_step(
 
     chunks = list(zip(*(value.split(chunk_size) for value in parts.values()), strict=True))
     return step_in_chunks(encode, lambda embeddings: loss(embeddings, labels), chunks, getattr(model, "no_sync", None))
+
+
+def warn_of_batch_norm(model: Any) -> None:
+    """Warn if a model has batch norm in training."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training for module in modules):
+        problem = "Batch norm in training has the statistics of chunks, so gradients are not those of the whole batch"
+        warnings.warn(f"{problem}; set it to eval mode, or use another norm.", stacklevel=3)
 
 
 def step_in_chunks(

@@ -1,5 +1,6 @@
 """Labels of mixed images, each with shares of one or two classes, as by mixup and CutMix."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -36,6 +37,20 @@ def reduce_mixed_loss(
     return total / shares.masked_fill(both == IGNORED, 0.0).sum().clamp_min(torch.finfo(shares.dtype).tiny)
 
 
+def pop_mixed(options: dict[str, Any]) -> dict[str, Tensor]:
+    """Remove `mixed_labels` and `mixed_share` from the options of a model's forward pass, and return them.
+
+    If they were its parameters, the Trainer would take both for labels and evaluate no batch without them.
+    """
+    return {name: options.pop(name) for name in ("mixed_labels", "mixed_share") if name in options}
+
+
+def refuse_mixed(options: Mapping[str, Any]) -> None:
+    """Raise an error if the options of a model or head without a loss of mixed images have their labels."""
+    if "mixed_labels" in options or "mixed_share" in options:
+        raise ValueError("mixed images need a model with a head for classes, one of `hf_sphere.nn.HEADS`.")
+
+
 def divide_soft_labels(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the class with the largest share, the one with the second largest, and the share of the latter, each (B,).
 
@@ -45,8 +60,8 @@ def divide_soft_labels(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Raises:
         ValueError: If they are not; asynchronously on another device than the CPU.
     """
-    shares, classes = labels.topk(min(2, labels.shape[1]), dim=1)
-    is_complete = ((shares.sum(1) - 1).abs() < 1e-3).all() & (labels >= 0).all()
+    shares, classes = labels.to(torch.promote_types(labels.dtype, torch.float32)).topk(min(2, labels.shape[1]), dim=1)
+    is_complete = ((shares.sum(1) - 1).abs() < 4e-3).all() & (labels >= 0).all()  # rounding of bfloat16
     message = "soft labels are shares of one or two classes of each image, with the sum 1; smooth labels by the head."
     _require(is_complete, message)
     return classes[:, 0], classes[:, -1], shares[:, -1] if labels.shape[1] > 1 else 0 * shares[:, 0]

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
-from hf_sphere.losses.cached import step_in_chunks
+from hf_sphere.losses.cached import step_in_chunks, warn_of_batch_norm
 from hf_sphere.losses.pairs import SupConLoss
 from hf_sphere.nn import Head, HeadOutput, PoleRegression
 from hf_sphere.nn.heads.base import heads_of
@@ -82,7 +82,7 @@ def backward_together(
         with accelerator.autocast():
             if loss_func is None:
                 head.warn_if_divided(1, accelerator.num_processes)
-                output = head(embeddings, labels, **mixed)
+                output = getattr(inner, "apply_head", head)(embeddings, labels, **mixed)
             elif mixed:
                 raise ValueError("compute_loss_func has no loss of mixed images; leave out mixup and cutmix.")
             else:
@@ -90,6 +90,7 @@ def backward_together(
         loss = output.loss * weight
         return loss if accelerator.scaler is None else accelerator.scaler.scale(loss)
 
+    warn_of_batch_norm(inner)
     # Not through DistributedDataParallel, which expects gradients of the head in each backward pass.
     step_in_chunks(partial(inputs_of, head, inner, forward=inner.forward), compute_loss, batches)
     for name, parameter in inner.named_parameters() if accelerator.num_processes > 1 else ():

@@ -1,6 +1,7 @@
 """The Trainer of transformers, training like the recipes; and its parts, for a Trainer of one's own."""
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 import torch
@@ -218,6 +219,7 @@ class SphereTrainer(Trainer):
         if pair_batch is not None:
             size = getattr(self.train_dataset, "batch_size", self.args.per_device_train_batch_size)
             count = batches_per_step(self.model, pair_batch, size, self.args, self.accelerator)
+            self.args: TrainingArguments = copy(self.args)  # those of the caller may be for other trainers, too
             self.args.gradient_accumulation_steps = count
         if radial_logging_steps is not None:
             self.add_callback(RadialDiagnosticsCallback(self.log, radial_logging_steps))
@@ -231,7 +233,8 @@ class SphereTrainer(Trainer):
         self._waiting.append(self._prepare_inputs(inputs))
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
-        batches, self._waiting = self._waiting, []
+        # Before them, there may be those of a run that was interrupted within a step.
+        batches, self._waiting = self._waiting[-self.current_gradient_accumulation_steps :], []
         together = 1 if isinstance(self.train_dataset, ImageBatches) else count_examples(batches[0])
         seed, function = mix_seed(self.args.seed, self.state.global_step), self.compute_loss_func
         output, _ = backward_together(model, batches, self.accelerator, seed, together, loss_func=function)

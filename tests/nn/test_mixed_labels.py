@@ -4,8 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torchvision.transforms.v2 import CutMix, MixUp
+from transformers import Trainer, TrainingArguments
 
-from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere import SphereTrainer
+from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionForRegression
 from hf_sphere.nn import HEADS, build_head
 
 DIM, CLASSES = 8, 5
@@ -140,3 +142,45 @@ def test_a_model_without_problem_type_asks_what_soft_labels_are():
     with pytest.raises(ValueError, match="set problem_type"):
         model(torch.rand(2, 1, 28, 28), labels=soft)
     model(torch.rand(2, 1, 28, 28), labels=soft.round())  # classes of each image, as before
+
+
+# What the Trainer and other tasks see
+
+
+def test_the_trainer_evaluates_images_that_are_not_mixed(tmp_path):
+    rows = [{"pixel_values": torch.randn(1, 28, 28), "labels": n % CLASSES} for n in range(10)]
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True)
+    for kind in (Trainer, SphereTrainer):
+        trainer = kind(
+            vision_model(), args, eval_dataset=rows, compute_metrics=lambda found: {"n": len(found.label_ids)}
+        )
+        metrics = trainer.evaluate()
+        assert metrics["eval_n"] == 10
+        assert "eval_loss" in metrics
+
+
+@pytest.mark.parametrize("missing", ["mixed_labels", "mixed_share"])
+def test_a_model_requires_both_mixed_labels_and_shares(missing):
+    mixed = {"mixed_labels": torch.tensor([1, 2]), "mixed_share": torch.full((2,), 0.5)}
+    del mixed[missing]
+    with pytest.raises(ValueError, match="mixed images need labels, mixed_labels and mixed_share"):
+        vision_model()(torch.randn(2, 1, 28, 28), labels=torch.tensor([0, 1]), **mixed)
+
+
+def test_models_of_values_refuse_mixed_images():
+    config = SphereVisionConfig(
+        backbone="lenet5", image_size=28, num_channels=1, embedding_dim=4, value_range=[0.0, 1.0]
+    )
+    mixed = {"mixed_labels": torch.tensor([1, 2]), "mixed_share": torch.full((2,), 0.5)}
+    for model in (SphereVisionForRegression(config), vision_model("cosine", "regression")):
+        with pytest.raises(ValueError, match="mixed images need a model with a head for classes"):
+            model(torch.randn(2, 1, 28, 28), labels=torch.rand(2), **mixed)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.float16])
+def test_soft_labels_can_be_of_any_dtype(dtype):
+    pixels, model = torch.randn(3, 1, 28, 28), vision_model()
+    shares = torch.tensor([1.0, 0.0, 1.0] if dtype == torch.int64 else [0.64, 0.81, 0.9])
+    soft = shares[:, None] * torch.eye(CLASSES)[:3] + (1 - shares)[:, None] * torch.eye(CLASSES)[2:]
+    expected = model(pixels, labels=torch.arange(3), mixed_labels=torch.arange(2, 5), mixed_share=1 - shares).loss
+    torch.testing.assert_close(model(pixels, labels=soft.to(dtype)).loss, expected, rtol=1e-2, atol=1e-2)

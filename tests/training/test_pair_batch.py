@@ -158,6 +158,52 @@ def test_the_trainer_does_not_report_that_the_batch_is_divided(tmp_path, caplog)
     assert "where it is divided" not in caplog.text
 
 
+def test_batches_of_an_interrupted_step_are_not_in_the_next_run(tmp_path):
+    class Interrupted(SphereTrainer):
+        steps = 0
+
+        def training_step(self, *args: Any) -> Tensor:
+            self.steps += 1
+            if self.steps == 3:
+                raise KeyboardInterrupt
+            return super().training_step(*args)
+
+    args = TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=4, num_train_epochs=1, optim="sgd", lr_scheduler_type="constant",
+        report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    weights = []
+    for kind in (Interrupted, SphereTrainer):
+        trainer = kind(make_model(), args, train_dataset=rows(), pair_batch=16)
+        if kind is Interrupted:
+            with pytest.raises(KeyboardInterrupt):
+                trainer.train()
+        trainer.train()
+        weights.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+    torch.testing.assert_close(weights[0], weights[1])
+    assert args.gradient_accumulation_steps == 1  # those of the next trainer
+
+
+@pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification", "regression"])
+def test_the_trainer_computes_the_loss_of_the_problem_type(problem_type, tmp_path):
+    data = rows()
+    for row in data:
+        row["labels"] = torch.tensor([0.3, 0.7, 0.0, 0.0]).roll(row["labels"])
+    whole = fit(tmp_path, make_model("cosine", problem_type=problem_type), 16, None, data)
+    torch.testing.assert_close(
+        fit(tmp_path, make_model("cosine", problem_type=problem_type), 4, 16, data), whole, **TOLERANCE
+    )
+
+
+def test_batch_norm_in_training_is_warned_of():
+    model = SphereVisionForImageClassification(
+        SphereVisionConfig(backbone="resnet18", num_channels=1, image_size=32, num_labels=4, head="cosine")
+    )
+    batches = [{"pixel_values": torch.randn(4, 1, 32, 32), "labels": torch.arange(4)} for _ in range(2)]
+    with pytest.warns(UserWarning, match="Batch norm in training has the statistics of chunks"):
+        backward_together(model.train(), batches, Accelerator(cpu=True), seed=0, together=1)
+
+
 # Two processes
 
 

@@ -19,6 +19,7 @@ from hf_sphere.models.sphere_vision.modeling_sphere_vision import (
     SphereVisionOutput,
     reset_missing_parameters,
 )
+from hf_sphere.nn.mixed_labels import pop_mixed, refuse_mixed
 
 
 @strict
@@ -100,10 +101,9 @@ class SphereViTForImageClassification(ModelWithHead, SphereEncoderMixin, plain.V
             labels: (B,), class indices; see `SphereVisionForImageClassification`. If given, the output has a loss.
             **kwargs: Options of the encoder, and `mixed_labels` and `mixed_share` of images that are mixed, likewise.
         """
-        mixed = {name: kwargs.pop(name) for name in ("mixed_labels", "mixed_share") if name in kwargs}
+        mixed = pop_mixed(kwargs)
         if self.config.head is None:
-            if mixed:
-                raise ValueError("mixed images need a head, one of `hf_sphere.nn.HEADS`; this model has none.")
+            refuse_mixed(mixed)
             return super().forward(pixel_values, labels=labels, **kwargs)
         encoder: Any = self.base_model
         encoded = encoder(pixel_values, return_dict=True, **kwargs)

@@ -19,7 +19,7 @@ from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.heads.mixins import ClassVectorHead
 from hf_sphere.nn.heads.softmax import SpherizedHead
 from hf_sphere.nn.layers import Spherization, names_kept_in_float32
-from hf_sphere.nn.mixed_labels import divide_soft_labels, refuse_soft_labels
+from hf_sphere.nn.mixed_labels import divide_soft_labels, pop_mixed, refuse_mixed, refuse_soft_labels
 from hf_sphere.nn.rejection import Rejection
 from hf_sphere.utils.modules import digest_weights, shared_tensors
 
@@ -197,6 +197,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
                 `output_hidden_states` of the configuration.
             **kwargs: Ignored; accepted for compatibility with transformers.
         """
+        refuse_mixed(kwargs)  # of a task without such a loss
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
             expected = f"(batch, {self.config.num_channels}, height, width)"
             raise ValueError(f"expected pixel_values of shape {expected}; got {tuple(pixel_values.shape)}.")
@@ -290,7 +291,7 @@ class ModelWithHead(nn.Module):
         the configuration has a `calibration`; the loss is that of the uncalibrated ones. Labels whose shape contradicts
         the problem type are an error.
         """
-        head, decision = self._apply_head(embeddings, labels, **mixed), {}
+        head, decision = self.apply_head(self.head_inputs(embeddings), labels, **mixed), {}
         calibration, rejection = getattr(self.config, "calibration", None), getattr(self, "rejection", None)
         logits = head.logits
         if rejection is not None and head.loss is not None and self.training and not torch.compiler.is_compiling():
@@ -302,8 +303,9 @@ class ModelWithHead(nn.Module):
                 logits = calibrate(logits, **calibration)
         return Classification(logits, head.loss, head.embeddings, head.concentration, **decision)
 
-    def _apply_head(self, embeddings: Tensor, labels: Tensor | None, **mixed: Tensor | None) -> HeadOutput:
-        problem_type, inputs = self.config.problem_type, self.head_inputs(embeddings)
+    def apply_head(self, inputs: Tensor, labels: Tensor | None, **mixed: Tensor | None) -> HeadOutput:
+        """Apply the head to its inputs (B, d), with the loss of the `problem_type`; see `classify`."""
+        problem_type = self.config.problem_type
         if labels is not None and labels.ndim == 2:
             if problem_type is None:
                 refuse_soft_labels(labels)
@@ -312,6 +314,7 @@ class ModelWithHead(nn.Module):
         if labels is None or problem_type is None:
             return self.head(inputs, labels, **mixed)
         if problem_type == "regression":
+            refuse_mixed(mixed)
             output = self.head(inputs)
             logits = self.head.upcast(output.logits)
             return replace(output, loss=F.mse_loss(logits, labels.to(logits.dtype).view_as(logits)))
@@ -379,14 +382,7 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
 
     @weighted_by_targets
     @can_return_tuple
-    def forward(
-        self,
-        pixel_values: Tensor,
-        labels: Tensor | None = None,
-        mixed_labels: Tensor | None = None,
-        mixed_share: Tensor | None = None,
-        **kwargs: Any,
-    ) -> SphereVisionOutput:
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any) -> SphereVisionOutput:
         """Classify images.
 
         Args:
@@ -395,12 +391,11 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
                 from 0 to 1, for images with several classes, or values. With the `problem_type`
                 `single_label_classification`, these are the shares of one or two classes in a mixed image, as of the
                 transforms `MixUp` and `CutMix` of torchvision. If given, the output has a loss.
-            mixed_labels: (B,), class indices of second images that the images are mixed with; see `Head.forward`.
-            mixed_share: (B,), the shares of these second images, from 0 to 1.
-            **kwargs: Options of the encoder, see `SphereVisionModel`.
+            **kwargs: Options of the encoder, see `SphereVisionModel`, and `mixed_labels` and `mixed_share` of images
+                that are mixed with others, see `Head.forward`.
         """
+        mixed = pop_mixed(kwargs)
         encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
-        mixed = {} if mixed_labels is None else {"mixed_labels": mixed_labels, "mixed_share": mixed_share}
         output = self.classify(encoded.embeddings, labels, **mixed)
         values = {field.name: getattr(output, field.name) for field in fields(output)}  # torch 2.11 compiles no `vars`
         return SphereVisionOutput(**values, hidden_states=encoded.hidden_states)
