@@ -126,6 +126,15 @@ def test_metadata_has_the_settings_that_a_user_of_the_file_needs(folder, tmp_pat
     np.testing.assert_allclose(run_file(path, texts), model.encode_query(TEXTS), rtol=0.0, atol=1e-4)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_tokenizer_of_the_file_truncates_on_the_side_of_the_model(side, folder, tmp_path):
+    model = build(folder)
+    model.tokenizer.truncation_side = side
+    export_onnx(model, tmp_path / "model.onnx")
+    longer = [" ".join(TEXTS)]
+    np.testing.assert_allclose(run_file(tmp_path / "model.onnx", longer), model.encode(longer), rtol=0.0, atol=1e-4)
+
+
 def test_export_changes_neither_tokenizer_nor_mode(folder, tmp_path):
     model = build(folder).train()
     model.preprocess(TEXTS)  # sets the truncation
@@ -145,6 +154,18 @@ def test_int8_file_is_smaller_and_keeps_directions(folder, tmp_path):
     cosines = (run_file(tmp_path / "int8.onnx", TEXTS) * model.encode(TEXTS)).sum(1)
     assert cosines.min() > 0.99
     assert read(tmp_path / "int8.onnx").items() >= read(tmp_path / "float.onnx").items()
+
+
+def test_an_int8_file_without_the_information_of_long_unit_embeddings_is_refused(folder, tmp_path):
+    """One large activation, which the result does not depend on, rounds all others to 0."""
+    weight = torch.randn(2048, 32, generator=torch.Generator().manual_seed(0))
+    weight[:, 0] = 0.0
+    model = build(folder, Dense(32, 2048, bias=False, activation_function=None, init_weight=weight), Normalize())
+    with torch.no_grad():
+        model[0].model.encoder.layer[-1].output.LayerNorm.weight[0] *= 1000.0
+    with pytest.raises(RuntimeError, match=r"sentence_embedding differ from the model by .* Leave out int8"):
+        export_onnx(model, tmp_path / "model.onnx", int8=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_int8_leaves_the_maps_after_a_spherization_in_float32(folder, tmp_path):
@@ -199,6 +220,14 @@ def test_inputs_that_are_not_padded_are_refused_by_name(folder, tmp_path):
     words = tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")
     model = st.SentenceTransformer(modules=[StaticEmbedding(words, embedding_dim=8)], device="cpu")
     with pytest.raises(ValueError, match=r"module 0 \(StaticEmbedding\) takes input_ids, offsets of text"):
+        export_onnx(model, tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("options", [{"max_length": 4}, {"add_special_tokens": False}])
+def test_a_tokenizer_with_options_that_the_file_lacks_is_refused(options, folder, tmp_path):
+    transformer = Transformer(folder, max_seq_length=8, processing_kwargs={"text": options})
+    model = st.SentenceTransformer(modules=[transformer, Pooling(32)], device="cpu")
+    with pytest.raises(ValueError, match=r"module 0 \(Transformer\) changes what its tokenizer returns"):
         export_onnx(model, tmp_path / "model.onnx")
 
 

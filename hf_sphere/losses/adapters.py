@@ -142,26 +142,35 @@ class SentenceTransformerLoss(nn.Module):
         self.loss.train(self.model.training)  # the trainer changes the mode of the model alone
         labels = torch.cat([labels] * len(embeddings))
         if heads and hasattr(self.model.forward, "set_dim"):  # the decorator of `MatryoshkaLoss`
-            return self._compute_cut(heads[0], torch.cat(embeddings), labels)
+            return self._compute_cut(heads, torch.cat(embeddings), labels)
         return self.loss(torch.cat(embeddings), labels)
 
-    def _compute_cut(self, head: Any, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def _compute_cut(self, heads: list[Any], embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of embeddings that were cut, with class vectors that are cut to the same length."""
         plain = {name: kind for name, kind in HEADS.items() if getattr(kind, "normalizes_classes", False)}
         plain = {name: kind for name, kind in plain.items() if kind.compute_concentration is Head.compute_concentration}
-        if head.name not in plain:
-            problem = f"head {head.name!r} cannot be used in MatryoshkaLoss, which cuts and normalizes embeddings"
-            raise ValueError(f"{problem}: it compares more than directions to class vectors. Use {', '.join(plain)}.")
-        length, head.embedding_dim = head.embedding_dim, embeddings.shape[1]
-        cut = {f"head.{name}": head.get_parameter(name)[..., : head.embedding_dim] for name in head.class_parameters}
+        for head in heads:
+            if head.name not in plain:
+                problem = f"head {head.name!r} cannot be used in MatryoshkaLoss, which cuts and normalizes embeddings"
+                advice = f"it compares more than directions to class vectors. Use {', '.join(plain)}."
+                raise ValueError(f"{problem}: {advice}")
+        lengths, length = [head.embedding_dim for head in heads], embeddings.shape[1]
+        vectors = {id(head.get_parameter(name)) for head in heads for name in head.class_parameters}
+        cut = {name: value[..., :length] for name, value in self.loss.named_parameters() if id(value) in vectors}
         try:
+            for head in heads:
+                head.embedding_dim = length
             return torch.func.functional_call(self.loss, cut, (embeddings, labels))
         finally:
-            head.embedding_dim = length
+            for head, before in zip(heads, lengths, strict=True):
+                head.embedding_dim = before
 
 
 class LossCheckpointCallback(TrainerCallback):
     """Saves a loss in the checkpoints of a Trainer, which contain only the model, and loads it when training resumes.
+
+    With `load_best_model_at_end`, the loss is also that of the best checkpoint. Several losses, one per dataset of a
+    `SentenceTransformerTrainer`, need a callback each, in the same order when training resumes.
 
     Args:
         loss: The loss.
@@ -175,6 +184,8 @@ class LossCheckpointCallback(TrainerCallback):
         >>> Trainer(model, args, callbacks=[LossCheckpointCallback(loss)])  # doctest: +SKIP
     """
 
+    file = "loss.safetensors"
+
     def __init__(self, loss: nn.Module) -> None:
         require_all_classes(loss)
         self.loss = loss
@@ -182,6 +193,9 @@ class LossCheckpointCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
         """Load the loss of the checkpoint from which training resumes; give all processes that of the first."""
         self._check_labels(train_dataloader)
+        others = vars(state).setdefault("loss_callbacks", [])  # of this training; not a field, so it is not saved
+        self.file = f"loss-{len(others)}.safetensors" if others else type(self).file
+        others.append(self)
         if args.gradient_accumulation_steps > 1:
             _warn_about_accumulation(self.loss)
         if state.global_step > 0:
@@ -222,6 +236,10 @@ class LossCheckpointCallback(TrainerCallback):
             with atomic_file(self._path(args, state)) as unfinished:
                 save_file(self.loss.state_dict(), unfinished)
 
-    @staticmethod
-    def _path(args: Any, state: Any) -> Path:
-        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "loss.safetensors"
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Load the loss of the best model if the Trainer has loaded that."""
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            self.loss.load_state_dict(load_file(Path(state.best_model_checkpoint) / self.file))
+
+    def _path(self, args: Any, state: Any) -> Path:
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / self.file

@@ -59,8 +59,10 @@ class Hyperball(NamedOptimizer):
         for index, (parameter, before, lr, matrices) in enumerate(kept):
             state = self.state[parameter]
             if "radius" not in state:
-                state["radius"] = [float(norm) for norm in norms(before, matrices)]  # torch casts tensors that it loads
-            radii = [state["radius"]] if isinstance(state["radius"], float) else state["radius"]  # of old states
+                # Numbers, as torch casts tensors that it loads; one alone, as flattened states may not have lists.
+                first, *others = [float(norm) for norm in norms(before, matrices)]
+                state["radius"] = [first, *others] if others else first
+            radii = [state["radius"]] if isinstance(state["radius"], float) else state["radius"]
             moved = parameter.to(torch.promote_types(parameter.dtype, torch.float32))  # the parameter, or a copy
             set_norms(moved, [lr * radius for radius in radii], matrices)
             set_norms(moved.add_(before), radii, matrices)

@@ -222,19 +222,25 @@ def _deviation(weight: Tensor, gradient: Tensor, dims: ChannelDims) -> float:
     """Return the largest |<w, g>| / (|w| |g|) over the groups with a gradient; infinite if it is not finite."""
     layout = Layout(weight, dims)
     w, g = (_wide(layout.matrix(tensor)) for tensor in (weight.detach(), gradient))
-    along, lengths = (w * g).sum(1).abs(), w.norm(dim=1) * g.norm(dim=1)
+    return _largest((w * g).sum(1), w.norm(dim=1) * g.norm(dim=1))
+
+
+def _largest(products: Tensor, lengths: Tensor) -> float:
     # Groups with almost no gradient (dead units) contain rounding errors only.
     reached = lengths > 1e-6 * lengths.max()
     if not lengths.isfinite().all() or not reached.any():
         return math.inf
-    return (along[reached] / lengths[reached]).max().item()
+    return (products.abs()[reached] / lengths[reached]).max().item()
 
 
 def _count_blocks(weight: Tensor, gradient: Tensor, tolerance: float) -> int:
     """Return the largest number of equal blocks along the first axis, less than that of its slices, that pass."""
+    w, g = (_wide(tensor.detach()).flatten(1) for tensor in (weight, gradient))
+    rows = (w * g).sum(1), w.norm(dim=1), g.norm(dim=1)  # computed once, as large sizes have a hundred divisors
     for count in (count for count in range(len(weight) - 1, 1, -1) if len(weight) % count == 0):
-        w, g = (tensor.unflatten(0, (count, -1)) for tensor in (weight.detach(), gradient))
-        if _deviation(w, g, (0,)) <= min(tolerance, 10 * tolerance / group_size(w, (0,)) ** 0.5):
+        products, lengths, slopes = (each.unflatten(0, (count, -1)) for each in rows)
+        deviation = _largest(products.sum(1), lengths.norm(dim=1) * slopes.norm(dim=1))
+        if deviation <= min(tolerance, 10 * tolerance / (weight.numel() // count) ** 0.5):
             return count
     return 1
 

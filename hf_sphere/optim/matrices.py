@@ -63,7 +63,7 @@ def find_matrices(model: nn.Module, roles: dict[str, Role], separate: bool | Map
 def map_matrices(function: Callable[[Tensor], Tensor], tensor: Tensor, matrices: Matrices | None) -> Tensor:
     """Apply a function to each matrix (m, n) in a tensor; kernels (m, c, h, w) are matrices (m, c h w)."""
     axis, *sizes = matrices or (0, len(tensor))
-    is_stack = tensor.ndim == 3 and set(sizes) == {1}
+    is_stack = matrices is not None and tensor.ndim == 3 and set(sizes) == {1}
     results = [function(p[0] if is_stack else p.flatten(1)).view(p.shape) for p in tensor.split(sizes, axis)]
     return torch.cat(results, axis)
 

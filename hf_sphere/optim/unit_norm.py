@@ -30,7 +30,8 @@ def renormalize(model: nn.Module, weights: str | Mapping[str, int] | None = None
             names; or None for the scheme of the model's own `model_type`.
 
     Raises:
-        ValueError: If there is no scheme, or a pattern matches no weight; RuntimeError if a weight was flattened.
+        ValueError: If there is no scheme, a pattern matches no weight, or adapters of PEFT change weights of a scheme.
+        RuntimeError: If a weight was flattened.
 
     Reference:
         Loshchilov et al., "nGPT: normalized transformer with representation learning on the hypersphere", ICLR 2025.
@@ -45,11 +46,14 @@ def renormalize(model: nn.Module, weights: str | Mapping[str, int] | None = None
         if scheme not in UNIT_NORM:
             raise ValueError(f"{scheme!r} has no known unit norms, only: {', '.join(UNIT_NORM)}. Pass axes by name.")
         patterns = UNIT_NORM[scheme]
-    parameters = dict(model.named_parameters())
+    parameters = {name.replace("_orig_mod.", ""): weight for name, weight in model.named_parameters()}  # compiled parts
+    if patterns is not weights and (adapted := fnmatch.filter(parameters, "*.base_layer.*")):
+        raise ValueError(f"{adapted[0]} has an adapter, so it is not the weight that the model uses. Merge it first.")
     axes: dict[str, int] = {}
     for pattern, axis in patterns.items():
         matching = fnmatch.filter(parameters, pattern)
-        if not matching and patterns is weights:  # a model without head, or with a tied one, lacks some of a scheme
+        # A model without head, or with a tied one, lacks some of a scheme.
+        if not matching and (patterns is weights or "_proj" in pattern):
             raise ValueError(f"pattern {pattern!r} matches no weight; names are like {', '.join([*parameters][:3])}.")
         axes |= dict.fromkeys(matching, axis)
     for name, axis in axes.items():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
-from datasets import ClassLabel, Dataset, Features, Image, List, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
 from PIL import Image as Pictures
 from torch import distributed
 from transformers import ViTConfig, ViTImageProcessor, ViTModel
@@ -275,6 +275,41 @@ def test_labels_of_another_number_are_named(model):
             loss([model.preprocess(TEXTS[:4])], labels)
 
 
+# Several datasets, and the best checkpoint
+
+
+def test_losses_of_several_datasets_are_saved_and_resumed_each(model, tmp_path):
+    data = DatasetDict(a=texts(label=CLASSES), b=texts(label=CLASSES))
+
+    def train(steps: int, resume: bool | None = None) -> list[torch.Tensor]:
+        heads = {name: losses.ArcFaceLoss(32, 4) for name in data}
+        adapted = {name: losses.SentenceTransformerLoss(model, loss) for name, loss in heads.items()}
+        args = st.SentenceTransformerTrainingArguments(
+            str(tmp_path), max_steps=steps, save_steps=2, report_to=[], use_cpu=True, disable_tqdm=True
+        )
+        callbacks = [losses.LossCheckpointCallback(loss) for loss in heads.values()]
+        trainer = st.SentenceTransformerTrainer(model, args, train_dataset=data, loss=adapted, callbacks=callbacks)
+        trainer.train(resume_from_checkpoint=resume)
+        return [loss.head.weight.detach() for loss in heads.values()]
+
+    first = train(2)
+    torch.testing.assert_close(train(2, resume=True), first, rtol=0.0, atol=0.0)
+
+
+def test_class_vectors_are_those_of_the_best_model(model, tmp_path):
+    loss, weights = losses.ArcFaceLoss(32, 4), []
+    options = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    options |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    trainer = build_trainer(model, loss, tmp_path, texts(label=CLASSES), **options)
+    trainer.evaluate = lambda evaluate=trainer.evaluate, **_: (
+        weights.append(loss.head.weight.detach().clone()) or evaluate()
+    )
+    trainer.train()
+    best = int(trainer.state.best_model_checkpoint.rsplit("-", 1)[1])
+    assert best < 3
+    torch.testing.assert_close(loss.head.weight.detach(), weights[best - 1], rtol=0.0, atol=0.0)
+
+
 # Matryoshka
 
 
@@ -326,6 +361,26 @@ def test_matryoshka_loss_is_the_sum_over_cut_and_normalized_embeddings_and_class
     for gradient, correct in zip(found, torch.autograd.grad(expected, [z, w]), strict=True):
         torch.testing.assert_close(gradient.double(), correct, rtol=1e-3, atol=1e-5)
     assert loss.head.embedding_dim == 384
+
+
+def test_every_head_of_a_loss_with_several_parts_is_cut():
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.arc, self.cos = losses.ArcFaceLoss(8, 4), losses.CosFaceLoss(8, 4)
+
+        def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return self.arc(embeddings, labels) + self.cos(embeddings, labels)
+
+    torch.manual_seed(0)
+    x, labels, loss, model = torch.randn(3, 8), torch.tensor([0, 3, 1]), Both(), Fixed()
+    value = MatryoshkaLoss(model, losses.SentenceTransformerLoss(model, loss), [4])([{"x": x}], labels)
+    z = unit(x[:, :4].double())
+    parts = {"arcface": loss.arc, "cosface": loss.cos}
+    vectors = {name: unit(part.head.weight.detach().double()[:, :4]) for name, part in parts.items()}
+    expected = sum(plain_loss(name, z, w, labels) for name, w in vectors.items())
+    torch.testing.assert_close(value.double(), expected, rtol=1e-4, atol=1e-5)
+    assert {loss.arc.head.embedding_dim, loss.cos.head.embedding_dim} == {8}
 
 
 def test_sub_centers_are_cut_and_the_nearest_one_counts():

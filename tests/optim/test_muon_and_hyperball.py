@@ -8,6 +8,11 @@ import pytest
 import timm.optim.muon
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from hf_sphere.optim import AdamWHyperball, Muon, MuonHyperball, build_optimizer
 from hf_sphere.optim.hyperball import hyperball
@@ -192,6 +197,15 @@ def test_muon_updates_tensors_with_more_than_four_axes():
     assert step.detach().square().mean().sqrt().item() == pytest.approx(0.1 * 0.2, rel=0.3)
 
 
+def test_a_kernel_with_one_output_is_a_matrix_of_one_row():
+    ours, rows = nn.Conv1d(6, 1, 5, bias=False), nn.Linear(30, 1, bias=False)
+    ours.weight.grad = torch.randn_like(ours.weight)
+    rows.weight.data, rows.weight.grad = ours.weight.detach().flatten(1).clone(), ours.weight.grad.flatten(1)
+    Muon([{"params": [ours.weight], "muon": True}], lr=0.1, weight_decay=0.0).step()
+    torch.optim.Muon([rows.weight], lr=0.1, weight_decay=0.0, adjust_lr_fn="match_rms_adamw").step()
+    torch.testing.assert_close(ours.weight.flatten(1), rows.weight)
+
+
 @pytest.mark.parametrize("name", HYPERBALL)
 def test_a_step_is_a_fixed_share_of_a_constant_norm(name):
     model = net()
@@ -297,16 +311,15 @@ def test_a_resumed_run_equals_the_uninterrupted_one(name, tmp_path):
         assert torch.equal(expected, value)
 
 
-def test_a_state_that_was_saved_with_one_number_as_radius_is_continued():
+def test_a_state_that_torch_has_flattened_is_continued():
     before, after = net(), net()
     optimizers = [build_optimizer(model, "muon_hyperball", IDS, lr=0.1) for model in (before, after)]
     for model, optimizer in zip((before, after), optimizers, strict=True):
         take_steps(model, optimizer, 2)
-    state = optimizers[1].state_dict()
-    for each in state["state"].values():
-        if "radius" in each:
-            (each["radius"],) = each["radius"]
-    optimizers[1].load_state_dict(state)
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    state = get_optimizer_state_dict(after, optimizers[1], options=options)
+    assert isinstance(state["state.conv.weight.radius"], float)
+    set_optimizer_state_dict(after, optimizers[1], state, options=options)
     for model, optimizer in zip((before, after), optimizers, strict=True):
         take_steps(model, optimizer, 2)
     torch.testing.assert_close(after.state_dict(), before.state_dict(), rtol=0, atol=0)

@@ -63,11 +63,29 @@ def test_rows_of_other_models_are_given_by_patterns_and_zero_rows_stay():
         ("llama", None, "'llama' has no known unit norms, only: dory. Pass axes by name."),
         ("llama", "ngpt", "'ngpt' has no known unit norms"),
         ("llama", {"*.query.weight": 1}, "pattern '*.query.weight' matches no weight; names are like model.embed"),
+        ("bert", "dory", "pattern '*.[qkv]_proj.weight' matches no weight; names are like"),
     ],
 )
 def test_an_unknown_scheme_or_name_is_an_error_before_training(model, weights, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         RenormalizeCallback(weights).on_train_begin(None, None, None, model=MODELS[model]())
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # PEFT reads it
+def test_weights_with_an_adapter_are_an_error():
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(dory(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    before = [weight.detach().clone() for weight in model.parameters()]
+    with pytest.raises(ValueError, match=r"q_proj.base_layer.weight has an adapter.* Merge it first"):
+        renormalize(model)
+    torch.testing.assert_close([*model.parameters()], before, rtol=0, atol=0)
+
+
+def test_parts_that_are_compiled_are_normalized():
+    model, parts = dory(), dory()
+    parts.lm_head = torch.compile(parts.lm_head)
+    assert renormalize(parts) == renormalize(model)
+    torch.testing.assert_close([*parts.parameters()], [*model.parameters()])
 
 
 def test_flattened_weights_are_an_error():
