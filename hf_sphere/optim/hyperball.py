@@ -100,10 +100,14 @@ class Hyperball(NamedOptimizer):
                 if role is Role.STACK and radial.channel_dims.get(name) == (0,):
                     parts.setdefault(name, ((0, *[1] * len(tensor)), f"{len(tensor)} matrices: invariant each"))
                 keeps = hidden if hyperball_on == "matrices" else invariant and (hidden or of_matrices == "adamw")
-                at_zero = keeps and not tensor.any()
+                matrices, _ = parts.get(name, (None, ""))
+                at_zero = keeps and not all(map(bool, norms(tensor, matrices)))
                 rule = kept if keeps and not at_zero else of_matrices if hidden else "adamw"
                 reason = "scale-invariant" if invariant else f"not scale-invariant: {radial.rejected[name]}"
-                rules[name] = rule, f"{role.value}; {reason}" + ("; its norm is 0" if at_zero else "")
+                rules[name] = (
+                    rule,
+                    f"{role.value}; {reason}" + (f"; {'a' if matrices else 'its'} norm is 0" if at_zero else ""),
+                )
         groups = form_groups_by_pattern(model, roles, rules, dict(cls.rules_of), parts, **options)
         if all(rule.name != kept for rule in groups.rules.values()):
             hint = "" if hyperball_on == "matrices" else "; hyperball_on='matrices' keeps the norm of hidden matrices"

@@ -153,9 +153,14 @@ def load_sentence_transformer(name: str, device: Any = None) -> Any:
         modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         for module in modules:
             own = r"sentence_transformers\.(\w+\.)*(models|modules)(\.\w+)+"
+            hint = "if you trust it, load it yourself, and pass the model"
             if module["type"] != SPHERIZE and not re.fullmatch(own, module["type"]):
-                hint = "if you trust it, load it yourself, and pass the model"
                 raise ValueError(f"its module {module['type']} is code of another library or of its own; {hint}.")
+            config = folder / module["path"] / "config.json"
+            if module["type"].endswith(".Dense") and config.is_file():
+                name_of = json.loads(config.read_text(encoding="utf-8")).get("activation_function") or "torch."
+                if not name_of.startswith("torch."):  # sentence-transformers would replace it by tanh
+                    raise ValueError(f"its activation {name_of} is code of another library or of its own; {hint}.")
         options: Any = {"local_files_only": True, "trust_remote_code": False, "model_kwargs": {"dtype": "float32"}}
         load: Any = SentenceTransformer
         if any(module["type"] == SPHERIZE for module in modules):

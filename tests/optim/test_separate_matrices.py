@@ -174,6 +174,18 @@ def test_every_expert_keeps_its_norm_as_if_it_were_a_tensor_of_its_own(kind, opt
     torch.testing.assert_close(model[2].up.detach().double().flatten(1).norm(dim=1), lengths, rtol=1e-6, atol=0)
 
 
+def test_experts_of_which_one_is_zero_do_not_keep_their_norms():
+    model = mixture()
+    with torch.no_grad():
+        model[2].up[1] = 0.0
+    groups = AdamWHyperball.form_groups(model, X, hyperball_on="matrices", separate=True)
+    assert groups.rules["2.up"].name == "adamw"
+    assert groups.rules["2.up"].reason.endswith("; a norm is 0")
+    optimizer = AdamWHyperball(groups, lr=0.01)
+    give_gradients(model, 0)
+    optimizer.step()
+
+
 def test_a_resumed_run_continues_with_the_norm_of_every_expert(tmp_path):
     def trained(steps: range, state: Any = None) -> tuple[nn.Module, Any]:
         model = mixture()

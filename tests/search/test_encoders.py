@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset, Image, IterableDataset
 from transformers import BertModel, PreTrainedTokenizerFast
+from transformers.activations import GELUActivation
 
 from hf_sphere.search import ImageEncoder, TextEncoder, load_encoder
 from hf_sphere.search.pipeline import embed_batches
@@ -217,6 +218,20 @@ def test_a_module_of_another_library_is_refused_before_it_is_imported(name, sent
     with pytest.raises(ValueError, match=rf"its module {name} is code of another library.*pass the model"):
         TextEncoder(str(sentences))
     assert not (tmp_path / "executed").exists()
+
+
+def test_an_activation_of_another_library_is_refused_rather_than_replaced_by_tanh(sentences):
+    from sentence_transformers.sentence_transformer.modules import Dense
+
+    modules = json.loads((sentences / "modules.json").read_text())
+    kind = "sentence_transformers.base.modules.dense.Dense"
+    modules.append({"idx": 2, "name": "2", "path": "2_Dense", "type": kind})
+    (sentences / "modules.json").write_text(json.dumps(modules))
+    dense = Dense(32, 32, activation_function=GELUActivation())
+    (sentences / "2_Dense").mkdir()
+    dense.save(str(sentences / "2_Dense"))
+    with pytest.raises(ValueError, match=r"its activation transformers\.activations\.GELUActivation is code of"):
+        TextEncoder(str(sentences))
 
 
 @pytest.mark.parametrize(
