@@ -104,10 +104,8 @@ class Hyperball(NamedOptimizer):
                 at_zero = keeps and not all(map(bool, norms(tensor, matrices)))
                 rule = kept if keeps and not at_zero else of_matrices if hidden else "adamw"
                 reason = "scale-invariant" if invariant else f"not scale-invariant: {radial.rejected[name]}"
-                rules[name] = (
-                    rule,
-                    f"{role.value}; {reason}" + (f"; {'a' if matrices else 'its'} norm is 0" if at_zero else ""),
-                )
+                reason += f"; {'a' if matrices else 'its'} norm is 0" if at_zero else ""
+                rules[name] = rule, f"{role.value}; {reason}"
         groups = form_groups_by_pattern(model, roles, rules, dict(cls.rules_of), parts, **options)
         if all(rule.name != kept for rule in groups.rules.values()):
             hint = "" if hyperball_on == "matrices" else "; hyperball_on='matrices' keeps the norm of hidden matrices"
