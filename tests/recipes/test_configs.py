@@ -65,7 +65,7 @@ OPEN_SET_TASKS = (FEW_SHOT, RETRIEVAL)
 
 
 @functools.cache
-def made_up(name: str, config_name: str | None = None) -> DatasetDict:
+def made_up(name: str, config_name: str | None = None, **_: object) -> DatasetDict:
     if name in BUNDLED:
         return BUNDLED[name]()
     image, label, shape, classes = DATA[name]

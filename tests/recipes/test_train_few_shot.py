@@ -154,7 +154,7 @@ def test_the_best_model_is_evaluated_on_the_same_validation_episodes(held_out, r
     assert results["validation_accuracy"] == best["validation_accuracy"]
 
 
-def made_up(name: str, config_name: str | None = None) -> DatasetDict:
+def made_up(name: str, config_name: str | None = None, **_: object) -> DatasetDict:
     """Three splits of three classes each, with eight noisy images of a pattern per class."""
     draws = np.random.default_rng(0)
     patterns = draws.integers(0, 200, (9, 6, 6))

@@ -176,7 +176,7 @@ def test_a_validation_split_works_with_a_plateau_schedule(train, results_of):
     assert [entry["learning_rate"] for entry in history] == pytest.approx(expected)
 
 
-def made_up(name: str, config_name: str | None = None) -> DatasetDict:
+def made_up(name: str, config_name: str | None = None, **_: object) -> DatasetDict:
     """Five classes for training and three others for retrieval, with eight noisy images of a pattern per class."""
     draws = np.random.default_rng(0)
     patterns = draws.integers(0, 200, (8, 6, 6))
@@ -212,7 +212,7 @@ def test_without_train_classes_the_splits_keep_their_classes(train_on_splits, re
 
 
 def test_classes_shared_by_both_splits_cause_a_warning(train_on_splits, monkeypatch, caplog):
-    def shared(name, config_name=None):
+    def shared(name, config_name=None, **_):
         return DatasetDict({"train": made_up(name)["train"], "test": made_up(name)["train"]})
 
     train_on_splits()
