@@ -37,8 +37,8 @@ def renormalize(model: nn.Module, weights: str | Mapping[str, int] | None = None
         Loshchilov et al., "nGPT: normalized transformer with representation learning on the hypersphere", ICLR 2025.
 
     Example:
-        >>> optimizer.step()
-        >>> renormalize(model, {"*.q_proj.weight": 1})
+        >>> renormalize(torch.nn.Sequential(torch.nn.Linear(4, 3)), {"0.weight": 1})
+        {'0.weight': 1}
     """
     model, patterns = unwrap(model), weights
     if not isinstance(patterns, Mapping):
@@ -68,7 +68,7 @@ class RenormalizeCallback(TrainerCallback):
     """Normalizes weights before training and after each step of the Trainer; see `renormalize`.
 
     Example:
-        >>> trainer = Trainer(model, arguments, train_dataset=blocks, callbacks=[RenormalizeCallback()])
+        >>> Trainer(model, args, train_dataset=blocks, callbacks=[RenormalizeCallback()])  # doctest: +SKIP
     """
 
     def __init__(self, weights: str | Mapping[str, int] | None = None) -> None:
