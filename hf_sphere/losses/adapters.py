@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from hf_sphere.losses.heads import require_all_classes
+from hf_sphere.losses.memory import CrossBatchSupConLoss
 from hf_sphere.losses.pairs import PairLoss
 from hf_sphere.nn.checks import IGNORED, check_tensors
 from hf_sphere.nn.heads import HEADS, Head
 from hf_sphere.nn.heads.base import heads_of
-from hf_sphere.nn.processes import count_processes
+from hf_sphere.nn.processes import count_processes, process_index
 from hf_sphere.utils.files import atomic_file
 
 logger = logging.getLogger(__name__)
@@ -128,14 +129,15 @@ class SentenceTransformerLoss(nn.Module):
         if count_processes() > 1 and [*self.loss.parameters()] and not hasattr(self.loss, "is_shared"):
             raise ValueError("on several processes, a loss with parameters needs the callback LossCheckpointCallback.")
         heads = heads_of(self.loss)
-        if labels is None and (heads or len(sentence_features) > 2):
-            what = f"{type(self.loss).__name__} has classes" if heads else "one of three columns may be a negative"
+        has_classes = bool(heads) or isinstance(self.loss, CrossBatchSupConLoss)  # whose memory has earlier labels
+        if labels is None and (has_classes or len(sentence_features) > 2):
+            what = f"{type(self.loss).__name__} has classes" if has_classes else "one of three columns may be negative"
             names = "label, labels, score or scores"
             raise ValueError(f"labels are missing, but {what}: name the column of class numbers {names}.")
         embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
         rows = len(embeddings[0])
         if labels is None:
-            labels = torch.arange(rows, device=embeddings[0].device)
+            labels = torch.arange(rows, device=embeddings[0].device) + (process_index() << 32)  # others than elsewhere
         labels = labels.view(-1) if labels.numel() == rows else labels  # or (B, K), of examples with several classes
         if len(labels) != rows:
             raise ValueError(f"there must be one label per row; got {tuple(labels.shape)} labels for {rows} rows.")

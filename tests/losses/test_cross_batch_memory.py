@@ -131,3 +131,8 @@ def test_compiled_steps_of_any_batch_size_are_those_without_compilation():
             results.append((value.detach(), inputs.grad))
         torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(dict(loss.state_dict()), dict(other.state_dict()))
+
+
+def test_embeddings_of_another_length_are_named():
+    with pytest.raises(ValueError, match="embeddings must have the length 4; got 6"):
+        CrossBatchSupConLoss(4, size=8)(torch.randn(2, 6), torch.tensor([0, 0]))

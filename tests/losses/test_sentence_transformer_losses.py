@@ -259,7 +259,8 @@ def test_labels_of_a_pair_loss_may_not_be_names(kind, model, tmp_path):
     ("loss", "columns", "message"),
     [
         (lambda: losses.ArcFaceLoss(32, 8), 2, "labels are missing, but ArcFaceLoss has classes"),
-        (lambda: losses.SupConLoss(), 3, "labels are missing, but one of three columns may be a negative"),
+        (lambda: losses.CrossBatchSupConLoss(32, 64), 2, "labels are missing, but CrossBatchSupConLoss has classes"),
+        (lambda: losses.SupConLoss(), 3, "labels are missing, but one of three columns may be negative"),
     ],
 )
 def test_missing_labels_are_named(loss, columns, message, model, tmp_path):
@@ -321,6 +322,25 @@ class Fixed(torch.nn.Module):
 
     def get_embedding_dimension(self) -> int:
         return 384
+
+
+def _compute_unlabeled(rank: int, port: int, folder: str) -> None:
+    join(rank, port)
+    distributed.init_process_group("gloo")
+    parts = [part.chunk(2)[rank] for part in torch.load(f"{folder}/pairs.pt")]
+    loss = losses.SentenceTransformerLoss(Fixed(), losses.SupConLoss())
+    torch.save(loss([{"x": part} for part in parts]), f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_unlabeled_pairs_of_different_processes_are_different_classes(free_port, tmp_path):
+    first, second = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
+    torch.save([first, second], tmp_path / "pairs.pt")
+    mp.spawn(_compute_unlabeled, args=(free_port, str(tmp_path)), nprocs=2)
+    both = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    expected = losses.SupConLoss()(torch.cat([first, second]), torch.arange(6).repeat(2))
+    torch.testing.assert_close(sum(both) / 2, expected)
 
 
 def unit(vectors: torch.Tensor) -> torch.Tensor:
