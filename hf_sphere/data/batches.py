@@ -219,10 +219,10 @@ class ImageBatches(IterableDataset):
 
     def _draws(self, epoch: int, start: int, augment: bool) -> Iterator[list[Any]]:
         """Yield what workers do with each image of a batch, and a seed by its place in the epoch of all processes."""
-        augmentation = self.augmentation if augment and self._in_workers else None
+        augmentation, size = self.augmentation if augment and self._in_workers else None, self.dealt_together
         for step in itertools.count(start):
-            local = range(step * self.batch_size, (step + 1) * self.batch_size)
-            places = [self.num_processes * place + self.process_index + 1 for place in local]
+            turns = (divmod(i, size) for i in range(step * self.batch_size, (step + 1) * self.batch_size))
+            places = [(turn * self.num_processes + self.process_index) * size + rest + 1 for turn, rest in turns]
             yield [(augmentation, mix_seed(self.seed, epoch, place)) for place in places]
 
     @property

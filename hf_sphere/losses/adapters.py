@@ -74,7 +74,9 @@ def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
 
     def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         nonlocal is_checked
-        value = loss(outputs["embeddings"], labels)
+        embeddings = outputs["embeddings"]
+        loss.to(embeddings.device).train(torch.is_grad_enabled())  # the Trainer knows the model alone
+        value = loss(embeddings, labels)
         if num_items_in_batch is None:
             return value
         count = (labels != IGNORED).sum()

@@ -84,7 +84,8 @@ class SphereCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
         """Check the settings, and initialize the model from data."""
         _check_settings(args, model)
-        self._epoch, self._is_ours = -1, isinstance(getattr(others["train_dataloader"], "dataset", None), _ImageEpochs)
+        self._epoch, data = -1, getattr(others["train_dataloader"], "dataset", None)
+        self._together = data.batches.dealt_together if isinstance(data, _ImageEpochs) else None
         with torch.random.fork_rng(devices=[]):  # reading the data must not change the order of the first epoch
             initialize_from_data(model, _initial_images(model, others["train_dataloader"]))
         self.on_train_end(args, state, control)  # there may be a hook of an interrupted run
@@ -107,8 +108,8 @@ class SphereCallback(TrainerCallback):
         if model.training:
             batch = batch or {"pixel_values": positional[0]}
             count = count_examples(batch)
-            # Accelerate deals the batches of other datasets to the processes in turn, ours deal single images.
-            positions = global_places(1 if self._is_ours else count, self._done, batch, PartialState())
+            # Accelerate deals the batches of other datasets to the processes in turn, ours deal images or episodes.
+            positions = global_places(self._together or count, self._done, batch, PartialState())
             for head in heads_of(model):
                 head.before_forward(self._seed, positions)
                 head.warn_if_divided(1, self._parts)
@@ -235,7 +236,7 @@ class SphereTrainer(Trainer):
             return torch.zeros((), device=self.args.device)
         # Before them, there may be those of a run that was interrupted within a step.
         batches, self._waiting = self._waiting[-self.current_gradient_accumulation_steps :], []
-        together = 1 if isinstance(self.train_dataset, ImageBatches) else count_examples(batches[0])
+        together = getattr(self.train_dataset, "dealt_together", count_examples(batches[0]))
         seed, function = mix_seed(self.args.seed, self.state.global_step), self.compute_loss_func
         output, _ = backward_together(model, batches, self.accelerator, seed, together, loss_func=function)
         return output.loss.detach()

@@ -9,7 +9,7 @@ from made_up_images import noise
 from PIL import Image as PILImage
 from torchvision.transforms import v2
 
-from hf_sphere.data import Augmentation, ImagesFromDisk, ImageShape, ImagesInMemory
+from hf_sphere.data import Augmentation, Episodes, ImagesFromDisk, ImageShape, ImagesInMemory
 from hf_sphere.data.corruption import Corruption
 from hf_sphere.data.decoding import EncodedImages
 from hf_sphere.utils.seeds import mix_seed
@@ -105,6 +105,14 @@ def test_augmentation_is_the_same_for_any_number_of_workers_and_processes(num_wo
     alone = images_by_label(batches(ORIGINALS[:8], augmentation=augmentation).epoch(2))
     assert parts.keys() == alone.keys() == {*range(8)}
     assert all(torch.equal(parts[label], image) for label, image in alone.items())
+
+
+def test_augmentation_of_episodes_is_the_same_for_any_number_of_processes(batches):
+    drawn = {"augmentation": Augmentation(random_resized_crop=0.2), "batch_size": None, "episodes": Episodes(4, 1, 4)}
+    alone = [batch["pixel_values"] for batch in batches(**drawn).epoch(2)]
+    for index in range(2):
+        part = batches(**drawn, process_index=index, num_processes=2).epoch(2)
+        assert torch.equal(torch.stack([batch["pixel_values"] for batch in part]), torch.stack(alone[index::2]))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

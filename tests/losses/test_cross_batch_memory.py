@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributed
 from two_processes import join
 
-from hf_sphere.losses import CrossBatchSupConLoss, SupConLoss
+from hf_sphere.losses import CrossBatchSupConLoss, SupConLoss, trainer_loss
 from hf_sphere.nn import class_softmax
 
 
@@ -136,3 +136,12 @@ def test_compiled_steps_of_any_batch_size_are_those_without_compilation():
 def test_embeddings_of_another_length_are_named():
     with pytest.raises(ValueError, match="embeddings must have the length 4; got 6"):
         CrossBatchSupConLoss(4, size=8)(torch.randn(2, 6), torch.tensor([0, 0]))
+
+
+def test_evaluation_in_a_trainer_leaves_the_memory():
+    loss, labels = CrossBatchSupConLoss(4, size=16), torch.tensor([0, 0, 1, 1])
+    compute, outputs = trainer_loss(loss), {"embeddings": torch.randn(4, 4)}
+    compute(outputs, labels)
+    with torch.no_grad():
+        torch.testing.assert_close(compute(outputs, labels), SupConLoss()(outputs["embeddings"], labels))
+    assert loss.position == 4
