@@ -30,7 +30,8 @@ def cached_step(
 
     Raises:
         TypeError: If inputs are no tensors, or the model returns no embeddings.
-        ValueError: If the chunk size or a length is wrong, or the loss does not depend on the embeddings.
+        ValueError: If the chunk size or a length is wrong, the model does not return one embedding per example, or the
+            loss does not depend on the embeddings.
 
     Reference:
         Gao et al., "Scaling deep contrastive learning batch size under memory limited setup", RepL4NLP 2021.
@@ -59,6 +60,9 @@ def cached_step(
             raise TypeError(
                 f"the model must return embeddings, or have them in its output; got {type(output).__name__}."
             )
+        if len(embeddings) != len(chunk[0]):  # the order would depend on the chunks
+            counts = f"{len(embeddings)} embeddings of {len(chunk[0])} examples"
+            raise ValueError(f"the model must return one embedding per example; got {counts}.")
         return embeddings
 
     chunks = list(zip(*(value.split(chunk_size) for value in parts.values()), strict=True))

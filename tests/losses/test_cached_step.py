@@ -216,3 +216,12 @@ def test_gradients_averaged_over_two_processes_are_those_of_one(free_port, tmp_p
     losses = [loss(model(part), its) for part, its in zip(x.split(SIZES), labels.split(SIZES), strict=True)]
     (sum(losses) / 2).backward()
     torch.testing.assert_close(first["ArcFaceLoss"][1], gradients(model, loss), rtol=1e-5, atol=1e-6)
+
+
+def test_two_embeddings_per_example_are_rejected():
+    """Chunks would have them in another order than the whole batch."""
+    encoder = nn.Linear(3, 4)
+    with pytest.raises(ValueError, match="one embedding per example; got 4 embeddings of 2 examples"):
+        cached_step(
+            lambda x: encoder(torch.cat([x, -x])), SupConLoss(), (torch.randn(6, 3), torch.arange(6)), chunk_size=2
+        )
