@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from datasets import ClassLabel, Image, IterableDataset
+from pyarrow import ArrowInvalid
 from torch import Tensor
 
 from hf_sphere.data import sources
@@ -25,6 +26,10 @@ logger = logging.getLogger(__name__)
 
 _REFUSED = ("validation_fraction", "rejection_fraction", "sample_classes", "label_noise", "shuffled_pixels")
 _ALSO_REFUSED = ("class_balanced_sampling", "alternating_flip")
+_DECODED = (
+    "rows of the split {split!r} have decoded images, as after map or filter: call "
+    "cast_column({column!r}, datasets.Image(decode=False)) before them."
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,9 @@ class StreamSplit(torch.utils.data.Dataset):
         if seed is not None:
             rows = rows.shuffle(seed=seed, buffer_size=self.options.shuffle_buffer_size)
         for place, row in enumerate(itertools.islice(rows, self.count)):
-            known = [(row[image] or {}).get("path"), row.get("__key__"), row.get("__url__")]
+            if not isinstance(record := row[image] or {}, dict):
+                raise ValueError(_DECODED.format(split=self.name, column=image))
+            known = [record.get("path"), row.get("__key__"), row.get("__url__")]
             described = ", ".join([*filter(None, known), f"number {place} of the epoch in the split {self.name!r}"])
             if (number := index.get(str(row[label]))) is None:
                 raise ValueError(f"label {row[label]!r} of an image ({described}) is none of the {len(index)} classes.")
@@ -152,7 +159,10 @@ def open_streams(
             listed = ", ".join(f"{split} ({type(rows).__name__})" for split, rows in splits.items())
             raise ValueError(f"{key}_split {name!r} must be a whole split of a streaming dataset; got {listed}.")
         rows = splits[name].with_format(None)
-        rows = rows if rows.features is not None else rows._resolve_features()  # reads the first rows
+        try:
+            rows = rows if rows.features is not None else rows._resolve_features()  # reads the first rows
+        except ArrowInvalid as error:
+            raise ValueError(_DECODED.format(split=name, column=options.image_column_name or "image")) from error
         image = sources.find_column(rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")
         encoded_images(rows, image)  # checks the column
         label = sources.find_column(rows, options.label_column_name, sources.LABEL_COLUMNS, "label")
@@ -167,6 +177,8 @@ def open_streams(
     missing += ["class_names (the labels do not list them)"] * (class_names is None)
     if missing:
         raise ValueError(f"a stream is not read before training, so set {', '.join(missing)}.")
+    if len({*class_names}) < len(class_names):
+        raise ValueError(f"class_names must differ from each other; got {class_names[:10]}.")
     for name, feature in features.items():
         if isinstance(feature, ClassLabel) and feature.names != class_names:
             raise ValueError(f"split {name!r} has the classes {feature.names[:10]}, but others are expected.")

@@ -262,6 +262,23 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"split 'train' has the classes \['cat', 'dog'\], but others"):
             load(rows, **STATED, **COUNTS)
 
+    def test_class_names_must_differ(self, shards):
+        with pytest.raises(ValueError, match=r"class_names must differ from each other; got \['0', '1', '1'\]"):
+            load(shards(), **STATED | COUNTS | {"class_names": ["0", "1", "1"]})
+
+    def test_images_that_are_decoded_before_are_an_error_with_advice(self, make_dataset):
+        rows = make_dataset(marked(4), [0, 1, 2, 0]).to_iterable_dataset()
+        sizes = STATED | {"max_train_samples": 4, "max_eval_samples": 4}
+        advice = (
+            r"rows of the split 'train' have decoded images.* call cast_column\('image', datasets.Image\(decode=Fal"
+        )
+        with pytest.raises(ValueError, match=advice):
+            load(rows.map(lambda row: row), **sizes)
+        with pytest.raises(ValueError, match=advice):
+            list(load(rows.filter(lambda row: True), **sizes).train.epoch())
+        encoded = rows.cast_column("image", Image(decode=False)).map(lambda row: row)
+        assert sorted(seen(load(encoded, **sizes).train)) == [(mark, mark % 3) for mark in range(4)]
+
     @pytest.mark.parametrize("options", [{"class_names": ["a"]}, {"shuffle_buffer_size": 5}])
     def test_options_of_streams_are_refused_without_one(self, options):
         with pytest.raises(ValueError, match="are for a stream; set streaming, or leave them out"):

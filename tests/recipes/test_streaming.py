@@ -86,6 +86,8 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_matches_one(shards, of_one_proc
     assert_same(tmp_path / "run", of_one_process, results_of)
 
 
-def test_what_needs_all_labels_is_refused(shards, run_alone, tmp_path):
-    with pytest.raises(ValueError, match="class_weights balanced needs all labels before training; leave it"):
-        run_alone(train, shards, tmp_path / "run", 12, "--class_weights", "balanced")
+@pytest.mark.parametrize("words", ["--class_weights balanced", "--calibrate vector --validation_split train"])
+def test_what_needs_all_labels_is_refused(words, shards, run_alone, tmp_path):
+    name = " ".join(words[2:].split()[:2])
+    with pytest.raises(ValueError, match=f"{name} needs all labels before training; leave it"):
+        run_alone(train, shards, tmp_path / "run", 12, *words.split())

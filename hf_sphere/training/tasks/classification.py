@@ -236,6 +236,8 @@ def calibration(run: "Run", setup: image.Setup, kind: Literal["temperature", "ve
     from hf_sphere.utils.shared_rows import Rows, check_disjoint
 
     images = setup.images
+    if kind == "vector" and setup.data_args.streaming:
+        raise ValueError("calibrate vector needs all labels before training; leave it or streaming out.")
     labels = 0 if images.validation is None else len(images.validation.labels.unique())
     enough = labels == len(images.class_names) if kind == "vector" else labels > 0
     if not enough or setup.model_args.shard_classes:
