@@ -84,7 +84,7 @@ class TrainingLoop:
             raise ValueError("there is no training batch; the training split is too small.")
         self.output_dir = Path(args.output_dir)
         if args.supcon_weight:
-            add_supcon(model, args.supcon_weight)
+            add_supcon(model, args.supcon_weight, mixes=getattr(getattr(batches, "augmentation", None), "mixes", False))
         self._batches_per_step = args.gradient_accumulation_steps
         if args.pair_batch is not None:
             batch_size = getattr(batches, "batch_size", args.per_device_train_batch_size)

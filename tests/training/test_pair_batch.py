@@ -17,7 +17,7 @@ from hf_sphere import (
     SphereVisionForImageClassification,
     SphereVisionForRegression,
 )
-from hf_sphere.data import ImagesInMemory
+from hf_sphere.data import Augmentation, ImagesInMemory
 from hf_sphere.losses import SupConLoss, trainer_loss
 from hf_sphere.nn import HEADS
 from hf_sphere.training import RecipeArguments, TrainingLoop, initialize_from_data
@@ -113,6 +113,14 @@ def test_a_loss_of_pairs_beside_a_sum_is_rejected(tmp_path):
     model = make_model("prototype", head_kwargs={"reduction": "sum"})
     with pytest.raises(ValueError, match="supcon_weight is for a mean loss"):
         train(tmp_path, 16, None, model, supcon_weight=1.0)
+
+
+def test_a_loss_of_pairs_refuses_batches_that_will_be_mixed(tmp_path):
+    batches = make_batches(8)
+    batches.augmentation = Augmentation(mixup=0.2)
+    args = RecipeArguments(str(tmp_path), supcon_weight=1.0)
+    with pytest.raises(ValueError, match="supcon_weight has no loss of mixed images"):
+        TrainingLoop(make_model("cosine"), batches, args, Accelerator(cpu=True), evaluate=lambda _: {})
 
 
 # The Trainer
