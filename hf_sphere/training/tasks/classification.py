@@ -11,6 +11,7 @@ from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.training.arguments import RecipeArguments
 from hf_sphere.training.tasks import Prepared, Task, image
 from hf_sphere.utils.arguments import Arguments, Options, argument
+from hf_sphere.utils.loading import load_pretrained
 from hf_sphere.utils.texts import INTERVAL, show_metrics
 
 if TYPE_CHECKING:
@@ -130,14 +131,16 @@ def prepare(
 
 
 def check_head(model_args: ModelArguments, data_args: ImageDataOptions, default_head: str = "spherized") -> None:
-    """Raise an error for a new head that does not exist, or does not have the options or a loss of mixed images."""
+    """Raise an error for a new head that does not exist or have the options, or any without a loss of mixed images."""
     from hf_sphere.nn.heads.base import HEADS, check_options
 
-    if model_args.model_name_or_path is None:
-        name = model_args.head or default_head
+    name, saved = model_args.head or default_head, model_args.model_name_or_path
+    if saved is None:
         check_options(name, model_args.head_kwargs)
-        if data_args.mixes and HEADS[name].compares_examples():
-            raise ValueError(f"head {name} compares the images of a batch; leave out mixup and cutmix.")
+    elif model_args.head is None and data_args.mixes:
+        name = load_pretrained(models.SphereVisionConfig, saved).head or name
+    if data_args.mixes and name in HEADS and HEADS[name].compares_examples():
+        raise ValueError(f"head {name} compares the images of a batch; leave out mixup and cutmix.")
 
 
 def build_classifier(setup: image.Setup, *, is_open_set: bool = False) -> "SphereVisionPreTrainedModel":
