@@ -62,8 +62,8 @@ def divide_soft_labels(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     shares, classes = labels.to(torch.promote_types(labels.dtype, torch.float32)).topk(min(2, labels.shape[1]), dim=1)
     is_complete = ((shares.sum(1) - 1).abs() < 4e-3).all() & (labels >= 0).all()  # rounding of bfloat16
-    message = "soft labels are shares of one or two classes of each image, with the sum 1; smooth labels by the head."
-    _require(is_complete, message)
+    needed = "labels (batch,), or soft labels with the sum 1 of one or two classes; smooth labels by the head"
+    _require(is_complete, f"problem_type 'single_label_classification' requires {needed}.")
     return classes[:, 0], classes[:, -1], shares[:, -1] if labels.shape[1] > 1 else 0 * shares[:, 0]
 
 
