@@ -220,7 +220,7 @@ def find_range(values: Tensor) -> tuple[float, float]:
 
 
 def stays_in_memory(shape: ImageShape, count: int, keep: str) -> bool:
-    """Whether so many images of this shape are decoded once and kept in memory: `keep` is `auto`, `yes` or `no`."""
+    """Whether `count` images of this shape are decoded once and kept in memory, by `keep_in_memory`."""
     if keep != "auto":
         return keep == "yes"
     size, free = count * shape.channels * shape.height * shape.width, psutil.virtual_memory().available

@@ -44,7 +44,7 @@ def add_supcon(model: nn.Module, weight: float, *, mixes: bool = False) -> None:
 
 
 def batches_per_step(model: nn.Module, pair_batch: int, batch_size: int, args: Any, accelerator: Accelerator) -> int:
-    """Return how many batches of a process are `pair_batch` examples; a `ValueError` says what it does not allow."""
+    """Return the number of batches of a process in a step, or raise a `ValueError` if `pair_batch` does not fit."""
     find_head(model, "pair_batch")
     count, rest = divmod(pair_batch, batch_size * accelerator.num_processes)
     if rest or not count:
