@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 import reproduce
+import torch
 import yaml
 from reproduction import runner
 from reproduction.entries import PlannedRun, QueueError, plan, read_queue
