@@ -24,17 +24,11 @@ from hf_sphere.utils.model_sources import file_name
 
 @dataclass(frozen=True)
 class TrainingRuns:
-    """Trains arms by `hf-sphere train classification`.
+    """Trains arms by `hf-sphere train classification`."""
 
-    Attributes:
-        folder: Folder for the models; `train.log` in it has what the runs print.
-        source: The dataset and its columns.
-        options: Options of all runs.
-    """
-
-    folder: Path
-    source: ImageSourceOptions
-    options: Mapping[str, Any]
+    folder: Path  # of the models; `train.log` in it has what the runs print
+    source: ImageSourceOptions  # the dataset and its columns
+    options: Mapping[str, Any]  # of all runs
 
     def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None:
         """Train an arm, and evaluate it on its test images; None if it diverges."""
@@ -44,8 +38,8 @@ class TrainingRuns:
         options |= {
             "output_dir": str(output),
             "overwrite_output_dir": True,
-            "disable_tqdm": True,
             "save_epochs": epochs,
+            "disable_tqdm": True,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "train.log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
@@ -77,10 +71,8 @@ class TrainingRuns:
         source = replace(self.source, image_size=None)  # the model has it
         images = load_image_split(source, part, like=str(model_folder), device=model.device, progress=False)
         index = {name: number for number, name in model.config.id2label.items()}
-        columns = [
-            embed(model, [part] * len(batch["labels"]), pixel_values=batch["pixel_values"])
-            for batch in images.batches.epoch()
-        ]
+        batches = ((batch["pixel_values"], len(batch["labels"])) for batch in images.batches.epoch())
+        columns = [embed(model, [part] * count, pixel_values=pixels) for pixels, count in batches]
         embeddings, logits = (torch.cat([column[name] for column in columns]) for name in ("embedding", "logits"))
         names = images.class_names  # left-out classes that the model does not have follow its own
         labels = torch.tensor([index.get(names[i], len(index) + i) for i in images.batches.labels.tolist()])

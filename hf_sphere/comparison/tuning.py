@@ -40,19 +40,12 @@ Setting = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of `tune`.
-
-    Attributes:
-        setting: The best setting.
-        score: Its score.
-        count: Number of settings that were tried.
-        at_end: Options whose best value is the last one of its grid, or the first one if that is not 0.
-    """
+    """The best setting, and its score."""
 
     setting: Setting
     score: float
-    count: int
-    at_end: tuple[str, ...]
+    count: int  # of the settings that were tried
+    at_end: tuple[str, ...]  # options whose best value is the last one of its grid, or the first one if that is not 0
 
 
 def describe_setting(setting: Setting) -> str:
@@ -78,12 +71,9 @@ def tune(
     is at the edge of the window. At most as many settings are tried again, so that no arm is tuned much more than
     another.
 
-    Args:
-        grid: Values of each option, in order, and the value around which the window lies, in the middle if it is not
-            one of them.
-        evaluate: Score of a setting after a number of epochs, higher is better; None if it diverged.
-        count: Number of settings in the first round.
-        epochs: Epochs of a full training.
+    `grid` has the values of each option, in order, and the value around which the window lies. `evaluate` returns the
+    score of a setting after a number of epochs, higher is better; None if it diverged. The first round has `count`
+    settings, a full training so many epochs.
     """
     grids = [tuple(values) for values, _ in grid.values()]
     reach, windows = 2 if len(grid) < 3 else 1, []

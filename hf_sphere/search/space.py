@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -98,14 +98,10 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         Raises:
             ValueError: If an argument is invalid, or there is only one group.
         """
-        space = cls(
-            unit_vectors("vectors", vectors),
-            groups,
-            kind=kind,
-            rows_per_group=check_integer("rows_per_group", rows_per_group, 1),
-            calibration_rows=check_integer("calibration_rows", calibration_rows, 1),
-            seed=check_integer("seed", seed, 0),
-        )
+        counts = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows}
+        options = {name: check_integer(name, count, 1) for name, count in counts.items()}
+        options["seed"] = check_integer("seed", seed, 0)
+        space = cls(unit_vectors("vectors", vectors), groups, kind=kind, **options)
         space.calibrate(calibration, calibration_groups, score=score)
         return space
 
@@ -204,16 +200,14 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """
         return compare(self, other, level, seed)
 
-    def compress(
-        self, bits: Literal[1, 2, 4, 8] = 2, *, max_recall_loss: float | None = None, seed: int = 0
-    ) -> "CompressedSpace":
+    def compress(self, bits: int = 2, *, max_recall_loss: float | None = None, seed: int = 0) -> "CompressedSpace":
         """Return a space of codes of FAISS instead of vectors, which finds the largest cosines.
 
         Its recall@10 is measured before, for queries that are held out, also when the codes are fitted: a row per
         group, up to 500 and a tenth of all, among the other rows. The codes of all rows are calibrated then.
 
         Args:
-            bits: Bits per dimension.
+            bits: Bits per dimension: 1, 2, 4 or 8.
             max_recall_loss: Largest loss that is accepted, by its 95 % interval over groups: 0.1 for a recall of 0.9.
             seed: Seed of the queries and of the codes.
 
@@ -377,9 +371,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         if self.metric["distance"] != "cosine":
             raise ValueError(f"the report is about cosines, not the {self.metric['distance']} distance.")
         report = report_vectors(self.vectors, self.groups, seed=seed)
-        report.verdicts.append(
-            "Norms are those in the space, which fit normalizes; report_vectors has the original ones."
-        )
+        report.verdicts.append("Norms are those in the space, which fit normalizes; report_vectors has the original.")
         return report
 
     def duplicates(
