@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 import hf_sphere
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
-WITHOUT_PAGE = {"registration", "commands", "analysis", "embeddings"}
+WITHOUT_PAGE = {"registration", "commands"}
 """What is not imported by users, and packages whose names have moved."""
 
 API = """# API reference
