@@ -51,7 +51,7 @@ class Head(nn.Module):
     A forward pass is `transform -> observe -> compute_logits -> compute_loss`. A subclass that sets `name` is
     registered under it; one in a file of this folder is also imported with the library and covered by its tests. Class
     vectors, prototypes and temperatures are parameters or persistent buffers of the head, so that they are saved, moved
-    and trained with the model.
+    and trained with the model. All heads have the first two arguments.
 
     Args:
         embedding_dim: Length d of the embeddings.
