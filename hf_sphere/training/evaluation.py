@@ -275,9 +275,7 @@ def _gather_embeddings(model: Any, batches: "ImageBatches", accelerator: Acceler
     return _gather(lambda pixels: model.head_inputs(model.base_model(pixels).embeddings), batches, accelerator)
 
 
-def _gather(
-    embed: Callable[[Tensor], Tensor], batches: "ImageBatches", accelerator: Accelerator
-) -> tuple[Tensor, Tensor]:
+def _gather(embed: Callable[..., Tensor], batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
     """Return the embeddings of a split, (N, d), float32, and the labels (N,), over all processes."""
     seen = [(embed(batch["pixel_values"]).float().cpu(), batch["labels"].cpu()) for batch in batches.epoch()]
     embeddings, labels = zip(*gather_object(seen), strict=True)

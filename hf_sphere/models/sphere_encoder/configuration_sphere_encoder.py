@@ -69,9 +69,7 @@ class SphereEncoderConfigMixin:
         return super().to_dict() | {"requires": REQUIRES}  # type: ignore[misc]
 
     @classmethod
-    def get_config_dict(
-        cls, pretrained_model_name_or_path: Any, **kwargs: Any
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
         """Read a configuration; the model type of the plain encoder is replaced by that of this class."""
         values, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)  # type: ignore[misc]
         if values.get("model_type") == cls.plain_model_type:

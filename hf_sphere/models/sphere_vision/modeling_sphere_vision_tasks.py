@@ -196,9 +196,7 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
         query, support = embeddings.tensor_split([queries.numel()])
         query, support = query.unflatten(0, queries), support.unflatten(0, examples)
         output = self.classifier(query, support, labels)
-        return SphereVisionOutput(
-            loss=output.loss, logits=output.logits, embeddings=query, prototypes=output.prototypes
-        )
+        return SphereVisionOutput(output.loss, output.logits, embeddings=query, prototypes=output.prototypes)
 
     @staticmethod
     def _check_shapes(queries: Tensor, examples: Tensor) -> None:

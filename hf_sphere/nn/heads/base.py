@@ -252,9 +252,8 @@ class Head(nn.Module):
     @classmethod
     def has_own_loss(cls) -> bool:
         """Whether the loss is not a cross-entropy of the logits but one for a single class per example."""
-        return any(
-            getattr(cls, name) is not vars(Head)[name] for name in ("compute_loss", "loss_logits", "reduce_loss")
-        )
+        steps = ("compute_loss", "loss_logits", "reduce_loss")
+        return any(getattr(cls, name) is not vars(Head)[name] for name in steps)
 
     @classmethod
     def compares_examples(cls) -> bool:
