@@ -240,8 +240,7 @@ class NamedOptimizer(Optimizer):
         """Add a group: `params`, and options that differ from the defaults, such as `channel_dims`.
 
         Raises:
-            ValueError: If an option is out of range, not supported or does not fit the parameters, or if only some
-                parameters have names.
+            ValueError: If an option is out of range, not supported or does not fit, or only some parameters have names.
         """
         # torch's __init__ creates `defaults` and then calls this method for the first group.
         self.defaults.update(self.__dict__.pop("_own", {}))

@@ -300,8 +300,7 @@ def initialize_from_data(
     as in the first training step. With several processes, each must call this function.
 
     Args:
-        model: Any module with a `Head`, or an image model of this library. Its mode and batch-norm statistics are
-            restored.
+        model: Any module with a `Head`, or an image model of this library. Mode and statistics are restored.
         batches: Training batches of this process; any iterable of mappings with the inputs of the model, on its device.
         max_examples: Maximum number of images, over all processes.
 

@@ -435,8 +435,7 @@ def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) 
         **options: Keyword options of the head.
 
     Raises:
-        ValueError: If the name or an option is unknown (the message lists the valid ones), or an option has another
-            type.
+        ValueError: If the name or an option is unknown (the message lists the valid ones), or a type is wrong.
 
     Example:
         >>> build_head("cosine", 4, 3)(embeddings).logits.shape

@@ -66,8 +66,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
 
     The head needs a data-dependent initialization: `initialize_from_data` computes, from embeddings of training images,
     the constant factor that gives embeddings the initial concentration of the classes, and stores it in a buffer. The
-    recipes and `SphereTrainer` do this; call `hf_sphere.training.initialize_from_data` before using the stock Trainer
-    or your own loop.
+    recipes and `SphereTrainer` do this; call `hf_sphere.training.initialize_from_data` in other loops.
 
     In eval mode the logits are the logarithm of the mean softmax over S samples of the embedding and of each class. All
     images share one fixed set of random numbers, so the prediction for an image does not depend on its batch. With few
@@ -90,8 +89,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         log_temperature: Initial logarithm of the learned temperature; -2.773 in the paper's runs on birds and products.
         temperature_lr: Learning rate of `log_temperature`; that of the other parameters if None.
         blockwise: Whether to compute the loss in blocks of classes, twice: less memory, and more time. `auto` if the
-            samples have more than `hf_sphere.nn.heads.mixins.MANY_LOGITS` logits; then the output of a head keeps its
-            logits.
+            samples have more than `hf_sphere.nn.heads.mixins.MANY_LOGITS` logits; the output keeps its logits.
         shard_classes: See `hf_sphere.nn.heads.mixins.ClassVectorHead`, also for `sample_rate`.
 
     Raises:
