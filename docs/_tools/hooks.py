@@ -20,8 +20,8 @@ ENTRY = re.compile(
 )
 LINES, WIDEST = 4, 30
 """Lines that the longest cell of a column of a table may have, and the widest column to ask for, in characters."""
-WITHOUT_PAGE = {"registration", "commands", "analysis", "embeddings"}
-"""What is not imported by users, and packages whose names have moved."""
+WITHOUT_PAGE = {"registration", "commands"}
+"""What is not imported by users."""
 
 API = """# API reference
 

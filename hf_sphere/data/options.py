@@ -30,27 +30,15 @@ class ImageSourceOptions(Arguments):
         None, "Evaluation split or part; default: `test`, else `validation`, else held out of the training split."
     )
     eval_fraction: float = argument(
-        0.2,
-        "Fraction of the training split to hold out for evaluation, stratified by class, if there is no evaluation "
-        "split. For retrieval and few-shot, a fraction of the classes.",
-        gt=0,
-        lt=1,
+        0.2, "Stratified fraction (retrieval, few-shot: of classes) to hold out without an eval_split.", gt=0, lt=1
     )
     eval_seed: int = argument(0, "Seed of the images held out for evaluation.", **SEED)
     validation_split: str | None = argument(None, "Split for choosing the best epoch and for early stopping.")
     validation_fraction: float = argument(
-        0.0,
-        "Fraction of the training split to hold out, stratified by class, instead of using a validation split. For "
-        "retrieval and few-shot, a fraction of the classes.",
-        ge=0,
-        lt=1,
+        0.0, "Fraction to hold out for validation, likewise, instead of using a validation split.", ge=0, lt=1
     )
     rejection_fraction: float = argument(
-        0.0,
-        "Fraction of the training split to reserve, stratified by class, for the rejection of unknown images; only for "
-        "classification.",
-        ge=0,
-        lt=1,
+        0.0, "Fraction to reserve for the rejection of unknown images; 0.1 with reject if not set.", ge=0, lt=1
     )
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column; detected by name by default.")
@@ -64,11 +52,7 @@ class ImageSourceOptions(Arguments):
         None, "Interpolation of resized images; default: that of the pretrained model, else bilinear."
     )
     background_color: list[int] | None = argument(
-        None,
-        "Red, green and blue of the color behind transparent parts of images, from 0 to 255; default: that of the "
-        "pretrained model, else white.",
-        ge=0,
-        le=255,
+        None, "Red, green, blue behind transparent parts; default: of the pretrained model, else white.", ge=0, le=255
     )
     num_channels: int | None = argument(None, "1 or 3; default: 3 if some images have colors.", ge=1, le=3)
     image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")
@@ -121,9 +105,7 @@ class AugmentationOptions(Arguments):
         None, "Train on random resized crops of at least this fraction of the area, for instance 0.08.", gt=0, le=1
     )
     crop_padding_mode: Literal["zeros", "reflect"] = argument("zeros", "Pad with zeros, or reflect the image.")
-    crop_aspect_ratio: float = argument(
-        4 / 3, "Largest aspect ratio of random resized crops relative to the image.", ge=1
-    )
+    crop_aspect_ratio: float = argument(4 / 3, "Largest aspect ratio of random crops relative to the image.", ge=1)
     color_jitter: list[float] | None = argument(
         None, "Strengths of random changes of brightness, contrast, saturation and hue of training images.", ge=0, le=1
     )
@@ -137,10 +119,7 @@ class AugmentationOptions(Arguments):
         None, "Mix training images in pairs, and their labels, by shares with this alpha, for instance 0.2.", gt=0
     )
     cutmix: float | None = argument(
-        None,
-        "Replace a part of each training image by that of another one, and mix labels by area, with this alpha, for "
-        "instance 1. With mixup, half of the batches each.",
-        gt=0,
+        None, "Replace a part of each image by that of another, and mix labels, with this alpha, for instance 1.", gt=0
     )
 
     @property
@@ -175,9 +154,7 @@ class ImageDataOptions(AugmentationOptions, ImageSourceOptions):
         False, "Draw the training images of an epoch with replacement, each class equally often on average."
     )
     streaming: bool = argument(
-        False,
-        "Read images from the shards of the dataset when they are needed, without a copy on disk. Where it does not "
-        "state the numbers of its images, set max_train_samples and max_eval_samples to them.",
+        False, "Read images when needed, without a copy on disk; their number, max_train_samples, may have to be set."
     )
     shuffle_buffer_size: int = argument(1000, "Images of a stream among which the next one is drawn.", ge=1)
     class_names: list[str] | None = argument(None, "Classes by index, for a stream whose labels do not list them.")
@@ -208,9 +185,7 @@ class OpenSetOptions(Arguments):
     """Division of the classes into training and evaluation."""
 
     train_classes: int | None = argument(
-        None,
-        "Pool both splits, train on the first N classes and evaluate on the others; default: keep the splits.",
-        ge=1,
+        None, "Pool both splits, train on the first N classes, evaluate on the others; default: keep the splits.", ge=1
     )
 
 
@@ -221,9 +196,7 @@ class TextDataOptions(Arguments):
     dataset_name: str = argument(help="Hub id, folder, or a text, parquet, json or csv file.")
     dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
     train_split: str = argument("train", "Training split.")
-    eval_split: str | None = argument(
-        None, "Evaluation split; default: `test`, else `validation`, else the held-out part."
-    )
+    eval_split: str | None = argument(None, "Evaluation split; default: `test`, else `validation`, else held out.")
     validation_split: str | None = argument(
         None,
         "Split for choosing the best epoch and for early stopping; default: `validation`, unless used for training or "
@@ -242,9 +215,7 @@ class TextDataOptions(Arguments):
     mask_probability: float | None = argument(None, "Fraction of the tokens to predict; default: 0.15.", gt=0, le=1)
     whole_word_masking: bool = argument(False, "Mask whole words.")
     max_train_samples: int | None = argument(None, "Use at most this many training blocks.", ge=1)
-    max_eval_samples: int | None = argument(
-        None, "Use at most this many blocks for evaluation and for validation.", ge=1
-    )
+    max_eval_samples: int | None = argument(None, "Use at most this many evaluation and validation blocks.", ge=1)
     cache_dir: str | None = argument(None, "Cache folder for prepared text; default: that of `datasets`.")
     preprocessing_num_workers: int | None = argument(None, "Tokenization processes; default: one.", ge=1, le=1024)
 

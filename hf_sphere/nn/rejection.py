@@ -30,17 +30,11 @@ class Score(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Decisions on B inputs.
+    """Decisions on B inputs."""
 
-    Attributes:
-        known: (B,), whether the input belongs to the classes.
-        p_value: (B,), the p-value of that; `known` are those above the level.
-        class_p_values: (B, K), the p-value of each class, or None if the calibration had no labels.
-    """
-
-    known: Tensor
-    p_value: Tensor
-    class_p_values: Tensor | None = None
+    known: Tensor  # (B,), whether the input belongs to the classes
+    p_value: Tensor  # (B,), of that; `known` are those above the level
+    class_p_values: Tensor | None = None  # (B, K), of each class, or None if the calibration had no labels
 
 
 class Rejection(nn.Module):

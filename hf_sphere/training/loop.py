@@ -50,9 +50,7 @@ class TrainingLoop:
         accelerator: Devices, processes and precision.
         evaluate: Returns metrics of the model; called after each epoch.
         save_best: Called with the model when `metric` has improved, if it is needed.
-        measure: Returns further training metrics of one batch, each a scalar tensor, from the output and the batch.
-        derive: Returns metrics computed from the means over an epoch, for instance the perplexity from the loss.
-        before_epoch: Called with the model and the number of the epoch, from 0, before each epoch.
+        measure: Returns further training metrics of one batch; for this, `derive` and `before_epoch` see `Prepared`.
         snapshot: Called with the model and the number of completed epochs, before training and after each full epoch.
         metric: Metric, of training or `evaluate`, for selecting the best epoch, early stopping and the learning rate.
         higher_is_better: Whether larger values of `metric` are better.
@@ -335,9 +333,8 @@ class TrainingLoop:
             )
         follows_metric = isinstance(self.scheduler, ReduceLROnPlateau)
         if follows_metric != ("best" in self.state.scheduler):
-            raise CheckpointError(
-                f"{checkpoint} has another lr_scheduler_type; `reduce_lr_on_plateau` cannot be changed."
-            )
+            advice = "reduce_lr_on_plateau cannot be changed"
+            raise CheckpointError(f"{checkpoint} has another lr_scheduler_type; {advice}.")
         if self.state.metric not in ("", self.metric):  # the best value of one metric cannot be compared with another
             self.state.best_metric = self.state.best_epoch = None
         if self.state.metric in ("", self.metric) or not follows_metric:

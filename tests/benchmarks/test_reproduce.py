@@ -72,7 +72,7 @@ def contents(run: PlannedRun, tuned: dict | None = None, **metrics: float) -> di
             "entry0.*unknown argument '--learning_rat'.* Did you mean learning_rate",
         ),
         ({"overrides": {"learning_rate": "high"}}, "entry0.*learning_rate.*'high'"),
-        ({"overrides": {"optimizer": "adman"}}, "entry0.*invalid choice: 'adman'"),
+        ({"overrides": {"optim": "adman"}}, "entry0.*invalid choice: 'adman'"),
         ({"grid": {"learning_rate": [0.1, -0.1]}}, "entry0.*learning_rate must be at least 0"),
         ({"overrides": {"learning_rate": None}}, "learning_rate cannot be null"),
         ({"task": "classify"}, "unknown task 'classify'; the tasks are classification"),

@@ -14,7 +14,6 @@ from hf_sphere.nn import HEADS
 from hf_sphere.optim.optimizers import OWN_OPTIMIZERS
 from hf_sphere.prototypes import METHODS
 from hf_sphere.training.tasks import OWN_TASKS
-from hf_sphere.utils import renamed
 
 PAGES = {str(page.relative_to(code_blocks.ROOT)): page for page in code_blocks.pages()}
 
@@ -86,16 +85,6 @@ def test_every_page_is_in_the_navigation(root):
     assert [name for name in pages if name not in listed] == []
 
 
-def test_the_page_of_renamed_objects_and_options_lists_the_tables(root):
-    def shown(name, value):
-        return f"--{name}" if value is None else f"--{name} {str(value).lower()}"
-
-    options = renamed.RENAMED_OPTIONS.items()
-    rows = re.findall(r"^\| `(.+)` \| `(.+)` \|$", (root / "docs" / "renamed.md").read_text(), re.M)
-    expected = ((shown(*old), " ".join(shown(*pair) for pair in new.items())) for old, new in options)
-    assert rows == [*renamed.RENAMED.items(), *expected]
-
-
 WITH_STUBS = sorted(path.parent.name for path in (code_blocks.ROOT / "hf_sphere").glob("*/__init__.pyi"))
 
 
@@ -103,9 +92,7 @@ WITH_STUBS = sorted(path.parent.name for path in (code_blocks.ROOT / "hf_sphere"
 def test_public_names_stand_in_a_page_or_a_command(root, package):
     patterns = ("*.md", "docs/**/*.md", "hf_sphere/commands/*.py", "examples/*.py")
     files = [path for pattern in patterns for path in root.glob(pattern)]
-    words = set(
-        re.findall(r"\w+", " ".join(path.read_text() for path in files if path.stem not in ("CHANGELOG", "renamed")))
-    )
+    words = set(re.findall(r"\w+", " ".join(path.read_text() for path in files if path.stem != "CHANGELOG")))
     names = set(importlib.import_module(f"hf_sphere.{package}").__all__)
     encoders = tuple(f"Sphere{prefix}" for prefix in ENCODERS.values())  # a page names them by a pattern
     assert {name for name in names - words if not name.startswith(encoders)} == set()

@@ -35,8 +35,7 @@ class Task:
         headline: Metrics in the last line on the console and in the `model-index` of the card.
         model_name: Class of the model, in `hf_sphere.models`, if it is the same for all arguments.
         pipeline_tag: The transformers pipeline for the model, if there is one.
-        numerics: Raised when a change of the code changes the results of this task; `benchmarks/reproduce.py` then
-            repeats its runs.
+        numerics: Raised when a change of the code changes results; `benchmarks/reproduce.py` then repeats the runs.
         train_metrics: Metrics of training that can select the best epoch; `metric`, `headline` and `loss` if empty.
         eval_metrics: Those of evaluation and validation.
         name: Name to register a task under that is defined outside of this folder.
@@ -86,25 +85,16 @@ class Description:
 class Prepared:
     """What a task provides when training starts: data, model, metrics, and the description of the card.
 
-    The model that the functions get is the trained one, which may be the average of `model`.
-
-    Attributes:
-        model: A transformers model, on its device.
-        data: Batches with `epoch()` as `train`, `evaluation` and `validation` (or None), and the name `eval_split`.
-        processor: Image processor or tokenizer, which converts raw data to inputs; saved with the model.
-        description: The model's description for the card.
-        measure: Returns the metrics of one batch besides the loss, each a scalar tensor and a mean over the batch.
-        derive: Returns metrics computed from the means over an epoch.
-        evaluate: Returns the metrics of a model on a split, over all processes; by default those of `measure`.
-        before_epoch: Changes the model before an epoch, counted from 0.
-        finish: Fits parts of the model after training and before the last evaluation; returns further results.
-        compare: Returns further results of the trained model, and prints them; also gets its results, `eval_<metric>`.
-        record: The images of the splits; saved with the model.
+    `measure` returns the metrics of one batch besides the loss, each a scalar tensor and a mean over the batch, and
+    `derive` those that are computed from the means over an epoch. The other functions get the trained model, which may
+    be the average of `model`: `evaluate` returns its metrics on a split, over all processes, by default those of
+    `measure`; `before_epoch` changes it before an epoch, counted from 0; `finish` fits parts of it after training and
+    before the last evaluation; and `compare` prints comparisons. The last two return further results.
     """
 
-    model: Any
-    data: Any
-    processor: Any
+    model: Any  # of transformers, on its device
+    data: Any  # batches with `epoch()`: `train`, `evaluation`, `validation` or None, and the name `eval_split`
+    processor: Any  # image processor or tokenizer, saved with the model
     description: Description
     measure: "Measure"
     derive: Callable[[Mapping[str, float]], dict[str, float]] = lambda means: {}
@@ -112,7 +102,7 @@ class Prepared:
     before_epoch: Callable[[Any, int], None] = lambda model, epoch: None
     finish: Callable[[Any], dict[str, float]] = lambda model: {}
     compare: Callable[[Any, Mapping[str, Any]], dict[str, Any]] = lambda model, results: {}
-    record: "DataRecord | None" = None
+    record: "DataRecord | None" = None  # of the images of the splits, saved with the model
 
 
 def task_names() -> list[str]:

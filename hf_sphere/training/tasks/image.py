@@ -18,7 +18,6 @@ from hf_sphere.utils.loading import load_model, load_pretrained
 if TYPE_CHECKING:
     from hf_sphere.data import ImageData
     from hf_sphere.models import SphereVisionConfig
-    from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
     from hf_sphere.training.run import Run
 
 logger = logging.getLogger(__name__)
@@ -29,14 +28,10 @@ class EncoderArguments(Arguments):
     """Image encoder."""
 
     model_name_or_path: str | None = argument(
-        None,
-        "Start from this saved model (folder or Hub id), including its backbone, embedding and, except for few-shot, "
-        "its head.",
+        None, "Start from this saved model (folder or Hub id): backbone, embedding and, except for few-shot, head."
     )
     initial_weights: str | None = argument(
-        None,
-        "Start from the backbone weights of this saved model (folder or Hub id), which may have another architecture: "
-        "tensors of the same name and shape are copied, the others are new.",
+        None, "Start from the tensors of this saved model's backbone that have the same names and shapes."
     )
     backbone: str | None = argument(
         None,
@@ -64,9 +59,7 @@ class EncoderArguments(Arguments):
         None, "Freeze the statistics of the backbone's batch norms, for instance of a pretrained one; false if not set."
     )
     initialization: Literal["torch", "xavier"] | None = argument(
-        None,
-        "Initialize the backbone as torch does by default, or all convolutions and linear layers with Xavier-uniform "
-        "weights and zero biases; if not set, the backbone's own initialization.",
+        None, "Default initialization of torch, or Xavier-uniform weights; the backbone's own if not set."
     )
 
     def __post_init__(self) -> None:
@@ -171,12 +164,12 @@ def load_images(
 
 def build_model(
     setup: Setup,
-    model_class: "type[SphereVisionPreTrainedModel]",
+    model_class: Any,
     settings: "Callable[[SphereVisionConfig | None], dict[str, Any]]",
     *,
     needs_new_head: "Callable[[SphereVisionConfig], bool]" = lambda saved: False,
     from_any_class: bool = False,
-) -> "SphereVisionPreTrainedModel":
+) -> Any:
     """Build a new model for the data, or load the saved one, which may be one `from_any_class`.
 
     `settings` returns the settings of the configuration that depend on the task, its arguments and the data, from the
@@ -344,7 +337,7 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig",
             raise ValueError(f"{name} does not apply to a saved model, which has {what} already; leave {name} out.")
 
 
-def _copy_backbone_weights(saved: str, model: "SphereVisionPreTrainedModel") -> None:
+def _copy_backbone_weights(saved: str, model: Any) -> None:
     """Copy the tensors of a saved model's backbone that have the name and shape of one in a new model's backbone."""
     # The few-shot model can be loaded from any other model, without its head.
     model_class, option = models.SphereVisionForFewShotClassification, "initial_weights"

@@ -14,7 +14,6 @@ from hf_sphere.utils.arguments import argument
 if TYPE_CHECKING:
     from hf_sphere.data import ImageData
     from hf_sphere.models import SphereVisionConfig
-    from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
     from hf_sphere.training.run import Run
 
 
@@ -24,9 +23,7 @@ class RegressionArguments(ValueOptions):
 
     value_range: list[float] | None = argument(None, "Lowest and highest value; default: those of the training split.")
     out_of_range: Literal["error", "clip"] | None = argument(
-        None,
-        "Raise an error for values outside the range, or clip them to it; if not set, `error` if value_range is set, "
-        "else `clip`.",
+        None, "Error for values outside the range, or clip them; `error` if value_range is set, else `clip`."
     )
 
     def __post_init__(self) -> None:
@@ -51,7 +48,7 @@ def prepare(
     return provide(run, setup, model, describe_regression(model), measure=measure_regression)
 
 
-def build_regression(setup: Setup, values: RegressionArguments) -> "SphereVisionPreTrainedModel":
+def build_regression(setup: Setup, values: RegressionArguments) -> Any:
     """Build a regression for the data, or load the saved one; see `build_model`."""
 
     def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:
