@@ -327,7 +327,14 @@ def test_the_processor_has_its_name_and_numbers(monkeypatch):
     text = "cpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel Xeon\nstepping\t: 8\nmodel name\t: Intel Xeon\n"
     monkeypatch.setattr(Path, "read_text", lambda *args, **options: text)
     assert describe_processor() == "Intel Xeon, family 6, model 143, stepping 8"
-    assert describe_device("cpu") == "one core of Intel Xeon"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert describe_device() == "one core of Intel Xeon"
+
+
+def test_a_run_beside_a_gpu_names_it_whatever_its_entry_says(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    assert describe_device() == "NVIDIA H200"
 
 
 @pytest.mark.slow
