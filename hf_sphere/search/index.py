@@ -302,11 +302,7 @@ class ImageIndex(IndexedImages):
         """Read an index that `save` wrote; the embeddings stay on disk, mapped into memory.
 
         Without FAISS the search is exact. A warning says what has changed, see `changes`. Later changes of the folder
-        do not affect the index.
-
-        Args:
-            folder: The folder.
-            model: The model of the index, if it is not where it was when the index was built.
+        do not affect the index. Its `model` is needed if that is not where it was when the index was built.
 
         Raises:
             OSError: If there is no such index or model.

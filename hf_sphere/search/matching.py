@@ -143,8 +143,8 @@ def accepts(p_values: Tensor, level: float) -> Tensor:
 def sample_rows(groups: Tensor, keys: np.ndarray, ids: Tensor, per_group: int, most: int) -> Tensor:
     """Draw groups (N,), and rows of each, by their keys: those of groups that stay do not change when others are added.
 
-    The keys, (N,) uint64, are pseudo-random and equal within a group. At least one group is drawn, then at most so many
-    rows per group, and in all. They are in increasing order, int64.
+    The keys, (N,) uint64, are pseudo-random and equal within a group. At least one group is drawn, and at most
+    `per_group` rows of each and `most` in all. The rows are in increasing order, int64.
     """
     order = torch.from_numpy(np.lexsort((mix(ids.numpy()), groups.numpy(), keys)))
     _, counts = groups[order].unique_consecutive(return_counts=True)
