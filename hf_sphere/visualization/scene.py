@@ -85,7 +85,7 @@ def place_names(
         texts.append(text)
     if not texts:
         return
-    note = "names omitted for lack of space: {}"
+    note = "names without room: {}"
     omitted = axes.text(0.0, 0.0, note, transform=axes.transAxes, fontsize=SMALL, color="0.35")
     omitted.set_in_layout(False)
     boxes = [text.get_window_extent() for text in (*earlier, omitted, *texts)]
