@@ -48,7 +48,7 @@ def _list(entries: Iterable[Entry], with_bound: bool, rows: Rows, content: Mappi
 
 
 SCALING = [
-    ("cosine, K = 1,000,000, d = 512, B = 1,024: memory beyond weights and gradient (the logits would take 4,096 MB)",
+    ("cosine, K = 1,000,000, d = 512, B = 1,024: memory beyond weights and gradient (logits: 4,096 MB)",
      "cosine, 1,000,000 classes: memory / that of the logits", "{:.0f} MB", 4096),
     ("arcface, the same", "arcface, 1,000,000 classes: memory / that of the logits", "{:.0f} MB", 4096),
     *((f"vmf, 10 samples, d = 512, B = 64, K = {count}: memory beyond weights and gradient",
@@ -63,7 +63,7 @@ SCALING = [
     ("softmax, the same: time of torch's chunked cross-entropy / with logits",
      "softmax, 100,000 classes: time of torch's chunked cross-entropy / time with logits", "{:.2f}", 1),
     *((f"{text}: {deviation}", f"{what}: {deviation}", "{:.2g}", 1)
-      for text, what in (("arcface, K = 200,000, d = 64, SGD, 4 processes and 1", "4 processes and 1"),
+      for text, what in (("arcface, K = 200,000, SGD, 4 processes and 1", "4 processes and 1"),
                          ("their checkpoint resumed by 3 processes", "4 resumed by 3 and 4"),
                          ("their checkpoint resumed by 1 process", "4 resumed by 1 and 4"))
       for deviation in ("largest relative deviation of a loss", "largest deviation of a weight")),

@@ -27,6 +27,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from hf_sphere.commands import JOBS
 from hf_sphere.utils.configs import config_names
 
 ROOT = Path(__file__).parents[2]
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = ("analogy", "evaluate_modules")
 """Folders that are present in the temporary folder, as in the root of the repository."""
@@ -74,7 +75,7 @@ def read_page(page: Path) -> tuple[dict[str, Any], list[Block]]:
     text = page.read_text(encoding="utf-8")
     front = re.match(r"---\n(.*?)^---\n", text, re.DOTALL | re.MULTILINE)
     blocks = [
-        Block(number, text.count("\n", 0, found.start(2)) + 1, found[1], found[2])
+        Block(number, text.count("\n", 0, found.start(3)) + 1, found[2], textwrap.dedent(found[3]))
         for number, found in enumerate(FENCE.finditer(text), 1)
     ]
     return yaml.safe_load(front[1]) if front else {}, blocks
