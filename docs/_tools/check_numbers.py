@@ -4,7 +4,7 @@
 
 A measured number has a point and is in percent or points, in an interval `(a to b)`, after a `±`, or in the row of a
 table that the report does not write, with two digits after the point. It must stand, or round to the same, in a table
-of the report on its page or on a page that its paragraph links to, or in a file of `benchmarks/results` that a comment
+of the report on its page or on a page that this links to, or in a file of `benchmarks/results` that a comment
 `<!-- numbers: file, file -->` of the paragraph names. Numbers that are no measurements, such as goals, are in the
 comment themselves, and a comment with words is the reason of a paragraph whose numbers have no file.
 """
@@ -31,13 +31,14 @@ CELL = re.compile(r"(?<![\w.,])(\d*\.\d{2,})(?![\w.])")
 
 def unknown_numbers(page: Path) -> Iterator[str]:
     """Yield a line per measured number of a page that is in no table and no file."""
-    for paragraph in re.split(r"\n\s*\n", CODE.sub("", TABLE.sub("", page.read_text("utf-8")))):
+    text = page.read_text("utf-8")
+    pages = {page, *((page.parent / link).resolve() for link in re.findall(r"\]\(([^)#:]+\.md)", text))}
+    for paragraph in re.split(r"\n\s*\n", CODE.sub("", TABLE.sub("", text))):
         named = [
             name.strip() for found in re.findall("<!-- numbers: (.*?) -->", paragraph) for name in found.split(",")
         ]
         if any(" " in name for name in named):
             continue
-        pages = [page, *((page.parent / link).resolve() for link in re.findall(r"\]\(([^)#:]+\.md)", paragraph))]
         files = [name for name in named if not re.fullmatch(r"[\d.]+", name)]
         known = [float(name) for name in named if name not in files]
         known += [value for path in pages for value in values_of_page(path)]
