@@ -33,9 +33,10 @@ Every public name, by package. The pages are generated from the docstrings.
 
 
 def on_config(config: Any) -> Any:
-    """Add the generated pages to the navigation, before the results."""
+    """Add the generated pages to the navigation, at the end of the reference."""
     api = [{f"hf_sphere.{package}": f"api/{package}.md"} for package in packages()]
-    config["nav"].insert(-1, {"API": ["api/index.md", *api]})
+    reference = next(part["Reference"] for part in config["nav"] if "Reference" in part)
+    reference.append({"API": ["api/index.md", *api]})
     return config
 
 
