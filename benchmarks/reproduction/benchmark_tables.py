@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from reproduction import rejection_tables
+from reproduction.comparisons import compare
 from reproduction.summaries import Benchmarks
 from reproduction.tables import join_lines
 
@@ -484,6 +485,28 @@ def _uniformity(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["loss", *(f"{kind}, d = {dim}" for kind in ("shift", "stretch") for dim in dims)], lines, [])
 
 
+def _minilm_analogies(rows: Rows, content: Mapping[str, Any]) -> str:
+    sets = {"sat": "SAT", "u2": "U2", "u4": "U4", "google": "Google", "bats": "BATS", "average": "average"}
+    lines = [
+        [name, *(f"{found['analogies'][key]:.1f}" for key in sets)] for name, found in content["embedding"].items()
+    ]
+    return join_lines(["encoder", *sets.values()], lines, [])
+
+
+def _imbalance_and_blur(rows: Rows, content: Mapping[str, Any]) -> str:
+    """Mean, deviation and paired difference of two heads, with the interval of the seeds."""
+    pairs = [("accuracy % of rare digits", "etf", "softmax"), ("Recall@1 % of blurred queries", "adaface", "cosine"),
+             ("Recall@1 % of blurred queries", "adaface", "arcface"),
+             ("Recall@1 % of blurred queries", "cosine", "arcface")]  # fmt: skip
+    lines = []
+    for what, *heads in pairs:
+        first, second = (dict(enumerate(content["values"][f"{what}, {head}"])) for head in heads)
+        found = compare("", "difference", heads[0], first, heads[1], second, test="paired")
+        shown = [f"`{head}` {_mean([*values.values()])}" for head, values in zip(heads, (first, second), strict=True)]
+        lines.append([what, *shown, found.show()])
+    return join_lines(["measured", "head", "other head", "difference"], lines, [])
+
+
 TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "scaling": ("sharding", partial(_list, SCALING, True)),
     "clustering": ("clustering", partial(_list, CLUSTERING, False)),
@@ -497,6 +520,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "scale-invariance": ("scale_invariance", _scale_invariance),
     "minilm-embeddings": ("minilm", _minilm_embeddings),
     "minilm-language": ("minilm", _minilm_language),
+    "minilm-analogies": ("minilm", _minilm_analogies),
     "kernels": ("kernel_counts", _kernels),
     "kernels-losses": ("kernel_counts", _kernels_of_losses),
     "kernels-functions": ("kernel_counts", partial(_list, KERNELS, True)),
@@ -506,6 +530,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "compression-speed": ("compression_speed", _compression_speed),
     "duplicates": ("duplicates", _duplicates),
     "beyond-memory": ("beyond_memory", _beyond_memory),
+    "imbalance-and-blur": ("imbalance_and_blur", _imbalance_and_blur),
     "image-loading": ("image_loading", _image_loading),
     "head-costs": ("head_costs", _head_costs),
     "text-embeddings-codes": ("text_embeddings", _text_codes),

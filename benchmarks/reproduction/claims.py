@@ -131,7 +131,7 @@ def compare_all(claims: Sequence[Claim], tables: Sequence[Table], source: Source
         (run, reference, next(iter(table.metrics.values()), ""))
         for table in tables
         for run, reference in map(split_row, table.rows)
-        if reference
+        if reference and not table.by_metric
     }
     for paper in PAPERS:
         pairs = [(*claim.groups, claim.metric) for claim in claims if claim.paper == paper and claim.compare]

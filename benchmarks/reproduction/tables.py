@@ -53,6 +53,8 @@ class Table:
         differs: Arguments in which the runs of a comparison differ, besides those that their names say or a tuning
             selects, see `reproduction.rules`.
         note: Further note below the table.
+        by_metric: Whether the table has a row per metric, of its one comparison, which is no planned test, instead of
+            one per run.
     """
 
     table: str
@@ -65,6 +67,7 @@ class Table:
     post_hoc: dict[str, str] = field(default_factory=dict)
     differs: list[str] = field(default_factory=list)
     note: str = ""
+    by_metric: bool = False
 
 
 @dataclass
@@ -166,6 +169,8 @@ def render(table: Table, source: Source, *, only_measured: bool = False) -> str:
     """Return a table in Markdown, with its notes; rows without a result are folded, or left out."""
     if table.columns:
         return _render_matrix(table, source)
+    if table.by_metric:
+        return _render_metrics(table, source)
     rows = [_Row(*split_row(row), table, source) for row in table.rows]
     done = [row for row in rows if source.runs(row.group)] or rows
     left = [row for row in rows if row not in done]
@@ -203,7 +208,7 @@ def _join_rows(rows: "list[_Row]", table: Table, source: Source) -> str:
 
 def compare_rows(table: Table, source: Source, *, post_hoc: bool = False) -> list[Comparison]:
     """Compare the first metric, or that of `post_hoc`, of the rows that have a baseline, if both were run."""
-    metric = next(iter((table.post_hoc if post_hoc else table.metrics).values()), "")
+    metric = "" if table.by_metric else next(iter((table.post_hoc if post_hoc else table.metrics).values()), "")
     pairs = [(group, baseline, metric) for group, baseline in map(split_row, table.rows) if baseline and metric]
     return compare_pairs(f"{table.table}, post hoc" if post_hoc else table.table, pairs, source)
 
@@ -245,6 +250,17 @@ def _show_difference(row: "_Row", comparison: Comparison | None, is_named: bool)
     """Return a difference, with the name of the baseline unless the title of the column has it."""
     shown = comparison.show() if comparison is not None else "not run" if row.baseline and row.values else ""
     return f"`{row.baseline}`: {shown}" if shown and not is_named else shown
+
+
+def _render_metrics(table: Table, source: Source) -> str:
+    """Return a table of the differences of one comparison by metric, with p-values of each alone."""
+    row = _Row(*split_row(table.rows[0]), table, source)
+    lines = []
+    for title, metric in table.metrics.items():
+        for found in compare_pairs(table.table, [(row.group, row.baseline or "", metric)], source):
+            lines.append([title, found.show(), found.show_p_values()])
+    header = ["metric", f"`{row.group}` minus `{row.baseline}`", "p, not corrected: planned test (other test)"]
+    return join_lines(header, lines, _notes(table, [row], source))
 
 
 def _render_matrix(table: Table, source: Source) -> str:

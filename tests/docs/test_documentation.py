@@ -50,6 +50,7 @@ def test_code_blocks_of_a_page_run_and_print_what_it_shows(name):
         ('```bash\npip install -e ".[plost]"\n```\n', r"block 2 .*unknown extras: plost"),
         ("```bash\nrm -r outputs\n```\n", r"block 2 .*unknown kind of command"),
         ("```rust\n```\n", r"block 2 .*the language is 'rust'"),
+        ("```bash\nmake test\n```\n\n```text\n1 passed\n```\n", r"block 3 .*the front matter needs `not_run`"),
     ],
 )
 def test_a_block_that_fails_is_named_with_its_page(tmp_path, block, message):
