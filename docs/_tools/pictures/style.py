@@ -114,7 +114,8 @@ def label_ends(figure: Figure, axes: Axes, lines: Iterable[Any] | None = None) -
     heights = np.array([1.35 * SMALL * (1 + names[index].get_text().count("\n")) for index in order])
     gaps = np.concatenate([[0], np.cumsum((heights[1:] + heights[:-1]) / 2)])
     low, high = 72 / figure.dpi * axes.get_window_extent().get_points()[:, 1]
-    moved = np.clip(isotonic_regression(points[order] - gaps).x, low, high - gaps[-1]) + gaps
+    moved = isotonic_regression(points[order] - gaps).x
+    moved = np.clip(moved, low + heights[0] / 2, high - heights[-1] / 2 - gaps[-1]) + gaps
     for index, place in zip(order, moved, strict=True):
         names[index].set_position((5, place - points[index]))
 
@@ -125,10 +126,11 @@ def save(name: str, figure: Figure) -> None:
     with mpl.rc_context(RC), plain_text():
         metadata = {"Date": None, "Creator": None, "Identifier": digest(figure)}
         figure.savefig(buffer, format="svg", metadata=metadata)
-    # Hundredths of a point are enough for coordinates of paths.
+    # Hundredths of a point are enough for coordinates of paths, and one line for each file.
     svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), buffer.getvalue())
+    svg = svg.replace("</style>", dark_rules(svg) + "</style>", 1)
     FOLDER.mkdir(exist_ok=True)
-    (FOLDER / f"{name}.svg").write_text(svg.replace("</style>", f"\n{dark_rules(svg)}</style>", 1), "utf-8")
+    (FOLDER / f"{name}.svg").write_text(" ".join(svg.split()) + "\n", "utf-8")
 
 
 def digest(figure: Figure) -> str:
@@ -153,7 +155,7 @@ def dark_rules(svg: str) -> str:
             for kind in ("fill", "stroke")
             if f"{kind}: {light}" in svg
         ]
-    return "@media (prefers-color-scheme: dark){" + "\n".join(rules) + "}"
+    return "@media (prefers-color-scheme: dark){" + "".join(rules) + "}"
 
 
 def dark_colors() -> dict[str, str]:

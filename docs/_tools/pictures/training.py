@@ -114,12 +114,12 @@ def lr_transfer() -> Panels:
     names = ["adamw", "adam_srt", "adamw_hyperball", "muon", "muon_hyperball"]
     for model, title in {"resnet8": "ResNet-8", "characters": "Character model"}.items():
         below = "learning rate, by the best one of width 8"
-        figure, cells = grid(f"{title}: held-out loss by width", [OPTIMIZERS[name] for name in names], below)
+        figure, cells = grid(f"{title}: held-out loss by width", [OPTIMIZERS[name] for name in names], below, 1.3)
         for axes, name in zip(cells, names, strict=True):
             found = {width: curves[f"{model}, {name}, width {width}"] for width in WIDTHS}
             draw_transfer(axes, {w: {float(k): statistics.mean(v) for k, v in c.items()} for w, c in found.items()})
         for axes in cells:
-            axes.set_xlim(0.1, 3)
+            axes.set_xlim(0.07, 3)
             axes.margins(y=0.12)
             name_widths(axes)
         yield f"lr_transfer-{model}", figure
