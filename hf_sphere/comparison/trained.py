@@ -34,13 +34,9 @@ class TrainingRuns:
         """Train an arm, and evaluate it on its test images; None if it diverges."""
         output = self.model_folder(arm, seed)
         options = apply_setting({**self.options, **arm.options}, setting)
-        options |= {"seed": seed, "num_train_epochs": epochs, "train_split": parts.train, "eval_split": parts.test}
-        options |= {
-            "output_dir": str(output),
-            "overwrite_output_dir": True,
-            "save_epochs": epochs,
-            "disable_tqdm": True,
-        }
+        options |= {"seed": seed, "num_train_epochs": epochs, "save_epochs": epochs, "disable_tqdm": True}
+        options |= {"train_split": parts.train, "eval_split": parts.test}
+        options |= {"output_dir": str(output), "overwrite_output_dir": True}
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "train.log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
             try:
