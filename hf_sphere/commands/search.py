@@ -35,10 +35,7 @@ class SearchArguments(Arguments):
     text: str | None = argument(None, "Instead, a text, for a model such as CLIP, or an index of texts.")
     top_k: int = argument(5, "Number of neighbors; a query that is in the index is one of them.", ge=1)
     false_accept: float | None = argument(
-        None,
-        "Mark what is a match: chance to accept anything for a query whose group is not in the index, as 0.05.",
-        gt=0,
-        lt=1,
+        None, "Mark matches: chance to accept anything for a query whose group is not in the index.", gt=0, lt=1
     )
     leave_out_query: bool = argument(False, "Leave out a neighbor that is the same file, or row of a dataset.")
     classes: list[str] | None = argument(

@@ -22,6 +22,7 @@ from hf_sphere.data import ImageSourceOptions, sources
 from hf_sphere.data.provenance import DataRecord, fingerprint
 from hf_sphere.data.targets import read_class_names, read_labels
 from hf_sphere.nn.heads import build_head
+from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments, to_argv
 from hf_sphere.utils.files import digest_file
 from hf_sphere.utils.model_sources import file_name
@@ -164,8 +165,6 @@ class Comparing:
 
     def parse(self, options: Mapping[str, Any]) -> None:
         """Raise an error for options that `hf-sphere train classification` does not have."""
-        from hf_sphere.training.tasks import find_task
-
         task, words = find_task("classification"), to_argv({**self.training, **options, "output_dir": "x"})
         try:
             parse_arguments(task.arguments, words)

@@ -112,11 +112,9 @@ class Study:
         Runs with the same seed share their images if these are drawn for each seed, and are then paired.
         """
         values: dict[str, dict[int, Any]] = {}
-        for arm in arms:
-            runs: dict[int, Any] = {seed: results.get(("run", arm.name, seed)) for seed in range(self.seeds)}
-            done = {seed: run for seed, run in runs.items() if run is not None}
-            if done:
-                values[arm.name] = {s: dict(zip(run["ids"], run["outcomes"], strict=True)) for s, run in done.items()}
+        for arm, seed in itertools.product(arms, range(self.seeds)):
+            if (run := results.get(("run", arm.name, seed))) is not None:
+                values.setdefault(arm.name, {})[seed] = dict(zip(run["ids"], run["outcomes"], strict=True))
         if len(values.get(reference, ())) < self.seeds or len(values) < 2:
             return None
         planned, division = MEASURES[self.metric], self.division

@@ -15,6 +15,7 @@ from hf_sphere.comparison.measures import Evaluated
 from hf_sphere.comparison.tuning import Setting
 from hf_sphere.data import ImageSourceOptions, load_image_split
 from hf_sphere.ood import Outputs
+from hf_sphere.search.extract import embed, embedding_metric, load_embedding_model
 from hf_sphere.training.errors import TrainingDivergedError
 from hf_sphere.training.model_card import Command
 from hf_sphere.training.tasks import find_task
@@ -34,13 +35,9 @@ class TrainingRuns:
         """Train an arm, and evaluate it on its test images; None if it diverges."""
         output = self.model_folder(arm, seed)
         options = apply_setting({**self.options, **arm.options}, setting)
-        options |= {"seed": seed, "num_train_epochs": epochs, "train_split": parts.train, "eval_split": parts.test}
-        options |= {
-            "output_dir": str(output),
-            "overwrite_output_dir": True,
-            "save_epochs": epochs,
-            "disable_tqdm": True,
-        }
+        options |= {"seed": seed, "num_train_epochs": epochs, "save_epochs": epochs, "disable_tqdm": True}
+        options |= {"train_split": parts.train, "eval_split": parts.test}
+        options |= {"output_dir": str(output), "overwrite_output_dir": True}
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "train.log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
             try:
@@ -64,8 +61,6 @@ class TrainingRuns:
 
     def evaluate(self, model_folder: Path, part: str) -> tuple[Outputs, dict[str, Any]]:
         """Return the outputs of a model for a part, and the distance of its embeddings."""
-        from hf_sphere.search.extract import embed, embedding_metric, load_embedding_model
-
         model = load_embedding_model(str(model_folder)).eval()
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         source = replace(self.source, image_size=None)  # the model has it

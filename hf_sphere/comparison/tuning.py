@@ -19,16 +19,12 @@ _LEARNED_SCALE: Grids = {"head_kwargs.log_temperature": (-4.85, -4.16, -3.47, -2
 _RADII = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 OWN_NUMBERS: dict[str, Grids] = {
-    "softmax": _SMOOTHING,
-    "angular": _SMOOTHING,
+    **dict.fromkeys(("softmax", "angular"), _SMOOTHING),
     "hyperbolic": {"head_kwargs.curvature": (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)},
     "spherized": {"head_kwargs.scaling": _RADII, "head_kwargs.radius": _RADII},
     "cosine": _LEARNED_SCALE,
-    "arcface": {**_SCALE, **_ANGLE},
-    "subcenter_arcface": {**_SCALE, **_ANGLE},
-    "adaface": {**_SCALE, **_COSINE},
-    "cosface": {**_SCALE, **_COSINE},
-    "proxy_anchor": {**_SCALE, **_COSINE},
+    **dict.fromkeys(("arcface", "subcenter_arcface"), _SCALE | _ANGLE),
+    **dict.fromkeys(("adaface", "cosface", "proxy_anchor"), _SCALE | _COSINE),
     "vmf": {"head_kwargs.kappa_confidence": (0.3, 0.4, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98), **_LEARNED_SCALE},
 }
 """Grids of the one or two numbers of each head that matter most; other heads have `WEIGHT_DECAYS`."""
@@ -73,7 +69,7 @@ def tune(
 
     `grid` has the values of each option, in order, and the value around which the window lies. `evaluate` returns the
     score of a setting after a number of epochs, higher is better; None if it diverged. The first round has `count`
-    settings, a full training so many epochs.
+    settings, and a full training takes `epochs`.
     """
     grids = [tuple(values) for values, _ in grid.values()]
     reach, windows = 2 if len(grid) < 3 else 1, []

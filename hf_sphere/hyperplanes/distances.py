@@ -58,7 +58,7 @@ def distance_from_initialization(
 ) -> Distances:
     """Compute the distance of each layer from its initialization, in float64, in the order of `model`.
 
-    It is a module, a state dict, a snapshot, or the path of safetensors files, and `initial` is the same model before
+    `model` is a module, a state dict, a snapshot, or the path of safetensors files, and `initial` the same model before
     training, in any of these forms. The other arguments are those of `iterate_layers`.
 
     Raises:
