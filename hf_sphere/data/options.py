@@ -105,7 +105,9 @@ class AugmentationOptions(Arguments):
         None, "Train on random resized crops of at least this fraction of the area, for instance 0.08.", gt=0, le=1
     )
     crop_padding_mode: Literal["zeros", "reflect"] = argument("zeros", "Pad with zeros, or reflect the image.")
-    crop_aspect_ratio: float = argument(4 / 3, "Largest aspect ratio of random crops relative to the image.", ge=1)
+    crop_aspect_ratio: float = argument(
+        4 / 3, "Largest aspect ratio of random resized crops relative to the image.", ge=1
+    )
     color_jitter: list[float] | None = argument(
         None, "Strengths of random changes of brightness, contrast, saturation and hue of training images.", ge=0, le=1
     )
@@ -154,7 +156,7 @@ class ImageDataOptions(AugmentationOptions, ImageSourceOptions):
         False, "Draw the training images of an epoch with replacement, each class equally often on average."
     )
     streaming: bool = argument(
-        False, "Read images when needed, without a copy on disk; their number, max_train_samples, may have to be set."
+        False, "Read images when they are needed, without a copy on disk; max_train_samples may have to be set."
     )
     shuffle_buffer_size: int = argument(1000, "Images of a stream among which the next one is drawn.", ge=1)
     class_names: list[str] | None = argument(None, "Classes by index, for a stream whose labels do not list them.")
@@ -196,7 +198,9 @@ class TextDataOptions(Arguments):
     dataset_name: str = argument(help="Hub id, folder, or a text, parquet, json or csv file.")
     dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
     train_split: str = argument("train", "Training split.")
-    eval_split: str | None = argument(None, "Evaluation split; default: `test`, else `validation`, else held out.")
+    eval_split: str | None = argument(
+        None, "Evaluation split; default: `test`, else `validation`, else the held-out part."
+    )
     validation_split: str | None = argument(
         None,
         "Split for choosing the best epoch and for early stopping; default: `validation`, unless used for training or "
@@ -215,7 +219,9 @@ class TextDataOptions(Arguments):
     mask_probability: float | None = argument(None, "Fraction of the tokens to predict; default: 0.15.", gt=0, le=1)
     whole_word_masking: bool = argument(False, "Mask whole words.")
     max_train_samples: int | None = argument(None, "Use at most this many training blocks.", ge=1)
-    max_eval_samples: int | None = argument(None, "Use at most this many evaluation and validation blocks.", ge=1)
+    max_eval_samples: int | None = argument(
+        None, "Use at most this many blocks for evaluation and for validation.", ge=1
+    )
     cache_dir: str | None = argument(None, "Cache folder for prepared text; default: that of `datasets`.")
     preprocessing_num_workers: int | None = argument(None, "Tokenization processes; default: one.", ge=1, le=1024)
 

@@ -32,7 +32,9 @@ class _RunArguments(Arguments):
     seed: int = argument(0, "Seed of initial weights, data order, augmentation and samples.", **SEED)
     full_determinism: bool = argument(False, "Use only deterministic kernels, even where they are slower.")
     num_train_epochs: int = argument(20, "Epochs to train; 0 only evaluates a saved model.", ge=0)
-    stop_after_steps: int | None = argument(None, "Stop after this many optimizer steps of the same schedule.", ge=1)
+    stop_after_steps: int | None = argument(
+        None, "Stop after this many optimizer steps; the schedule still spans num_train_epochs.", ge=1
+    )
     per_device_train_batch_size: int = argument(128, "Training batch size per process.", ge=1)
     per_device_eval_batch_size: int = argument(512, "Evaluation batch size per process.", ge=1)
     gradient_accumulation_steps: int = argument(1, "Batches per optimizer step.", ge=1)
@@ -46,7 +48,9 @@ class _RunArguments(Arguments):
 class PrecisionArguments(Arguments):
     """Precision."""
 
-    bf16: bool | None = argument(None, "Forward pass in bfloat16; without it and fp16, as `accelerate launch` says.")
+    bf16: bool | None = argument(
+        None, "Forward pass in bfloat16; as `accelerate launch` says if neither it nor fp16 is set."
+    )
     fp16: bool | None = argument(None, "Forward pass in float16.")
 
     def __post_init__(self) -> None:
@@ -72,7 +76,9 @@ class _OptimizerArguments(Arguments):
         None, "Learning rate of each layer of the backbone, as in timm, relative to the next, such as 0.75.", gt=0, le=1
     )
     weight_decay: float = argument(0.0, "Weight decay; not applied to norms, biases and scalars.", ge=0)
-    momentum: float = argument(0.9, "Momentum of sgd, sgd_mrt, muon (0.95 is usual) and muon_hyperball.", ge=0, lt=1)
+    momentum: float = argument(
+        0.9, "Momentum of sgd, sgd_mrt, muon and muon_hyperball; for Muon, 0.95 is usual.", ge=0, lt=1
+    )
     nesterov: bool = argument(False, "Nesterov momentum of sgd.")
     adam_beta1: float = argument(0.9, "First beta of Adam and its variants.", ge=0, lt=1)
     adam_beta2: float = argument(0.999, "Second beta of Adam and its variants.", ge=0, lt=1)

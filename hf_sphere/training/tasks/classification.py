@@ -54,7 +54,9 @@ class ModelArguments(image.EncoderArguments):
 class ImageDataArguments(ImageDataOptions):
     """Batches of a fixed number of classes."""
 
-    episode_classes: int | None = argument(None, "P x K sampling: classes per batch, instead of a batch size.", ge=1)
+    episode_classes: int | None = argument(
+        None, "P x K sampling: classes per training batch, instead of a batch size.", ge=1
+    )
     episode_examples: int | None = argument(None, "P x K sampling: images per class.", ge=1)
     episodes_per_epoch: int | None = argument(None, "P x K sampling: batches per epoch, over all processes.", ge=1)
 

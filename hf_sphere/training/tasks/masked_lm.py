@@ -37,7 +37,9 @@ LONGEST_BLOCK = 512
 class TextModelArguments(Arguments):
     """Language model."""
 
-    model_name_or_path: str = argument(help="Start from this masked language model, Hub id or folder, also spherized.")
+    model_name_or_path: str = argument(
+        help="Start from this masked language model, Hub id or folder: a plain or a spherized one."
+    )
     from_scratch: bool = argument(False, "Use only its configuration and tokenizer; the weights are random.")
     tokenizer_name: str | None = argument(None, "Tokenizer, Hub id or folder; that of the model if not set.")
     spherized: bool = argument(False, f"Spherize a plain model: {', '.join(SPHERIZED)}.")
