@@ -13,10 +13,17 @@ def mix_images(
 ) -> dict[str, Tensor]:
     """Mix each image of a batch with the one before it, by mixup, CutMix or one of the two, drawn for the batch.
 
-    `mixup` is the parameter alpha of the beta distribution of the share of an image (Zhang et al., ICLR 2018), and
-    `cutmix` that of the share of its area (Yun et al., ICCV 2019). Returned are, of normalized images (B, C, H, W),
-    `pixel_values`; `labels`, of those with the larger share, `mixed_labels`, of the others, and the share of the
-    latter, `mixed_share`, each (B,). The generator is on the CPU.
+    Args:
+        images: (B, C, H, W), normalized.
+        labels: (B,), class indices.
+        mixup: Parameter alpha of the beta distribution of the share of an image, Zhang et al., ICLR 2018; None for
+            CutMix only.
+        cutmix: Likewise of the share of its area, Yun et al., ICCV 2019; None for mixup only.
+        generator: On the CPU.
+
+    Returns:
+        `pixel_values`; `labels`, of the images with the larger share, `mixed_labels`, of the others, and the share of
+        the latter, `mixed_share`, each (B,).
     """
     kinds = [kind(alpha=alpha, num_classes=len(images)) for kind, alpha in ((MixUp, mixup), (CutMix, cutmix)) if alpha]
     chosen, seed = torch.randint(2**62, (2,), generator=generator).tolist()

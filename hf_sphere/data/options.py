@@ -30,15 +30,27 @@ class ImageSourceOptions(Arguments):
         None, "Evaluation split or part; default: `test`, else `validation`, else held out of the training split."
     )
     eval_fraction: float = argument(
-        0.2, "Stratified fraction (retrieval, few-shot: of classes) to hold out without an eval_split.", gt=0, lt=1
+        0.2,
+        "Fraction of the training split to hold out for evaluation, stratified by class, if there is no evaluation "
+        "split. For retrieval and few-shot, a fraction of the classes.",
+        gt=0,
+        lt=1,
     )
     eval_seed: int = argument(0, "Seed of the images held out for evaluation.", **SEED)
     validation_split: str | None = argument(None, "Split for choosing the best epoch and for early stopping.")
     validation_fraction: float = argument(
-        0.0, "Fraction to hold out for validation, likewise, instead of using a validation split.", ge=0, lt=1
+        0.0,
+        "Fraction of the training split to hold out, stratified by class, instead of using a validation split. For "
+        "retrieval and few-shot, a fraction of the classes.",
+        ge=0,
+        lt=1,
     )
     rejection_fraction: float = argument(
-        0.0, "Fraction to reserve for the rejection of unknown images; 0.1 with reject if not set.", ge=0, lt=1
+        0.0,
+        "Fraction of the training split to reserve, stratified by class, for the rejection of unknown images; only for "
+        "classification.",
+        ge=0,
+        lt=1,
     )
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column; detected by name by default.")
@@ -52,7 +64,11 @@ class ImageSourceOptions(Arguments):
         None, "Interpolation of resized images; default: that of the pretrained model, else bilinear."
     )
     background_color: list[int] | None = argument(
-        None, "Red, green, blue behind transparent parts; default: of the pretrained model, else white.", ge=0, le=255
+        None,
+        "Red, green and blue of the color behind transparent parts of images, from 0 to 255; default: that of the "
+        "pretrained model, else white.",
+        ge=0,
+        le=255,
     )
     num_channels: int | None = argument(None, "1 or 3; default: 3 if some images have colors.", ge=1, le=3)
     image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")
@@ -121,7 +137,10 @@ class AugmentationOptions(Arguments):
         None, "Mix training images in pairs, and their labels, by shares with this alpha, for instance 0.2.", gt=0
     )
     cutmix: float | None = argument(
-        None, "Replace a part of each image by that of another, and mix labels, with this alpha, for instance 1.", gt=0
+        None,
+        "Replace a part of each training image by that of another one, and mix labels by area, with this alpha, for "
+        "instance 1. With mixup, half of the batches each.",
+        gt=0,
     )
 
     @property
@@ -156,7 +175,9 @@ class ImageDataOptions(AugmentationOptions, ImageSourceOptions):
         False, "Draw the training images of an epoch with replacement, each class equally often on average."
     )
     streaming: bool = argument(
-        False, "Read images when they are needed, without a copy on disk; max_train_samples may have to be set."
+        False,
+        "Read images from the shards of the dataset when they are needed, without a copy on disk. Where it does not "
+        "state the numbers of its images, set max_train_samples and max_eval_samples to them.",
     )
     shuffle_buffer_size: int = argument(1000, "Images of a stream among which the next one is drawn.", ge=1)
     class_names: list[str] | None = argument(None, "Classes by index, for a stream whose labels do not list them.")
@@ -187,7 +208,9 @@ class OpenSetOptions(Arguments):
     """Division of the classes into training and evaluation."""
 
     train_classes: int | None = argument(
-        None, "Pool both splits, train on the first N classes, evaluate on the others; default: keep the splits.", ge=1
+        None,
+        "Pool both splits, train on the first N classes and evaluate on the others; default: keep the splits.",
+        ge=1,
     )
 
 

@@ -1,9 +1,10 @@
 """Arguments of all training recipes.
 
-An option that transformers' `TrainingArguments` has bears its name and meaning there. The defaults are those there,
-except for `num_train_epochs`, the batch sizes, `learning_rate`, `lr_scheduler_type`, `max_grad_norm`, `seed` and the
-kind of `optim`, on which results depend, for `bf16` and `fp16`, where false overrides `accelerate launch`, and for
-`logging_steps` and `save_total_limit`: the loss is checked at each log, and a checkpoint is written after each epoch.
+An option that transformers' `TrainingArguments` has bears its name and meaning there; `hf_sphere/utils/renamed.py` has
+the names of before. The defaults are those there, except for `num_train_epochs`, the batch sizes, `learning_rate`,
+`lr_scheduler_type`, `max_grad_norm`, `seed` and the kind of `optim`, on which results depend, for `bf16` and `fp16`,
+where false overrides `accelerate launch`, and for `logging_steps` and `save_total_limit`: the loss is checked at each
+log, and a checkpoint is written after each epoch.
 """
 
 import itertools
@@ -39,7 +40,9 @@ class _RunArguments(Arguments):
     per_device_eval_batch_size: int = argument(512, "Evaluation batch size per process.", ge=1)
     gradient_accumulation_steps: int = argument(1, "Batches per optimizer step.", ge=1)
     pair_batch: int | None = argument(
-        None, "Examples per optimizer step of one loss, over all processes; batches are encoded twice.", ge=1
+        None,
+        "Examples per optimizer step, over all processes, of one loss; batches are encoded one by one, twice.",
+        ge=1,
     )
     torch_compile: bool = argument(False, "Compile the model with torch.compile.")
 
@@ -73,7 +76,11 @@ class _OptimizerArguments(Arguments):
     optim: str = argument("adam", OPTIMIZER_HELP, choices=optimizer_choices)
     learning_rate: float = argument(1e-3, "Peak learning rate.", ge=0)
     layer_decay: float | None = argument(
-        None, "Learning rate of each layer of the backbone, as in timm, relative to the next, such as 0.75.", gt=0, le=1
+        None,
+        "Learning rate of each layer of the backbone relative to the next one, as timm groups them, for instance 0.75; "
+        "the same for all layers if not set.",
+        gt=0,
+        le=1,
     )
     weight_decay: float = argument(0.0, "Weight decay; not applied to norms, biases and scalars.", ge=0)
     momentum: float = argument(
@@ -91,7 +98,10 @@ class _OptimizerArguments(Arguments):
     )
     max_grad_norm: float | None = argument(None, "Clip gradients to this norm; not clipped if 0 or not set.", ge=0)
     ema_decay: float | None = argument(
-        None, "Evaluate and save the exponential moving average of the weights with this decay per step.", gt=0, lt=1
+        None,
+        "Evaluate and save the exponential moving average of the weights over the steps with this decay.",
+        gt=0,
+        lt=1,
     )
     label_smoothing_factor: float = argument(0.0, "Label smoothing of the cross-entropy.", ge=0, le=1)
     supcon_weight: float = argument(0.0, "Add SupConLoss of the embeddings, times this, to the loss of a head.", ge=0)
@@ -129,7 +139,9 @@ class _SavingArguments(Arguments):
     save_steps: int | None = argument(None, "Optimizer steps between additional checkpoints.", ge=1)
     save_total_limit: int = argument(2, "Checkpoints to keep.", ge=1)
     snapshot_epochs: int | None = argument(
-        None, "Save the weights (snapshots/) at initialization, every this many epochs, and at the end.", ge=1
+        None,
+        "Save the weights (snapshots/) at initialization, every this many epochs, and after the last full epoch.",
+        ge=1,
     )
     snapshot_until: int | None = argument(None, "Also save the weights after every epoch up to this one.", ge=1)
     logging_steps: int = argument(50, "Steps between updates of progress bar and trackers, and loss checks.", ge=1)

@@ -50,7 +50,9 @@ class TrainingLoop:
         accelerator: Devices, processes and precision.
         evaluate: Returns metrics of the model; called after each epoch.
         save_best: Called with the model when `metric` has improved, if it is needed.
-        measure: Returns further training metrics of one batch; for this, `derive` and `before_epoch` see `Prepared`.
+        measure: Returns further training metrics of one batch, each a scalar tensor, from the output and the batch.
+        derive: Returns metrics computed from the means over an epoch, for instance the perplexity from the loss.
+        before_epoch: Called with the model and the number of the epoch, from 0, before each epoch.
         snapshot: Called with the model and the number of completed epochs, before training and after each full epoch.
         metric: Metric, of training or `evaluate`, for selecting the best epoch, early stopping and the learning rate.
         higher_is_better: Whether larger values of `metric` are better.

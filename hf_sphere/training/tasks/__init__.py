@@ -85,16 +85,25 @@ class Description:
 class Prepared:
     """What a task provides when training starts: data, model, metrics, and the description of the card.
 
-    `measure` returns the metrics of one batch besides the loss, each a scalar tensor and a mean over the batch, and
-    `derive` those that are computed from the means over an epoch. The other functions get the trained model, which may
-    be the average of `model`: `evaluate` returns its metrics on a split, over all processes, by default those of
-    `measure`; `before_epoch` changes it before an epoch, counted from 0; `finish` fits parts of it after training and
-    before the last evaluation; and `compare` prints comparisons. The last two return further results.
+    The model that the functions get is the trained one, which may be the average of `model`.
+
+    Attributes:
+        model: A transformers model, on its device.
+        data: Batches with `epoch()` as `train`, `evaluation` and `validation` (or None), and the name `eval_split`.
+        processor: Image processor or tokenizer, which converts raw data to inputs; saved with the model.
+        description: The model's description for the card.
+        measure: Returns the metrics of one batch besides the loss, each a scalar tensor and a mean over the batch.
+        derive: Returns metrics computed from the means over an epoch.
+        evaluate: Returns the metrics of a model on a split, over all processes; by default those of `measure`.
+        before_epoch: Changes the model before an epoch, counted from 0.
+        finish: Fits parts of the model after training and before the last evaluation; returns further results.
+        compare: Returns further results of the trained model, and prints them; also gets its results, `eval_<metric>`.
+        record: The images of the splits; saved with the model.
     """
 
-    model: Any  # of transformers, on its device
-    data: Any  # batches with `epoch()`: `train`, `evaluation`, `validation` or None, and the name `eval_split`
-    processor: Any  # image processor or tokenizer, saved with the model
+    model: Any
+    data: Any
+    processor: Any
     description: Description
     measure: "Measure"
     derive: Callable[[Mapping[str, float]], dict[str, float]] = lambda means: {}
@@ -102,7 +111,7 @@ class Prepared:
     before_epoch: Callable[[Any, int], None] = lambda model, epoch: None
     finish: Callable[[Any], dict[str, float]] = lambda model: {}
     compare: Callable[[Any, Mapping[str, Any]], dict[str, Any]] = lambda model, results: {}
-    record: "DataRecord | None" = None  # of the images of the splits, saved with the model
+    record: "DataRecord | None" = None
 
 
 def task_names() -> list[str]:

@@ -93,7 +93,11 @@ class EvaluationArguments(CalibrationArguments):
         False, "Also report accuracy_with_flips: that of logits averaged over each image and its mirror image."
     )
     reject: float | None = argument(
-        None, "Reject unknown images, and at most this share of known ones; see rejection_fraction.", gt=0, lt=1
+        None,
+        "Fit a rejection of unknown images that calls at most this share of known images unknown, for instance 0.05, "
+        "to a part of the training images that is reserved before training; see rejection_fraction, 0.1 if not set.",
+        gt=0,
+        lt=1,
     )
 
 

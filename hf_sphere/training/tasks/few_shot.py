@@ -42,7 +42,9 @@ class FewShotArguments(OpenSetOptions):
         None, "Divisor of the similarities; if not set, that of the saved model, else 1.", gt=0
     )
     spherization: Options | None = argument(
-        None, "Options for spherizing the embeddings, `{}` for defaults; if not set, as in the saved model."
+        None,
+        "Options for spherizing the embeddings (`{}` for the defaults); if not set, as in the saved model, else "
+        "not spherized.",
     )
 
     def episodes(self, count: int, per_batch: int = 1) -> "Episodes":

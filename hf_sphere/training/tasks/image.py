@@ -28,10 +28,14 @@ class EncoderArguments(Arguments):
     """Image encoder."""
 
     model_name_or_path: str | None = argument(
-        None, "Start from this saved model (folder or Hub id): backbone, embedding and, except for few-shot, head."
+        None,
+        "Start from this saved model (folder or Hub id), including its backbone, embedding and, except for few-shot, "
+        "its head.",
     )
     initial_weights: str | None = argument(
-        None, "Start from the tensors of this saved model's backbone that have the same names and shapes."
+        None,
+        "Start from the backbone weights of this saved model (folder or Hub id), which may have another architecture: "
+        "tensors of the same name and shape are copied, the others are new.",
     )
     backbone: str | None = argument(
         None,
@@ -59,7 +63,9 @@ class EncoderArguments(Arguments):
         None, "Freeze the statistics of the backbone's batch norms, for instance of a pretrained one; false if not set."
     )
     initialization: Literal["torch", "xavier"] | None = argument(
-        None, "Default initialization of torch, or Xavier-uniform weights; the backbone's own if not set."
+        None,
+        "Initialize the backbone as torch does by default, or all convolutions and linear layers with Xavier-uniform "
+        "weights and zero biases; if not set, the backbone's own initialization.",
     )
 
     def __post_init__(self) -> None:

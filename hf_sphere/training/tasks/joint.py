@@ -32,7 +32,10 @@ class JointArguments(CalibrationArguments, RegressionArguments):
     """Regression targets in addition to the classes."""
 
     task_weight: float | None = argument(
-        None, "Weight w of the classification loss, beside 1 - w of the regression; 0.25 if not set.", ge=0, le=1
+        None,
+        "Weight w of the classification loss, 0 to 1; the regression loss has weight 1 - w. 0.25 if not set.",
+        ge=0,
+        le=1,
     )
 
 

@@ -23,7 +23,9 @@ class RegressionArguments(ValueOptions):
 
     value_range: list[float] | None = argument(None, "Lowest and highest value; default: those of the training split.")
     out_of_range: Literal["error", "clip"] | None = argument(
-        None, "Error for values outside the range, or clip them; `error` if value_range is set, else `clip`."
+        None,
+        "Raise an error for values outside the range, or clip them to it; if not set, `error` if value_range is set, "
+        "else `clip`.",
     )
 
     def __post_init__(self) -> None:
