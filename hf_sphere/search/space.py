@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -200,14 +200,16 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         """
         return compare(self, other, level, seed)
 
-    def compress(self, bits: int = 2, *, max_recall_loss: float | None = None, seed: int = 0) -> CompressedSpace:
+    def compress(
+        self, bits: Literal[1, 2, 4, 8] = 2, *, max_recall_loss: float | None = None, seed: int = 0
+    ) -> CompressedSpace:
         """Return a space of codes of FAISS instead of vectors, which finds the largest cosines.
 
         Its recall@10 is measured before, for queries that are held out, also when the codes are fitted: a row per
         group, up to 500 and a tenth of all, among the other rows. The codes of all rows are calibrated then.
 
         Args:
-            bits: Bits per dimension: 1, 2, 4 or 8.
+            bits: Bits per dimension.
             max_recall_loss: Largest loss that is accepted, by its 95 % interval over groups: 0.1 for a recall of 0.9.
             seed: Seed of the queries and of the codes.
 
