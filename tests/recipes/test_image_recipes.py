@@ -1063,10 +1063,11 @@ def test_a_search_by_text_without_its_own_calibration_says_that_it_has_no_level(
     assert "rejected" not in shown
 
 
-@pytest.mark.parametrize("target", ["file", "folder", "dataset"])
+@pytest.mark.parametrize("target", ["file", "missing", "folder", "dataset"])
 def test_visitors_of_the_page_cannot_name_files_folders_or_data_sets(target, address, photos):
     file = {
         "file": {"path": str(photos / "a" / "2.png")},
+        "missing": {"path": str(photos / "a" / "none.png")},  # nor find out which files there are
         "folder": {"path": str(photos), "orig_name": "drawing.svg"},
         "dataset": {"path": "json", "orig_name": "drawing.svg"},
     }[target]
