@@ -142,7 +142,7 @@ def render_gpu(source: Source) -> str:
             lines.append([f"`{group}`", shown, devices, minutes, "; ".join(parts)])
     header = ["run", "test accuracy %", "device", "minutes per run", "runs, or what they would take"]
     note = (
-        "No GPU was available for the runs without a device. The queue uses a GPU if there is one. "
+        "The runs without a device take longer than a GPU was available. The queue uses a GPU if there is one. "
         "`python benchmarks/image_training.py` measures throughput there, and "
         "`make test-devices` runs the tests."
     )
