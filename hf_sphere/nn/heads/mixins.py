@@ -167,7 +167,8 @@ class ClassVectorHead(Head):
         targets = exchange.sum(targets)
         targets = F.normalize(targets, dim=-1) if self.normalizes_classes else targets
         if targets.ndim == 3:  # the best center
-            targets = targets[torch.arange(len(targets)), (targets * inputs[:, None]).sum(-1).argmax(1)]
+            best = (targets * inputs[:, None]).sum(-1).argmax(1)
+            targets = targets[torch.arange(len(targets), device=targets.device), best]
         target = self.target_logits(embeddings, targets)
         if bias is not None:
             target = target + exchange.sum(own_rows(bias, local).to(target.dtype))
