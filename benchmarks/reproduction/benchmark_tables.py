@@ -9,7 +9,10 @@ from typing import Any
 from reproduction import rejection_tables
 from reproduction.comparisons import compare
 from reproduction.summaries import Benchmarks
-from reproduction.tables import join_lines
+from reproduction.tables import fold, join_lines
+
+LARGEST_TABLE = 25
+"""Rows of a table that a page shows; longer tables are folded."""
 
 Rows = Mapping[str, Mapping[str, Any]]
 """The rows of a file by what they measure."""
@@ -28,7 +31,9 @@ def render_benchmarks(benchmarks: Benchmarks) -> dict[str, str]:
             rows = {row["what"]: row for row in content["rows"]}
             if not rows or len(rows) < len(content["rows"]):
                 raise ValueError("there are no rows, or two have the same name")
-            tables[table] = make(rows, content)
+            text = make(rows, content)
+            count = text.count("\n| ") - 1
+            tables[table] = fold(f"Table of {count} rows", text) if count >= LARGEST_TABLE else text
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             benchmarks.problems.append(f"{path.name} is not used for the table {table!r}: {error!r}")
             tables[table] = f"*Not measured: `{path.name}` is missing or damaged, or lacks a number of this table.*"

@@ -20,8 +20,8 @@ ENTRY = re.compile(
 )
 LINES, WIDEST = 4, 30
 """Lines that the longest cell of a column of a table may have, and the widest column to ask for, in characters."""
-WITHOUT_PAGE = {"registration", "commands", "analysis", "embeddings"}
-"""What is not imported by users, and packages whose names have moved."""
+WITHOUT_PAGE = {"registration", "commands"}
+"""What is not imported by users."""
 
 API = """# API reference
 
@@ -30,6 +30,9 @@ Every public name, by package. The pages are generated from the docstrings.
 | package | contents |
 |---|---|
 """
+
+BOOST = {"api/": 0.2, "results/": 0.4, "results.md": 0.4, "changelog.md": 0.1, "renamed.md": 0.1}
+"""Factors of the scores in the search of the site, by the start of the path: pages that say what to do come first."""
 
 
 def on_config(config: Any) -> Any:
@@ -128,3 +131,8 @@ def identifier(module: Any, name: str) -> str | None:
 def first_line(package: str) -> str:
     """First line of the docstring of a package."""
     return (importlib.import_module(f"hf_sphere.{package}").__doc__ or "").partition("\n")[0]
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
+    """Set the factor of a page in the search."""
+    page.meta["search"] = {"boost": next((BOOST[path] for path in BOOST if page.file.src_uri.startswith(path)), 1)}
