@@ -270,7 +270,7 @@ class Comparing:
         ranked = report.rank(study, arms, results)
         backbones = dict.fromkeys(arm.backbone for arm in arms) if is_frozen else ()
         scores = {backbone: frozen.score_backbone(runs, backbone, self.parts) for backbone in backbones}
-        comparison = report.write(folder, study, arms, results, scores)
+        comparison = report.write(folder, study, arms, results, scores, len(self.class_names))
         if comparison is not None:
             self.draw(comparison, f"{study.metric}, %", folder / "comparison.png")
         if ranked:
