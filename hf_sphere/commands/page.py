@@ -114,7 +114,10 @@ def build_page(index: "search.ImageIndex") -> Any:
         def choose(event: gr.EventData) -> Any:
             if (row := int(event.row)) not in range(len(index)):
                 raise gr.Error("there is no such row.", print_exception=False)
-            return (index.open_image(row), "") if is_image else (None, index.images["text"][row])
+            try:
+                return (index.open_image(row), "") if is_image else (None, index.images["text"][row])
+            except (ValueError, OSError) as error:
+                raise gr.Error("the image is missing or changed.", print_exception=False) from error
 
         inputs = [image, text, class_filter, count, level]
         for event in (image.upload, text.submit, button.click, class_filter.change):
@@ -172,10 +175,10 @@ def show(index: Any, image: Any, text: str, classes: Any, count: float, level: A
     if neighbors.accepted is not None:
         matches = int(neighbors.accepted[0].sum())
         result = f"{matches} of {k} neighbors match" if matches else "No match"
-        text = f"at a false-accept level of {100 * level:.3g} %"
+        about = f"at a false-accept level of {100 * level:.3g} %"
         with contextlib.suppress(ValueError):  # only cosines have a threshold, and for more groups than a level needs
-            text += f"; matches are at a distance of up to about {1 - index.space.threshold(level):.3g}"
-        verdicts.append(draw_verdict(text, result, "match" if matches else "none"))
+            about += f"; matches are at a distance of up to about {1 - index.space.threshold(level):.3g}"
+        verdicts.append(draw_verdict(about, result, "match" if matches else "none"))
         vector = tuple(neighbors.queries["embedding"][0].tolist())
         if vector not in recent:  # as it is if only the level changed
             recent.append(vector)
@@ -220,8 +223,10 @@ def draw(index: "search.ImageIndex", neighbors: "search.Neighbors") -> str:
 def draw_image(image: Any) -> str:
     """Return a small copy of an image as HTML."""
     image.thumbnail((THUMBNAIL, THUMBNAIL))
-    image.save(buffer := io.BytesIO(), "PNG")
-    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    is_small = max(image.size) <= THUMBNAIL // 4  # its pixels are visible
+    image.save(buffer := io.BytesIO(), "WEBP", quality=85, lossless=is_small)
+    source = f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return f'<img alt="" class="{"small" * is_small}" src="{source}">'
 
 
 def describe(columns: dict[str, list[Any]], row: int) -> str:
