@@ -15,6 +15,9 @@ import pytest
 WIDE, NARROW = 1280, 390
 TALLEST_PAGE, TALLEST_ROW, LEAST_CONTRAST = 8000, 300, 4.5
 
+EMPTY_INDEX = '{"config": {"lang": ["en"], "separator": " ", "pipeline": []}, "docs": []}'
+"""Index of the search, which takes longer to read than the page."""
+
 # The height is that of the page as it opens; everything else is measured with all folds open.
 MEASURE = """([tallestRow, leastContrast]) => {
   const root = document.documentElement, height = root.scrollHeight;
@@ -122,6 +125,7 @@ def test_every_page_fits_its_window_and_can_be_read(served, windows, root):
     environment = os.environ | {"PYTHONPATH": str(root), "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
     subprocess.run(command, env=environment, cwd=root, check=True)
+    (folder / "search" / "search_index.json").write_text(EMPTY_INDEX)
     pages = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.html"))
     assert len(pages) > 50
     found = [
