@@ -106,11 +106,11 @@ def leave_out_queries(index: "search.ImageIndex", neighbors: Any, source: Any, t
 
 
 def compare_queries(index: "search.ImageIndex", embeddings: Any) -> str:
-    """Return a warning if at least 30 queries look unlike those of the calibration, else an empty text."""
+    """Return a warning if at least 30 queries look unlike the calibration, else an empty text."""
     embeddings = embeddings[(embeddings != 0).any(dim=1)]  # zero vectors have no direction
     if len(embeddings) < 30 or (p_value := index.space.check_queries(embeddings)) > 0.005:
         return ""
-    which = f"the {len(embeddings):,} queries look unlike those of the calibration (p-value {p_value:.2g})"
+    which = f"the {len(embeddings):,} queries look unlike the calibration (p-value {p_value:.2g})"
     return f"warning   {which}, so the level may not hold; calibrate with queries of their kind without a match.\n"
 
 

@@ -41,7 +41,7 @@ class ImageData:
         eval_split: Name of the evaluation split, or `train+test` if both splits were pooled.
         validation: Batches for selecting the best epoch, if requested: a validation split, or images held out of the
             training split. In an open set (retrieval, few-shot) their classes differ, and are numbered from 0.
-        class_names: Name of each class, by index; empty for regression. In an open set, those of the training images.
+        class_names: Name of each class, by index; empty for regression. In an open set, of the training images.
         shape: Shape of the images.
         mean: Mean per channel, on the scale from 0 to 1.
         std: Standard deviation per channel, on the scale from 0 to 1.
@@ -111,7 +111,7 @@ def load_image_data(
     A validation split has the classes of the training split, except in an open set. `max_train_samples` and
     `max_eval_samples` images are sampled with `seed`. Statistics that are not set are measured on the training images.
     Label noise replaces exactly the requested fraction (rounded to images) of the training labels, after images have
-    been held out; the true class may be drawn, so that with a fraction of 1 labels are independent of the images.
+    been held out; the true class may be sampled, so with a fraction of 1 labels are independent of the images.
     Held-out and evaluation images keep their labels, and all images keep their values. Pixels are shuffled in all
     splits, after resizing and the computation of values, and before augmentation, with the channels together.
 
@@ -252,7 +252,7 @@ def load_image_split(
             this name.
         like: Prepare the images as for this model: the folder or Hub id of one with an image processor, `timm:<name>`,
             a model loaded from there or by timm, or an image processor. The options must not set its preprocessing.
-        record: The images that a model was trained and evaluated on; its evaluation split is then that of `None`.
+        record: The images that a model was trained and evaluated on; its evaluation split is then the one of `None`.
             By default, that of the model of `like`.
         dataset: See `load_image_data`.
         train_classes: Instead of the split, load the evaluation images of `load_image_data` for retrieval with this

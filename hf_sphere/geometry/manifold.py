@@ -159,7 +159,7 @@ def geodesic_distance(point: Tensor, other: Tensor) -> Tensor:
 
 @_upcast
 def slerp(point: Tensor, other: Tensor, share: Tensor | float) -> Tensor:
-    """Return the point at a share of the way along the geodesic between two points, (..., d).
+    """Return the point at a fraction of the way along the geodesic between two points, (..., d).
 
     Args:
         point: Start, (..., d).

@@ -34,7 +34,7 @@ centers."""
 
 @dataclass(frozen=True, repr=False)
 class Projections:
-    """Projections of filters, compared with those of isotropic filters.
+    """Projections of filters, compared with isotropic filters.
 
     Statistics that need a live filter are None if there is none.
 
@@ -108,7 +108,7 @@ class ProjectionStatistics(SavedResult):
     test, so more than 5 % of networks of isotropic filters can have a star.
 
     Attributes:
-        normalized: Whether projections and means are those of filters of unit length, in [-1, 1]. The tests always use
+        normalized: Whether filters have unit length for projections and means, in [-1, 1]. The tests always use
             unit length.
         layers: Projections by module path.
         net: All filters together. Its Kolmogorov-Smirnov test pools the values of the null distribution function of

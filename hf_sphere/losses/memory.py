@@ -11,7 +11,7 @@ from hf_sphere.nn.processes import Exchange
 
 
 class CrossBatchSupConLoss(SupConLoss):
-    """`SupConLoss` of the examples of a batch among those of the batch and a memory of earlier embeddings.
+    """`SupConLoss` of a batch with a memory of earlier embeddings.
 
     In training, the embeddings of all processes replace the oldest ones in the memory after their loss, so that of the
     first batch is `SupConLoss`. An example that is still in the memory when it occurs again is a positive of itself.
@@ -19,7 +19,7 @@ class CrossBatchSupConLoss(SupConLoss):
 
     Args:
         embedding_dim: Length d of the embeddings.
-        size: Number of embeddings in the memory, at least those of a batch of all processes; `state_dict` has them.
+        size: Number of embeddings in the memory, at least the batch of all processes; `state_dict` has them.
         **options: See `SupConLoss`.
 
     Raises:

@@ -76,7 +76,7 @@ class AngularConv2d(nn.Conv2d):
     inactive, the direct operators return 0, with zero gradient.
 
     Args:
-        operator: See `AngularLinear`. The other arguments are those of `torch.nn.Conv2d`.
+        operator: See `AngularLinear`. For the other arguments, see `torch.nn.Conv2d`.
 
     Shape:
         - Input: (N, in_channels, H, W) or (in_channels, H, W).
@@ -322,7 +322,7 @@ class SphericalConv2d(nn.Module):
 
     Args:
         in_channels: Number of channels before the spherization, n.
-        **spherization: See `SphericalLinear`. The other arguments are those of `torch.nn.Conv2d`.
+        **spherization: See `SphericalLinear`. For the other arguments, see `torch.nn.Conv2d`.
 
     Shape:
         - Input: (N, in_channels, H, W) or (in_channels, H, W).

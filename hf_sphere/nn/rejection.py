@@ -40,7 +40,7 @@ class Decision(NamedTuple):
 class Rejection(nn.Module):
     r"""Rejection of unknown inputs, fitted by `hf_sphere.ood.fit_rejection`.
 
-    Let $s$ be the score of an input, and $S_1, ..., S_n$ those of known inputs that the model has not seen. Then
+    Let $s$ be the score of an input, and $S_1, ..., S_n$ the scores of known inputs that the model has not seen. Then
     $p = (1 + \#\{S_i \leq s\}) / (n + 1)$, and the input is known if $p$ is above the level. Of known inputs that are
     exchangeable with the n, at most the level is called unknown, whatever the model; nothing is promised on how many
     unknown inputs are (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005).
@@ -56,7 +56,7 @@ class Rejection(nn.Module):
         settings: `score`, `level`, `by_class`, and `shapes` of the buffers by name; `fit_rejection` adds what it knows.
 
     Attributes:
-        settings: The settings, also those of the configuration of the model.
+        settings: The settings, also from the configuration of the model.
 
     Example:
         >>> rejection = Rejection.load("rejection.safetensors")  # doctest: +SKIP
@@ -90,9 +90,9 @@ class Rejection(nn.Module):
         return super()._apply(lambda t: fn(t).to(t.dtype) if t.is_meta else t.to(fn(t).device), recurse)
 
     def score(self, outputs: Any) -> tuple[Tensor | None, Tensor | None]:
-        """Return the scores (B,), None `by_class`, and those of the classes (B, K), None without `class_calibration`.
+        """Return the scores (B,), None `by_class`, and the class scores (B, K), None without `class_calibration`.
 
-        `outputs` has the attributes `embeddings`, `logits` and `concentrations`, of which the score needs some.
+        `outputs` has the attributes `embeddings`, `logits` and `concentrations` that the score needs.
         """
         state: dict[str, Any] = {name: buffer.to(widest_dtype(buffer)) for name, buffer in self.named_buffers()}
         state |= self.settings.get("options", {})
@@ -107,7 +107,7 @@ class Rejection(nn.Module):
     def forward(
         self, embeddings: Tensor | None, logits: Tensor | None, concentrations: Tensor | None = None
     ) -> Decision:
-        """Decide on inputs, from what the model computes for them; see `hf_sphere.ood.Outputs`.
+        """Decide on inputs from the outputs of the model; see `hf_sphere.ood.Outputs`.
 
         Args:
             embeddings: (B, d), or None if the score needs none.
@@ -155,7 +155,7 @@ class Rejection(nn.Module):
         return chosen & known[:, None]
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the rejection to a safetensors file; that of a model of this library is saved with the model."""
+        """Write the rejection to a safetensors file; models of this library save theirs."""
         from safetensors.torch import save_file
 
         from hf_sphere.utils.files import atomic_file

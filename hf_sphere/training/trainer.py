@@ -209,7 +209,7 @@ class SphereTrainer(Trainer):
     ) -> None:
         arguments = args[1] if len(args) > 1 else options.get("args")
         if arguments is not None and not isinstance(arguments, TrainingArguments):
-            raise TypeError("args must be transformers.TrainingArguments; those of hf_sphere.training are for recipes.")
+            raise TypeError("args must be transformers.TrainingArguments; RecipeArguments are for recipes.")
         super().__init__(*args, **options)
         if self.args.save_strategy != "no":
             check_can_be_saved(self.model)

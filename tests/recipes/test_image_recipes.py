@@ -560,7 +560,7 @@ def test_a_query_that_is_left_out_is_no_match_of_itself(search, photos, capsys):
 
 def test_queries_that_look_unlike_the_calibration_are_reported(search, photos, noise, capsys):
     search("--query", noise, "--false_accept", "0.2")
-    assert "the 40 queries look unlike those of the calibration (p-value 0.003)" in capsys.readouterr().err
+    assert "the 40 queries look unlike the calibration (p-value 0.003)" in capsys.readouterr().err
     for words in (["--query", noise], ["--query", photos, "--false_accept", "0.2"]):  # no level, and few queries
         search(*words)
         assert "look unlike" not in capsys.readouterr().err

@@ -845,9 +845,9 @@ def test_without_groups_each_row_is_one(index):
             "article",
             r"no column 'article' for groups; .*photos has \['label'\]",
         ),
-        ("label", "groups must name that of each of the 7 rows"),  # one image is in no class folder
-        (["a"] * 6, "groups must name that of each of the 7 rows"),
-        (["a"] * 6 + [None], "groups must name that of each of the 7 rows"),
+        ("label", "groups must have a value in each of the 7 rows"),  # one image is in no class folder
+        (["a"] * 6, "groups must have a value in each of the 7 rows"),
+        (["a"] * 6 + [None], "groups must have a value in each of the 7 rows"),
     ],
 )
 def test_groups_that_are_not_there_are_an_error_before_the_work(groups, message, encoder, photos, monkeypatch):

@@ -180,7 +180,7 @@ class SphereEncoderMixin(PreTrainedModel):
         if saved and saved != configured:
             found = f"in the checkpoint {pretrained_model_name_or_path} the layers {sorted(saved)} are spherized"
             given = f"the configuration has spherized_layers {sorted(configured)}"
-            raise ValueError(f"{found}, but {given}. Load it with those of the checkpoint.")
+            raise ValueError(f"{found}, but {given}. Load it with the settings of the checkpoint.")
         return (model, info) if returns_info else model
 
     @staticmethod
