@@ -37,7 +37,7 @@ def export_onnx(
 
     The inputs are named as in the model: `pixel_values`; or `input_ids`, `attention_mask` and, for an encoder
     with more than one token type, `token_type_ids`. The outputs are the tensors of the model's output, such as
-    `logits`, `embeddings` and `concentration`. Batch size and text length are variable; the image size is that of the
+    `logits`, `embeddings` and `concentration`. Batch size and text length are variable; the image size is fixed by the
     configuration. A model in half precision is exported in float32. Weights of more than 1.5 GB are written to a second
     file, `path` with the suffix `.data` appended.
 

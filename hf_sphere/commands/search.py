@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def leave_out_queries(index: "search.ImageIndex", neighbors: Any, source: Any, top_k: int) -> "search.Neighbors":
-    """Return the neighbors of queries, of which there are top_k + 1 each, without the queries themselves."""
+    """Return the neighbors of queries, from top_k + 1 each, without the queries themselves."""
     queries = [str(Path(source.name) / name) for name in neighbors.queries["file"]]
     pairs = zip(neighbors.rows.tolist(), queries, strict=True)
     same = neighbors.rows.new_tensor([[row >= 0 and index.path(row) == query for row in rows] for rows, query in pairs])

@@ -124,8 +124,8 @@ def load_image_data(
             with `options.streaming` read as it is needed.
         task: `classification`: `labels` are class indices, int64; `regression`: `labels` are real values, float32;
             `joint`: class indices, with real values as `regression_labels`; `retrieval` and `few_shot`, the open sets:
-            class indices, where the classes of evaluation and training images may differ, and those of each part are
-            numbered separately, in the order of the data.
+            class indices, numbered separately for training and evaluation images, whose classes may differ, in the
+            order of the data.
         targets: For regression and joint prediction, the source of the values (computed values require images that are
             kept in memory); for an open set, the division of the classes.
         episodes: Form training epochs from these episodes instead of from all images.
@@ -241,10 +241,9 @@ def load_image_split(
 
     Args:
         source: A folder or name of a dataset, or options: the dataset, its columns, the shape of the images and the
-            corruption, as in training: with the same `seed` or `corruption_seed`, classes and pixels are those of
-            `load_image_data`. Mean and standard deviation are required, or `like`: the statistics of the split itself
-            would be others than those that a model was trained with. The split may have no labels. Other options are
-            ignored.
+            corruption, as in training: with the same `seed` or `corruption_seed`, classes and pixels equal
+            `load_image_data`. Mean and standard deviation are required, or `like`: the statistics of the split would
+            differ from the training. The split may have no labels. Other options are ignored.
         split: Name of the split, or a part of the data, see `hf_sphere.data.sources.read_split`: `all`,
             `train[:80%]`, `held_out(train, 0.2, seed=0)`. None for the evaluation split of
             `load_image_data`, or if a part would be held out of images without labels, for all of them. `training` for
@@ -253,10 +252,10 @@ def load_image_split(
         like: Prepare the images as for this model: the folder or Hub id of one with an image processor, `timm:<name>`,
             a model loaded from there or by timm, or an image processor. The options must not set its preprocessing.
         record: The images that a model was trained and evaluated on; its evaluation split is then the one of `None`.
-            By default, that of the model of `like`.
+            By default the record of the model of `like`.
         dataset: See `load_image_data`.
         train_classes: Instead of the split, load the evaluation images of `load_image_data` for retrieval with this
-            option: those of `options.train_split` and of this split, without the first `train_classes` classes.
+            option: `options.train_split` and this split, without the first `train_classes` classes.
         select_class: Keep only the images of the classes for whose name this is true.
         max_samples: Use at most this many images, sampled with `seed`.
         batch_size: Images per batch and process.

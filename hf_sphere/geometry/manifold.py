@@ -194,8 +194,8 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
 
     Riemannian gradient descent from the direction of the Euclidean mean; a step is the gradient, divided by the
     curvature along the step before. For spread points it may end in one of several local minima. Differentiable with
-    respect to points and weights by the implicit function theorem. A warning reports a mean that is not unique, such as
-    that of antipodal points, and steps that do not converge.
+    respect to points and weights by the implicit function theorem. A warning reports a mean that is not unique, as for
+    antipodal points, and steps that do not converge.
 
     Args:
         points: Points, (..., n, d) with n >= 1.

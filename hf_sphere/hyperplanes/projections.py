@@ -1,7 +1,7 @@
 """Projections of the filters of a network on (1, ..., 1), layer by layer, with tests for a bias.
 
-After Gamba, Carlsson, Azizpour, Bjorkman, "Hyperplane Arrangements of Trained ConvNets Are Biased", 2020: those of
-trained networks are biased to negative projections, those of random networks are not.
+After Gamba, Carlsson, Azizpour, Bjorkman, "Hyperplane Arrangements of Trained ConvNets Are Biased", 2020:
+trained networks are biased to negative projections, random networks are not.
 """
 
 import math

@@ -84,7 +84,7 @@ def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
             is_checked = True
             if bool(reduce(count, "sum") < num_items_in_batch):
                 _warn_about_accumulation(loss)
-        # The Trainer sums over the batches of an optimizer step, of which `num_items_in_batch` is the size.
+        # The Trainer sums over the batches of an optimizer step; `num_items_in_batch` is their size.
         return value * count / num_items_in_batch
 
     return compute

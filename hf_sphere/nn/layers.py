@@ -17,7 +17,7 @@ class AngularLinear(nn.Linear):
     """Linear layer without bias in which an angular operator replaces the dot product.
 
     The direct operators (`cosine`, `linear`, `sigmoid`) depend only on the angle between an input and each weight
-    vector; the others (`w_cosine`, `w_linear`, `w_sigmoid`) depend on `x.w / |w|`. The functions are those of
+    vector; the others (`w_cosine`, `w_linear`, `w_sigmoid`) depend on `x.w / |w|`. For the functions, see
     `hf_sphere.geometry.angular_response`. A zero input has no angle: direct operators return 0 for it, with zero
     gradient. LoRA adds its product outside the operator, so merging it changes the outputs; use `modules_to_save`.
 

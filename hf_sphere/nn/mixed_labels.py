@@ -52,10 +52,10 @@ def refuse_mixed(options: Mapping[str, Any]) -> None:
 
 
 def divide_soft_labels(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the class with the largest share, the one with the second largest, and the share of the latter, each (B,).
+    """Return the classes with the largest and second largest fraction, and the latter fraction, each (B,).
 
     Args:
-        labels: (B, K), shares of the classes, of which at most two are not 0 in each row, and whose sum is 1.
+        labels: (B, K), fractions of the classes, at most two of them not 0 in each row, with the sum 1.
 
     Raises:
         ValueError: If they are not; asynchronously on another device than the CPU.

@@ -41,16 +41,15 @@ class Rejection(nn.Module):
     r"""Rejection of unknown inputs, fitted by `hf_sphere.ood.fit_rejection`.
 
     Let $s$ be the score of an input, and $S_1, ..., S_n$ the scores of known inputs that the model has not seen. Then
-    $p = (1 + \#\{S_i \leq s\}) / (n + 1)$, and the input is known if $p$ is above the level. Of known inputs that are
-    exchangeable with the n, at most the level is called unknown, whatever the model; nothing is promised on how many
-    unknown inputs are (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005).
+    $p = (1 + \#\{S_i \leq s\}) / (n + 1)$, and the input is known if $p$ is above the level. For known inputs that are
+    exchangeable with the n, at most the level is called unknown, whatever the model. Nothing is promised for unknown
+    inputs (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005).
 
-    The p-value of class y compares the score of the class with those that the n_y inputs of class y have for it. The
+    The p-value of class y compares the score of the class with the scores of the n_y inputs of class y for it. The
     classes whose p-value is above a level are the prediction set: it has the true one in at least 1 - level of the
-    cases, separately for each class. `by_class`, an input is known if its set is not empty, and p is the largest
-    p-value. Otherwise the p-values of classes compare log-probabilities with those of the true class of all n inputs,
-    of which the rejected ones count as lowest: the set of a known input, and none of others, then has the true class as
-    often.
+    cases, separately for each class. With `by_class`, an input is known if its set is not empty, and p is the largest
+    p-value. Otherwise the p-values of classes compare log-probabilities with the true class of all n inputs; rejected
+    inputs count as lowest. Then the set of a known input has the true class as often.
 
     Args:
         settings: `score`, `level`, `by_class`, and `shapes` of the buffers by name; `fit_rejection` adds what it knows.
@@ -143,10 +142,10 @@ class Rejection(nn.Module):
             )
 
     def prediction_set(self, known: Tensor, class_p_values: Tensor, prediction: Tensor, coverage: float) -> Tensor:
-        """Return the classes that are needed, (B, K): of known inputs those with a p-value above 1 - coverage.
+        """Return the classes that are needed, (B, K): for known inputs the ones with a p-value above 1 - coverage.
 
-        The set has the true class of at least the share `coverage` of images of the classes, of which those that are
-        called unknown have an empty set. Without `by_class`, the `prediction` (B,) of a known input is always in it.
+        The set has the true class of at least the fraction `coverage` of images of the classes, and is empty for images
+        that are called unknown. Without `by_class`, the `prediction` (B,) of a known input is always in it.
         """
         self.check_coverage(coverage)
         chosen = class_p_values > (1 - coverage) * (1 + 1e-6)  # p-values are rounded

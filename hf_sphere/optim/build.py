@@ -28,8 +28,8 @@ def build_optimizer(
 
     Weight decay applies to weights with two or more axes, not to norms, biases and scalars. Parameters with options in
     the `parameter_options() -> {name: options}` of the model or a part, such as a head, form separate groups. The
-    optimizers of this library find the scale-invariant weights or the hidden matrices; `print(Muon.form_groups(model))`
-    or that of another class shows the rule of each tensor and why.
+    optimizers of this library find the scale-invariant weights or the hidden matrices; their `form_groups(model)`
+    shows the rule of each tensor and why.
 
     Args:
         model: Any module, before it is sharded.

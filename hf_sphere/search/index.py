@@ -40,7 +40,7 @@ class Neighbors:
     """The nearest images of queries.
 
     Attributes:
-        queries: Columns of the queries by name, as those of `ImageIndex.images`, and `embedding`, (Q, d).
+        queries: Columns of the queries by name, as in `ImageIndex.images`, and `embedding`, (Q, d).
         rows, p_values, accepted: See `hf_sphere.search.Matches`; the last two are None without a level.
         distances: (Q, k), float64.
     """
@@ -196,8 +196,8 @@ class ImageIndex(IndexedImages):
         """Remove an image by its id, path or name, or all images of a folder or dataset; return their number.
 
         Args:
-            images: Path of a file or folder, which need not exist any more; name of a dataset; or that of an image, as
-                in the column `file`; or an id.
+            images: Path of a file or folder, which need not exist any more; name of a dataset; name of an image, as in
+                the column `file`; or an id.
 
         Raises:
             ValueError: If there are no such images, images of several sources have the name, or no others remain.
@@ -378,7 +378,7 @@ class ImageIndex(IndexedImages):
         is_separate = self.space._queries is not None
         used = {self.calibration_settings} if is_separate else {*self.images["settings"]}
         if content != self.calibrated_with:
-            text = f"the index is calibrated with {self.calibrated_with}s, whose similarities are not those of"
+            text = f"the index is calibrated with {self.calibrated_with}s, whose similarities differ from"
             return f"{text} {content}s"
         if not is_separate and not self.encoder.is_symmetric:
             return "its model embeds queries in another way than the texts of the index, which calibrate it"

@@ -171,8 +171,8 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
 
         The promise of `search` is for queries like the calibration queries. A small p-value shows that these are not,
         such as texts in a space of images, or photographs of another camera. Up to 500 queries are compared with one
-        calibration query per group, since those of a group belong together. Queries that belong together, such as those
-        of one user, look unlike even if each is fine.
+        calibration query per group, since a group belongs together. Queries that belong together, for example of one
+        user, look unlike even if each is fine.
 
         Returns:
             The p-value, from 0.001 to 1; 1 if the calibration has one group.

@@ -1037,7 +1037,7 @@ def test_the_slider_is_disabled_with_the_reason_if_the_calibration_has_no_level(
         (
             ["a", "b", "c", "d"],
             "image",
-            "the index is calibrated with images, whose similarities are not those of texts",
+            "the index is calibrated with images, whose similarities differ from texts",
         ),
     ]:
         index = ImageIndex.build(Letters(), ["abcd", "bcde", "cdef", "defg"], groups=groups, progress=False)
@@ -1059,7 +1059,7 @@ def test_a_search_by_text_without_its_own_calibration_says_that_it_has_no_level(
     index = ImageIndex.build(Letters(), ["abcd", "bcde", "cdef", "defg"], progress=False)
     index.calibrated_with = "image"
     shown = page.show(index, None, "abcd", [], 2, 0.4, recent=[])
-    assert "No level: the index is calibrated with images, whose similarities are not those of texts." in shown
+    assert "No level: the index is calibrated with images, whose similarities differ from texts." in shown
     assert "rejected" not in shown
 
 

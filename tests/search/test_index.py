@@ -938,7 +938,7 @@ def test_texts_have_a_level_by_a_calibration_with_texts(clip, photos, tmp_path):
     index.save(tmp_path / "index")
     index = ImageIndex.load(tmp_path / "index")
     assert index.search_texts(["a"], 1, false_accept=0.5).p_values.item() >= 0.5  # the calibration has this text too
-    with pytest.raises(ValueError, match="calibrated with texts, whose similarities are not those of images"):
+    with pytest.raises(ValueError, match="calibrated with texts, whose similarities differ from images"):
         index.search(photos, 1, false_accept=0.5, **QUIET)
 
 

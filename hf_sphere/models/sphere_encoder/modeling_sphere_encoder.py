@@ -185,7 +185,7 @@ class SphereEncoderMixin(PreTrainedModel):
 
     @staticmethod
     def _spherical_layers(keys: Iterable[str]) -> set[int]:
-        """Return the layers of which there is a spherical map among the keys of a checkpoint."""
+        """Return the layers with a spherical map among the keys of a checkpoint."""
         matches = (re.search(r"\.(\d+)\.\w+\.spherical\.linear\.weight$", f".{key}") for key in keys)
         return {int(match.group(1)) for match in matches if match}
 

@@ -166,7 +166,7 @@ class AdaFaceHead(RunningStatistics, MarginHead):
 
     Reference:
         Kim, Jain and Liu, "AdaFace: quality adaptive margin for face recognition", CVPR 2022. The initial averages are
-        those of its published code. There, norms are limited to [0.001, 100], which depends on the architecture; here
+        from its published code. There, norms are limited to [0.001, 100], which depends on the architecture; here
         they are not.
 
     Example:
