@@ -10,11 +10,12 @@ command resumes.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import Arguments, Options, argument, named_first, parse_arguments
 from hf_sphere.utils.files import remove_folder
+from hf_sphere.utils.loading import WEIGHTS_PAGE
 
 if TYPE_CHECKING:
     from hf_sphere.comparison import Comparison
@@ -24,7 +25,8 @@ MEASURES = (
     *("unseen_recall_at_1", "unseen_map_at_r", "unseen_auroc", "unseen_few_shot_accuracy"),
 )  # those of `hf_sphere.comparison.measures`, which would import torch
 
-FILES = ("trials.jsonl", "comparison.md", "comparison.png", "comparison.json", output_dir.RUN_FILE)
+TRIALS = "trials.jsonl"
+FILES = (TRIALS, "comparison.md", "comparison.png", "comparison.json", output_dir.RUN_FILE)
 FOLDERS = ("features", "models", "model", "finetuned")
 FREE = {"output_dir", "overwrite_output_dir", "finetune"}
 
@@ -91,15 +93,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     check(arms, plan)
     folder = Path(plan.output_dir)
     settings = {**asdict(data), **asdict(arms), **asdict(plan)}
-    overwrite = plan.overwrite_output_dir
-    later = FREE | {"training"} if arms.frozen else FREE  # of a finished comparison that is continued by --finetune
+    find_earlier(folder, settings, arms, overwrite=plan.overwrite_output_dir)  # before the data is loaded
     from hf_sphere.comparison.planned import Comparing
 
     comparing = Comparing(data, arms, plan, folder, draw)
     settings |= comparing.contents()
-    resume = output_dir.can_resume_results(folder, settings, ignored=later, overwrite=overwrite)
-    if arms.finetune:
-        output_dir.can_resume_results(folder / "finetuned", settings, ignored=FREE, overwrite=overwrite)
+    resume, overwrite = find_earlier(folder, settings, arms, overwrite=plan.overwrite_output_dir)
     with output_dir.results_dir(folder, FILES, overwrite=overwrite, resume=resume):
         for name in FOLDERS if overwrite else ():
             if (folder / name).exists():
@@ -108,6 +107,26 @@ def main(argv: Sequence[str] | None = None) -> None:
             each.mkdir(exist_ok=True)
             output_dir.write_settings(each, settings)
         comparing.run()
+
+
+def find_earlier(folder: Path, settings: Any, arms: ArmArguments, *, overwrite: bool) -> tuple[bool, bool]:
+    """Return whether a comparison in the folder is continued, and whether it is replaced; others are an error.
+
+    One with other settings that failed before its first trial is replaced.
+    """
+    later = FREE | {"training"} if arms.frozen else FREE  # of a finished comparison that is continued by --finetune
+    resume, finetuned = False, folder / "finetuned"
+    try:
+        resume = output_dir.can_resume_results(folder, settings, ignored=later, overwrite=overwrite)
+        if arms.finetune and (finetuned / TRIALS).exists():
+            output_dir.can_resume_results(finetuned, settings, ignored=FREE, overwrite=overwrite)
+    except FileExistsError:
+        is_comparison = "num_settings" in (output_dir.read_settings(folder) or {})
+        if not is_comparison or (folder / TRIALS).exists():
+            raise
+        overwrite = True
+    output_dir.check_results_dir(folder, overwrite=overwrite, resume=resume)
+    return resume, overwrite
 
 
 def draw(comparison: "Comparison", title: str, path: Path) -> None:
@@ -124,6 +143,12 @@ def check(arms: ArmArguments, plan: PlanArguments) -> None:
     """Raise an error for arguments that contradict each other."""
     if arms.settings is not None and (arms.heads or arms.backbones):
         raise ValueError("--settings names the arms; leave out --heads and --backbones.")
+    named = max(1, len(arms.heads)) * max(1, len(arms.backbones))
+    if named == 1 and (arms.heads or arms.backbones):
+        raise ValueError("a comparison needs at least two arms; name more --heads, --backbones or --settings.")
+    for name in arms.backbones:
+        if (file := name.partition("=")[2]) and not Path(file).is_file():
+            raise FileNotFoundError(f"{file} (--backbones) is not a file. See {WEIGHTS_PAGE}.")
     if arms.finetune == 1 or len({*arms.heads}) < len(arms.heads) or len({*arms.backbones}) < len(arms.backbones):
         raise ValueError("name each of --heads and --backbones once, and compare at least two arms by --finetune.")
     if arms.finetune and not arms.frozen:

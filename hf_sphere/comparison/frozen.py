@@ -134,7 +134,7 @@ class FrozenRuns:
         trained: Any = self.train(arm, setting, parts, seed=0, epochs=epochs)
         classes = [self.class_names[label] for label in self.select(arm, parts.train)[1].unique().tolist()]
         options = prepared_options(arm.backbone, self.source)
-        shape = _shape_of(options)
+        shape = shape_of(options)
         label2id = {name: index for index, name in enumerate(classes)}
         settings: dict[str, Any] = {"id2label": dict(enumerate(classes)), "label2id": label2id}
         settings |= {key: apply_setting(arm.options, setting)[key] for key in ("head", "head_kwargs", "embedding_dim")}
@@ -183,7 +183,7 @@ def cache_features(
     options = prepared_options(backbone, options)
     images = load_image_split(options, split, dataset=splits, device=device)
     if not file.is_file():
-        shape = _shape_of(options)
+        shape = shape_of(options)
         encoder = build_model(backbone, shape, head="softmax").sphere_vision.backbone.to(device).eval()
         batches = progress_bar(images.batches.epoch(), total=len(images.batches), desc=backbone, leave=False)
         with torch.inference_mode():
@@ -207,7 +207,7 @@ def prepared_options(backbone: str, options: ImageSourceOptions) -> ImageSourceO
     return options
 
 
-def _shape_of(options: ImageSourceOptions) -> dict[str, Any]:
+def shape_of(options: ImageSourceOptions) -> dict[str, Any]:
     """Return channels and size of images as settings of a configuration."""
     sides = options.image_size or []
     return {"num_channels": options.num_channels, "image_size": [sides[0], sides[-1]]}

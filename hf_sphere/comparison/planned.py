@@ -21,6 +21,7 @@ from hf_sphere.comparison.tuning import RATES
 from hf_sphere.data import ImageSourceOptions, sources
 from hf_sphere.data.provenance import DataRecord, fingerprint
 from hf_sphere.data.targets import read_class_names, read_labels
+from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 from hf_sphere.nn.heads import build_head
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments, to_argv
@@ -65,6 +66,7 @@ class Comparing:
             raise ValueError("a comparison needs at least two arms; name more --heads, --backbones or --settings.")
         self.check_parts()
         self.check_arms()
+        self.check_weights()
         self.check_records()
 
     @cached_property
@@ -146,6 +148,17 @@ class Comparing:
                     self.parse(options | self.trained_options(arm))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"the arm {arm.name} does not fit: {error}") from error
+
+    def check_weights(self) -> None:
+        """Raise an error for a frozen backbone that is unknown, or a file of weights that does not fit its backbone."""
+        for arm in {arm.backbone: arm for arm in self.arms}.values():
+            options = {**self.training, **self.trained_options(arm)}
+            name, file = options.get("backbone", ""), options.get("backbone_weights")
+            has_file = file and not options.get("backbone_kwargs") and pretrained_preprocessing(name)
+            if self.arguments.frozen or has_file:
+                images = frozen.prepared_options(arm.backbone, self.source)
+            if has_file:
+                frozen.build_model(f"{name}={file}", frozen.shape_of(images), head="softmax")
 
     def check_records(self) -> None:
         """Raise an error if a saved model whose weights are used was trained or evaluated on these images."""
@@ -257,7 +270,7 @@ class Comparing:
         ranked = report.rank(study, arms, results)
         backbones = dict.fromkeys(arm.backbone for arm in arms) if is_frozen else ()
         scores = {backbone: frozen.score_backbone(runs, backbone, self.parts) for backbone in backbones}
-        comparison = report.write(folder, study, arms, results, scores)
+        comparison = report.write(folder, study, arms, results, scores, len(self.class_names))
         if comparison is not None:
             self.draw(comparison, f"{study.metric}, %", folder / "comparison.png")
         if ranked:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_sphere.comparison.arms import Arm
+from hf_sphere.comparison.arms import Arm, apply_setting
 from hf_sphere.comparison.measures import MEASURES
 from hf_sphere.comparison.runs import Comparison
 from hf_sphere.comparison.study import Study
@@ -26,7 +26,12 @@ def rank(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any]) -> list[
 
 
 def write(
-    folder: Path, study: Study, arms: Sequence[Arm], results: Mapping[Any, Any], backbones: Mapping[str, Any]
+    folder: Path,
+    study: Study,
+    arms: Sequence[Arm],
+    results: Mapping[Any, Any],
+    backbones: Mapping[str, Any],
+    num_classes: int,
 ) -> Comparison | None:
     """Write `comparison.md` and `comparison.json`, print the verdict, and return the comparison.
 
@@ -39,6 +44,8 @@ def write(
         lines += ["", comparison.to_markdown()]
     if (margin := judge_margins(study, arms, results)) is not None:
         lines += ["", margin]
+    loss = describe_loss(*ranked[0], num_classes) if ranked else None
+    lines += [] if loss is None else ["", loss]
     settings = []
     for arm in arms:
         tuned = results["tuned", arm.name] or {"setting": {}, "at_end": (), "count": ""}
@@ -66,8 +73,8 @@ def write(
     content = {"metric": study.metric, "comparison": table, "arms": values, "backbones": backbones}
     write_json(folder / "comparison.json", content)
     print("\n".join(["", lines[0], *([] if comparison is None else ["", comparison.to_markdown()])]))
-    if margin is not None:
-        print(f"\n{margin}")
+    for text in filter(None, (margin, loss)):
+        print(f"\n{text}")
     return comparison
 
 
@@ -105,6 +112,16 @@ def judge_margins(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any])
             parts = [f"{name} {each.difference:+.2f} ({each.verdict})" for name, each in comparison.items()]
             texts.append(f"Against {arm.name}, the head without a margin, in points: {', '.join(parts)}.")
     return " ".join(texts) or None
+
+
+def describe_loss(arm: Arm, setting: Mapping[str, float], num_classes: int) -> str:
+    """Return the loss of an arm with its setting, as code for one's own loop."""
+    options = apply_setting(arm.options, setting)
+    given = [f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value!r}"
+             for name, value in options["head_kwargs"].items()]  # fmt: skip
+    words = [str(options.get("embedding_dim") or "d"), str(num_classes), f'head="{options["head"]}"', *given]
+    rates = ", ".join(f"{name} {options[name]:.3g}" for name in ("learning_rate", "weight_decay") if name in options)
+    return f"In your own loop: `loss = HeadLoss({', '.join(words)})`, {rates}; see docs/losses.md."
 
 
 def describe(study: Study, comparison: Comparison | None) -> str:

@@ -47,9 +47,10 @@ class Tuned:
 def describe_setting(setting: Setting) -> str:
     """Describe a setting in a few words."""
     shown = {name.rpartition(".")[2]: value for name, value in setting.items()}
+    texts = {name: f"{name} {value:.3g}" for name, value in shown.items()}
     if "log_temperature" in shown:
-        shown["initial scale"] = math.exp(-shown.pop("log_temperature"))
-    return ", ".join(f"{name} {value:.3g}" for name, value in shown.items())
+        texts["log_temperature"] += f" (initial scale {math.exp(-shown['log_temperature']):.3g})"
+    return ", ".join(texts.values())
 
 
 def tune(

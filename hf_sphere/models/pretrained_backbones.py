@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel, PreTrainedConfig
 
 from hf_sphere.utils.checks import error_text
-from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.loading import WEIGHTS_PAGE, load_model, load_pretrained
 from hf_sphere.utils.model_sources import processor_options, timm_options
 
 logger = logging.getLogger(__name__)
 
+ARCHITECTURE = "Use weights of this architecture."
 _NOT_ARCHITECTURE = {field.name for field in fields(PreTrainedConfig)} | {"torch_dtype", "output_attentions"}
 """Settings of any configuration, such as the dtype of a file, that do not apply to a model with this backbone."""
 
@@ -185,7 +186,7 @@ def load_backbone_weights(backbone: nn.Module, name: str, file: str) -> None:
     an error that names them.
     """
     if not Path(file).is_file():
-        raise FileNotFoundError(f"backbone_weights {file} is not a file.")
+        raise FileNotFoundError(f"backbone_weights {file} is not a file. See {WEIGHTS_PAGE}.")
     try:
         state = load_state_dict(file, weights_only=True)
         if convert := getattr(sys.modules[type(backbone).__module__], "checkpoint_filter_fn", None):
@@ -201,17 +202,24 @@ def load_backbone_weights(backbone: nn.Module, name: str, file: str) -> None:
     expected = {key: tuple(value.shape) for key, value in tensors.items() if key in shapes}
     differing = [key for key, shape in expected.items() if shapes[key] != shape]
     wrong += [f"{key} has the shape {shapes[key]} instead of {expected[key]}" for key in differing]
-    _report_weights(file, name, len(tensors), wrong, [key for key in state if key not in tensors])
+    unused, advice = [key for key in state if key not in tensors], ARCHITECTURE
+    if wrong and not expected:
+        advice = f"Their names are not those of the backbone. {advice}"
+        if [*shapes.values()][: len(tensors)] == [tuple(value.shape) for value in tensors.values()]:
+            advice = f"The names differ, but the shapes match in order: rename the tensors. See {WEIGHTS_PAGE}."
+    _report_weights(file, name, len(tensors), wrong, unused, advice)
     backbone.load_state_dict(state, strict=False)
 
 
-def _report_weights(file: str, name: str, count: int, wrong: list[str], unused: Sequence[str] = ()) -> None:
+def _report_weights(
+    file: str, name: str, count: int, wrong: list[str], unused: Sequence[str] = (), advice: str = ARCHITECTURE
+) -> None:
     """Raise an error that names the tensors that do not match, or log how many were loaded."""
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(
             f"{file} does not fit the backbone {name}; of its {count} tensors, {len(wrong)} do not match: "
-            f"{', '.join(wrong[:5])}{more}. Use weights of this architecture."
+            f"{', '.join(wrong[:5])}{more}. {advice}"
         )
     ignored = f"; not used: {', '.join(unused[:10])}{', ...' if len(unused) > 10 else ''}" if unused else ""
     logger.info("Loaded the %d tensors of the backbone %s from %s%s.", count, name, Path(file).name, ignored)

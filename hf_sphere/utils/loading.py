@@ -11,6 +11,7 @@ from typing import Any
 
 from hf_sphere.utils.checks import check_regular, error_text
 
+WEIGHTS_PAGE = "docs/weights.md: weights and data without the Hub"
 SPHERIZE = "hf_sphere.nn.sentence_embedding.Spherize"
 _TIMM_OPTIONS = ("backbone_kwargs", "model_args")
 _TIMM_FILE_OPTIONS = ("cache_dir", "checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay")
@@ -58,8 +59,7 @@ def not_found(what: str, error: BaseException) -> FileNotFoundError:
         is_off = constants.HF_HUB_OFFLINE
         reason = "downloads are off (HF_HUB_OFFLINE)" if is_off else "the Hub cannot be reached"
         reason += ", and the cache lacks its files"
-    page = "docs/weights.md: weights and data without the Hub"
-    return FileNotFoundError(f"{what} cannot be loaded from the Hub: {reason}. See {page}.")
+    return FileNotFoundError(f"{what} cannot be loaded from the Hub: {reason}. See {WEIGHTS_PAGE}.")
 
 
 def load_pretrained(kind: Any, name: str | os.PathLike, *, option: str = "model_name_or_path", **options: Any) -> Any:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image, Value
+from safetensors.torch import save_file
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, nn
 from hf_sphere.commands import compare
@@ -327,9 +328,36 @@ def test_a_wrong_option_of_the_finetuning_is_refused(refused, backbone):
     assert "the arm softmax does not fit" in refused("digits", *words)
 
 
-def test_a_backbone_of_unknown_preprocessing_is_refused(run):
-    with pytest.raises(ValueError, match="how images are prepared for the backbone lenet5 is unknown"):
-        run("digits", *HEADS, "--frozen", "--backbones", "lenet5")
+def test_a_backbone_of_unknown_preprocessing_is_refused(refused):
+    message = refused("digits", *HEADS, "--frozen", "--backbones", "lenet5")
+    assert "how images are prepared for the backbone lenet5 is unknown" in message
+
+
+def test_a_missing_file_of_weights_is_refused_before_the_data_is_loaded(run, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.safetensors \(--backbones\) is not a file\. See docs/weights"):
+        run("no_dataset", *HEADS, "--frozen", "--backbones", "resnet10t=none.safetensors")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("frozen", [["--frozen"], []])
+def test_weights_of_another_backbone_are_refused(refused, tmp_path, frozen):
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
+    message = refused("digits", *HEADS, *frozen, "--backbones", f"resnet10t={tmp_path / 'a.safetensors'}")
+    assert "does not fit the backbone resnet10t" in message
+
+
+def test_a_folder_with_another_run_is_refused_before_the_data_is_loaded(run, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.json").write_text('{"dataset_name": "a"}')
+    with pytest.raises(FileExistsError, match="contains another run, which differs in dataset_name"):
+        run("no_dataset", *HEADS)
+
+
+def test_a_comparison_that_failed_before_its_first_trial_does_not_keep_its_folder(run, backbone, photos):
+    with pytest.raises(ValueError, match="lenet needs images of 28 x 28"):
+        run(photos, *HEADS, *frozen_words(backbone), "--image_size", "32")
+    _, out = run(photos, *HEADS, *frozen_words(backbone))
+    assert len(results(out)["arms"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -348,9 +376,8 @@ def test_an_image_size_that_a_saved_backbone_cannot_have_is_refused(run, backbon
         run("digits", *HEADS, *frozen_words(backbone), "--image_size", "32")
 
 
-def test_an_unknown_name_of_timm_is_answered_by_similar_ones(run):
-    with pytest.raises(ValueError, match="resnet18"):
-        run("digits", *HEADS, "--frozen", "--backbones", "resnet18x")
+def test_an_unknown_name_of_timm_is_answered_by_similar_ones(refused):
+    assert "resnet18" in refused("digits", *HEADS, "--frozen", "--backbones", "resnet18x")
 
 
 def test_a_finished_frozen_comparison_is_continued_by_training_in_full(run, backbone, photos):

@@ -6,6 +6,7 @@ import pytest
 
 from hf_sphere.comparison import compare_runs, report
 from hf_sphere.comparison.arms import Arm, Division
+from hf_sphere.losses import HeadLoss
 
 ARMS = [Arm("softmax", {"head": "softmax"}), Arm("cosine", {"head": "cosine"})]
 VALUES = {"softmax": {0: 90.0, 1: 91.0, 2: 92.0}, "cosine": {0: 91.0, 1: 90.0, 2: 92.5}}
@@ -48,3 +49,11 @@ def test_without_a_significant_difference_it_is_not_claimed_that_no_arm_is_bette
     }
     text = report.conclude(a_study(Division("train", "test")), ARMS, [(ARMS[1], {}), (ARMS[0], {})], found, results)
     assert text.endswith("No arm is shown to be better than softmax.")
+
+
+def test_the_loss_of_an_arm_is_code_that_builds_it():
+    arm = Arm("arcface", {"head": "arcface", "embedding_dim": 8, "head_kwargs": {"scale": "learned"}})
+    text = report.describe_loss(arm, {"learning_rate": 0.003, "head_kwargs.margin": 0.1}, 3)
+    assert text.endswith(", learning_rate 0.003; see docs/losses.md.")
+    loss = eval(text.split("`")[1].removeprefix("loss = "), {"HeadLoss": HeadLoss})
+    assert (type(loss.head).__name__, loss.head.margin, loss.head.num_classes) == ("ArcFaceHead", 0.1, 3)

@@ -331,6 +331,14 @@ class TestWeightFiles:
         with pytest.raises(ValueError, match=r"has the shape \(.*192.*\) instead of \(.*96"):
             create_backbone("vit_tiny_patch16_224", num_channels=3, image_size=32, pretrained=wide, embed_dim=96)
 
+    def test_renamed_tensors_are_an_error_that_says_whether_the_shapes_match(self, tmp_path):
+        tensors = timm.create_model("resnet10t").state_dict()
+        torch.save({f"a.{name}": value for name, value in tensors.items()}, tmp_path / "a.pth")
+        with pytest.raises(ValueError, match=r"does not fit .* The names differ, but the shapes match in order"):
+            create_backbone("resnet10t", num_channels=3, image_size=32, pretrained=str(tmp_path / "a.pth"))
+        with pytest.raises(ValueError, match=r"Their names are not those of the backbone\. Use weights of this"):
+            create_backbone("resnet18", num_channels=3, image_size=32, pretrained=str(tmp_path / "a.pth"))
+
     def test_a_pickle_with_code_is_refused(self, tmp_path):
         torch.save(timm.create_model("resnet10t"), tmp_path / "model.pth")
         with pytest.raises(ValueError, match="cannot be read as weights of the backbone resnet10t: weights_only=True"):
@@ -342,7 +350,7 @@ class TestWeightFiles:
             create_backbone("resnet10t", num_channels=3, image_size=32, pretrained=str(tmp_path / "a.safetensors"))
 
     def test_a_missing_file_is_an_error(self):
-        with pytest.raises(FileNotFoundError, match=r"backbone_weights nowhere\.pth is not a file"):
+        with pytest.raises(FileNotFoundError, match=r"backbone_weights nowhere\.pth is not a file\. See docs/weights"):
             create_backbone("resnet10t", num_channels=3, image_size=32, pretrained="nowhere.pth")
 
 
