@@ -35,13 +35,13 @@ def export_onnx(
 ) -> None:
     """Write an image or text model, or a SentenceTransformer with all its modules, to an ONNX file.
 
-    The inputs are named as those of the model: `pixel_values`; or `input_ids`, `attention_mask` and, for an encoder
+    The inputs are named as in the model: `pixel_values`; or `input_ids`, `attention_mask` and, for an encoder
     with more than one token type, `token_type_ids`. The outputs are the tensors of the model's output, such as
-    `logits`, `embeddings` and `concentration`. Batch size and text length are variable; the image size is that of the
+    `logits`, `embeddings` and `concentration`. Batch size and text length are variable; the image size is fixed by the
     configuration. A model in half precision is exported in float32. Weights of more than 1.5 GB are written to a second
     file, `path` with the suffix `.data` appended.
 
-    The outputs equal those of the model in eval mode, with its calibration; onnxruntime checks it if it is installed.
+    The outputs equal the model in eval mode, with its calibration; onnxruntime checks it if it is installed.
     The head `vmf` adds its random numbers, about 4 S K (d + 300) bytes for S samples and K classes in d dimensions,
     unless it has `prediction="mean"`.
 

@@ -62,7 +62,7 @@ class Scores:
         return lowest_costs(self.costs.T).byte().argmax(dim=0)
 
     def correct(self, questions: Sequence[Question]) -> Tensor:
-        """Whether answers are correct, (Q,), float64: 1/k for a tie of k choices, one of which is correct."""
+        """Whether answers are correct, (Q,), float64: 1/k for a tie of k choices with the correct one."""
         return probability_correct(lowest_costs(self.costs.T), answers_of(questions))
 
     def accuracy(self, questions: Sequence[Question]) -> float:
@@ -128,7 +128,7 @@ def measure_questions(
 ) -> Measurements:
     """Run a model once for all weights and aggregations of a scoring, as input of `search_configurations`.
 
-    Arguments and errors are those of `score_questions`; without a `template`, that of the scoring is used.
+    For arguments and errors, see `score_questions`; the default `template` is the one of the scoring.
 
     Example:
         >>> measurements = measure_questions(questions, language_model, "marginal_bias")  # doctest: +SKIP

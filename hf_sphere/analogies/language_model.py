@@ -100,10 +100,10 @@ class LanguageModel:
         Args:
             model: Hub id, folder, or a model of transformers. The `architectures` of the configuration determine its
                 kind. A loaded model is not copied: `device` and `dtype` change the object itself.
-            tokenizer: Tokenizer, or its Hub id or folder; by default that of the model.
+            tokenizer: Tokenizer, or its Hub id or folder; by default of the model.
             device: Device of the model. By default an accelerator if there is one; a loaded model stays on its device.
-            dtype: Type of the weights. By default that of a loaded model, otherwise bfloat16 on a GPU that supports it,
-                and float32 elsewhere.
+            dtype: Type of the weights. By default from a loaded model, else bfloat16 on a GPU that supports it, and
+                float32 elsewhere.
 
         Raises:
             TypeError: If `model` is neither a name nor a model of transformers.

@@ -45,7 +45,7 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
     Args:
         n_components: Number of components.
         concentration_type: `own` concentration of each component, or `shared`.
-        n_init: Number of starts, of which the one with the largest likelihood is kept.
+        n_init: Number of starts; the one with the largest likelihood is kept.
         max_iter: Maximum number of iterations.
         tol: Iterations end if the mean log-likelihood increases by less than this.
         random_state: Seed or `RandomState`, as in scikit-learn.

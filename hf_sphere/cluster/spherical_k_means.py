@@ -165,7 +165,7 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
             number with the lowest Bayesian information criterion, or on to that with the highest silhouette by cosine
             of 1,000 rows if it is above 0.25. The number is then the length of `cluster_centers_`.
         init: `k-means++` (by cosine, on a sample of at least 100 rows per cluster), or initial centers (k, d).
-        n_init: Number of starts, of which the best is kept; 1 if initial centers are given.
+        n_init: Number of starts; the best is kept. 1 if initial centers are given.
         max_iter: Maximum number of passes over the rows.
         tol: Iterations end if the squared shifts of the centers sum to at most this, or if no label changes.
         batch_size: Number of rows per update of the centers, which are then running means; all rows if None.

@@ -47,7 +47,7 @@ class DataArguments(Arguments):
     group_column: str | None = argument(None, "Column of groups, such as patients, that are not divided.")
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column; detected by name by default.")
-    image_size: int | None = argument(None, "Image side in pixels; that of the backbone if not set.", ge=1, le=2**14)
+    image_size: int | None = argument(None, "Image side in pixels; by default of the backbone.", ge=1, le=2**14)
     skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
 
 

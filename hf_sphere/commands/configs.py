@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for table in tables:
             rows = [name for name in names if name.startswith(f"{table}/")]
             print(f"{table:<15}{len(rows):>4} configurations, such as {rows[0]}")
-        print("\nhf-sphere configs TABLE lists those of a table, hf-sphere configs NAME prints one.")
+        print("\nhf-sphere configs TABLE lists a table, hf-sphere configs NAME prints one.")
     elif args.name in tables:
         print("\n".join(name for name in names if name.startswith(f"{args.name}/")))
     else:

@@ -34,7 +34,7 @@ class DuplicateArguments(Arguments):
     )
     column: str | None = argument(None, "Column of the images, texts or vectors of a dataset, if its name is unusual.")
     split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
-    other: str | None = argument(None, "Images, texts or vectors of another part, such as those of the test set.")
+    other: str | None = argument(None, "Images, texts or vectors of another split, such as the test set.")
     other_split: str | None = argument(None, "Split of the other part, of the same dataset if --other is not set.")
     label_column: str | None = argument(None, "Column of labels, or `label` for the class, to find likely wrong ones.")
     group_column: str | None = argument(

@@ -230,7 +230,7 @@ def draw_image(image: Any) -> str:
 
 
 def describe(columns: dict[str, list[Any]], row: int) -> str:
-    """Describe the prediction and the certainty of an image, of which there is none if its model rejects it."""
+    """Describe the prediction and the certainty of an image; there is no certainty if its model rejects it."""
     is_rejected = columns.get("known", {row: None})[row] is False
     names = ["concentration"] if is_rejected else ["prediction", "confidence", "concentration"]
     cells = {name: columns[name][row] for name in names if name in columns}

@@ -31,7 +31,7 @@ class PlacementArguments(Arguments):
     """Placement of the prototypes."""
 
     dim: int = argument(help="Dimension of the space.", ge=1)
-    num_classes: int | None = argument(None, "Number of classes; by default that of the dataset.", ge=1)
+    num_classes: int | None = argument(None, "Number of classes; by default of the dataset.", ge=1)
     method: str = argument(
         "auto",
         "Placement method.",

@@ -33,9 +33,9 @@ class PredictionArguments(Arguments):
     images: str = argument(help="Folder of images (at any depth), image file, or name of a dataset.")
     output: str = argument(help="File to write, with the suffix .csv or .parquet.")
     split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
-    top_k: int = argument(5, "Number of predictions per image, at most that of the classes.", ge=1)
+    top_k: int = argument(5, "Number of predictions per image, at most the number of classes.", ge=1)
     coverage: float | None = argument(
-        None, "List classes of which one is right for at least this share of images of the classes.", gt=0, lt=1
+        None, "List classes that include the right one for at least this fraction of known images.", gt=0, lt=1
     )
     batch_size: int = argument(64, "Images per batch.", ge=1)
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)

@@ -51,4 +51,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _check_files(folder: Path, *names: str) -> None:
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise ValueError(f"{folder} is incomplete: it has no {missing[0]}; name that of a finished training.")
+        raise ValueError(f"{folder} is incomplete: it has no {missing[0]}; name the folder of a finished training.")

@@ -32,13 +32,13 @@ class RejectionArguments(Arguments):
     split: str | None = argument(
         None, "Split or part of the dataset; if not set, the part that the training reserved, or else all images."
     )
-    level: float = argument(0.05, "Largest share of images of the classes to call unknown.", gt=0, lt=1)
+    level: float = argument(0.05, "Largest fraction of images of the classes to reject as unknown.", gt=0, lt=1)
     score: str = argument("auto", "Name of a score of hf_sphere.ood; auto chooses it by one half of the images.")
     by_class: bool = argument(False, "Compare each class with its own images, so that the level holds for each class.")
     unknown: str | None = argument(
         None, "Images of other classes, to measure how many are rejected; for score auto, one half to choose it."
     )
-    output_dir: str | None = argument(None, "New folder for the model; that of the model itself if not set.")
+    output_dir: str | None = argument(None, "New folder for the model; by default its own.")
     skip_unreadable_images: bool = argument(False, "Leave out images that cannot be decoded.")
 
 

@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def leave_out_queries(index: "search.ImageIndex", neighbors: Any, source: Any, top_k: int) -> "search.Neighbors":
-    """Return the neighbors of queries, of which there are top_k + 1 each, without the queries themselves."""
+    """Return the neighbors of queries, from top_k + 1 each, without the queries themselves."""
     queries = [str(Path(source.name) / name) for name in neighbors.queries["file"]]
     pairs = zip(neighbors.rows.tolist(), queries, strict=True)
     same = neighbors.rows.new_tensor([[row >= 0 and index.path(row) == query for row in rows] for rows, query in pairs])
@@ -106,11 +106,11 @@ def leave_out_queries(index: "search.ImageIndex", neighbors: Any, source: Any, t
 
 
 def compare_queries(index: "search.ImageIndex", embeddings: Any) -> str:
-    """Return a warning if at least 30 queries look unlike those of the calibration, else an empty text."""
+    """Return a warning if at least 30 queries look unlike the calibration, else an empty text."""
     embeddings = embeddings[(embeddings != 0).any(dim=1)]  # zero vectors have no direction
     if len(embeddings) < 30 or (p_value := index.space.check_queries(embeddings)) > 0.005:
         return ""
-    which = f"the {len(embeddings):,} queries look unlike those of the calibration (p-value {p_value:.2g})"
+    which = f"the {len(embeddings):,} queries look unlike the calibration (p-value {p_value:.2g})"
     return f"warning   {which}, so the level may not hold; calibrate with queries of their kind without a match.\n"
 
 

@@ -111,7 +111,7 @@ class Comparing:
             if parts.unseen is not None and torch.isin(labels[rows[parts.unseen]], labels[trained]).any():
                 raise ValueError(
                     "some classes are too small to be left out of each part; leave them out of the data, or test "
-                    "another measure than those of unseen classes."
+                    "another metric than unseen_*."
                 )
 
     def check_metric(self, labels: torch.Tensor) -> None:

@@ -33,7 +33,7 @@ class Difference:
         values: Values by seed.
         reference_values: Those of the reference.
         mean: Mean value of the run.
-        difference: Mean of the run minus that of the reference, for a paired test on the common seeds.
+        difference: Mean of the run minus mean of the reference, for a paired test on the common seeds.
         interval: 95 % interval of the difference; None if it cannot be tested, as the p-values.
         variation: That of the interval: `seeds`, `seeds and test images`, or `resampled splits`; None without one.
         p_value: Two-sided p-value.
@@ -172,8 +172,8 @@ def compare_runs(
         margin: Largest difference between equivalent runs; without it, none is called equivalent.
         test: `welch` for independent runs; `paired` for runs that share more than the number of their seed, such as
             the data.
-        seeds: Planned number of seeds of each run; if None, those of `values` are all.
-        test_fraction: Number of test images divided by that of training and test images, f, if each seed redraws the
+        seeds: Planned number of seeds of each run; if None, the seeds in `values`.
+        test_fraction: Test images divided by training and test images, f, if each seed resamples the
             split of the same data. The corrected resampled t-test (Nadeau and Bengio, "Inference for the generalization
             error", 2003) then multiplies the variance s^2 / S of the mean of S seeds by 1 + S f / (1 - f).
 

@@ -127,7 +127,7 @@ def seeds_for_power(
 ) -> int:
     """Return the smallest number of seeds of each group with which a difference is found with a probability.
 
-    The arguments are those of `power`; `target` is the probability. More than 10,000 seeds are an error.
+    For arguments, see `power`; `target` is the probability. More than 10,000 seeds are an error.
 
     Example:
         >>> seeds_for_power(0.5, 0.3)

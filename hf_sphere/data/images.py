@@ -41,7 +41,7 @@ class ImageData:
         eval_split: Name of the evaluation split, or `train+test` if both splits were pooled.
         validation: Batches for selecting the best epoch, if requested: a validation split, or images held out of the
             training split. In an open set (retrieval, few-shot) their classes differ, and are numbered from 0.
-        class_names: Name of each class, by index; empty for regression. In an open set, those of the training images.
+        class_names: Name of each class, by index; empty for regression. In an open set, of the training images.
         shape: Shape of the images.
         mean: Mean per channel, on the scale from 0 to 1.
         std: Standard deviation per channel, on the scale from 0 to 1.
@@ -111,7 +111,7 @@ def load_image_data(
     A validation split has the classes of the training split, except in an open set. `max_train_samples` and
     `max_eval_samples` images are sampled with `seed`. Statistics that are not set are measured on the training images.
     Label noise replaces exactly the requested fraction (rounded to images) of the training labels, after images have
-    been held out; the true class may be drawn, so that with a fraction of 1 labels are independent of the images.
+    been held out; the true class may be sampled, so with a fraction of 1 labels are independent of the images.
     Held-out and evaluation images keep their labels, and all images keep their values. Pixels are shuffled in all
     splits, after resizing and the computation of values, and before augmentation, with the channels together.
 
@@ -124,8 +124,8 @@ def load_image_data(
             with `options.streaming` read as it is needed.
         task: `classification`: `labels` are class indices, int64; `regression`: `labels` are real values, float32;
             `joint`: class indices, with real values as `regression_labels`; `retrieval` and `few_shot`, the open sets:
-            class indices, where the classes of evaluation and training images may differ, and those of each part are
-            numbered separately, in the order of the data.
+            class indices, numbered separately for training and evaluation images, whose classes may differ, in the
+            order of the data.
         targets: For regression and joint prediction, the source of the values (computed values require images that are
             kept in memory); for an open set, the division of the classes.
         episodes: Form training epochs from these episodes instead of from all images.
@@ -241,10 +241,9 @@ def load_image_split(
 
     Args:
         source: A folder or name of a dataset, or options: the dataset, its columns, the shape of the images and the
-            corruption, as in training: with the same `seed` or `corruption_seed`, classes and pixels are those of
-            `load_image_data`. Mean and standard deviation are required, or `like`: the statistics of the split itself
-            would be others than those that a model was trained with. The split may have no labels. Other options are
-            ignored.
+            corruption, as in training: with the same `seed` or `corruption_seed`, classes and pixels equal
+            `load_image_data`. Mean and standard deviation are required, or `like`: the statistics of the split would
+            differ from the training. The split may have no labels. Other options are ignored.
         split: Name of the split, or a part of the data, see `hf_sphere.data.sources.read_split`: `all`,
             `train[:80%]`, `held_out(train, 0.2, seed=0)`. None for the evaluation split of
             `load_image_data`, or if a part would be held out of images without labels, for all of them. `training` for
@@ -252,11 +251,11 @@ def load_image_split(
             this name.
         like: Prepare the images as for this model: the folder or Hub id of one with an image processor, `timm:<name>`,
             a model loaded from there or by timm, or an image processor. The options must not set its preprocessing.
-        record: The images that a model was trained and evaluated on; its evaluation split is then that of `None`.
-            By default, that of the model of `like`.
+        record: The images that a model was trained and evaluated on; its evaluation split is then the one of `None`.
+            By default the record of the model of `like`.
         dataset: See `load_image_data`.
         train_classes: Instead of the split, load the evaluation images of `load_image_data` for retrieval with this
-            option: those of `options.train_split` and of this split, without the first `train_classes` classes.
+            option: `options.train_split` and this split, without the first `train_classes` classes.
         select_class: Keep only the images of the classes for whose name this is true.
         max_samples: Use at most this many images, sampled with `seed`.
         batch_size: Images per batch and process.

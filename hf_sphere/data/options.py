@@ -245,7 +245,7 @@ class TextDataOptions(Arguments):
     max_eval_samples: int | None = argument(
         None, "Use at most this many blocks for evaluation and for validation.", ge=1
     )
-    cache_dir: str | None = argument(None, "Cache folder for prepared text; default: that of `datasets`.")
+    cache_dir: str | None = argument(None, "Cache folder for prepared text; by default the cache of `datasets`.")
     preprocessing_num_workers: int | None = argument(None, "Tokenization processes; default: one.", ge=1, le=1024)
 
     def __post_init__(self) -> None:

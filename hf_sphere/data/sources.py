@@ -243,7 +243,7 @@ def _encoded_rows(rows: IterableDataset, images: Sequence[str]) -> Iterator[dict
 
 
 def held_out_names(split: str, fraction: float, seed: int, by: str | None = None) -> tuple[str, str]:
-    """Return the names of the two parts of a split, of which the second has a random fraction of the rows.
+    """Return the names of the two parts of a split; the second has a random fraction of the rows.
 
     Rows with the same value of the column `by` are in the same part: with the labels, a part has a fraction of classes.
     """

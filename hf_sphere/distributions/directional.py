@@ -281,8 +281,8 @@ class PowerSpherical(DirectionalDistribution):
 
     It resembles the von Mises-Fisher distribution, and its samples need no rejection: (1 + w) / 2 for the cosine
     w = mu.x has a beta distribution. A concentration of 0 gives the uniform distribution. The gradient of a sample
-    with respect to the concentration is that of torch's gamma samples, whose relative error is about 1e-4.
-    Computations are in at least float32, regardless of the dtype of the parameters. Arguments and errors are those of
+    with respect to the concentration is the one of torch's gamma samples, with a relative error of about 1e-4.
+    Computations are in at least float32, regardless of the dtype of the parameters. For arguments and errors, see
     `VonMisesFisher`.
 
     Example:

@@ -54,7 +54,7 @@ def evaluate_embeddings(
 
     Returns:
         The metrics: `eval_accuracy`, `eval_recall_at_1`, `ood_<name>_auroc_confidence` and so on. The suffix is
-        `confidence` or a score of `hf_sphere.ood`, of which `max_softmax` is equivalent to `confidence` and left out.
+        `confidence` or a score of `hf_sphere.ood`, without `max_softmax`, which is equivalent to `confidence`.
 
     Raises:
         ValueError: If the embeddings have no labels, a curvature is missing or set for another distance, or training
@@ -129,7 +129,7 @@ def _retrieval_distance(data: Embeddings, options: EvaluationOptions) -> dict[st
             raise ValueError(f"the hyperbolic distance needs --curvature, since {data.name} does not store one.")
         return {"distance": distance, "curvature": curvature}
     if options.curvature is not None:
-        raise ValueError(f"--curvature is for the hyperbolic distance; that of {data.name} is {distance}.")
+        raise ValueError(f"--curvature is for the hyperbolic distance; {data.name} has {distance}.")
     return {"distance": distance}
 
 
@@ -159,7 +159,7 @@ def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: in
     evaluation.results["eval_accuracy"] = correct.double().mean().item()
     if fitted := data.about.get("num_calibration_images"):
         evaluation.notes.append(
-            f"calibration is skipped: that of the model was fitted to {fitted:,} of these images; evaluate other ones."
+            f"calibration is skipped: the model was calibrated on {fitted:,} of these images; evaluate other ones."
         )
     else:
         evaluation.add("eval", metrics.calibration_errors(certainties["confidence"], correct))

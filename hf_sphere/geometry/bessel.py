@@ -132,7 +132,7 @@ def concentration_from_mean_resultant_length(length: Tensor, dim: int) -> Tensor
         dim: Number of coordinates d, at least 2.
 
     Returns:
-        kappa, with the shape and dtype of `length`; infinite for a length of 1. Its relative accuracy is that of
+        kappa, with the shape and dtype of `length`; infinite for a length of 1. Its relative accuracy equals
         1 - length, which rounding limits for lengths close to 1.
 
     Raises:

@@ -159,7 +159,7 @@ def geodesic_distance(point: Tensor, other: Tensor) -> Tensor:
 
 @_upcast
 def slerp(point: Tensor, other: Tensor, share: Tensor | float) -> Tensor:
-    """Return the point at a share of the way along the geodesic between two points, (..., d).
+    """Return the point at a fraction of the way along the geodesic between two points, (..., d).
 
     Args:
         point: Start, (..., d).
@@ -194,8 +194,8 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
 
     Riemannian gradient descent from the direction of the Euclidean mean; a step is the gradient, divided by the
     curvature along the step before. For spread points it may end in one of several local minima. Differentiable with
-    respect to points and weights by the implicit function theorem. A warning reports a mean that is not unique, such as
-    that of antipodal points, and steps that do not converge.
+    respect to points and weights by the implicit function theorem. A warning reports a mean that is not unique, as for
+    antipodal points, and steps that do not converge.
 
     Args:
         points: Points, (..., n, d) with n >= 1.

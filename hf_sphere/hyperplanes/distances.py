@@ -59,7 +59,7 @@ def distance_from_initialization(
     """Compute the distance of each layer from its initialization, in float64, in the order of `model`.
 
     `model` is a module, a state dict, a snapshot, or the path of safetensors files, and `initial` the same model before
-    training, in any of these forms. The other arguments are those of `iterate_layers`.
+    training, in any of these forms. For the other arguments, see `iterate_layers`.
 
     Raises:
         ValueError: If the architectures differ (the message names the layer or the shapes), a weight is not finite,

@@ -1,7 +1,7 @@
 """Projections of the filters of a network on (1, ..., 1), layer by layer, with tests for a bias.
 
-After Gamba, Carlsson, Azizpour, Bjorkman, "Hyperplane Arrangements of Trained ConvNets Are Biased", 2020: those of
-trained networks are biased to negative projections, those of random networks are not.
+After Gamba, Carlsson, Azizpour, Bjorkman, "Hyperplane Arrangements of Trained ConvNets Are Biased", 2020:
+trained networks are biased to negative projections, random networks are not.
 """
 
 import math
@@ -34,7 +34,7 @@ centers."""
 
 @dataclass(frozen=True, repr=False)
 class Projections:
-    """Projections of filters, compared with those of isotropic filters.
+    """Projections of filters, compared with isotropic filters.
 
     Statistics that need a live filter are None if there is none.
 
@@ -108,7 +108,7 @@ class ProjectionStatistics(SavedResult):
     test, so more than 5 % of networks of isotropic filters can have a star.
 
     Attributes:
-        normalized: Whether projections and means are those of filters of unit length, in [-1, 1]. The tests always use
+        normalized: Whether filters have unit length for projections and means, in [-1, 1]. The tests always use
             unit length.
         layers: Projections by module path.
         net: All filters together. Its Kolmogorov-Smirnov test pools the values of the null distribution function of

@@ -110,7 +110,7 @@ def reinitialization_robustness(
     Args:
         model: The trained model, any module; on any device, of any dtype.
         snapshots: Snapshots, their paths, state dicts or modules, in order. The label of a snapshot or a path is its
-            epoch, that of the others their position in the list. Only the current layer of a file is read.
+            epoch, other labels are positions in the list. Only the current layer of a file is read.
         evaluate: Runs the model that it receives over its batches and returns the accuracy in [0, 1]. Weights outside
             of modules, in a list for instance, are not replaced.
         layers: Kinds of layers: `conv`, `linear` or `all`.

@@ -52,7 +52,7 @@ class MetricLearningLoss(nn.Module):
 
 
 def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
-    """Return a `compute_loss_func` that trains the embeddings of a model by a loss instead of that of its head.
+    """Return a `compute_loss_func` that trains the embeddings of a model by a loss instead of the loss of its head.
 
     Args:
         loss: Called with embeddings (B, d), as the head transforms them, and labels (B,). Without trained parameters,
@@ -84,7 +84,7 @@ def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
             is_checked = True
             if bool(reduce(count, "sum") < num_items_in_batch):
                 _warn_about_accumulation(loss)
-        # The Trainer sums over the batches of an optimizer step, of which `num_items_in_batch` is the size.
+        # The Trainer sums over the batches of an optimizer step; `num_items_in_batch` is their size.
         return value * count / num_items_in_batch
 
     return compute
@@ -97,7 +97,7 @@ def _warn_about_accumulation(loss: nn.Module) -> None:
     if isinstance(loss, (MetricLearningLoss, PairLoss)):
         what = f"{type(loss).__name__} compares the examples of each of the accumulated batches only among themselves"
         advice = "Use a larger batch and gradient_accumulation_steps=1"
-        logger.warning(f"{what}, so it differs from that of one large batch. {advice}.")
+        logger.warning(f"{what}, so it differs from one large batch. {advice}.")
 
 
 class SentenceTransformerLoss(nn.Module):
@@ -173,7 +173,7 @@ class SentenceTransformerLoss(nn.Module):
 class LossCheckpointCallback(TrainerCallback):
     """Saves a loss in the checkpoints of a Trainer, which contain only the model, and loads it when training resumes.
 
-    With `load_best_model_at_end`, the loss is also that of the best checkpoint. Several losses, one per dataset of a
+    With `load_best_model_at_end`, the loss of the best checkpoint is loaded, too. Several losses, one per dataset of a
     `SentenceTransformerTrainer`, need a callback each, in the same order when training resumes.
 
     Args:
@@ -195,7 +195,7 @@ class LossCheckpointCallback(TrainerCallback):
         self.loss = loss
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any) -> None:
-        """Load the loss of the checkpoint from which training resumes; give all processes that of the first."""
+        """Load the loss of the checkpoint from which training resumes, equal on all processes."""
         self._check_labels(train_dataloader)
         others = vars(state).setdefault("loss_callbacks", [])  # of this training; not a field, so it is not saved
         self.file = f"loss-{len(others)}.safetensors" if others else type(self).file

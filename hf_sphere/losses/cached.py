@@ -73,7 +73,7 @@ def warn_of_batch_norm(model: Any) -> None:
     """Warn if a model has batch norm in training."""
     modules = model.modules() if isinstance(model, nn.Module) else ()
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training for module in modules):
-        problem = "Batch norm in training has the statistics of chunks, so gradients are not those of the whole batch"
+        problem = "Batch norm in training has the statistics of chunks, so gradients differ from the whole batch"
         warnings.warn(f"{problem}; set it to eval mode, or use another norm.", stacklevel=3)
 
 

@@ -15,8 +15,8 @@ from hf_sphere.nn.processes import Exchange
 class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # type: ignore[call-arg]
     """Makes any head a loss: called with embeddings (B, d) and labels (B,), it returns a scalar.
 
-    The parameters of the loss are those of the head, such as class vectors: they need an optimizer, and, on several
-    processes, the gradients averaged, for instance by `DistributedDataParallel`. `save_pretrained` and
+    The parameters of the head, such as class vectors, are parameters of the loss: they need an optimizer, and on
+    several processes averaged gradients, for instance by `DistributedDataParallel`. `save_pretrained` and
     `from_pretrained` save and load them with the arguments; `loss.head(embeddings)` predicts. A data-dependent
     initialization is done from the first batch in training.
 

@@ -11,15 +11,15 @@ from hf_sphere.nn.processes import Exchange
 
 
 class CrossBatchSupConLoss(SupConLoss):
-    """`SupConLoss` of the examples of a batch among those of the batch and a memory of earlier embeddings.
+    """`SupConLoss` of a batch with a memory of earlier embeddings.
 
-    In training, the embeddings of all processes replace the oldest ones in the memory after their loss, so that of the
-    first batch is `SupConLoss`. An example that is still in the memory when it occurs again is a positive of itself.
-    Embeddings in the memory have no gradient. In eval mode, the memory is not used.
+    In training, the embeddings of all processes replace the oldest ones in the memory after their loss, so the first
+    batch has the value of `SupConLoss`. An example that occurs again while it is in the memory is its own
+    positive. Embeddings in the memory have no gradient. In eval mode, the memory is not used.
 
     Args:
         embedding_dim: Length d of the embeddings.
-        size: Number of embeddings in the memory, at least those of a batch of all processes; `state_dict` has them.
+        size: Number of embeddings in the memory, at least the batch of all processes; `state_dict` has them.
         **options: See `SupConLoss`.
 
     Raises:

@@ -43,7 +43,7 @@ class HeatKernelLoss(UniformityLoss):
     proportional to `exp(s cosine)` with `s = d exp((1 - d) time)`; s is 4 in `hf_sphere.metrics.uniformity`.
 
     Args:
-        time: Duration of the motion; a shorter one compares nearer embeddings. If None, that of s = min(4, d / 2).
+        time: Duration of the motion; a shorter one compares nearer embeddings. If None, s = min(4, d / 2).
 
     Raises:
         ValueError: If the time is not positive, or so short that harmonics above degree 1000 matter.
@@ -151,7 +151,7 @@ class SlicedUniformityLoss(UniformityLoss):
     Uniform directions are uniform on each circle, so the distance is Watson's statistic, divided by B.
 
     Args:
-        num_circles: Number of circles, drawn in each call.
+        num_circles: Number of circles, sampled in each call.
 
     Reference:
         Bonet et al., "Spherical sliced-Wasserstein", ICLR 2023; Watson, "Goodness-of-fit tests on a circle", 1961.

@@ -96,8 +96,8 @@ def expected_calibration_error(
 ) -> float:
     """Compute the expected calibration error over bins, `(sum_b n_b |acc_b - conf_b|^norm / N)^(1 / norm)`.
 
-    The defaults are those of Guo, Pleiss, Sun, Weinberger, ICML 2017, with 15 bins; `calibration_errors` also computes
-    it with bins of equal mass and exponent 2. It is in [0, 1]; lower is better. Arguments and errors are those of
+    The defaults are from Guo, Pleiss, Sun, Weinberger, ICML 2017, with 15 bins; `calibration_errors` also computes
+    it with bins of equal mass and exponent 2. It is in [0, 1]; lower is better. For arguments and errors, see
     `reliability_bins`, besides the exponent `norm`, which is finite and at least 1.
 
     Example:
@@ -112,7 +112,7 @@ def expected_calibration_error(
 def calibration_errors(confidences: Tensor, correct: Tensor) -> dict[str, float]:
     """Compute the calibration error by the two common definitions, whose values are not comparable.
 
-    Arguments and errors are those of `reliability_bins`.
+    For arguments and errors, see `reliability_bins`.
 
     Returns:
         `calibration_error_equal_mass_l2`: 15 bins of equal mass, exponent 2 (Scott, Gallagher, Mozer, ICCV 2021).

@@ -30,7 +30,7 @@ class Gallery:
     """
 
     queries: Tensor  # (N, e)
-    references: Tensor  # (N or more, e), of which the rows beyond N are padding
+    references: Tensor  # (N or more, e); rows beyond N are padding
     first: Tensor  # (N,), index of the first member of each embedding's class, int64
     end: Tensor  # (N,), index after its last member, int64
     order: Tensor  # (N,), index of each embedding before the sorting, int64

@@ -22,7 +22,7 @@ def detection_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
         `fpr_at_95_tpr`: false-positive rate at a true-positive rate of 95 % (FPR95), the fraction of OOD inputs at or
         above the highest threshold that at least 95 % of the in-distribution inputs reach; 0 is best.
         `aupr`: area under the precision-recall curve with the in-distribution inputs as positives, as a sum over steps
-        (average precision); 1 is best, and N / (N + M) that of a constant score.
+        (average precision); 1 is best, and a constant score has N / (N + M).
 
     Raises:
         ValueError: If the shapes are not (N,) and (M,) with N, M >= 1, or a score is NaN.

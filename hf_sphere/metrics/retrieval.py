@@ -25,7 +25,7 @@ def retrieval_scores(
 ) -> dict[str, float]:
     """Compute retrieval metrics with each embedding as a query among all others.
 
-    The metrics are those of Musgrave, Belongie, Lim, "A Metric Learning Reality Check", ECCV 2020. Let R be the number
+    The metrics are from Musgrave, Belongie, Lim, "A Metric Learning Reality Check", ECCV 2020. Let R be the number
     of other members of a query's class. R-precision is the precision among the R nearest neighbors. MAP@R is the mean
     over j = 1..R of the precision among the j nearest neighbors if the j-th is of the class, and of 0 if it is not.
     Recall@k is the fraction of queries with at least one member of their class among the k nearest neighbors. An
@@ -119,7 +119,7 @@ def sampled_retrieval_scores(
     """Compute retrieval metrics of samples from embeddings that are von Mises-Fisher distributions.
 
     Scott, Gallagher, Mozer, "von Mises-Fisher Loss: An Exploration of Embedding Geometries for Supervised Learning",
-    ICCV 2021. The samples are drawn on the CPU, so they are the same for every device; the global random state does not
+    ICCV 2021. Samples are generated on the CPU, so they are the same for every device; the global random state does not
     change.
 
     Args:

@@ -38,7 +38,7 @@ def area_under_risk_coverage(confidences: Tensor, correct: Tensor) -> float:
     """Compute the area under the risk-coverage curve (AURC), the mean risk over all coverages; lower is better.
 
     Geifman, Uziel, El-Yaniv, "Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers", ICLR 2019. It is in
-    [0, 1]. Arguments and errors are those of `risk_coverage`.
+    [0, 1]. For arguments and errors, see `risk_coverage`.
 
     Example:
         >>> round(area_under_risk_coverage(torch.tensor([0.9, 0.8, 0.6]), torch.tensor([1, 1, 0])), 4)

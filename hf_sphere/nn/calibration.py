@@ -21,13 +21,13 @@ def fit_calibration(
 
     The uniform distribution over the classes counts as the label of one additional example, so that the optimum is
     finite if all predictions are correct. Assign the result to `model.config.calibration`: models with a head then
-    return calibrated logits in eval mode, also after saving, loading and export. The loss remains that of the head.
+    return calibrated logits in eval mode, also after saving, loading and export. The loss remains uncalibrated.
 
     A warning reports a calibration that does not demonstrably help, as of few examples: in a cross-validation, the 95 %
     interval of the change of the negative log-likelihood is not below 0.
 
     Args:
-        logits: (N, K), a tensor or an array; uncalibrated, not those of the training examples.
+        logits: (N, K), a tensor or an array; uncalibrated, not of the training examples.
         labels: (N,), class indices.
         kind: `temperature`: one number, which changes no prediction; `vector`: a temperature and a shift of each class.
 

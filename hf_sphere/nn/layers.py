@@ -17,7 +17,7 @@ class AngularLinear(nn.Linear):
     """Linear layer without bias in which an angular operator replaces the dot product.
 
     The direct operators (`cosine`, `linear`, `sigmoid`) depend only on the angle between an input and each weight
-    vector; the others (`w_cosine`, `w_linear`, `w_sigmoid`) depend on `x.w / |w|`. The functions are those of
+    vector; the others (`w_cosine`, `w_linear`, `w_sigmoid`) depend on `x.w / |w|`. For the functions, see
     `hf_sphere.geometry.angular_response`. A zero input has no angle: direct operators return 0 for it, with zero
     gradient. LoRA adds its product outside the operator, so merging it changes the outputs; use `modules_to_save`.
 
@@ -76,7 +76,7 @@ class AngularConv2d(nn.Conv2d):
     inactive, the direct operators return 0, with zero gradient.
 
     Args:
-        operator: See `AngularLinear`. The other arguments are those of `torch.nn.Conv2d`.
+        operator: See `AngularLinear`. For the other arguments, see `torch.nn.Conv2d`.
 
     Shape:
         - Input: (N, in_channels, H, W) or (in_channels, H, W).
@@ -322,7 +322,7 @@ class SphericalConv2d(nn.Module):
 
     Args:
         in_channels: Number of channels before the spherization, n.
-        **spherization: See `SphericalLinear`. The other arguments are those of `torch.nn.Conv2d`.
+        **spherization: See `SphericalLinear`. For the other arguments, see `torch.nn.Conv2d`.
 
     Shape:
         - Input: (N, in_channels, H, W) or (in_channels, H, W).

@@ -52,10 +52,10 @@ def refuse_mixed(options: Mapping[str, Any]) -> None:
 
 
 def divide_soft_labels(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the class with the largest share, the one with the second largest, and the share of the latter, each (B,).
+    """Return the classes with the largest and second largest fraction, and the latter fraction, each (B,).
 
     Args:
-        labels: (B, K), shares of the classes, of which at most two are not 0 in each row, and whose sum is 1.
+        labels: (B, K), fractions of the classes, at most two of them not 0 in each row, with the sum 1.
 
     Raises:
         ValueError: If they are not; asynchronously on another device than the CPU.
@@ -71,7 +71,7 @@ def refuse_soft_labels(labels: Tensor) -> None:
     """Raise an error if labels (B, K) look like shares of classes: fractions with the sum 1 in every row."""
     is_fractional = ((labels > 0) & (labels < 1)).any()
     message = (
-        "labels with fractions that add up to 1 are those of mixed images, or several classes per image with "
+        "labels with fractions that add up to 1 are mixed images, or several classes per image with "
         "probabilities; set problem_type of the model to single_label_classification or multi_label_classification."
     )
     _require(~(is_fractional & ((labels.sum(1) - 1).abs() < 1e-3).all()), message)

@@ -61,7 +61,7 @@ class Exchange:
         return log_sum_over_processes(values)[self.own] if self.shared else values
 
     def copied(self, value: Tensor) -> Tensor:
-        """Return a parameter that all processes have, for a result of which each computes a part."""
+        """Return a parameter that all processes have, for a result that each computes in part."""
         return scale_gradient(value, count_processes()) if self.shared else value
 
     def collect_columns(self, values: Tensor, num_columns: int) -> Tensor:

@@ -38,7 +38,7 @@ class PrototypicalClassifier(nn.Module):
 
     Reference:
         Snell, Swersky and Zemel, "Prototypical networks for few-shot learning", NeurIPS 2017, equations 1 and 2; the
-        cosine metric is that of Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022.
+        cosine metric is from Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022.
 
     Example:
         >>> classifier = PrototypicalClassifier("cosine")
@@ -102,7 +102,7 @@ class PrototypicalClassifier(nn.Module):
         if labels.shape != query.shape[:-1] or labels.is_floating_point():
             got = f"{labels.dtype} of shape {tuple(labels.shape)}"
             raise ValueError(f"labels must be integers, {tuple(query.shape[:-1])}, one per query; got {got}.")
-        advice = "The labels of an episode index the classes of its support, not those of the dataset."
+        advice = "The labels of an episode index the classes of its support, not of the dataset."
         check_labels(labels, support.shape[-3], owner="support", advice=advice)
 
     def extra_repr(self) -> str:

@@ -40,23 +40,22 @@ class Decision(NamedTuple):
 class Rejection(nn.Module):
     r"""Rejection of unknown inputs, fitted by `hf_sphere.ood.fit_rejection`.
 
-    Let $s$ be the score of an input, and $S_1, ..., S_n$ those of known inputs that the model has not seen. Then
-    $p = (1 + \#\{S_i \leq s\}) / (n + 1)$, and the input is known if $p$ is above the level. Of known inputs that are
-    exchangeable with the n, at most the level is called unknown, whatever the model; nothing is promised on how many
-    unknown inputs are (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005).
+    Let $s$ be the score of an input, and $S_1, ..., S_n$ the scores of known inputs that the model has not seen. Then
+    $p = (1 + \#\{S_i \leq s\}) / (n + 1)$, and the input is known if $p$ is above the level. For known inputs that are
+    exchangeable with the n, at most the level is called unknown, whatever the model. Nothing is promised for unknown
+    inputs (Vovk, Gammerman and Shafer, "Algorithmic learning in a random world", 2005).
 
-    The p-value of class y compares the score of the class with those that the n_y inputs of class y have for it. The
+    The p-value of class y compares the score of the class with the scores of the n_y inputs of class y for it. The
     classes whose p-value is above a level are the prediction set: it has the true one in at least 1 - level of the
-    cases, separately for each class. `by_class`, an input is known if its set is not empty, and p is the largest
-    p-value. Otherwise the p-values of classes compare log-probabilities with those of the true class of all n inputs,
-    of which the rejected ones count as lowest: the set of a known input, and none of others, then has the true class as
-    often.
+    cases, separately for each class. With `by_class`, an input is known if its set is not empty, and p is the largest
+    p-value. Otherwise the p-values of classes compare log-probabilities with the true class of all n inputs; rejected
+    inputs count as lowest. Then the set of a known input has the true class as often.
 
     Args:
         settings: `score`, `level`, `by_class`, and `shapes` of the buffers by name; `fit_rejection` adds what it knows.
 
     Attributes:
-        settings: The settings, also those of the configuration of the model.
+        settings: The settings, also from the configuration of the model.
 
     Example:
         >>> rejection = Rejection.load("rejection.safetensors")  # doctest: +SKIP
@@ -90,9 +89,9 @@ class Rejection(nn.Module):
         return super()._apply(lambda t: fn(t).to(t.dtype) if t.is_meta else t.to(fn(t).device), recurse)
 
     def score(self, outputs: Any) -> tuple[Tensor | None, Tensor | None]:
-        """Return the scores (B,), None `by_class`, and those of the classes (B, K), None without `class_calibration`.
+        """Return the scores (B,), None `by_class`, and the class scores (B, K), None without `class_calibration`.
 
-        `outputs` has the attributes `embeddings`, `logits` and `concentrations`, of which the score needs some.
+        `outputs` has the attributes `embeddings`, `logits` and `concentrations` that the score needs.
         """
         state: dict[str, Any] = {name: buffer.to(widest_dtype(buffer)) for name, buffer in self.named_buffers()}
         state |= self.settings.get("options", {})
@@ -107,7 +106,7 @@ class Rejection(nn.Module):
     def forward(
         self, embeddings: Tensor | None, logits: Tensor | None, concentrations: Tensor | None = None
     ) -> Decision:
-        """Decide on inputs, from what the model computes for them; see `hf_sphere.ood.Outputs`.
+        """Decide on inputs from the outputs of the model; see `hf_sphere.ood.Outputs`.
 
         Args:
             embeddings: (B, d), or None if the score needs none.
@@ -143,10 +142,10 @@ class Rejection(nn.Module):
             )
 
     def prediction_set(self, known: Tensor, class_p_values: Tensor, prediction: Tensor, coverage: float) -> Tensor:
-        """Return the classes that are needed, (B, K): of known inputs those with a p-value above 1 - coverage.
+        """Return the classes that are needed, (B, K): for known inputs the ones with a p-value above 1 - coverage.
 
-        The set has the true class of at least the share `coverage` of images of the classes, of which those that are
-        called unknown have an empty set. Without `by_class`, the `prediction` (B,) of a known input is always in it.
+        The set has the true class of at least the fraction `coverage` of images of the classes, and is empty for images
+        that are called unknown. Without `by_class`, the `prediction` (B,) of a known input is always in it.
         """
         self.check_coverage(coverage)
         chosen = class_p_values > (1 - coverage) * (1 + 1e-6)  # p-values are rounded
@@ -155,7 +154,7 @@ class Rejection(nn.Module):
         return chosen & known[:, None]
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the rejection to a safetensors file; that of a model of this library is saved with the model."""
+        """Write the rejection to a safetensors file; models of this library save theirs."""
         from safetensors.torch import save_file
 
         from hf_sphere.utils.files import atomic_file

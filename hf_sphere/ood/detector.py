@@ -100,7 +100,7 @@ class OODDetector:
     ) -> Tensor:
         """Return the scores (N,), float64, of embeddings (N, d), logits (N, K) and concentrations (N,).
 
-        The inputs must not be those of the fit, which are recognized by the numbers `ids` (N,), else by their values.
+        Inputs of the fit are refused; they are recognized by the numbers `ids` (N,), else by their values.
 
         Raises:
             NotFittedError: If the score must be fitted and was not.

@@ -68,7 +68,7 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
     Args:
         model: Returns logits (B, K), or an output with `logits`; or the name of an image classifier, `timm:<name>` too.
         batches: Such as a `DataLoader`. A batch is a mapping of the model's inputs, possibly with `labels` or `label`,
-            of which other keys are ignored; a tensor of inputs; or a pair of inputs and labels. A tensor or mapping
+            whose other keys are ignored; a tensor of inputs; or a pair of inputs and labels. A tensor or mapping
             instead of batches is a single batch. A folder or dataset by name, or paths of images, are prepared as the
             model needs them, see `like` of `load_image_split`; names of classes become labels if the model has them.
 
@@ -77,7 +77,7 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
 
     Raises:
         ValueError: If there is no batch, a batch does not fit the model, the preprocessing of the model is unknown, an
-            image is damaged, or only some of the class names are those of the model.
+            image is damaged, or the model has only some of the class names.
 
     Example:
         >>> model_outputs(network, images.split(4)).embeddings.shape
@@ -134,7 +134,7 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Iterable[Any] |
 
 
 def _prepared(model: nn.Module, batches: Any, weight: Tensor) -> tuple[Any, list[str] | None]:
-    """Return batches, those of images as the model with this weight needs them, and the classes of the images."""
+    """Return batches, images prepared for the model with this weight, and the classes of the images."""
     paths = batches if isinstance(batches, list | tuple) else [batches]
     if not paths or not all(isinstance(path, str | os.PathLike) for path in paths):
         return batches, None

@@ -37,10 +37,10 @@ def fit_rejection(
     `known` and `p_value`, also after saving, loading and export. For another model, call what is returned with the
     embeddings and logits of `model_outputs`.
 
-    A score that must be fitted, and one that is chosen, use one half of the inputs, and the level rests on the other.
-    `auto` chooses the score with the highest AUROC of known against unknown inputs: among all scores with those of
-    `unknown`; else among the scores of logits with the inputs of some classes in turn, without whose logit these are
-    computed. That is a proxy, since the network has learned these classes.
+    To fit or choose a score takes one half of the inputs; the other half calibrates the level. `auto` chooses the score
+    with the highest AUROC of known against unknown inputs: with `unknown` among all scores; else among the scores of
+    logits, with the inputs of some classes in turn as unknown, computed without the logit of the class. That is a
+    proxy, since the network has learned these classes.
 
     Args:
         model: A classifier; see `model_outputs`.
@@ -49,16 +49,16 @@ def fit_rejection(
         score: `auto`, or one of `hf_sphere.ood.SCORES`.
         by_class: Compare each class with its own inputs, so that the level holds in each class. It needs 1 / level
             inputs of each class.
-        unknown: Inputs of other classes, to measure the share that is rejected, in `settings["unknown"]`; for `auto`,
-            one half to choose the score by, and the other to measure.
+        unknown: Inputs of other classes, to measure the rejected fraction, in `settings["unknown"]`; for `auto`, one
+            half chooses the score and the other measures.
         seed: Of the halves.
 
     Returns:
         The rejection; `settings` has what was chosen and why.
 
     Raises:
-        ValueError: If the level is not between 0 and 1, there are too few inputs for it, labels are missing or are not
-            those of the classes, or the score cannot be computed.
+        ValueError: If the level is not between 0 and 1, there are too few inputs for it, labels are missing or are no
+            class indices, or the score cannot be computed.
 
     Example:
         >>> rejection = fit_rejection(model, held_out, level=0.05)  # doctest: +SKIP

@@ -56,7 +56,7 @@ def fit_virtual_logit(data: Any, *, dim: int | None = None) -> dict[str, Any]:
     width = embeddings.shape[1]
     dim = min(width // 2, 1000) if dim is None else dim
     if not 1 <= dim < width:
-        raise ValueError(f"dim must be at least 1 and less than that of the embeddings, {width}; got {dim}.")
+        raise ValueError(f"dim must be at least 1 and less than the dimension of the embeddings, {width}; got {dim}.")
     mean, centered = embeddings.mean(0), embeddings - embeddings.mean(0)
     weight = torch.linalg.pinv(centered.T @ centered, hermitian=True) @ (centered.T @ (logits - logits.mean(0)))
     # A larger tolerance than that of pinv, since exact dependencies between the logits became rounding errors.

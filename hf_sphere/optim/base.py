@@ -26,11 +26,11 @@ class SphereOptimizer(NamedOptimizer):
     """Base of the optimizers: torch's step for ordinary parameters, an update rule on the sphere for radial ones.
 
     An optimizer of your own overrides `rule`. It inherits from `AdamS`, with the options, the state and the ordinary
-    step of Adam, or from `SGDMRT`, with those of SGD. If it sets `name`, it is registered under it.
+    step of Adam, or from `SGDMRT`, for SGD. If it sets `name`, it is registered under it.
 
     With `compile=True`, the first step compiles the update of the radial weights by inductor (up to a minute for a
     ResNet-18 on a CPU, seconds if it is in inductor's cache). Schedules and resumed runs do not compile again, and
-    values are those of the eager step up to rounding, unless a step shrinks a norm to less than the root of the machine
+    values equal the eager step up to rounding, unless a step shrinks a norm to less than the root of the machine
     epsilon, where the transport is limited. On a CPU, it requires a C++ compiler. To compile the entire step instead,
     use `torch.compile(lambda: optimizer.step(), fullgraph=True)` with a tensor as learning rate and `fused=False`.
 

@@ -28,15 +28,15 @@ def build_optimizer(
 
     Weight decay applies to weights with two or more axes, not to norms, biases and scalars. Parameters with options in
     the `parameter_options() -> {name: options}` of the model or a part, such as a head, form separate groups. The
-    optimizers of this library find the scale-invariant weights or the hidden matrices; `print(Muon.form_groups(model))`
-    or that of another class shows the rule of each tensor and why.
+    optimizers of this library find the scale-invariant weights or the hidden matrices; their `form_groups(model)`
+    shows the rule of each tensor and why.
 
     Args:
         model: Any module, before it is sharded.
         name: `adam`, `adamw` or `sgd` of torch, or an optimizer of this library: `adam_s`, `adam_srt`, `adam_g`,
             `sgd_mrt`, `muon`, `muon_hyperball`, `adamw_hyperball`.
         batch: Input of the model, for finding those weights; generated if None. See `find_radial_weights`.
-        lr_scales: Learning rates of parameters relative to those of their groups, by name; 1 for others.
+        lr_scales: Learning rates of parameters relative to their groups, by name; 1 for others.
         **options: Options of the optimizer, such as `lr` and `weight_decay`, and of its groups. These are, for `muon`
             and the `_hyperball` ones, `adamw_lr_scale`, the learning rate of AdamW relative to `lr`, and `rules`, a
             mapping from patterns of parameter names to rules, such as `{"*.embed*": "adamw"}`; `hyperball_on`,

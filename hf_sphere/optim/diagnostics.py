@@ -85,10 +85,10 @@ def radial_diagnostics(
     for the change of the weights and the transport of the momentum.
 
     Args:
-        optimizer: One of this library's, or torch's Adam, AdamW or SGD built from named parameters (such as those of
+        optimizer: One of this library's, or torch's Adam, AdamW or SGD built from named parameters (such as in
             `parameter_groups`), after a step.
         channel_dims: Name of each radial weight to the axes of its groups, as in
-            `find_radial_weights(model).channel_dims`; those of the optimizer's groups if None.
+            `find_radial_weights(model).channel_dims`; from the optimizer's groups if None.
         model: Provides the parameter names if the optimizer was built without names.
 
     Returns:

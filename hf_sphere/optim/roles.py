@@ -308,7 +308,7 @@ def _is_vector(weight: Tensor) -> bool:
 
 
 def _is_residual(node: Node, sources: list[_Value | None], products: list[_Value]) -> bool:
-    """Return whether two summands of one shape end in products of which one depends on the other."""
+    """Return whether two summands of one shape end in products, and one depends on the other."""
     shapes = [source and source._input_metadata[index].shape for source, index in node.next_functions]
     for (a, shape), (b, other) in itertools.combinations(zip(sources, shapes, strict=True), 2):
         if a and b and a.last and b.last and shape and (shape == other or "Cat" in node.name()):

@@ -25,7 +25,7 @@ def embed_class_names(
     Args:
         class_names: K names; underscores are replaced by spaces.
         model: Name or folder of an encoder or decoder that `AutoModel` loads, or a loaded model, on any device.
-        tokenizer: Tokenizer; required for a loaded model. By default that of the named model.
+        tokenizer: Tokenizer; required for a loaded model. By default of the named model.
         template: Text with the placeholder `{}` for a name, for instance `a photo of a {}`.
         batch_size: Number of names per batch.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from hf_sphere.search.matching import Best, Calibration, Matches, accepts
 
 CANDIDATES = 20
-"""Rows with the largest cosines, of which the density-corrected score chooses, and the rows of other groups are."""
+"""Rows with the largest cosines, from which the density-corrected score and the rows of other groups are chosen."""
 
 
 class Candidates(NamedTuple):

@@ -319,7 +319,7 @@ class ThumbnailEncoder(Encoder):
 def load_encoder(model: Any, device: torch.device | str | None = None) -> Any:
     """Return a `TextEncoder` for a model of sentence-transformers, or else an `ImageEncoder`, by its name.
 
-    That of None or an empty name is a `VectorEncoder`, and that of an encoder itself.
+    None or an empty name return a `VectorEncoder`, and an encoder is returned unchanged.
 
     Example:
         >>> encoder = load_encoder("outputs/birds")  # doctest: +SKIP

@@ -40,7 +40,7 @@ class Neighbors:
     """The nearest images of queries.
 
     Attributes:
-        queries: Columns of the queries by name, as those of `ImageIndex.images`, and `embedding`, (Q, d).
+        queries: Columns of the queries by name, as in `ImageIndex.images`, and `embedding`, (Q, d).
         rows, p_values, accepted: See `hf_sphere.search.Matches`; the last two are None without a level.
         distances: (Q, k), float64.
     """
@@ -59,7 +59,7 @@ class ImageIndex(IndexedImages):
         encoder: The model, or a `VectorEncoder` for vectors without one.
         images: Columns of the indexed images: `id`, `file`, `source` (a number), `row` of the source, and as far as
             known `label`, `group`, `text`, `prediction`, `confidence`, `concentration`, `known` and `p_value`; and what
-            tells whether an image changed: `size`, `time`, `digest` and the `settings` of the model. An image keeps its
+            shows whether an image changed: `size`, `time`, `digest` and the `settings` of the model. An image keeps its
             `id` when others are added or removed, and when it is moved or overwritten.
         space: The embeddings (N, d), float32, with their search and its calibration by cosines.
         groups: What the groups are: `label`, a column, an empty text for names that are given, or None.
@@ -118,7 +118,7 @@ class ImageIndex(IndexedImages):
     def calibrate(self, images: Any, groups: Groups = None, **options: Any) -> None:
         """Calibrate by separate queries, see `EmbeddingSpace.calibrate`.
 
-        The images, texts or vectors have no match in the index; the other arguments are those of `build`. For a model
+        The images, texts or vectors have no match in the index; for the other arguments, see `build`. For a model
         such as CLIP they can be texts, `ImageSource.of(texts, content="text")`; then only searches by text have levels.
         """
         source = ImageSource.of(images, content=self.encoder.content)
@@ -136,7 +136,7 @@ class ImageIndex(IndexedImages):
 
         Images whose content, preprocessing or class names have changed are embedded again, and keep their `id`. Those
         that were moved are found by their content, and get their new source and file. An approximate search
-        gets the new ones. The arguments are those of `build`. Groups by label or column are the same for all.
+        gets the new ones. For the arguments, see `build`. Groups by label or column are the same for all.
         """
         source = ImageSource.of(images, content=self.encoder.content)
         if (groups := self.groups if groups is None else groups) is not None and self.groups is None:
@@ -196,8 +196,8 @@ class ImageIndex(IndexedImages):
         """Remove an image by its id, path or name, or all images of a folder or dataset; return their number.
 
         Args:
-            images: Path of a file or folder, which need not exist any more; name of a dataset; or that of an image, as
-                in the column `file`; or an id.
+            images: Path of a file or folder, which need not exist any more; name of a dataset; name of an image, as in
+                the column `file`; or an id.
 
         Raises:
             ValueError: If there are no such images, images of several sources have the name, or no others remain.
@@ -240,7 +240,7 @@ class ImageIndex(IndexedImages):
 
         Args:
             images: See `ImageSource.of`.
-            k: Number of neighbors, at most that of the images to choose from.
+            k: Number of neighbors, at most the number of images.
             classes: Find only images whose class (see `classes`) is one of these, by an exact search.
             false_accept: Level of false accepts, see `EmbeddingSpace.search`.
             **options: Options of `encode` of the encoder.
@@ -301,7 +301,7 @@ class ImageIndex(IndexedImages):
     def load(cls, folder: str | PathLike, model: Any = None) -> "ImageIndex":
         """Read an index that `save` wrote; the embeddings stay on disk, mapped into memory.
 
-        Without FAISS the search is exact. A warning says what has changed, see `changes`. Later changes of the folder
+        Without FAISS the search is exact. A warning lists what has changed, see `changes`. Later changes of the folder
         do not affect the index. Its `model` is needed if that is not where it was when the index was built.
 
         Raises:
@@ -378,7 +378,7 @@ class ImageIndex(IndexedImages):
         is_separate = self.space._queries is not None
         used = {self.calibration_settings} if is_separate else {*self.images["settings"]}
         if content != self.calibrated_with:
-            text = f"the index is calibrated with {self.calibrated_with}s, whose similarities are not those of"
+            text = f"the index is calibrated with {self.calibrated_with}s, whose similarities differ from"
             return f"{text} {content}s"
         if not is_separate and not self.encoder.is_symmetric:
             return "its model embeds queries in another way than the texts of the index, which calibrate it"

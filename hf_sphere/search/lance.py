@@ -88,7 +88,7 @@ class LanceSpace(CalibratedSearch):
         Raises:
             FileExistsError: If there is a space already.
             ImportError: If LanceDB is not installed.
-            ValueError: If a batch is invalid; the message says how many rows were written before.
+            ValueError: If a batch is invalid; the message has the number of rows that were written.
         """
         options = [check_integer("rows_per_group", rows_per_group, 1)]
         options += [check_integer("calibration_rows", calibration_rows, 1)]

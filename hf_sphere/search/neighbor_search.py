@@ -76,7 +76,7 @@ class NeighborSearch:
     An approximate search looks into as many lists of the inverted file, or candidates of the graph, as reach a
     recall@10 of `TARGET_RECALL` for the mirror images of references' tenth neighbors, reflected at the references; the
     references themselves would be found more easily than new queries. Its index holds codes of 8 bits per number; the
-    distances of the candidates are those of the references.
+    distances of the candidates are exact.
 
     Neighbors at equal distances are in the order of the references, the first ones if there are more than k: of equal
     references always, of others among those that an approximate search finds. An exact search compares candidates in
@@ -86,7 +86,7 @@ class NeighborSearch:
         references: (N, d), finite, of any real dtype; a tensor, an array or lists, as the queries.
         distance: `cosine` (1 - cosine; 1 for a zero vector), `euclidean` or `hyperbolic`; see `retrieval_scores`.
         curvature: c > 0 for the curvature -c of the hyperbolic distance.
-        kind: Kind of the search; by default that of `choose_kind`.
+        kind: Kind of the search; by default from `choose_kind`.
         file: File of an approximate search that `save` wrote for these references, which are not read then, so that
             a mapped file stays on disk.
 

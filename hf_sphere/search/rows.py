@@ -241,7 +241,7 @@ def check_names(what: str, groups: Any, count: int) -> list[Any]:
 
 
 def as_list(values: Any) -> list[Any]:
-    """Return names or numbers, of which a single one needs no list, as values of Python."""
+    """Return a list of names or numbers, also for a single one, as values of Python."""
     values = values.tolist() if hasattr(values, "tolist") else values
     values = [values] if isinstance(values, (str, int)) else values
     return [value.item() if hasattr(value, "item") else value for value in values]

@@ -43,7 +43,7 @@ class ImageSource:
         split: Split of the dataset, if it is one.
         names: Name of each image: its file, relative to the folder, or `<split>/<row>`.
         labels: Name of the class of each image; empty if the source has none.
-        encoded: The images in the column `image`, not decoded; or texts, or vectors (N, d), as the content says.
+        encoded: The images in the column `image`, not decoded; or texts, or vectors (N, d), by the content.
         table: The rows with all their columns, if it is a dataset.
         column: The column that was asked for.
     """
@@ -91,7 +91,7 @@ class ImageSource:
         else:
             names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
         if len(names) != len(self) or not {None, ""}.isdisjoint(names):
-            raise ValueError(f"{what} must name that of each of the {len(self):,} rows; some have none.")
+            raise ValueError(f"{what} must have a value in each of the {len(self):,} rows; some have none.")
         return check_names(what, names, len(self))
 
     @classmethod

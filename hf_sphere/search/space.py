@@ -35,7 +35,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
     """Embeddings that are searched for matches, with a promise about queries that have none.
 
     For a query of a group that is not in the space, the probability that any row is accepted is at most
-    `false_accept`, if its group is exchangeable with those of the calibration; see `Calibration`. Decisions are per
+    `false_accept`, if its group is exchangeable with the calibration; see `Calibration`. Decisions are per
     query. By default the calibration queries are rows of the space, each searched without its own group. So an index of
     an approximate search, which may miss the best row, accepts at most less.
 
@@ -116,7 +116,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         if score == "density" and self.metric["distance"] != "cosine":
             raise ValueError(f"the density score corrects cosines, not the {self.metric['distance']} distance.")
         if queries is None and groups is not None:
-            raise ValueError("calibration_groups are those of calibration, which is not given.")
+            raise ValueError("calibration_groups are the groups of calibration, which is missing.")
         separate = None
         if queries is not None:
             queries = self._check("calibration", queries)
@@ -169,10 +169,10 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
     def check_queries(self, queries: Any, *, seed: int = 0) -> float:
         """Return the p-value of a two-sample test between queries and the calibration queries.
 
-        The promise of `search` is for queries like the calibration queries. A small p-value says that these are not,
+        The promise of `search` is for queries like the calibration queries. A small p-value shows that these are not,
         such as texts in a space of images, or photographs of another camera. Up to 500 queries are compared with one
-        calibration query per group, since those of a group belong together. Queries that belong together, such as those
-        of one user, look unlike even if each is fine.
+        calibration query per group, since a group belongs together. Queries that belong together, for example of one
+        user, look unlike even if each is fine.
 
         Returns:
             The p-value, from 0.001 to 1; 1 if the calibration has one group.
@@ -188,7 +188,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         return 1.0 if len(samples[1]) < 2 else energy_test(*samples, seed=seed)[1]
 
     def compare(self, other: Any, *, level: float = 0.05, seed: int = 0) -> Comparison:
-        """Test whether other vectors differ from those of the space; `print` says what was found in words.
+        """Test whether other vectors differ from the space; `print` shows the result as text.
 
         Args:
             other: (M, d) vectors, each its own group, or another `EmbeddingSpace` with its groups.
@@ -286,7 +286,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
 
     @classmethod
     def load(cls, folder: str | PathLike) -> "EmbeddingSpace":
-        """Read a space that `save` wrote, or that of an `ImageIndex`; the vectors stay on disk, mapped into memory.
+        """Read a space that `save` wrote, or an `ImageIndex`; the vectors stay on disk, mapped into memory.
 
         Raises:
             FileNotFoundError: If there is none.

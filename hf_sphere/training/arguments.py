@@ -52,7 +52,7 @@ class PrecisionArguments(Arguments):
     """Precision."""
 
     bf16: bool | None = argument(
-        None, "Forward pass in bfloat16; as `accelerate launch` says if neither it nor fp16 is set."
+        None, "Forward pass in bfloat16; if neither it nor fp16 is set, as in `accelerate launch`."
     )
     fp16: bool | None = argument(None, "Forward pass in float16.")
 

@@ -32,7 +32,7 @@ STATE_FILE = "trainer_state.json"
 
 @dataclass
 class RunState:
-    """Progress of a run: all state except that of model, optimizer and random generators.
+    """Progress of a run: all state except model, optimizer and random generators.
 
     Attributes:
         step: Optimizer steps taken.

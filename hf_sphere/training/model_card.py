@@ -110,12 +110,12 @@ def _selection_note(metric: str, prepared: Prepared, args: Any, results: Mapping
     if args.load_best_model_at_end and results["best_epoch"] is not None:
         optimism = " (optimistic)" if prefix == "eval" else ""
         return (
-            f"The model is that of epoch {results['best_epoch']}, chosen by its {name.replace('_', ' ')} on "
+            f"The model is from epoch {results['best_epoch']}, chosen by its {name.replace('_', ' ')} on "
             f"{splits.get(prefix, 'the evaluation split itself')}{optimism}."
         )
     followed = args.early_stopping_patience is not None or args.lr_scheduler_type == "reduce_lr_on_plateau"
     used = "determined its end or learning rate" if followed and prefix == "eval" else "was not used for selection"
-    return f"The model is that of the last epoch, {results['epoch']:g}; the evaluation split {used}."
+    return f"The model is from the last epoch, {results['epoch']:g}; the evaluation split {used}."
 
 
 def write_model_card(folder: Path, description: Description, record: TrainingRecord) -> ModelCard:

@@ -68,7 +68,7 @@ def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe:
     foreign = sorted(path.name for path in output_dir.iterdir() if not path.name.startswith(".") and path not in traces)
     if foreign and before is None:
         raise FileExistsError(
-            f"{output_dir} contains files that are not those of a run ({foreign[0]}). Choose another --output_dir, or "
+            f"{output_dir} contains files that no run wrote ({foreign[0]}). Choose another --output_dir, or "
             "let the run replace files of the same name with --overwrite_output_dir."
         )
 

@@ -22,7 +22,7 @@ def find_head(model: nn.Module, option: str) -> Head:
     """Return the head that computes the loss of a model; raise a `ValueError` that names an option if there is none."""
     heads = heads_of(model)
     if len(heads) != 1 or any(isinstance(module, PoleRegression) for module in model.modules()):
-        raise ValueError(f"{option} is for models whose loss is that of one head, such as image classifiers.")
+        raise ValueError(f"{option} is for models with the loss of one head, such as image classifiers.")
     return heads[0]
 
 

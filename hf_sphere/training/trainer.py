@@ -184,14 +184,14 @@ class SphereTrainer(Trainer):
     """The Trainer of transformers, with `SphereCallback` and the parameter groups of `create_optimizer`.
 
     With equal settings (`max_grad_norm=0` for no clipping) it trains like the recipes. `label_smoothing_factor` is
-    passed to the head, so that its own loss is used. Datasets can be those of any Trainer, or the `ImageBatches` of
-    `hf_sphere.data`, which define batch size, order and augmentation.
+    passed to the head, so its own loss is used. Datasets are as for any Trainer, or `ImageBatches` of `hf_sphere.data`,
+    which define batch size, order and augmentation.
 
     Args:
         *args: See `Trainer`.
         radial_logging_steps: Steps between two logs of effective learning rates; see `RadialDiagnosticsCallback`.
-        pair_batch: Examples per optimizer step, over all processes, whose loss is computed together, that of the head
-            or `compute_loss_func`; batches of the data are encoded twice, as by `hf_sphere.losses.cached_step`.
+        pair_batch: Examples per optimizer step, over all processes, whose loss (of the head, or `compute_loss_func`)
+            is computed together; batches of the data are encoded twice, as by `hf_sphere.losses.cached_step`.
         **options: See `Trainer`.
 
     Raises:
@@ -209,7 +209,7 @@ class SphereTrainer(Trainer):
     ) -> None:
         arguments = args[1] if len(args) > 1 else options.get("args")
         if arguments is not None and not isinstance(arguments, TrainingArguments):
-            raise TypeError("args must be transformers.TrainingArguments; those of hf_sphere.training are for recipes.")
+            raise TypeError("args must be transformers.TrainingArguments; RecipeArguments are for recipes.")
         super().__init__(*args, **options)
         if self.args.save_strategy != "no":
             check_can_be_saved(self.model)

@@ -17,7 +17,7 @@ def check_extra(extra: str, purpose: str, *packages: str) -> None:
 
 
 def check_regular(path: str | os.PathLike) -> None:
-    """Raise an error if there is a pipe, socket or device, of which reading might not end, instead of a file."""
+    """Raise an error if there is a pipe, socket or device instead of a file, since reading might not end."""
     if not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(f"{path} is not a regular file but a pipe, socket or device; remove it, or name a file.")
 

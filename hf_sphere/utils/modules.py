@@ -14,7 +14,7 @@ from hf_sphere.utils.checks import error_text
 
 @contextmanager
 def eval_mode(*models: nn.Module) -> Iterator[None]:
-    """Put models into eval mode, and restore the mode of each of their modules, of which some may be frozen in it."""
+    """Put models into eval mode, and restore the mode of each of their modules, since some may be frozen."""
     modes = [(module, module.training) for model in models for module in model.modules()]
     for model in models:
         model.eval()

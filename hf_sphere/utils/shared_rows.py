@@ -44,9 +44,9 @@ class Rows(NamedTuple):
 def check_disjoint(tested: Rows, fitted: Rows, what: str, of_fit: str) -> None:
     """Raise a `SharedRowsError` with their number if something is tested on rows that it was fitted to.
 
-    Rows of one dataset are compared by their identities, of which none may be shared; others by their values, of which
+    Rows of one dataset are compared by their identities, and none may be shared. Others are compared by their values;
     one, or the fraction `CHANCE`, may be shared and is logged. Values that occur more than once in one of the sets, as
-    those of a collapsed network, are no evidence. `what` and `of_fit` say what the rows are.
+    for a collapsed network, are no evidence. `what` and `of_fit` name the rows.
     """
     counted = (rows.digests.unique(return_counts=True) for rows in (tested, fitted))
     single = [values[counts == 1] for values, counts in counted]

@@ -10,7 +10,7 @@ from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_te
 def plot_comparison(comparison: Comparison, *, title: str = "", path: str | Path | None = None) -> Figure:
     """Draw a line per run: on the left the value of each seed and the mean, on the right the interval.
 
-    The interval is that of the difference from the reference. The gray band is the margin of equivalence.
+    The interval is for the difference from the reference. The gray band is the margin of equivalence.
 
     Args:
         comparison: What `hf_sphere.comparison.compare_runs` returned.

@@ -93,7 +93,7 @@ def plot_reliability(
 def plot_risk_coverage(
     curves: Mapping[str, tuple[Tensor, Tensor]], *, title: str = "", path: str | Path | None = None
 ) -> Figure:
-    """Draw the risk, which is the error rate of the most confident predictions, over their share, the coverage.
+    """Draw the risk, which is the error rate of the most confident predictions, over their fraction, the coverage.
 
     Args:
         curves: Coverage (N,), increasing, and risk (N,), both from 0 to 1, by name of the certainty measure; see

@@ -52,7 +52,7 @@ class EmbeddingPictures:
         if width < (dim or 2):
             raise ValueError(f"{data.name} has embeddings of {width} coordinate(s); at least {dim or 2} are required.")
         if lengths and width != 2:
-            raise ValueError(f"lengths can be drawn for 2 coordinates only; those of {data.name} have {width}.")
+            raise ValueError(f"lengths can be drawn for 2 coordinates only; {data.name} has {width}.")
         check = check_embeddings if lengths else check_directions
         check(data.embeddings, what=f"embeddings of {data.name}")
         self.data, self.lengths = data, lengths
@@ -106,7 +106,7 @@ class EmbeddingPictures:
                 self.notes.append(f"no figure of angles: {error}")
 
     def write_page(self, path: str | Path, *, thumbnails: bool = True, **options: Any) -> None:
-        """Write the interactive sphere; `options` are those of `load_thumbnails`."""
+        """Write the interactive sphere; for `options`, see `load_thumbnails`."""
         data, texts = self.data, [""] * len(self.labels)
         images = self._find("thumbnails", lambda: find_thumbnails(data, **options)) if thumbnails else None
         if data.indices is not None:
@@ -171,7 +171,7 @@ def find_directions(data: Embeddings) -> Tensor | None:
     if directions.shape[1] != dim:
         raise ValueError(f"the directions have {directions.shape[1]} dimensions and the embeddings {dim}.")
     if data.labels is None or class_names(model) != data.class_names:
-        raise ValueError("the classes of the data differ from those of the model.")
+        raise ValueError("the data and the model have different classes.")
     return directions.float().cpu()
 
 

@@ -33,9 +33,9 @@ _MOST_NAMES = 9  # layers in the legend; the colors of the others are between th
 
 @plain_text()
 def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", path: str | Path | None = None) -> Figure:
-    """Draw the share of projections that are not positive: one bar per layer, and the last one for the entire network.
+    """Draw the fraction of projections that are not positive: one bar per layer, the last for the whole network.
 
-    Behind each bar is the 95 % range of this share for the same number of random filters. Bars are filled if the sign
+    Behind each bar is the 95 % range for the same number of random filters. Bars are filled if the sign
     test or the Kolmogorov-Smirnov test distinguishes the layer from random filters (p-value adjusted for the number of
     layers), and hatched otherwise. Dead filters, which have no direction, are noted beside the bar.
 
@@ -213,7 +213,7 @@ def _draw_density(axes: Any, dim: int, end: float) -> float:
 def plot_projections_along_training(
     training: Mapping[str, Any], *, title: str = "", path: str | Path | None = None
 ) -> Figure:
-    """Draw the share of projections that are not positive during training by layer, and above it the accuracy.
+    """Draw the fraction of projections that are not positive during training by layer, and above it the accuracy.
 
     Lines of layers run from dark (the first) to light (the last); the thick line is the entire network. If there are
     accuracies or distances from the initialization (L2, relative), each has a panel.

@@ -406,7 +406,7 @@ def test_reference_of_wrong_size_is_rejected(load, tokenizer, name, value):
     model, reference = load()
     config = BertConfig.from_dict({**reference.config.to_dict(), name: value})
     its = getattr(reference.config, name)
-    with pytest.raises(ValueError, match=f"its {name} is {value}, that of the model {its}"):
+    with pytest.raises(ValueError, match=f"its {name} is {value}; the model has {its}"):
         fit_spherization(model, BertModel(config), sentences(20), tokenizer=tokenizer)
 
 

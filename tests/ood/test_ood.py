@@ -213,7 +213,7 @@ class TestInput:
         assert compute(fit(name, train), zeros).isfinite().all()
 
     def test_a_principal_subspace_of_all_dimensions_is_an_error(self, sets):
-        message = f"dim must be at least 1 and less than that of the embeddings, {DIM}; got {DIM}"
+        message = f"dim must be at least 1 and less than the dimension of the embeddings, {DIM}; got {DIM}"
         with pytest.raises(ValueError, match=message):
             fit("vim", sets[0], dim=DIM)
 

@@ -560,7 +560,7 @@ def test_a_query_that_is_left_out_is_no_match_of_itself(search, photos, capsys):
 
 def test_queries_that_look_unlike_the_calibration_are_reported(search, photos, noise, capsys):
     search("--query", noise, "--false_accept", "0.2")
-    assert "the 40 queries look unlike those of the calibration (p-value 0.003)" in capsys.readouterr().err
+    assert "the 40 queries look unlike the calibration (p-value 0.003)" in capsys.readouterr().err
     for words in (["--query", noise], ["--query", photos, "--false_accept", "0.2"]):  # no level, and few queries
         search(*words)
         assert "look unlike" not in capsys.readouterr().err
@@ -1037,7 +1037,7 @@ def test_the_slider_is_disabled_with_the_reason_if_the_calibration_has_no_level(
         (
             ["a", "b", "c", "d"],
             "image",
-            "the index is calibrated with images, whose similarities are not those of texts",
+            "the index is calibrated with images, whose similarities differ from texts",
         ),
     ]:
         index = ImageIndex.build(Letters(), ["abcd", "bcde", "cdef", "defg"], groups=groups, progress=False)
@@ -1059,7 +1059,7 @@ def test_a_search_by_text_without_its_own_calibration_says_that_it_has_no_level(
     index = ImageIndex.build(Letters(), ["abcd", "bcde", "cdef", "defg"], progress=False)
     index.calibrated_with = "image"
     shown = page.show(index, None, "abcd", [], 2, 0.4, recent=[])
-    assert "No level: the index is calibrated with images, whose similarities are not those of texts." in shown
+    assert "No level: the index is calibrated with images, whose similarities differ from texts." in shown
     assert "rejected" not in shown
 
 

@@ -231,7 +231,7 @@ def test_the_encoder_of_a_classifier_can_be_used_and_spherized(train, classifier
             [
                 "a training episode takes 100 different images of a class, but 6 of 6 classes have fewer",
                 "Use at most",
-                "--shot 50 and --query 50 those of images",
+                "--shot 50 and --query 50 count images",
             ],
         ),
         (["--max_eval_samples", "20"], ["an evaluation episode takes 7 different images of a class", "Use at most"]),

@@ -236,7 +236,7 @@ def test_a_gallery_requires_the_same_classes(draw, embeddings, tmp_path):
     [
         (1, (), r"embeddings of 1 coordinate\(s\); at least 2 are required"),
         (2, ("--dim", 3), r"embeddings of 2 coordinate\(s\); at least 3 are required"),
-        (3, ("--lengths",), "lengths can be drawn for 2 coordinates only; .* have 3"),
+        (3, ("--lengths",), "lengths can be drawn for 2 coordinates only; .* has 3"),
     ],
 )
 def test_requested_figures_that_cannot_be_drawn_are_refused(dim, words, message, draw, tmp_path):
@@ -297,7 +297,7 @@ def test_directions_of_other_classes_are_omitted(draw, embeddings, run_of_digits
     other = write(tmp_path / "own", *clusters(3))
     write_about(other, embeddings)
     draw(other, "--pictures", "sphere")
-    assert "the classes of the data differ from those of the model" in capsys.readouterr().out
+    assert "the data and the model have different classes" in capsys.readouterr().out
 
 
 def test_the_script_runs_as_a_separate_process(start, embeddings, tmp_path):

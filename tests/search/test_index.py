@@ -845,9 +845,9 @@ def test_without_groups_each_row_is_one(index):
             "article",
             r"no column 'article' for groups; .*photos has \['label'\]",
         ),
-        ("label", "groups must name that of each of the 7 rows"),  # one image is in no class folder
-        (["a"] * 6, "groups must name that of each of the 7 rows"),
-        (["a"] * 6 + [None], "groups must name that of each of the 7 rows"),
+        ("label", "groups must have a value in each of the 7 rows"),  # one image is in no class folder
+        (["a"] * 6, "groups must have a value in each of the 7 rows"),
+        (["a"] * 6 + [None], "groups must have a value in each of the 7 rows"),
     ],
 )
 def test_groups_that_are_not_there_are_an_error_before_the_work(groups, message, encoder, photos, monkeypatch):
@@ -938,7 +938,7 @@ def test_texts_have_a_level_by_a_calibration_with_texts(clip, photos, tmp_path):
     index.save(tmp_path / "index")
     index = ImageIndex.load(tmp_path / "index")
     assert index.search_texts(["a"], 1, false_accept=0.5).p_values.item() >= 0.5  # the calibration has this text too
-    with pytest.raises(ValueError, match="calibrated with texts, whose similarities are not those of images"):
+    with pytest.raises(ValueError, match="calibrated with texts, whose similarities differ from images"):
         index.search(photos, 1, false_accept=0.5, **QUIET)
 
 

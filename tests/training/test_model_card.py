@@ -242,4 +242,4 @@ def test_a_card_without_an_epoch_names_no_best_one():
     args = SimpleNamespace(load_best_model_at_end=True, early_stopping_patience=None, lr_scheduler_type="constant")
     prepared = SimpleNamespace(description=SimpleNamespace(held_out=""))
     note = _selection_note("eval_accuracy", prepared, args, {"best_epoch": None, "epoch": 0.0})
-    assert note.startswith("The model is that of the last epoch, 0;")
+    assert note.startswith("The model is from the last epoch, 0;")

@@ -105,7 +105,7 @@ class TwoHeads(nn.Module):
 @pytest.mark.parametrize("make", [TwoHeads, lambda: nn.Linear(36, 4)])
 def test_a_model_without_one_head_is_rejected(make, tmp_path):
     args = RecipeArguments(str(tmp_path), pair_batch=16, disable_tqdm=True)
-    with pytest.raises(ValueError, match="pair_batch is for models whose loss is that of one head"):
+    with pytest.raises(ValueError, match="pair_batch is for models with the loss of one head"):
         TrainingLoop(make(), make_batches(4), args, Accelerator(cpu=True), evaluate=lambda _: {})
 
 

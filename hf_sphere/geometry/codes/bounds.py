@@ -158,8 +158,8 @@ def _proved_bound(num_points: int, dim: int) -> float:
 def separation(points: Tensor) -> Tensor:
     """Largest cosine between two different points; lower is better.
 
-    Computed block by block in at least float32, without a K x K matrix. Differentiable: the gradient is that of the
-    closest pair, or of one of them if several are equally close.
+    Computed block by block in at least float32, without a K x K matrix. Differentiable: the gradient is for the
+    closest pair, or one of them if several are equally close.
 
     Args:
         points: Non-zero points, (K, d) with K >= 2.

@@ -77,7 +77,7 @@ def fit_spherization(
         reference: The plain model.
         texts: Texts, or batches of model inputs (`input_ids`, `attention_mask`, ...); for an image encoder, batches of
             `pixel_values`, in which an image stands for a text and a patch for a token. Reading stops at `max_tokens`.
-        tokenizer: Tokenizer of the texts; that of the reference's checkpoint if None.
+        tokenizer: Tokenizer of the texts; from the reference's checkpoint if None.
         max_tokens: Number of tokens to read, rounded up to full batches. A fifth of the texts is held out.
         max_length: Maximum number of tokens per text, further limited by the tokenizer.
         batch_size: Number of texts per batch.
@@ -267,7 +267,7 @@ def _check_reference(model: Any, reference: Any) -> Sequence[int]:
     for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "hidden_dim", "vocab_size"):
         size, other = getattr(model.config, name, None), getattr(reference.config, name, None)
         if size != other:
-            raise ValueError(f"the reference does not match: its {name} is {other}, that of the model {size}.")
+            raise ValueError(f"the reference does not match: its {name} is {other}; the model has {size}.")
     if common := set(spherized).intersection(getattr(reference.config, "spherized_layer_indices", ())):
         raise ValueError(f"layer {min(common)} of the reference is spherized; pass the plain model it was loaded from.")
     return spherized

@@ -180,12 +180,12 @@ class SphereEncoderMixin(PreTrainedModel):
         if saved and saved != configured:
             found = f"in the checkpoint {pretrained_model_name_or_path} the layers {sorted(saved)} are spherized"
             given = f"the configuration has spherized_layers {sorted(configured)}"
-            raise ValueError(f"{found}, but {given}. Load it with those of the checkpoint.")
+            raise ValueError(f"{found}, but {given}. Load it with the settings of the checkpoint.")
         return (model, info) if returns_info else model
 
     @staticmethod
     def _spherical_layers(keys: Iterable[str]) -> set[int]:
-        """Return the layers of which there is a spherical map among the keys of a checkpoint."""
+        """Return the layers with a spherical map among the keys of a checkpoint."""
         matches = (re.search(r"\.(\d+)\.\w+\.spherical\.linear\.weight$", f".{key}") for key in keys)
         return {int(match.group(1)) for match in matches if match}
 

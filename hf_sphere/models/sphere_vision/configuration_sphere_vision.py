@@ -46,7 +46,7 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
             the head replaces it.
         freeze_batch_norm: Whether the backbone's batch norms keep their statistics in training, as is usual for a
             pretrained backbone trained on small batches; their scales and shifts are still trained.
-        initialization: Initialization of a new model instead of that of the backbone and of the head. `torch`: torch's
+        initialization: Initialization of a new model, instead of the ones of backbone and head. `torch`: torch's
             default initialization of each layer of the backbone, also where timm uses another one, as in its ResNets.
             `xavier`: Xavier-uniform weights (Glorot and Bengio, 2010) and zero biases of convolutions and linear
             layers; heads whose class vectors are not a linear layer initialize them as usual.

@@ -116,7 +116,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
 
     Args:
         config: The configuration.
-        pretrained: Whether to load pretrained weights of the backbone, those of timm or transformers; or a file of
+        pretrained: Whether to load pretrained weights of the backbone from timm or transformers; or a file of
             weights, or the folder of an encoder of transformers. `from_pretrained` never does.
 
     Attributes:
@@ -387,7 +387,7 @@ class SphereVisionForImageClassification(ModelWithHead, SphereVisionPreTrainedMo
             pixel_values: (B, num_channels, height, width), normalized by the image processor.
             labels: (B,), class indices from 0 to `num_labels` - 1, or -100 for images to ignore; or (B, num_labels),
                 from 0 to 1, for images with several classes, or values. With the `problem_type`
-                `single_label_classification`, these are the shares of one or two classes in a mixed image, as of the
+                `single_label_classification`, these are the fractions of one or two classes in a mixed image, as of the
                 transforms `MixUp` and `CutMix` of torchvision. If given, the output has a loss.
             **kwargs: Options of the encoder, see `SphereVisionModel`, and `mixed_labels` and `mixed_share` of images
                 that are mixed with others, see `Head.forward`.

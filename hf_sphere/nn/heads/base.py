@@ -190,9 +190,9 @@ class Head(nn.Module):
             labels: (B,), class indices, where examples with -100 are ignored; or (B, K), from 0 to 1, for examples that
                 can have several classes.
             mixed_labels: (B,), class indices of a second example that each is mixed with, as by mixup and CutMix. The
-                loss is `(1 - mixed_share)` times that of `labels` plus `mixed_share` times that of `mixed_labels`,
-                each with its margin; running statistics are those of `labels`, which should have the larger share.
-            mixed_share: (B,), from 0 to 1, share of the second example.
+                losses of `labels` and `mixed_labels`, with their margins, have the weights `1 - mixed_share` and
+                `mixed_share`; running statistics use `labels`, which should have the larger fraction.
+            mixed_share: (B,), from 0 to 1, fraction of the second example.
             needs_logits: Whether the output must have logits, unless `blockwise` or the like excludes them in training.
         """
         self.check_inputs(embeddings, labels)
@@ -398,7 +398,7 @@ class Head(nn.Module):
         return {}
 
     def reset_parameters(self) -> None:
-        """Initialize all parameters and buffers; here those of submodules. Override it for a head that has its own."""
+        """Initialize the parameters and buffers of submodules. Override it for a head that has its own."""
         for child in self.children():
             reset = getattr(child, "reset_parameters", None)
             if reset is not None:

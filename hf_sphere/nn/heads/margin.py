@@ -76,7 +76,7 @@ class CosFaceHead(MarginHead):
         return super().target_logits(embeddings, directions) - self.inverse_temperature() * self.active_margin
 
     def loss_logits(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the logits (B, K) with the margin in that of the own class."""
+        """Return the logits (B, K) with the margin in the target logit."""
         if type(self) is not CosFaceHead:  # a subclass may have another logit of the own class
             return super().loss_logits(embeddings, logits, labels)
         labels, margin = labels.clamp_min(0)[:, None], (self.inverse_temperature() * self.active_margin).to(logits)
@@ -84,7 +84,7 @@ class CosFaceHead(MarginHead):
 
 
 class SubCenterArcFaceHead(ArcFaceHead):
-    """ArcFace with C weights (sub-centers) per class, of which the nearest one to an embedding counts.
+    """ArcFace with C weights (sub-centers) per class; the nearest one to an embedding counts.
 
     Noisy labels then gather at the sub-centers that are not dominant. A class has no single direction, so `directions`
     is None.
@@ -166,7 +166,7 @@ class AdaFaceHead(RunningStatistics, MarginHead):
 
     Reference:
         Kim, Jain and Liu, "AdaFace: quality adaptive margin for face recognition", CVPR 2022. The initial averages are
-        those of its published code. There, norms are limited to [0.001, 100], which depends on the architecture; here
+        from its published code. There, norms are limited to [0.001, 100], which depends on the architecture; here
         they are not.
 
     Example:

@@ -87,7 +87,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         prediction: `samples` for the mean softmax over samples, `mean` for the softmax of the means, which is faster
             and has a less accurate confidence.
         log_temperature: Initial logarithm of the learned temperature; -2.773 in the paper's runs on birds and products.
-        temperature_lr: Learning rate of `log_temperature`; that of the other parameters if None.
+        temperature_lr: Learning rate of `log_temperature`; as for the other parameters if None.
         blockwise: Whether to compute the loss in blocks of classes, twice: less memory, and more time. `auto` if the
             samples have more than `hf_sphere.nn.heads.mixins.MANY_LOGITS` logits; the output keeps its logits.
         shard_classes: See `hf_sphere.nn.heads.mixins.ClassVectorHead`, also for `sample_rate`.
@@ -208,7 +208,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
             if self.needs_data_initialization:
                 logger.warning(
                     "Head 'vmf' is trained without its data-dependent initialization: the concentrations of embeddings "
-                    "may start far from those of the classes. Call hf_sphere.training.initialize_from_data(model, "
+                    "may start far from the classes. Call hf_sphere.training.initialize_from_data(model, "
                     "batches) before training, as the recipes do."
                 )
         return self.embedding_scale.to(embeddings.dtype) * embeddings
@@ -235,7 +235,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
             return self.loss_in_blocks(embeddings, labels, *([logits] if of_means else []))
 
     def loss_in_blocks(self, embeddings: Tensor, labels: Tensor, logits: Tensor | None = None) -> Tensor:
-        """Compute the loss of each example from that of its own class, in the logits of the means if given: (B,)."""
+        """Compute the loss of each example from the target logit, by the logits of the means if given: (B,)."""
         exchange, beta = self.exchange(labels), self.inverse_temperature()
         (weight,), local = self.select_classes(exchange.gather(labels))
         keys = exchange.gather(self._take_keys(embeddings)) if self.training else None

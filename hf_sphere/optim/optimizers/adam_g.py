@@ -21,7 +21,7 @@ class AdamG(AdamS):
     """Adam with groups on the unit sphere: every step ends at norm 1, and the momentum is transported.
 
     The rule is the function `adam_g`; a suitable learning rate is about 1e-2. The first step moves weights of another
-    norm to the sphere. Arguments, groups and errors are those of `AdamS`.
+    norm to the sphere. For arguments, groups and errors, see `AdamS`.
 
     Reference:
         Cho and Lee, "Riemannian approach to batch normalization" (NeurIPS 2017), algorithm 4.

@@ -20,8 +20,8 @@ def adam_srt(x: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, lr: float, **op
 class AdamSRT(AdamS):
     """Adam-S that rescales its second moment and transports its momentum to the new weights after each step.
 
-    Then both moments belong to the sphere at these weights; the rule is the function `adam_srt`. Arguments, groups and
-    errors are those of `AdamS`.
+    Then both moments belong to the sphere at these weights; the rule is the function `adam_srt`. For arguments, groups
+    and errors, see `AdamS`.
 
     Reference:
         Roburin et al., "A spherical perspective on learning with normalization layers", section 5, Adam SRT.

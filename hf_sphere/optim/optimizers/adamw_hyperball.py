@@ -8,7 +8,7 @@ from hf_sphere.optim.hyperball import Hyperball
 class AdamWHyperball(Hyperball, torch.optim.AdamW):
     """AdamW whose scale-invariant weights keep their norm, with steps that are a fixed fraction of it.
 
-    For these weights, `lr` is the length of a step relative to the norm; see `Hyperball`. Arguments are those of
+    For these weights, `lr` is the length of a step relative to the norm; see `Hyperball`. For arguments, see
     `torch.optim.AdamW`.
 
     Reference:

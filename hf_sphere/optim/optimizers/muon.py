@@ -20,12 +20,12 @@ from hf_sphere.optim.roles import Role, find_roles
 class Muon(NamedOptimizer, torch.optim.AdamW):
     """Momentum orthogonalized by Newton-Schulz iterations, for hidden matrices; AdamW for all other parameters.
 
-    The step of a matrix has the root mean square 0.2, so that learning rates are those of AdamW. Kernels of
-    convolutions (m, c, h, w) are matrices (m, c h w). Steps equal those of `torch.optim.Muon` with
+    The step of a matrix has the root mean square 0.2, so learning rates are as for AdamW. Kernels of
+    convolutions (m, c, h, w) are matrices (m, c h w). Steps equal `torch.optim.Muon` with
     `adjust_lr_fn="match_rms_adamw"`, and of `torch.optim.AdamW`. Updates of sharded matrices are gathered one by one.
 
     Args:
-        params: Parameter groups of `form_groups`, of which those with `muon` contain the hidden matrices.
+        params: Parameter groups of `form_groups`; groups with `muon` contain the hidden matrices.
         lr: Learning rate.
         momentum: Momentum of hidden matrices.
         nesterov: Whether it is Nesterov's.

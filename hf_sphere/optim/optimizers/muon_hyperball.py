@@ -8,7 +8,7 @@ class MuonHyperball(Hyperball, Muon):
     """Muon whose scale-invariant matrices keep their norm, with steps that are a fixed fraction of it.
 
     Other hidden matrices take Muon, and all other parameters AdamW. For the matrices that keep their norm, `lr` is the
-    length of a step relative to the norm; see `Hyperball`. Arguments and errors are those of `Muon`.
+    length of a step relative to the norm; see `Hyperball`. For arguments and errors, see `Muon`.
 
     Reference:
         Wen, Dang, Lyu, Ma and Liang, "Fantastic pretraining optimizers and where to find them 2.1: hyperball

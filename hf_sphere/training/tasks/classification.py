@@ -94,7 +94,7 @@ class EvaluationArguments(CalibrationArguments):
     )
     reject: float | None = argument(
         None,
-        "Fit a rejection of unknown images that calls at most this share of known images unknown, for instance 0.05, "
+        "Fit a rejection of unknown images that rejects at most this fraction of known images, for instance 0.05, "
         "to a part of the training images that is reserved before training; see rejection_fraction, 0.1 if not set.",
         gt=0,
         lt=1,

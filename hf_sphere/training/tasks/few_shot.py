@@ -49,7 +49,7 @@ class FewShotArguments(OpenSetOptions):
 
     def episodes(self, count: int, per_batch: int = 1) -> "Episodes":
         """Return episodes in which no image is both support and query."""
-        origin = f"--way {self.way} is the number of classes, --shot {self.shot} and --query {self.query} of images."
+        origin = f"--way {self.way} is the number of classes, --shot {self.shot} and --query {self.query} count images."
         return data.Episodes(self.way, self.shot + self.query, count, per_batch, distinct=True, origin=origin)
 
 

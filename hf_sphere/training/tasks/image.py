@@ -55,7 +55,7 @@ class EncoderArguments(Arguments):
     )
     freeze_stages: int = argument(0, "Do not train the stem and this many first stages of the backbone.", ge=0)
     linear_probe_epochs: int = argument(0, "Train only the layers after the backbone in these first epochs.", ge=0)
-    embedding_dim: int | None = argument(None, "Dimension of the embeddings; that of the backbone if not set.", ge=1)
+    embedding_dim: int | None = argument(None, "Dimension of the embeddings; by default of the backbone.", ge=1)
     final_activation: bool | None = argument(
         None, "Whether the backbone keeps its last activation; if not set, unless the spherization or head replaces it."
     )
@@ -353,4 +353,4 @@ def _copy_backbone_weights(saved: str, model: Any) -> None:
     if not shared:
         raise ValueError(f"initial_weights {saved} has no tensor of the backbone {model.config.backbone}.")
     model.base_model.backbone.load_state_dict(state | shared)
-    logger.info("%d of %d tensors of the backbone are those of %s.", len(shared), len(state), saved)
+    logger.info("%d of %d tensors of the backbone are from %s.", len(shared), len(state), saved)

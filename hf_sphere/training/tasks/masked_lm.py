@@ -41,7 +41,7 @@ class TextModelArguments(Arguments):
         help="Start from this masked language model, Hub id or folder: a plain or a spherized one."
     )
     from_scratch: bool = argument(False, "Use only its configuration and tokenizer; the weights are random.")
-    tokenizer_name: str | None = argument(None, "Tokenizer, Hub id or folder; that of the model if not set.")
+    tokenizer_name: str | None = argument(None, "Tokenizer, Hub id or folder; by default of the model.")
     spherized: bool = argument(False, f"Spherize a plain model: {', '.join(SPHERIZED)}.")
     spherized_layers: list[int] | None = argument(
         None, "Layers to spherize, from 0, or from the end if negative; the last one, -1, if not set."

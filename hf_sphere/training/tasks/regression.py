@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class RegressionArguments(ValueOptions):
     """Regression targets."""
 
-    value_range: list[float] | None = argument(None, "Lowest and highest value; default: those of the training split.")
+    value_range: list[float] | None = argument(None, "Lowest and highest value; by default of the training split.")
     out_of_range: Literal["error", "clip"] | None = argument(
         None,
         "Raise an error for values outside the range, or clip them to it; if not set, `error` if value_range is set, "
