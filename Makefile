@@ -8,7 +8,7 @@ DEMO := $(VENV)/.demo
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile
 RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 
-.PHONY: demo test test-devices test-oldest test-transformers test-peers soak bad-input lint format bench docs notebooks package
+.PHONY: demo test test-browser test-devices test-oldest test-transformers test-peers soak bad-input lint format bench docs notebooks package
 
 demo: $(DEMO)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
 	OMP_NUM_THREADS=1 $(RUN) examples/demo.py
@@ -19,6 +19,9 @@ test: $(READY)  ## run the test suite, without network, on all cores
 
 test-devices: $(READY)  ## run the tests of accelerators, on a CUDA device or a test device that computes on the CPU
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal tests/devices
+
+test-browser: $(READY)  ## open every page of the documentation in Chromium, in a wide and a narrow window
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n0 tests/browser
 
 test-oldest:  ## run the quick part of the tests with the oldest allowed versions of all dependencies, in build/oldest
 	$(PYTHON) -m venv $(OLDEST)

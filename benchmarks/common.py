@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+PICTURES = Path(__file__).parent.parent / "results" / "pictures"
+"""What `docs/_tools/pictures` draws and no other result holds."""
 
 
 def synchronize() -> None:
@@ -54,6 +56,21 @@ def report(name: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
     path = RESULTS / f"{name}{suffix}.json"
     path.write_text(json.dumps({"benchmark": name, **about, "rows": list(rows), **more}, indent=2) + "\n")
     print(f"  -> {path.relative_to(RESULTS.parent.parent)}")
+
+
+def keep_for_pictures(name: str, content: Mapping[str, Any]) -> None:
+    """Write a JSON file for the pictures of the documentation, a line per entry, floats with four digits."""
+
+    def shorten(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: shorten(entry) for key, entry in value.items()}
+        if isinstance(value, list):
+            return [shorten(entry) for entry in value]
+        return float(f"{value:.4g}") if isinstance(value, float) else value
+
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(shorten(value))}" for key, value in content.items())
+    PICTURES.mkdir(exist_ok=True)
+    (PICTURES / f"{name}.json").write_text(f"{{\n{lines}\n}}\n", "utf-8")
 
 
 def row(what: str, value: float, at_most: float | None = None, at_least: float | None = None) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from matching import DATA, ROOT, embed_images, load, without_near_duplicates
 from PIL import Image
 
 from hf_sphere.search import EmbeddingSpace, ImageSource
-from hf_sphere.search.thumbnails import ThumbnailEncoder
+from hf_sphere.search.encoder import ThumbnailEncoder
 
 TITLES = {"cifar10": "CIFAR-10", "omniglot": "Omniglot"}
 COPIES, ROWS = 24, 2_000

@@ -13,7 +13,7 @@ learning rates fall linearly to 0. The 2,000 first test images are held out, for
    second moment per filter and weights of unit length, on the same batches.
 
 Each run is appended to a file in `--work_dir`, and those in it are not repeated. Writes `results/effective_steps.json`
-and pictures in `docs/optimizers`.
+and, for pictures, `results/pictures/effective_steps.json`.
 """
 
 import argparse
@@ -25,22 +25,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import report, row
+from common import keep_for_pictures, report, row
 from lr_transfer import Images, resnet8
 from torch import Tensor, nn
 
 from hf_sphere.optim import build_optimizer, find_radial_weights, radial_diagnostics
-from hf_sphere.visualization.figures import new_figure, save_figure, style_axes, style_line
 
-PICTURES = Path(__file__).parent.parent / "docs" / "optimizers"
 ADAPTIVE, SGD = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), (0.03, 0.1, 0.3, 1.0, 3.0)
 TITLES = {
     "sgd": "SGD", "sgd_mrt": "SGD-MRT", "adam": "Adam", "adam_s": "Adam-S", "adam_srt": "Adam-SRT", "adam_g": "Adam-G",
 }  # fmt: skip
 RATES = dict.fromkeys(TITLES, ADAPTIVE) | {"sgd": SGD, "sgd_mrt": SGD, "adam_g": (3e-3, 1e-2, 3e-2, 0.1, 0.3)}
 DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
-QUANTITIES = {"effective_learning_rate": "effective learning rate", "step_angle": "step angle, degrees",
-              "anisotropy": "anisotropy*"}  # fmt: skip
+QUANTITIES = ("effective_learning_rate", "step_angle", "anisotropy")
+"""The last one is the standard deviation of the second moment's root over the weights of a filter, by its mean."""
 EPOCHS, BATCH, SEEDS, EVERY, CHANNELS = 5, 128, 3, 10, 16
 
 
@@ -156,7 +154,7 @@ def angles(first: Tensor, second: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """Run the three parts and draw them."""
+    """Run the three parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with uoft-cs/cifar10")
     parser.add_argument("--work_dir", type=Path, default=Path("outputs/effective_steps"))
@@ -179,66 +177,16 @@ def main() -> None:
         rows.append(row(f"SGD, lr {lr}: angle travelled, degrees", found["way"][-1]))
         rows.append(row(f"SGD, lr {lr}: angle to Adam on the sphere, degrees", found["difference"][-1]))
     report("effective_steps", rows, decays=decays, equivalence=followed, seeds=SEEDS)
-    draw_steps(steps)
-    draw_decays_and_equivalence(decays, followed)
+    keep_for_pictures("effective_steps", {name: select_layers(layers) for name, layers in steps.items()})
 
 
-def draw_steps(steps: dict[str, Any]) -> None:
-    """Draw each quantity over training, a row for the first, a middle and the last layer."""
-    layers = list(next(iter(steps.values())))
-    layers = [layers[0], layers[len(layers) // 2], layers[-1]]
-    figure = new_figure(11.0, 7.0)
-    panels = figure.subplots(3, 3, sharex=True, sharey="col")
-    for line, layer, place in zip(panels, layers, ("first", "middle", "last"), strict=True):
-        for axes, (quantity, title) in zip(line, QUANTITIES.items(), strict=True):
-            for number, (name, label) in enumerate(TITLES.items()):
-                values = torch.tensor([entry[quantity] for entry in steps[name][layer]], dtype=torch.float64)
-                values = torch.rad2deg(values) if quantity == "step_angle" else values
-                ticks = [EVERY * k for k in range(len(values))]
-                # Later lines are thinner and dashed, so that those below them are visible.
-                dashes: dict[str, Any] = {
-                    "linestyle": (0, (4, number)) if number else "-",
-                    "linewidth": 3.2 - 0.4 * number,
-                }
-                axes.plot(ticks, values.tolist(), label=label, **style_line(number) | dashes)
-            axes.set_yscale("linear" if quantity == "anisotropy" else "log")
-            axes.set_title(f"{place} layer, {title}", fontsize=10)
-            style_axes(axes)
-    for axes in panels[-1]:
-        axes.set_xlabel("step")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=7, frameon=False)
-    note = "* standard deviation of the second moment's root over the weights of a filter, divided by its mean"
-    figure.supxlabel(note, fontsize=9)
-    save_figure(figure, PICTURES / "effective_steps.png")
-
-
-def draw_decays_and_equivalence(decays: dict[str, list[list[float]]], followed: dict[str, Any]) -> None:
-    """Draw the accuracy against the regularization, and how far SGD and its equivalent are apart."""
-    figure = new_figure(10.0, 3.4)
-    left, middle, right = figure.subplots(1, 3)
-    places = range(len(DECAYS))
-    for number, (name, found) in enumerate(decays.items()):
-        color = style_line(number)["color"]
-        left.fill_between(places, list(map(min, found)), list(map(max, found)), alpha=0.2, linewidth=0, color=color)
-        left.plot(places, list(map(statistics.mean, found)), marker="os"[number], label=TITLES[name], color=color)
-    left.set_xticks(places, [f"{decay:g}" for decay in DECAYS])
-    left.set(xlabel="L2 regularization", ylabel="accuracy, %")
-    left.legend(frameon=False)
-    ticks = [EVERY * number for number in range(len(followed["0.1"]["sgd"]))]
-    for number, (key, label) in enumerate({"sgd": "SGD, lr 0.1", "sphere": "Adam on the sphere"}.items()):
-        middle.plot(ticks, followed["0.1"][key], label=label, **style_line(number))
-    middle.set(xlabel="step", ylabel="training loss")
-    middle.legend(frameon=False)
-    for number, (lr, values) in enumerate(followed.items()):
-        color = style_line(number)["color"]
-        right.plot(ticks, values["way"], label=f"from the start, lr {lr}", color=color)
-        right.plot(ticks, values["difference"], "--", label=f"between the two, lr {lr}", color=color)
-    right.set(xlabel="step", ylabel="angle, degrees", yscale="log", ylim=(1e-13, 1e2))
-    right.set_yticks([10.0**power for power in range(-12, 3, 2)])
-    right.legend(frameon=False, fontsize=8, loc="center right")
-    for axes in (left, middle, right):
-        style_axes(axes)
-    save_figure(figure, PICTURES / "decay_and_equivalence.png")
+def select_layers(layers: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, list[float]]]:
+    """Return each quantity by step for the first, the middle and the last layer."""
+    places = {"first": 0, "middle": len(layers) // 2, "last": -1}
+    return {
+        place: {quantity: [step[quantity] for step in list(layers.values())[index]] for quantity in QUANTITIES}
+        for place, index in places.items()
+    }
 
 
 if __name__ == "__main__":

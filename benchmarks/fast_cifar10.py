@@ -2,8 +2,7 @@
 
 python benchmarks/fast_cifar10.py [--dataset_name uoft-cs/cifar10] [--seed 0]
 
-Minutes are those of the whole command on an existing cache of decoded images, with an evaluation after every epoch. The
-curve is drawn to `docs/cifar10_fast/accuracy.png`.
+Minutes are those of the whole command on an existing cache of decoded images, with an evaluation after every epoch.
 """
 
 import argparse
@@ -16,8 +15,6 @@ import time
 from pathlib import Path
 
 from common import report, row
-
-from hf_sphere.visualization.figures import new_figure, save_figure, style_axes
 
 ROOT = Path(__file__).parent.parent
 LOCAL = ROOT.parent / "shared" / "data" / "uoft-cs" / "cifar10"
@@ -54,21 +51,6 @@ def main() -> None:
         row("minutes", total, at_most=20),
     ]
     report("fast_cifar10", rows, seed=int(args.seed), curve=curve)
-    draw(curve)
-
-
-def draw(curve: list[dict[str, float]]) -> None:
-    """Draw the test accuracy against the minutes."""
-    figure = new_figure(7.2, 3.6)
-    axes = figure.subplots()
-    minutes, accuracies = zip(*((entry["minutes"], 100 * entry["eval_accuracy"]) for entry in curve), strict=True)
-    axes.plot(minutes, accuracies, marker="o", markersize=4, linewidth=1.8)
-    axes.annotate(
-        f"{accuracies[-1]:.2f} %", (minutes[-1], accuracies[-1]), (0, 6), textcoords="offset points", ha="right"
-    )
-    axes.set(xlabel="minutes", ylabel="test accuracy, %")
-    style_axes(axes)
-    save_figure(figure, ROOT / "docs" / "cifar10_fast" / "accuracy.png")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ The best learning rate has the smallest loss on the last tenth: with one seed, t
 steps of the square root of two; then by the mean of three seeds, until both neighbors of the best are worse. The
 largest model is also trained at the best learning rate of the smallest one. Each run is appended to a file in
 `--work_dir`, and those in it are not repeated: a stopped run continues, and widths or optimizers may run in turn,
-before a last run with all of them collects the results. Writes `results/lm_widths.json` and
-`docs/optimizers/lm_widths.png`.
+before a last run with all of them collects the results. Writes `results/lm_widths.json`.
 """
 
 import argparse
@@ -34,15 +33,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 import hf_sphere  # noqa: F401  registers the names of the optimizers
 from hf_sphere.comparison.significance import difference_test
-from hf_sphere.visualization.figures import new_figure, save_figure, style_axes
 
 BASELINE = "adamw_torch"
-TITLES = {"adamw_torch": "AdamW", "muon_hyperball": "Muon-hyperball", "muon": "Muon"}
+OPTIMIZERS = ("adamw_torch", "muon_hyperball", "muon")
 WIDTHS, LAYERS, HEAD, CONTEXT, VOCABULARY = (64, 128, 256), 2, 32, 128, 1024
 BATCH, STEPS, TEST_BLOCKS = 16, 120, 512
 START = {"adamw_torch": -15, "muon_hyperball": -9, "muon": -11}
 """The first learning rate is the square root of two to this power."""
-PICTURE = Path(__file__).parent.parent / "docs" / "optimizers" / "lm_widths.png"
 
 Losses = tuple[float, float]
 """On the last tenth of the training text, and on the test text."""
@@ -127,7 +124,7 @@ def main() -> None:
     """Search for each optimizer and width."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with Salesforce/wikitext")
-    parser.add_argument("--optimizers", nargs="+", default=list(TITLES), choices=TITLES)
+    parser.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), choices=OPTIMIZERS)
     parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS), choices=WIDTHS)
     parser.add_argument("--work_dir", type=Path, default=Path("outputs/lm_widths"))
     options = parser.parse_args()
@@ -158,30 +155,6 @@ def main() -> None:
     about = {"seeds": SEEDS, "transformers": transformers.__version__, "training_tokens": STEPS * BATCH * CONTEXT}
     shown = {what: {str(lr): curve[lr] for lr in sorted(curve)} for what, curve in curves.items()}
     report("lm_widths", rows, curves=shown, **about)
-    draw(shown, options.optimizers, options.widths)
-
-
-def draw(curves: dict[str, dict[str, list[Losses]]], optimizers: list[str], widths: list[int]) -> None:
-    """Draw the test loss against the learning rate, a panel per optimizer and a line per width."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    figure = new_figure(3.0 * len(optimizers), 3.0)
-    panels = figure.subplots(1, len(optimizers), sharey=True, squeeze=False)[0]
-    for axes, optimizer in zip(panels, optimizers, strict=True):
-        for width in widths:
-            curve = curves[f"{optimizer}, width {width}"]
-            means = [statistics.mean(test_losses(losses)) for losses in curve.values()]
-            axes.plot([float(lr) for lr in curve], means, marker="o", label=str(width))
-        axes.set(xscale="log", xlabel="learning rate", title=TITLES[optimizer])
-        low, high = axes.get_xlim()
-        rates = [step * 10.0**power for power in range(-4, 0) for step in (1, 2, 5)]
-        axes.xaxis.set_major_locator(FixedLocator([rate for rate in rates if low <= rate <= high]))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_locator(NullLocator())
-        style_axes(axes)
-    panels[0].set_ylabel("test loss")
-    figure.legend(*panels[0].get_legend_handles_labels(), title="width", loc="outside right center", frameon=False)
-    save_figure(figure, PICTURE)
 
 
 if __name__ == "__main__":

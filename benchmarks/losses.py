@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hf_sphere import losses
 
 DIM, CLASSES, BATCH = 128, 1000, 512
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MARGIN = torch.tensor(28.6).deg2rad().item()
 """The margin of pytorch-metric-learning's ArcFace, in radians."""
 OPTIONS = {
@@ -41,7 +42,7 @@ def pairs() -> dict[str, tuple[nn.Module, nn.Module]]:
         ours = getattr(losses, name)(DIM, CLASSES, **options)
         weight = theirs.proxies if name == "ProxyAnchorLoss" else theirs.W.T
         ours.head.weight.data = weight.detach().reshape(ours.head.weight.shape).clone()
-        found[name] = (theirs, ours)
+        found[name] = (theirs.to(DEVICE), ours.to(DEVICE))
     return found
 
 
@@ -53,10 +54,22 @@ def run(loss: nn.Module, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return value.detach(), x.grad
 
 
+def added_memory(step: Callable[[], Any]) -> float:
+    """Return what a step adds to the peak memory of the process, or of the GPU beyond its inputs, in GB."""
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return (torch.cuda.max_memory_allocated() - before) / 2**30
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+
+
 def compare(rounds: int) -> list[dict[str, Any]]:
     """Compare values, gradients and speed on the same inputs, in turn."""
     torch.manual_seed(0)
-    x, labels, rows = torch.randn(BATCH, DIM), torch.randint(CLASSES, (BATCH,)), []
+    x, labels, rows = torch.randn(BATCH, DIM).to(DEVICE), torch.randint(CLASSES, (BATCH,)).to(DEVICE), []
     for name, (theirs, ours) in pairs().items():
         (their_value, their_gradient), (value, gradient) = run(theirs, x, labels), run(ours, x, labels)
         rows.append(row(f"{name}: relative difference of the values", abs(value / their_value - 1).item(), 1e-5))
@@ -77,7 +90,7 @@ def check_supcon() -> list[dict[str, Any]]:
     """Compare the loss with the dense form in float64 at 8,192 examples."""
     torch.manual_seed(0)
     loss, rows = losses.SupConLoss(), []
-    x, labels = torch.randn(8192, DIM), torch.arange(8192) % 1000
+    x, labels = torch.randn(8192, DIM).to(DEVICE), torch.arange(8192, device=DEVICE) % 1000
     value, gradient = run(loss, x, labels)
     exact, of_exact = run(dense_supcon, x.double(), labels)
     rows.append(row("SupCon at 8,192: relative error of the value", abs(value / exact - 1).item(), 1e-5))
@@ -98,13 +111,11 @@ def dense_supcon(x: Tensor, labels: Tensor, temperature: float = 0.1) -> Tensor:
 def compare_blocks(batch: int) -> list[dict[str, Any]]:
     """Measure memory and time of ArcFace with 300,000 classes, in blocks by default, and with all logits."""
     torch.manual_seed(0)
-    x, labels, used, steps = torch.randn(batch, DIM), torch.randint(300_000, (batch,)), {}, {}
+    x, labels, used, steps = torch.randn(batch, DIM).to(DEVICE), torch.randint(300_000, (batch,)).to(DEVICE), {}, {}
     for kind, options in (("default", {}), ("logits", {"blockwise": False})):
-        loss = losses.ArcFaceLoss(DIM, 300_000, **options)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        run(loss, x, labels)
-        used[kind] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+        loss = losses.ArcFaceLoss(DIM, 300_000, **options).to(DEVICE)
         steps[kind] = lambda loss=loss: run(loss, x, labels)
+        used[kind] = added_memory(steps[kind])
     seconds = time_in_turn(steps, rounds=3, warmup=1)
     what = f"ArcFace, 300,000 classes, batch {batch}: "
     return [
@@ -120,11 +131,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds of the comparison")
     options = parser.parse_args()
     torch.manual_seed(0)
-    x, labels = torch.randn(options.batch, DIM), torch.arange(options.batch) % 1000
+    x, labels = torch.randn(options.batch, DIM).to(DEVICE), torch.arange(options.batch, device=DEVICE) % 1000
     run(losses.SupConLoss(), x[:1000], labels[:1000])  # memory of the libraries
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    run(losses.SupConLoss(), x, labels)
-    used = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+    used = added_memory(lambda: run(losses.SupConLoss(), x, labels))
     rows = [row(f"SupCon at {options.batch:,} x {DIM}: additional memory, GB", used, 1.0)]
     rows += compare_blocks(256)
     report("losses", rows + check_supcon() + compare(options.rounds))

@@ -11,7 +11,7 @@ The best learning rate has the smallest loss on held-out data: with one seed, th
 from there in steps of the square root of two; then by the mean of three seeds, until both neighbors of the best are
 worse. Each run is appended to a file in `--work_dir`, and those in it are not repeated:
 a stopped run continues, and models or optimizers may run in turn or at once, before a last run with all of them
-collects the results. Writes `results/lr_transfer.json` and `docs/optimizers/lr_transfer.png`.
+collects the results. Writes `results/lr_transfer.json`.
 """
 
 import argparse
@@ -32,17 +32,11 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_sphere.optim import build_optimizer
-from hf_sphere.visualization.figures import new_figure, save_figure, style_axes
 
 OPTIMIZERS = ("adamw", "adam_srt", "muon", "muon_hyperball", "adamw_hyperball")
 MODELS, WIDTHS = ("resnet8", "characters"), (8, 16, 32)
-TITLES = {
-    "resnet8": "ResNet-8", "characters": "character model", "adamw": "AdamW", "adam_srt": "Adam-SRT", "muon": "Muon",
-    "muon_hyperball": "Muon-hyperball", "adamw_hyperball": "AdamW-hyperball",
-}  # fmt: skip
 SEEDS, BATCH, CONTEXT = 3, 128, 64
 SWEEP = range(-20, 1, 2)  # the first learning rates are the square root of two to these powers
-PICTURE = Path(__file__).parent.parent / "docs" / "optimizers" / "lr_transfer.png"
 
 Run = Callable[[float, int], Any]
 
@@ -210,33 +204,6 @@ def main() -> None:
                 rows.append(row(f"{what}: loss", statistics.mean(found[best])))
             rows.append(row(f"{name}, {optimizer}: best at 4 x width / best", 2 ** ((powers[-1] - powers[0]) / 2)))
     report("lr_transfer", rows, curves=curves, seeds=SEEDS)
-    draw(curves, options.models, options.optimizers)
-
-
-def draw(curves: dict[str, dict[str, list[float]]], models: list[str], optimizers: list[str]) -> None:
-    """Draw the loss against the learning rate, a panel per model and optimizer and a line per width."""
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    figure = new_figure(2.0 * len(optimizers), 2.7 * len(models))
-    panels = figure.subplots(len(models), len(optimizers), sharey="row", squeeze=False)
-    for line, model in zip(panels, models, strict=True):
-        for axes, optimizer in zip(line, optimizers, strict=True):
-            for width in WIDTHS:
-                curve = curves[f"{model}, {optimizer}, width {width}"]
-                means = [statistics.mean(losses) for losses in curve.values()]
-                axes.plot([float(lr) for lr in curve], means, marker="o", label=str(width))
-            axes.set(xscale="log", xlabel="learning rate")
-            axes.set_title(f"{TITLES[model]}\n{TITLES[optimizer]}", fontsize=11)
-            low, high = axes.get_xlim()
-            steps = (1, 2, 5) if high > 5 * low else (1, 1.5, 2, 3, 5, 7)
-            rates = [step * 10.0**power for power in range(-3, 1) for step in steps]
-            axes.xaxis.set_major_locator(FixedLocator([rate for rate in rates if low <= rate <= high]))
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_locator(NullLocator())
-            style_axes(axes)
-        line[0].set_ylabel("held-out loss")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), title="width", loc="outside right center", frameon=False)
-    save_figure(figure, PICTURE)
 
 
 if __name__ == "__main__":

@@ -12,16 +12,15 @@ without a reason in the queue; the reasons are listed.
 """
 
 import argparse
-import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from reproduction.benchmark_tables import render_benchmarks
 from reproduction.cards import CARDS, find_weights, read_limits, read_papers, render_cards
-from reproduction.claims import PAPERS, Claim, compare_all, render_claims
+from reproduction.claims import PAPERS, Claim, claim_rows, compare_all, render_claims
 from reproduction.comparisons import RULES
 from reproduction.entries import ROOT, read_queue
 from reproduction.results import Results
@@ -111,13 +110,13 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
         text = texts[table.table]
         path = ROOT / table.page
         files[path] = insert(files.get(path) or path.read_text("utf-8"), table.table, text, path)
-    claimed = render_claims(claims, tables, source)
-    for name, title in PAPERS.items():
+    claimed = claim_rows(claims, tables, source)
+    for name in PAPERS:
         path = ROOT / "docs" / "results" / page_name(name)
-        rows = keep_rows(claimed, lambda row, title=title: row[0] == title)
-        files[path] = insert(files.get(path) or path.read_text("utf-8"), "claims", rows, path)
-    files |= render_results(measured, claimed, render_gpu(source))
-    files |= fill_pages(texts, render_benchmarks(benchmarks), files)
+        files[path] = insert(files.get(path) or path.read_text("utf-8"), "claims", render_claims(claimed, name), path)
+    files |= render_results(measured, render_claims(claimed), render_gpu(source))
+    shorter = {table.table: render(table, source, only_measured=True) for table in tables}
+    files |= fill_pages(texts, shorter, render_benchmarks(benchmarks), files)
     found = compare_all(claims, tables, source)
     found += [row for table in tables for row in compare_rows(table, source, post_hoc=True)]
     files[COMPARISONS] = json.dumps([comparison.record() for comparison in found], indent=1) + "\n"
@@ -135,15 +134,12 @@ def render_results(measured: str, claims: str, gpu: str) -> dict[Path, str]:
     """
     pages = {"rules": f"# {PAGES['rules']}\n\n{RULES}\n", "gpu": f"# {PAGES['gpu']}\n\n{gpu}\n"}
     links = "\n".join(f"- [{title}](docs/results/{page_name(name)})" for name, title in PAGES.items())
-    finished = keep_rows(claims, lambda row: bool(row[3]))
-    missing = claims.count("\n| ") - finished.count("\n| ")
     overview = "\n".join(
         [
             INTRODUCTION,
             f"## Pages\n\n{links}\n",
             f"## In short\n\n{measured}\n",
-            f"## What the papers claim, and what was measured\n\n{finished}\n\n{missing} further claims are not "
-            "measured; the pages of the papers have them, and what their runs would take.\n",
+            f"## What the papers claim, and what was measured\n\n{claims}\n",
         ]
     )
     files = {ROOT / "docs" / "results" / page_name(name): as_page(text) for name, text in pages.items()}
@@ -161,18 +157,14 @@ def as_page(text: str) -> str:
     return re.sub(r"\[[^\]]*\]\((?!results/[\w-]+\.md|http)([^)]*)\)", r"`\1`", text)
 
 
-def keep_rows(table: str, condition: Callable[[list[str]], bool]) -> str:
-    """Return a table with the rows whose cells fulfill a condition; empty if there is none."""
-    header, line, *rows = table.splitlines()
-    kept = [row for row in rows if row.startswith("|") and condition([cell.strip() for cell in row.split("|")[1:-1]])]
-    return "\n".join([header, line, *kept]) if kept else ""
-
-
-def fill_pages(tables: Mapping[str, str], benchmarks: Mapping[str, str], files: Mapping[Path, str]) -> dict[Path, str]:
+def fill_pages(
+    tables: Mapping[str, str], shorter: Mapping[str, str], benchmarks: Mapping[str, str], files: Mapping[Path, str]
+) -> dict[Path, str]:
     """Return the pages of the documentation and the recipes with their tables.
 
     Args:
-        tables: Tables of runs by name. Outside the pages of results they are without the rows that have no result.
+        tables: Tables of runs by name, for the pages of results.
+        shorter: The same without the rows that have no result, for other pages.
         benchmarks: Tables of benchmarks by name.
         files: Texts of pages that are already changed.
     """
@@ -185,32 +177,9 @@ def fill_pages(tables: Mapping[str, str], benchmarks: Mapping[str, str], files: 
                     continue
                 if name not in tables and name not in benchmarks:
                     raise ValueError(f"{path}: there is no table {name!r} in results/tables.yaml or of a benchmark.")
-                is_whole = path.parent.name == "results"
-                text = benchmarks.get(name) or (tables[name] if is_whole else without_empty_rows(tables[name]))
+                text = benchmarks.get(name) or (tables if path.parent.name == "results" else shorter)[name]
                 pages[path] = page = insert(page, name, text, path)
     return pages
-
-
-def without_empty_rows(table: str) -> str:
-    """Leave out the rows of runs without a measured number, and say how many they are.
-
-    Rows with a published number stay in a table that has no measured one.
-    """
-    lines = table.strip().splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith("| ---")) + 1
-    rows = [line for line in lines[first:] if line.startswith("|")]
-    titles = [title.strip() for title in lines[first - 2].split("|")]
-    measured = [row for row in rows if _has_number(row, [not title.startswith("published") for title in titles])]
-    kept = measured or [row for row in rows if _has_number(row, [True for _ in titles])]
-    if kept == rows:
-        return table
-    note = f"*No results yet of {len(rows) - len(measured)} of {len(rows)} runs of this table.*"
-    header = [*lines[:first], *kept, ""] if kept else []
-    return "\n".join([*header, note, *lines[first + len(rows) :]]).rstrip()
-
-
-def _has_number(row: str, columns: Sequence[bool]) -> bool:
-    return any(re.search(r"\d", cell) for cell in [*itertools.compress(row.split("|"), columns)][2:])
 
 
 def insert(page: str, name: str, text: str, path: Path) -> str:

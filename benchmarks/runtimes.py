@@ -3,8 +3,8 @@
 pip install torchao
 python benchmarks/runtimes.py
 
-The models are small and, apart from the fit of a spherized layer, not trained. The table is written to
-`docs/runtimes.md`.
+The models are small and, apart from the fit of a spherized layer, not trained. Writes `results/runtimes.json`;
+`report.py` writes the table of `docs/runtimes.md` from it.
 """
 
 import copy
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 import hf_sphere
 from hf_sphere.nn.heads.base import heads_of
 
-PAGE = Path(__file__).parent.parent / "docs" / "runtimes.md"
 LARGEST_DIFFERENCE, SMALLEST_COSINE = 1e-4, 0.995
 SETTINGS = {"published": (5.0, 1e-6), "gentle": (0.5, 0.5)}  # scaling and delta
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "initializer_range": 0.1}
@@ -34,30 +33,6 @@ WEIGHT_ONLY = "Int8WeightOnlyConfig"
 
 Batch = dict[str, Tensor]
 Case = tuple[str, Any, Callable[[int], Batch]]
-
-TEXT = """# Runtimes
-
-How closely each runtime reproduces the model in float32 and eager mode, on the CPU. Every head has the backbone
-LeNet-5. The encoders have two layers of width 32, of which the second is spherized and fitted to the plain encoder with
-`fit_spherization`: *published* has scaling 5 and delta 1e-6, *gentle* scaling 0.5 and delta 0.5.
-
-- `export`, `ONNX`, `compiled`: largest difference of an output of `torch.export`, of `export_onnx` with onnxruntime
-  (batches of 1 and 7), and of `torch.compile` with inductor. At most 1e-4.
-- `step`: largest difference of a gradient after a compiled training step, relative to the largest gradient. At most
-  1e-4.
-- `fp16`, `bf16`: mean cosine between the outputs (logits, or the last hidden states) of the converted model and those
-  in float32.
-- `int8`, `int8 dynamic`: the same cosine for torchao's `Int8WeightOnlyConfig` and
-  `Int8DynamicActivationInt8WeightConfig`, with the maps after a spherization left in float32, as transformers'
-  quantizers leave them (`names_kept_in_float32` of `hf_sphere.nn.layers` finds them for your own filter). At
-  least 0.995.
-- `int8, all`: `int8` with the maps after a spherization also quantized. It shows what the setting of the spherization
-  does to them.
-
-The head `vmf` is exported to ONNX with `prediction="mean"`; otherwise the file contains the random numbers of its
-samples.
-
-"""
 
 
 def images(channels: int, size: int) -> Callable[[int], Batch]:
@@ -258,15 +233,13 @@ def measure(function: Callable[..., float], model: Any, draw: Callable[[int], Ba
 
 
 def main() -> None:
-    """Measure all cells and write the table."""
+    """Measure all cells and write the results."""
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # a deprecation in torchao's import
     import onnxruntime
     import torchao
 
-    versions = f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, torchao {torchao.__version__}"
-    note = f"Measured with {versions}, by `python benchmarks/runtimes.py`.\n"
     torch.manual_seed(0)
-    rows, lines = [], ["| model | " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * len(COLUMNS) + "|"]
+    rows = []
     for name, model, draw in cases():
         values = {
             column: measure(function, model, draw)
@@ -274,10 +247,7 @@ def main() -> None:
             if not name.endswith("gentle") or column in PRECISIONS
         }
         rows += [row(f"{name}: {column}", value, **COLUMNS[column][1]) for column, value in values.items()]
-        cells = [f"{values[c]:{'.4f' if c in PRECISIONS else '.1g'}}" if c in values else "" for c in COLUMNS]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        print(lines[-1], flush=True)
-        PAGE.write_text(TEXT + "\n".join(lines) + "\n\n" + note)
+        print(name, *(f"{column} {value:.4g}" for column, value in values.items()), sep="  ", flush=True)
     report("runtimes", rows, torchao=torchao.__version__, onnxruntime=onnxruntime.__version__)
 
 

@@ -5,8 +5,8 @@ python benchmarks/search.py --parts approximate --model <saved CIFAR-10 model> -
 OMP_WAIT_POLICY=passive python benchmarks/search.py --parts prediction --model <saved CIFAR-10 model>
 
 The variable is the one that the recipes set which decode images beside a model.
-Writes `results/search_<part>.json`, and the curve of recall and speed to `docs/search/recall_and_speed.png`. `--size`
-scales the numbers of embeddings down; timings need a machine without other work.
+Writes `results/search_<part>.json`. `--size` scales the numbers of embeddings down; timings need a machine without
+other work.
 """
 
 import argparse
@@ -24,11 +24,8 @@ from torchvision.transforms.v2 import functional as tvF
 
 from hf_sphere.search import ImageEncoder, ImageSource
 from hf_sphere.search.neighbor_search import QUERIES, NeighborSearch
-from hf_sphere.visualization.figures import new_figure, save_figure, style_axes
 
 K = 10
-NAMES = {"ivf": "inverted file (IVF)", "hnsw": "graph (HNSW)"}
-ROOT = Path(__file__).parent.parent
 
 
 def exact(args: argparse.Namespace) -> None:
@@ -129,25 +126,6 @@ def approximate(args: argparse.Namespace) -> None:
         curves[kind] = curve
     about = {"references": count, "dim": dim, "queries": len(queries), "threads": torch.get_num_threads()}
     report("search_approximate", rows, curves=curves, **about, note=args.note)
-    draw(curves, f"{count:,} embeddings of crops of CIFAR-10, {dim} dimensions")
-
-
-def draw(curves: dict[str, list[dict[str, Any]]], title: str) -> None:
-    figure = new_figure(6, 4, title)
-    axes = figure.subplots()
-    for kind, curve in curves.items():
-        axes.plot([p["recall_at_10"] for p in curve], [p["speed"] for p in curve], marker="o", label=NAMES[kind])
-        for p in curve:
-            if p["chosen"]:
-                axes.plot(p["recall_at_10"], p["speed"], marker="o", markersize=11, fillstyle="none", color="black")
-    axes.plot([], [], "o", markersize=11, fillstyle="none", color="black", label="setting that is chosen")
-    axes.axhline(1.0, color="0.3", linewidth=1, linestyle="--", label="exact search")
-    axes.axvline(0.95, color="0.5", linestyle=":", label="bound of the benchmark, 0.95")
-    axes.set(xlabel="recall@10 of held-out images", ylabel="speed relative to exact search", yscale="log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.legend(loc="lower left")
-    style_axes(axes)
-    save_figure(figure, ROOT / "docs" / "search" / "recall_and_speed.png")
 
 
 def prediction(args: argparse.Namespace) -> None:

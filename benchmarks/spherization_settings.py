@@ -3,24 +3,20 @@
 python benchmarks/spherization_settings.py
 
 Inputs are standard normal, as after a linear map with the usual initialization; so are the gradients of the outputs.
-The picture is written to `docs/spherization/settings.png`.
+Writes `results/spherization_settings.json` and, for a picture, `results/pictures/spherization_settings.json`.
 """
 
-from pathlib import Path
-
 import torch
-from common import report, row
+from common import keep_for_pictures, report, row
 from torch import Tensor
 
 from hf_sphere.geometry import spherize
-from hf_sphere.visualization.figures import new_figure, save_figure, style_axes, style_line
 
-PICTURE = Path(__file__).parent.parent / "docs" / "spherization" / "settings.png"
 WIDTH = 64
 SAMPLES = 20_000
 SCALINGS = (0.25, 0.5, 1.0, 2.0, 5.0)
 DELTAS = (1e-6, 0.1, 0.5, 0.9)
-DRAWN = {"steep": (5.0, 1e-6), "": (1.0, 1e-6), "even": (1.0, 0.1), "flat": (1.0, 0.5)}
+DRAWN = {"steep: 5, 1e-6": (5.0, 1e-6), "1, 1e-6": (1.0, 1e-6), "even: 1, 0.1": (1.0, 0.1), "flat: 1, 0.5": (1.0, 0.5)}
 
 
 def spread(scaling: float, delta: float, width: int = WIDTH) -> tuple[Tensor, Tensor, Tensor, float]:
@@ -41,7 +37,7 @@ def spread(scaling: float, delta: float, width: int = WIDTH) -> tuple[Tensor, Te
 
 
 def main() -> None:
-    """Measure all settings and draw some of them."""
+    """Measure all settings, and keep the curves of some of them."""
     rows, table = [], []
     for scaling in SCALINGS:
         for delta in DELTAS:
@@ -61,27 +57,17 @@ def main() -> None:
             name = f"scaling {scaling:g}, delta {delta:g}: "
             rows.append(row(name + "share of the squared length in the first fifth", entry["length_in_first_fifth"]))
             rows.append(row(name + "directions that vary, of 65", participation))
-    draw()
+    keep()
     report("spherization_settings", rows, width=WIDTH, samples=SAMPLES, settings=table)
 
 
-def draw() -> None:
-    """Draw length and gradient by coordinate."""
-    figure = new_figure(10.0, 4.1)
-    left, right = figure.subplots(1, 2)
-    for number, (name, (scaling, delta)) in enumerate(DRAWN.items()):
-        squares, _, gradients, _ = spread(scaling, delta)
-        label = f"scaling {scaling:g}, delta {delta:g}"
-        style = {**style_line(number), "linewidth": 1.8, "label": f"{name}: {label}" if name else label}
-        left.plot(range(1, WIDTH + 2), 100 * squares.cumsum(0), **style)
-        right.semilogy(range(1, WIDTH + 1), gradients, **style)
-    left.plot([0, WIDTH + 1], [0, 100], color="black", linewidth=0.8, zorder=1, label="equal shares")
-    left.set(xlabel="coordinates 1 to k", ylabel="share of the squared length, %", title="Squared length by coordinate")
-    right.set(xlabel="coordinate", ylabel="gradient with respect to the input", title="Gradient by coordinate")
-    for axes in (left, right):
-        style_axes(axes)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    save_figure(figure, PICTURE)
+def keep() -> None:
+    """Keep length and gradient by coordinate."""
+    curves = {}
+    for name, setting in DRAWN.items():
+        squares, _, gradients, _ = spread(*setting)
+        curves[name] = {"length": (100 * squares.cumsum(0)).tolist(), "gradient": gradients.tolist()}
+    keep_for_pictures("spherization_settings", curves)
 
 
 if __name__ == "__main__":

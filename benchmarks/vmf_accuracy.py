@@ -1,13 +1,11 @@
 """Measure the errors of the von Mises-Fisher functions and gradients in float64 against 40-digit arithmetic.
 
-Writes `results/vmf_accuracy.json` and `docs/distributions/vmf_accuracy.png`.
+Writes `results/vmf_accuracy.json`.
 """
 
-from pathlib import Path
 from typing import Any
 
 import mpmath
-import numpy as np
 import torch
 from common import report, row
 
@@ -17,7 +15,6 @@ from hf_sphere.geometry.bessel import mean_resultant_length_derivative
 
 DIMS = [2, 3, 5, 16, 128, 512, 768, 2048, 4096]
 KAPPAS = [10.0**k for k in range(-3, 7)]
-FIGURE = Path(__file__).parent.parent / "docs" / "distributions" / "vmf_accuracy.png"
 
 
 def exact(dim: int, kappa: float) -> tuple[float, float, float]:
@@ -52,32 +49,6 @@ def errors(dim: int, kappa: float, draws: int = 20_000) -> dict[str, Any]:
     }
 
 
-def draw(table: list[dict[str, Any]]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    names = {
-        "log_normalizer": "log normalizer / max(1, d, kappa)",
-        "mean_resultant_length": "mean resultant length, relative",
-        "slope": "its derivative, relative",
-    }
-    figure, axes = plt.subplots(1, 3, figsize=(11, 3.9), layout="constrained", sharey=True)
-    for axis, (name, title) in zip(axes, names.items(), strict=True):
-        values = np.array([value[name] for value in table]).reshape(len(DIMS), len(KAPPAS))
-        image = axis.imshow(np.log10(values.clip(1e-17)), vmin=-17, vmax=-15, cmap="viridis")
-        axis.set_xticks(range(len(KAPPAS)), [f"1e{round(np.log10(kappa))}" for kappa in KAPPAS], rotation=60)
-        axis.set_yticks(range(len(DIMS)), DIMS)
-        axis.set(title=title, xlabel="kappa")
-    axes[0].set_ylabel("dimension d")
-    figure.colorbar(
-        image, ax=axes, label="log10 of the error, float64", extend="min", ticks=[-17, -16.5, -16, -15.5, -15]
-    )
-    FIGURE.parent.mkdir(exist_ok=True)
-    figure.savefig(FIGURE, dpi=130)
-
-
 def main() -> None:
     torch.manual_seed(0)
     table = [errors(dim, kappa) for dim in DIMS for kappa in KAPPAS]
@@ -85,7 +56,6 @@ def main() -> None:
     def worst(name: str) -> float:
         return max(value[name] for value in table)
 
-    draw(table)
     where = "d = 2..4096, kappa = 1e-3..1e6"
     report(
         "vmf_accuracy",

@@ -61,7 +61,7 @@ def main() -> None:
     handles, labels = rows[0, 2].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     path = args.output_dir / "hyperplanes.png"
-    save_figure(figure, path, dpi=120)
+    save_figure(figure, path)
     print(f"\n{path}")
 
 

@@ -8,14 +8,12 @@ import lazy_loader
 
 from hf_sphere import models, registration
 from hf_sphere.models.sphere_encoder import ENCODERS
-from hf_sphere.utils.renamed import find_renamed
 
 __version__ = "0.1.0"
 
-_lookup, _, _names = lazy_loader.attach(
+__getattr__, _, _names = lazy_loader.attach(
     __name__, submod_attrs={"models": models.__all__, "training": ["SphereTrainer"]}
 )
-__getattr__ = find_renamed(__name__, _lookup)
 # The classes of the encoders can be imported from here too, but are listed in `hf_sphere.models`.
 __all__ = [name for name in _names if not name.startswith(tuple(f"Sphere{prefix}" for prefix in ENCODERS.values()))]
 

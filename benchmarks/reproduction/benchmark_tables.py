@@ -7,8 +7,12 @@ from functools import partial
 from typing import Any
 
 from reproduction import rejection_tables
+from reproduction.comparisons import compare
 from reproduction.summaries import Benchmarks
-from reproduction.tables import join_lines
+from reproduction.tables import fold, join_lines
+
+LARGEST_TABLE = 25
+"""Rows of a table that a page shows; longer tables are folded."""
 
 Rows = Mapping[str, Mapping[str, Any]]
 """The rows of a file by what they measure."""
@@ -27,7 +31,9 @@ def render_benchmarks(benchmarks: Benchmarks) -> dict[str, str]:
             rows = {row["what"]: row for row in content["rows"]}
             if not rows or len(rows) < len(content["rows"]):
                 raise ValueError("there are no rows, or two have the same name")
-            tables[table] = make(rows, content)
+            text = make(rows, content)
+            count = text.count("\n| ") - 1
+            tables[table] = fold(f"Table of {count} rows", text) if count >= LARGEST_TABLE else text
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             benchmarks.problems.append(f"{path.name} is not used for the table {table!r}: {error!r}")
             tables[table] = f"*Not measured: `{path.name}` is missing or damaged, or lacks a number of this table.*"
@@ -47,7 +53,7 @@ def _list(entries: Iterable[Entry], with_bound: bool, rows: Rows, content: Mappi
 
 
 SCALING = [
-    ("cosine, K = 1,000,000, d = 512, B = 1,024: memory beyond weights and gradient (the logits would take 4,096 MB)",
+    ("cosine, K = 1,000,000, d = 512, B = 1,024: memory beyond weights and gradient (logits: 4,096 MB)",
      "cosine, 1,000,000 classes: memory / that of the logits", "{:.0f} MB", 4096),
     ("arcface, the same", "arcface, 1,000,000 classes: memory / that of the logits", "{:.0f} MB", 4096),
     *((f"vmf, 10 samples, d = 512, B = 64, K = {count}: memory beyond weights and gradient",
@@ -62,7 +68,7 @@ SCALING = [
     ("softmax, the same: time of torch's chunked cross-entropy / with logits",
      "softmax, 100,000 classes: time of torch's chunked cross-entropy / time with logits", "{:.2f}", 1),
     *((f"{text}: {deviation}", f"{what}: {deviation}", "{:.2g}", 1)
-      for text, what in (("arcface, K = 200,000, d = 64, SGD, 4 processes and 1", "4 processes and 1"),
+      for text, what in (("arcface, K = 200,000, SGD, 4 processes and 1", "4 processes and 1"),
                          ("their checkpoint resumed by 3 processes", "4 resumed by 3 and 4"),
                          ("their checkpoint resumed by 1 process", "4 resumed by 1 and 4"))
       for deviation in ("largest relative deviation of a loss", "largest deviation of a weight")),
@@ -484,6 +490,28 @@ def _uniformity(rows: Rows, content: Mapping[str, Any]) -> str:
     return join_lines(["loss", *(f"{kind}, d = {dim}" for kind in ("shift", "stretch") for dim in dims)], lines, [])
 
 
+def _minilm_analogies(rows: Rows, content: Mapping[str, Any]) -> str:
+    sets = {"sat": "SAT", "u2": "U2", "u4": "U4", "google": "Google", "bats": "BATS", "average": "average"}
+    lines = [
+        [name, *(f"{found['analogies'][key]:.1f}" for key in sets)] for name, found in content["embedding"].items()
+    ]
+    return join_lines(["encoder", *sets.values()], lines, [])
+
+
+def _imbalance_and_blur(rows: Rows, content: Mapping[str, Any]) -> str:
+    """Mean, deviation and paired difference of two heads, with the interval of the seeds."""
+    pairs = [("accuracy % of rare digits", "etf", "softmax"), ("Recall@1 % of blurred queries", "adaface", "cosine"),
+             ("Recall@1 % of blurred queries", "adaface", "arcface"),
+             ("Recall@1 % of blurred queries", "cosine", "arcface")]  # fmt: skip
+    lines = []
+    for what, *heads in pairs:
+        first, second = (dict(enumerate(content["values"][f"{what}, {head}"])) for head in heads)
+        found = compare("", "difference", heads[0], first, heads[1], second, test="paired")
+        shown = [f"`{head}` {_mean([*values.values()])}" for head, values in zip(heads, (first, second), strict=True)]
+        lines.append([what, *shown, found.show()])
+    return join_lines(["measured", "head", "other head", "difference"], lines, [])
+
+
 TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "scaling": ("sharding", partial(_list, SCALING, True)),
     "clustering": ("clustering", partial(_list, CLUSTERING, False)),
@@ -497,6 +525,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "scale-invariance": ("scale_invariance", _scale_invariance),
     "minilm-embeddings": ("minilm", _minilm_embeddings),
     "minilm-language": ("minilm", _minilm_language),
+    "minilm-analogies": ("minilm", _minilm_analogies),
     "kernels": ("kernel_counts", _kernels),
     "kernels-losses": ("kernel_counts", _kernels_of_losses),
     "kernels-functions": ("kernel_counts", partial(_list, KERNELS, True)),
@@ -506,6 +535,7 @@ TABLES: dict[str, tuple[str, Callable[[Rows, Mapping[str, Any]], str]]] = {
     "compression-speed": ("compression_speed", _compression_speed),
     "duplicates": ("duplicates", _duplicates),
     "beyond-memory": ("beyond_memory", _beyond_memory),
+    "imbalance-and-blur": ("imbalance_and_blur", _imbalance_and_blur),
     "image-loading": ("image_loading", _image_loading),
     "head-costs": ("head_costs", _head_costs),
     "text-embeddings-codes": ("text_embeddings", _text_codes),

@@ -1,5 +1,6 @@
 """Model cards of the configurations that have results, from the results files."""
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,10 @@ from safetensors import safe_open
 from hf_sphere.training.model_card import LIBRARY, TEMPLATE, on_one_line, wrap_command
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.commands import command_of
-from hf_sphere.utils.renamed import rename_options
 from reproduction.claims import show_seeds
 from reproduction.definitions import define, is_share
 from reproduction.entries import ROOT, WITHOUT_EFFECT, read_settings
+from reproduction.old_options import rename_options
 from reproduction.published import show_published
 from reproduction.tables import CIFAR_NOTE, Source, mean_minutes, read_rows, show_from_published, show_mean
 
@@ -179,7 +180,9 @@ def render_card(
             )
             for name, found in values.items()
         ],
-        definitions=[(name, define(name, in_episodes=planned.entry.task == "few_shot")) for name in values],
+        definitions=[
+            *{_pattern(name): define(name, in_episodes=planned.entry.task == "few_shot") for name in values}.items()
+        ],
         selection_note=_selection(settings, seeds),
         published=[show_published(published)] if published else [],
         limits=[
@@ -203,16 +206,17 @@ def render_card(
 
 def _about_weights(output: str, dtype: str | None) -> str:
     if dtype is None:
-        return (
-            f"No weights are published: the command below trains the model and writes it to `{output}`, from where the "
-            "code below loads it."
-        )
+        return f"No weights are published: the command below trains the model and writes it to `{output}`."
     return (
-        f"The weights are those of the run with seed {STORED_SEED}, stored as {dtype}; transformers loads them as "
-        "float32. With the stored weights, the accuracy on the evaluation split is exactly that of the run. To measure "
-        f"it in a clone, add `--num_train_epochs 0 --model_name_or_path {output} --output_dir outputs/again` to the "
-        "command below."
+        f"The weights are from the run with seed {STORED_SEED}, stored as {dtype} and loaded as float32. They have "
+        "exactly the accuracy of the run on the evaluation split. To measure it in a clone, add `--num_train_epochs 0 "
+        f"--model_name_or_path {output} --output_dir outputs/again` to the command below."
     )
+
+
+def _pattern(name: str) -> str:
+    """Return the name of a metric with placeholders for the images and the score of an OOD detection."""
+    return re.sub(r"ood_[^_]+_(auroc|aupr|fpr_at_95_tpr)_\w+", r"ood_<images>_\1_<score>", name)
 
 
 def _of_weights(name: str, values: Mapping[int, float]) -> str:
@@ -244,13 +248,13 @@ def _selection(settings: Mapping[str, Any], seeds: Sequence[int]) -> str:
 def _limits(group: str, source: Source, published: Mapping[str, Any] | None, data: str) -> list[str]:
     metric = _headline(source.planned[group][0].entry.task)[0]
     values = source.values(group, metric)
-    limits = [f"Measured on images of `{data}` only; nothing is known about other images."]
+    limits = [f"Measured on images of `{data}` only."]
     if len(values) == 1:
-        limits.append("One run: nothing is known about the deviation between seeds.")
+        limits.append("One run: the deviation between seeds is unknown.")
     if published:
         difference = show_from_published(metric, values, published["value"])
         limits.append(
-            f"Measured minus published, with the 95 % interval of the measured mean: {difference}. The source does not "
+            f"Measured minus published: {difference}, with the 95 % interval of the measured mean. The source does not "
             "state its number of runs."
         )
     if _is_jpeg_copy(source.runs(group).values()):

@@ -12,6 +12,7 @@ from reproduction.tables import (
     compare_pairs,
     compare_rows,
     count_runs,
+    fold,
     join_lines,
     show_hours,
     show_post_hoc,
@@ -31,6 +32,7 @@ class Claim:
         metric: Metric of the comparison.
         published: Ids of the two published records. If there are none, those of `a - b` are used, if they exist.
         takes: What the missing measurement needs, if it is not in the queue: machine, hours and data.
+        note: What differs from the paper, or how settings were selected; folded below the table.
     """
 
     paper: str
@@ -39,6 +41,7 @@ class Claim:
     metric: str = "eval_accuracy"
     published: list[str] = field(default_factory=list)
     takes: str = ""
+    note: str = ""
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -59,32 +62,58 @@ PAPERS = {
 """Short titles of the papers, in the order of the table."""
 
 
-def render_claims(claims: Sequence[Claim], tables: Sequence[Table], source: Source) -> str:
-    """Return the table in Markdown.
+@dataclass(frozen=True)
+class ClaimRow:
+    """A claim beside what was measured; the fields are cells of the table, and what is folded below it."""
+
+    claim: Claim
+    published: str
+    measured: str
+    p_values: str
+    verdict: str
+    post_hoc: str
+    runs: str
+
+
+def render_claims(rows: Sequence[ClaimRow], paper: str = "") -> str:
+    """Return the table of a paper in Markdown, with its runs and with what is not measured; or that of all papers."""
+    rows = [row for row in rows if paper in ("", row.claim.paper)]
+    measured, others = [row for row in rows if row.measured], [row for row in rows if not row.measured]
+    header = ["claim", "published difference", "measured difference", P_VALUE, "verdict"]
+    lines = [[row.claim.claim, row.published, row.measured, row.p_values, row.verdict] for row in measured]
+    if not paper:
+        lines = [[PAPERS[row.claim.paper], *line] for row, line in zip(measured, lines, strict=True)]
+        left = f"{len(others)} further claims are not measured; the pages of the papers have them."
+        return join_lines(["paper", *header], lines, [left])
+    about = [(row.claim.note, f"{row.runs}.", row.post_hoc) for row in measured]
+    runs = [f"- {row.claim.claim} {' '.join(filter(None, parts))}" for row, parts in zip(measured, about, strict=True)]
+    parts = [join_lines(header, lines, []), fold("Runs of each claim, and second analyses", "\n".join(runs))]
+    if others:
+        takes = (" ".join(filter(None, [row.runs, row.claim.note])) for row in others)
+        missing = [[row.claim.claim, row.published, runs] for row, runs in zip(others, takes, strict=True)]
+        table = join_lines(["claim", "published difference", "what its runs would take"], missing, [])
+        parts.append(fold(f"Claims that are not measured: {len(others)}", table))
+    return "\n\n".join(parts if measured else parts[2:])
+
+
+def claim_rows(claims: Sequence[Claim], tables: Sequence[Table], source: Source) -> list[ClaimRow]:
+    """Return the claims in the order of the papers, those with a measured difference first.
 
     Raises:
         ValueError: If a claim names a paper, run or record that does not exist, or not what its runs take.
     """
     comparisons = {_key(row): row for row in compare_all(claims, tables, source)}
     second = {_key(row)[:2]: row for table in tables for row in compare_rows(table, source, post_hoc=True)}
-    lines = []
+    rows = []
     found_of = {claim.claim: comparisons.get((*claim.groups, claim.metric)) for claim in claims}
     for claim in sorted(claims, key=lambda claim: (_index(claim.paper), found_of[claim.claim] is None)):
         found, later = found_of[claim.claim], second.get(claim.groups)
-        verdict = (found.show_verdict() if found is not None else "") or _unfinished(claim, source)
-        lines.append(
-            [
-                PAPERS[claim.paper],
-                claim.claim,
-                show_published_difference(claim, source),
-                found.show() if found is not None else "",
-                found.show_p_values() if found is not None else "",
-                f"{verdict}; post hoc, `{later.metric}`: {show_post_hoc(later)}" if later is not None else verdict,
-                show_runs(claim, source),
-            ]
-        )
-    header = ["paper", "claim", "published difference", "measured difference", P_VALUE, "verdict"]
-    return join_lines([*header, "runs, or what they would take"], lines, [])
+        cells = [found.show(), found.show_p_values(), found.show_verdict()] if found is not None else ["", "", ""]
+        post_hoc = f"Post hoc, `{later.metric}`: {show_post_hoc(later)}." if later is not None else ""
+        cells[-1] = cells[-1] or _unfinished(claim, source)
+        published = show_published_difference(claim, source)
+        rows.append(ClaimRow(claim, published, *cells, post_hoc, show_runs(claim, source)))
+    return rows
 
 
 def compare_all(claims: Sequence[Claim], tables: Sequence[Table], source: Source) -> list[Comparison]:
@@ -102,7 +131,7 @@ def compare_all(claims: Sequence[Claim], tables: Sequence[Table], source: Source
         (run, reference, next(iter(table.metrics.values()), ""))
         for table in tables
         for run, reference in map(split_row, table.rows)
-        if reference
+        if reference and not table.by_metric
     }
     for paper in PAPERS:
         pairs = [(*claim.groups, claim.metric) for claim in claims if claim.paper == paper and claim.compare]

@@ -5,15 +5,15 @@ import re
 _SPLITS = {"eval": "the evaluation split", "validation": "the validation images", "train": "the training images"}
 
 _METRICS = {
-    "accuracy": "share of {split} whose largest logit is that of their class",
-    "accuracy_of_episodes": "mean share of the queries of episodes of {split} whose largest logit is that of the class",
+    "accuracy": "accuracy on {split}",
+    "accuracy_of_episodes": "mean accuracy over episodes of {split}",
     "accuracy_with_flips": "accuracy on {split} with logits averaged over each image and its mirror image",
-    "accuracy_interval": "half-width of the 95 % interval of the mean accuracy over the episodes, for this one model",
+    "accuracy_interval": "half-width of the 95 % interval of the mean accuracy over the episodes of one model",
     "loss": "mean loss on {split}",
     "nll": "mean negative log-likelihood of the classes of {split}",
     "brier": "mean squared distance of probabilities and one-hot labels on {split}",
     "mean_absolute_error": "mean absolute error on {split}, in the unit of the values",
-    "recall_at_1": "share of {split} whose nearest other image is of their class",
+    "recall_at_1": "fraction of {split} whose nearest other image has the same class",
     "map_at_r": "mean average precision at R on {split}, where R is the number of other images of the class",
     "perplexity": "exponential of the mean loss per masked token of {split}",
     "calibration_error_equal_mass_l2": "expected calibration error on {split}: 15 bins of equal mass, root mean square",
@@ -27,10 +27,10 @@ _OTHERS = {
     r"eval_accuracy_last_quarter": "mean accuracy on the evaluation split over the last quarter of the epochs",
     r"steps": "optimizer steps",
     r"train_runtime": "seconds of training, without evaluation",
-    r"ood_\w+_auroc_\w+": "area under the ROC curve of the detection of out-of-distribution images by this certainty",
-    r"ood_\w+_aupr_\w+": "area under the precision-recall curve of the same detection, known images as positives",
-    r"ood_\w+_fpr_at_95_tpr_\w+": "false positive rate at 95 % true positive rate of the same detection",
-    r"mass": "share of the filters of the network whose projection on (1, ..., 1) is not positive",
+    r"ood_\w+_auroc_\w+": "AUROC of the detection of out-of-distribution images by this score",
+    r"ood_\w+_aupr_\w+": "area under the precision-recall curve of this detection, in-distribution images as positives",
+    r"ood_\w+_fpr_at_95_tpr_\w+": "false positive rate of this detection at a true positive rate of 95 %",
+    r"mass": "fraction of the filters of the network whose projection on (1, ..., 1) is not positive",
     r"mean": "mean over the filters of the projection of their direction on (1, ..., 1) / sqrt(N)",
     r"num_layers_biased": "layers with a corrected p-value of the sign test below 0.05",
     r"num_layers_unlike_isotropic": "layers with a corrected p-value of the sign or Kolmogorov-Smirnov test below 0.05",
@@ -45,7 +45,7 @@ _LOWER_IS_BETTER = ("calibration", "fpr")
 
 
 def is_share(metric: str) -> bool:
-    """Return whether a metric is a share, which is shown in percent."""
+    """Return whether a metric is a fraction, which is shown in percent."""
     return any(name in metric for name in (*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER))
 
 
@@ -55,12 +55,12 @@ def scale(metric: str) -> float:
 
 
 def is_higher_better(metric: str) -> bool:
-    """Return whether a share is the better the larger it is."""
+    """Return whether a larger value of a fraction is better."""
     return any(name in metric for name in _HIGHER_IS_BETTER)
 
 
 def error_rate(metric: str, value: float) -> float | None:
-    """Return the error rate in percent that a shown value of a metric means; None if the metric is no share."""
+    """Return the error rate in percent that a shown value of a metric means; None if the metric is not a fraction."""
     if not is_share(metric):
         return None
     return 100.0 - value if is_higher_better(metric) else value
@@ -71,14 +71,14 @@ def define(name: str, *, in_episodes: bool = False) -> str:
 
     Args:
         name: The name, after the folder of the recipe that measured it, if that is not the training.
-        in_episodes: Whether the accuracy is that of episodes.
+        in_episodes: Whether the accuracy is over episodes.
     """
     metric = name.rpartition("/")[2]
     split, _, kind = metric.partition("_")
     kind, plain = kind.removeprefix("uncalibrated_"), kind.startswith("uncalibrated_")
     kind = "accuracy_of_episodes" if in_episodes and kind == "accuracy" else kind
     if split in _SPLITS and kind in _METRICS:
-        chosen = "after training" if split != "train" else "in the last epoch, with augmentation if there is any"
+        chosen = "after training" if split != "train" else "in the last epoch, with augmentation"
         calibrated = ", without calibration" if plain else ", calibrated" if kind in ("nll", "brier") else ""
         return f"{_METRICS[kind].format(split=_SPLITS[split])}{calibrated}, {chosen}"
     return next((text for pattern, text in _OTHERS.items() if re.fullmatch(pattern, metric)), "")

@@ -17,7 +17,7 @@ from hf_sphere.comparison.significance import Test
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments, to_argv
 from hf_sphere.utils.configs import YamlLoader, config_names, load_config, read_yaml
-from hf_sphere.utils.renamed import RENAMED_OPTIONS
+from reproduction.old_options import restore_options
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = {
@@ -35,18 +35,6 @@ WITHOUT_EFFECT = {
     *("report_to", "cache_dir", "dataloader_num_workers", "preprocessing_num_workers", "per_device_eval_batch_size"),
 }
 """Arguments on which no result depends; they are not part of the digest."""
-
-
-def restore_options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of a run with the old names of options, of which digests were computed."""
-    restored = dict(settings)
-    for (old, old_value), new in RENAMED_OPTIONS.items():
-        first = next(iter(new))  # must be set; the others may be missing
-        if first in restored and all(value in (None, restored.get(name, value)) for name, value in new.items()):
-            value = restored[first]
-            restored = {name: kept for name, kept in restored.items() if name not in new}
-            restored[old] = value if old_value is None else old_value
-    return restored
 
 
 class AliasLoader(YamlLoader):

@@ -153,7 +153,7 @@ class Job:
             **({"layers": layers} if layers else {}),
             "data": {"name": name, "encoding": _image_encoding(Path(copy))},
             "data_hash": hash_data(copy),
-            "device": describe_device(self.run.entry.device),
+            "device": describe_device(),
             "processor": describe_processor(),
             "threads": int(self._environment().get("OMP_NUM_THREADS") or psutil.cpu_count(logical=False) or 1),
             "minutes": round(self._seconds / 60, 2),
@@ -253,11 +253,11 @@ class _Placeholders(dict):
         return self._places.dataset(name)
 
 
-def describe_device(kind: str) -> str:
-    """Return the model of the GPU or CPU."""
-    if kind == "gpu":
-        import torch
+def describe_device() -> str:
+    """Return the model of the GPU, which runs use if there is one, or that of the CPU."""
+    import torch
 
+    if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     return f"one core of {describe_processor().partition(',')[0]}"
 

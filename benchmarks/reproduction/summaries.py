@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reproduction.claims import show_missing, show_seeds
+from reproduction.claims import show_seeds
 from reproduction.definitions import is_share, scale
 from reproduction.entries import ROOT, PlannedRun
-from reproduction.tables import Source, Table, compare_rows, join_lines
+from reproduction.tables import Source, Table, compare_rows, join_lines, show_hours
 
 BENCHMARKS = ROOT / "benchmarks" / "results"
 
@@ -126,26 +126,21 @@ def render_gpu(source: Source) -> str:
     """Return the table of the queue's entries that need a GPU."""
     lines = []
     for entry in (entry for entry in source.entries if entry.device == "gpu"):
-        groups = list(dict.fromkeys(run.group for run in _planned(source, entry.entry)))
-        for group in groups:
-            values = source.values(group, "eval_accuracy")
-            runs = source.runs(group)
+        for group in dict.fromkeys(run.group for run in _planned(source, entry.entry)):
+            values, runs = source.values(group, "eval_accuracy"), source.runs(group).values()
             shown = f"{scale('eval_accuracy') * statistics.mean(values.values()):.2f}" if values else "not run"
-            devices = ", ".join(sorted({run["device"] for run in runs.values()}))
-            minutes = (
-                f"{statistics.mean(run.get('minutes', run['core_minutes']) for run in runs.values()):.3g}"
-                if runs
-                else ""
-            )
-            behind = [show_seeds(sorted(values))] if values else []
-            left = [f"diverged: {', '.join(found)}"] if (found := source.diverged(group)) else []
-            parts = [*behind, *left, *show_missing([group], source)]
-            lines.append([f"`{group}`", shown, devices, minutes, "; ".join(parts)])
-    header = ["run", "test accuracy %", "device", "minutes per run", "runs, or what they would take"]
+            devices = ", ".join(sorted({run["device"] for run in runs}))
+            minutes = f"{statistics.mean(run.get('minutes', run['core_minutes']) for run in runs):.3g}" if runs else ""
+            left = len(source.planned[group]) - len(runs)
+            parts = [show_seeds(sorted(values))] if values else []
+            parts += [f"diverged: {', '.join(found)}"] if (found := source.diverged(group)) else []
+            parts += [f"{left} missing, {show_hours(left * entry.minutes)}"] if left else []
+            lines.append([f"`{group}`", f"`{entry.entry}`", shown, devices, minutes, "; ".join(parts)])
+    header = ["run", "entry of the queue", "test accuracy %", "device", "minutes per run", "seeds"]
     note = (
-        "No GPU was available for the runs without a device. The queue uses a GPU if there is one. "
-        "`python benchmarks/image_training.py` measures throughput there, and "
-        "`make test-devices` runs the tests."
+        "The runs without a device take longer than a GPU was available. `python benchmarks/reproduce.py --only <entry>` makes the "
+        "runs of an entry, on a GPU if there is one. `python benchmarks/image_training.py` measures throughput there, "
+        "and `make test-devices` runs the tests."
     )
     return join_lines(header, lines, [_throughput(), note])
 

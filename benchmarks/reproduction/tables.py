@@ -23,6 +23,14 @@ Row = TypeVar("Row")
 P_VALUE = "p, corrected: planned test (other test)"
 """Title of the column of p-values."""
 
+LONGEST_NOTE = 60
+"""Words below a table; longer notes are folded."""
+
+LARGEST_GRID = 20
+"""Cells of a table of settings; larger ones are folded below their best cell."""
+
+EXCEPTIONS = "Exceptions to the rule of comparisons"
+
 CIFAR_NOTE = "CIFAR-10 is a JPEG copy here (quality 75, chroma subsampling 4:2:0), which is harder than the original."
 
 
@@ -45,6 +53,8 @@ class Table:
         differs: Arguments in which the runs of a comparison differ, besides those that their names say or a tuning
             selects, see `reproduction.rules`.
         note: Further note below the table.
+        by_metric: Whether the table has a row per metric, of its one comparison, which is no planned test, instead of
+            one per run.
     """
 
     table: str
@@ -57,6 +67,7 @@ class Table:
     post_hoc: dict[str, str] = field(default_factory=dict)
     differs: list[str] = field(default_factory=list)
     note: str = ""
+    by_metric: bool = False
 
 
 @dataclass
@@ -154,35 +165,50 @@ def read_rows(path: Path, kind: type[Row]) -> list[Row]:
     return [kind(**row) for row in rows]
 
 
-def render(table: Table, source: Source) -> str:
-    """Return a table in Markdown, with its notes."""
+def render(table: Table, source: Source, *, only_measured: bool = False) -> str:
+    """Return a table in Markdown, with its notes; rows without a result are folded, or left out."""
     if table.columns:
         return _render_matrix(table, source)
+    if table.by_metric:
+        return _render_metrics(table, source)
     rows = [_Row(*split_row(row), table, source) for row in table.rows]
+    done = [row for row in rows if source.runs(row.group)] or rows
+    left = [row for row in rows if row not in done]
+    parts = [_join_rows(done, table, source)]
+    if left and only_measured:
+        parts.append(f"*No results yet of {len(left)} of {len(rows)} runs of this table.*")
+    elif left:
+        parts.append(fold(f"{count_runs(left)} of this table without a result", _join_rows(left, table, source)))
+    return "\n\n".join([*parts, *filter(None, [join_notes(_notes(table, rows, source))])])
+
+
+def _join_rows(rows: "list[_Row]", table: Table, source: Source) -> str:
+    """Return rows; the column of the metric that is compared is followed by those of the comparisons."""
     columns = {"run": [f"`{row.group}`" for row in rows]}
     if table.metrics and any(row.published for row in rows):
         columns["published"] = [show_published(row.published) if row.published else "" for row in rows]
-    for title, metric in table.metrics.items():
-        columns[title] = [row.measured(metric) for row in rows]
+    metrics = [(title, [row.measured(metric) for row in rows]) for title, metric in table.metrics.items()]
+    columns |= metrics[:1]
+    if any(row.published for row in rows):
+        columns["measured minus published"] = [row.from_published() for row in rows]
+    if baselines := {row.baseline for row in rows if row.baseline}:
+        found = {comparison.run: comparison for comparison in compare_rows(table, source)}
+        title = f"minus `{baselines.pop()}`" if len(baselines) == 1 else "minus another run"
+        columns[title] = [_show_difference(row, found.get(row.group), not baselines) for row in rows]
+        columns[P_VALUE] = [found[row.group].show_p_values() if row.group in found else "" for row in rows]
+        columns["verdict"] = [found[row.group].show_verdict() if row.group in found else "" for row in rows]
+    columns |= metrics[1:]
     for title, further in table.published.items():
         records = [source.published_of(row.group, further) for row in rows]
         columns[title] = [f"{record['value']:g}" if record else "" for record in records]
     columns["seeds"] = [str(row.count) if row.count else "" for row in rows]
-    if any(row.published for row in rows):
-        columns["measured minus published"] = [row.from_published() for row in rows]
-    if any(row.baseline for row in rows):
-        found = {comparison.run: comparison for comparison in compare_rows(table, source)}
-        title = f"{next(iter(table.metrics))}, minus that of"
-        columns[title] = [_show_difference(row, found.get(row.group)) for row in rows]
-        columns[P_VALUE] = [found[row.group].show_p_values() if row.group in found else "" for row in rows]
-        columns["verdict"] = [found[row.group].show_verdict() if row.group in found else "" for row in rows]
-    used = {name: cells for name, cells in columns.items() if name in ("run", *table.metrics) or any(cells)}
-    return join_lines(list(used), zip(*used.values(), strict=True), _notes(table, rows, source))
+    used = {name: cells for name, cells in columns.items() if name == "run" or {*cells} - {"", "not run"}}
+    return join_lines(list(used), zip(*used.values(), strict=True), [])
 
 
 def compare_rows(table: Table, source: Source, *, post_hoc: bool = False) -> list[Comparison]:
     """Compare the first metric, or that of `post_hoc`, of the rows that have a baseline, if both were run."""
-    metric = next(iter((table.post_hoc if post_hoc else table.metrics).values()), "")
+    metric = "" if table.by_metric else next(iter((table.post_hoc if post_hoc else table.metrics).values()), "")
     pairs = [(group, baseline, metric) for group, baseline in map(split_row, table.rows) if baseline and metric]
     return compare_pairs(f"{table.table}, post hoc" if post_hoc else table.table, pairs, source)
 
@@ -220,40 +246,73 @@ def as_number(text: str) -> float | None:
         return None
 
 
-def _show_difference(row: "_Row", comparison: Comparison | None) -> str:
-    if comparison is not None:
-        return f"`{row.baseline}`: {comparison.show()}"
-    return f"`{row.baseline}`: not run" if row.baseline and row.values else ""
+def _show_difference(row: "_Row", comparison: Comparison | None, is_named: bool) -> str:
+    """Return a difference, with the name of the baseline unless the title of the column has it."""
+    shown = comparison.show() if comparison is not None else "not run" if row.baseline and row.values else ""
+    return f"`{row.baseline}`: {shown}" if shown and not is_named else shown
+
+
+def _render_metrics(table: Table, source: Source) -> str:
+    """Return a table of the differences of one comparison by metric, with p-values of each alone."""
+    row = _Row(*split_row(table.rows[0]), table, source)
+    lines = []
+    for title, metric in table.metrics.items():
+        for found in compare_pairs(table.table, [(row.group, row.baseline or "", metric)], source):
+            lines.append([title, found.show(), found.show_p_values()])
+    header = ["metric", f"`{row.group}` minus `{row.baseline}`", "p, not corrected: planned test (other test)"]
+    return join_lines(header, lines, _notes(table, [row], source))
 
 
 def _render_matrix(table: Table, source: Source) -> str:
     """Return a table of published and measured values by row and column."""
-    lines, rows = [], []
-    for name in table.rows:
-        line = [_Row(f"{column}-{name}", None, table, source) for column in table.columns]
-        known = [row for row in line if row.published or row.group in source.planned]
-        cells = [_show_cell(row) if row in known else "" for row in line]
-        lines.append([f"`{name}`", *cells])
-        rows += known
-    order = ["Each cell: published; measured."] if any(row.published for row in rows) else []
+    grid = {name: [_Row(f"{column}-{name}", None, table, source) for column in table.columns] for name in table.rows}
+    rows = [row for line in grid.values() for row in line if row.published or row.group in source.planned]
+    measured = [row for row in rows if row.values]
+    lines = [[f"`{name}`", *(_show_cell(row, bool(measured)) if row in rows else "" for row in line)]
+             for name, line in grid.items()]  # fmt: skip
+    if any(row.published for row in rows):
+        order = ["Each cell: published; measured." if measured else "Published values; none of these runs was made."]
+    else:
+        order = []
     notes = [*order, *_notes(table, rows, source)]
     names = zip(*(column.split("-") for column in table.columns), strict=False)
     alike = takewhile(lambda parts: len(set(parts)) == 1, names)
     shared = "-".join(parts[0] for parts in alike)
     titles = [column.removeprefix(shared).lstrip("-") for column in table.columns]
     metric = next(iter(table.metrics), "")
-    return join_lines([f"`{shared}`" if shared else "", *(f"`{t}`" if t else metric for t in titles)], lines, notes)
+    header = [f"`{shared}`" if shared else "", *(f"`{t}`" if t else metric for t in titles)]
+    if len(measured) <= LARGEST_GRID:
+        return join_lines(header, lines, notes)
+    best = max(measured, key=lambda row: statistics.mean(row.values.values()))
+    shown = f"The best of {len(measured)} settings by {metric}: `{best.group}`, {best.measured(best.first)}."
+    return f"{shown}\n\n{fold(f'All {len(measured)} settings', join_lines(header, lines, notes))}"
 
 
-def _show_cell(row: "_Row") -> str:
-    measured = row.measured(row.first)
-    return f"{show_published(row.published)}; {measured}" if row.published else measured
+def _show_cell(row: "_Row", with_measured: bool) -> str:
+    cells = [show_published(row.published)] if row.published else []
+    return "; ".join([*cells, *([row.measured(row.first)] if with_measured or not cells else [])])
 
 
 def join_lines(header: list[str], lines: Iterable[Sequence[str]], notes: Iterable[str]) -> str:
+    """Return a table in Markdown, with its notes."""
     rows = [header, ["---"] * len(header), *lines]
-    notes = " ".join(notes)
-    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), *(["", notes] if notes else [])])
+    below = join_notes(notes)
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), *(["", below] if below else [])])
+
+
+def join_notes(notes: Iterable[str]) -> str:
+    """Return the notes of a table as a paragraph, or folded as a list if they are long."""
+    notes = list(notes)
+    if sum(len(note.split()) for note in notes) <= LONGEST_NOTE:
+        return " ".join(notes)
+    has_exceptions = any(note.startswith(EXCEPTIONS) for note in notes)
+    summary = "How measured, and exceptions to the rule of comparisons" if has_exceptions else "How measured"
+    return fold(summary, "\n".join(f"- {note}" for note in notes))
+
+
+def fold(summary: str, text: str) -> str:
+    """Return a text that a page shows on a click, in HTML that GitHub and MkDocs understand."""
+    return f"<details markdown>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 @dataclass
@@ -351,7 +410,7 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
         yield f"Runs that are not in the queue: `{command}`."
     if reasons := exceptions(rows, source):
         named = "; ".join(f"`{entry}`: {reason}" for entry, reason in reasons)
-        yield f"Exceptions to the rule of comparisons: {named}."
+        yield f"{EXCEPTIONS}: {named}."
     if table.differs:
         yield f"Besides selected settings, compared runs differ in {', '.join(f'`{name}`' for name in table.differs)}."
     if table.note:

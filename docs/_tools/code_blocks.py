@@ -2,14 +2,16 @@
 
     python docs/_tools/code_blocks.py [pages]
 
-The python blocks of a page run in one namespace and in a temporary folder, without network. A `text` block after a
-python block is its output, where `...` stands for any text. A python block whose first line is a comment with the name
-of a file, such as `# my_head.py`, is also a module for `--import`. A `bash` block is not run: each command is passed to
-the argument parser of its job or script, which also reads the YAML files; make targets and extras of pip must exist.
+The pages are checked in one process per core. The python blocks of a page run in one namespace and in a temporary
+folder, without network. A `text` block after a python block is its output, where `...` stands for any text. A python
+block whose first line is a comment with the name of a file, such as `# my_head.py`, is also a module for `--import`. A
+`bash` block is not run: each command is passed to the argument parser of its job or script, which also reads the YAML
+files; make targets and extras of pip must exist.
 
-The front matter of a page may have `requires`, modules without which the page is not checked; `files`, a mapping of
-names to files or folders of the repository that are copied to the temporary folder; and `replace`, a mapping of texts
-in the blocks to what they are replaced by, such as names of large models by those of small ones.
+The front matter of a page may have `requires`, modules without which the page is not checked; `not_run`, why the output
+of its commands is not checked, which a `text` block after a `bash` block needs; `files`, a mapping of names to files or
+folders of the repository that are copied to the temporary folder; and `replace`, a mapping of texts in the blocks to
+what they are replaced by, such as names of large models by those of small ones.
 """
 
 import argparse
@@ -18,13 +20,16 @@ import doctest
 import fnmatch
 import importlib.util
 import io
+import multiprocessing
 import os
 import re
 import shlex
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +41,7 @@ from hf_sphere.commands import JOBS
 from hf_sphere.utils.configs import config_names
 
 ROOT = Path(__file__).parents[2]
-FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MODULES = ("analogy", "evaluate_modules")
 """Folders that are present in the temporary folder, as in the root of the repository."""
@@ -70,7 +75,7 @@ def read_page(page: Path) -> tuple[dict[str, Any], list[Block]]:
     text = page.read_text(encoding="utf-8")
     front = re.match(r"---\n(.*?)^---\n", text, re.DOTALL | re.MULTILINE)
     blocks = [
-        Block(number, text.count("\n", 0, found.start(2)) + 1, found[1], found[2])
+        Block(number, text.count("\n", 0, found.start(3)) + 1, found[2], textwrap.dedent(found[3]))
         for number, found in enumerate(FENCE.finditer(text), 1)
     ]
     return yaml.safe_load(front[1]) if front else {}, blocks
@@ -87,7 +92,7 @@ def check_page(page: Path) -> int:
     missing = [name for name in front.get("requires", []) if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingModuleError(f"{page}: not checked, needs {', '.join(missing)}")
-    printed = None
+    printed, is_output_of_commands = None, False
     names: dict[str, Any] = {"__name__": "__main__"}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), _modules_of(folder):
         for name in MODULES:
@@ -104,6 +109,8 @@ def check_page(page: Path) -> int:
                     raise ValueError(f"the language is {block.language!r}; allowed are {', '.join(LANGUAGES)}")
                 if block.language == "text" and printed is not None:
                     compare(code, printed)
+                if block.language == "text" and is_output_of_commands and not front.get("not_run"):
+                    raise ValueError("the front matter needs `not_run`: why the output of commands is not checked")
                 if block.language == "yaml":
                     yaml.safe_load(code)
                 if block.language == "python" and (module := re.match(r"# (\w+\.py)\n", code)):
@@ -111,6 +118,7 @@ def check_page(page: Path) -> int:
                 if block.language in ("bash", "shell"):
                     check_commands(code)
                 printed = run_python(code, page, block.line, names) if block.language == "python" else None
+                is_output_of_commands = block.language in ("bash", "shell")
             except (Exception, SystemExit) as error:
                 text = f"{page}, block {block.number} (line {block.line}): {type(error).__name__}: {error}"
                 raise BlockError(text) from error
@@ -292,16 +300,27 @@ def main() -> None:
     """Check the given pages, or all."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     given = [Path(name).resolve() for name in sys.argv[1:]] or pages()
-    failed = 0
-    for page in given:
-        try:
-            print(f"{os.path.relpath(page, ROOT)}: {check_page(page)} blocks", flush=True)
-        except MissingModuleError as missing:
-            print(missing, flush=True)
-        except BlockError as error:
-            failed += 1
-            print(error, file=sys.stderr, flush=True)
+    workers = min(len(given), os.cpu_count() or 1)
+    if workers == 1:
+        failed = sum(not succeeds(page) for page in given)
+    else:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        largest_first = sorted(given, key=lambda page: page.stat().st_size, reverse=True)
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+            failed = sum(not success for success in pool.map(succeeds, largest_first))
     sys.exit(f"{failed} of {len(given)} pages have a block that fails." if failed else 0)
+
+
+def succeeds(page: Path) -> bool:
+    """Check a page, print its number of blocks or what failed, and return whether none did."""
+    try:
+        print(f"{os.path.relpath(page, ROOT)}: {check_page(page)} blocks", flush=True)
+    except MissingModuleError as missing:
+        print(missing, flush=True)
+    except BlockError as error:
+        print(error, file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 if __name__ == "__main__":

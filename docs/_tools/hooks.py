@@ -3,6 +3,7 @@
 import html
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 import shutil
@@ -15,8 +16,13 @@ from mkdocs.structure.files import File, Files
 import hf_sphere
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
-WITHOUT_PAGE = {"registration", "commands", "analysis", "embeddings"}
-"""What is not imported by users, and packages whose names have moved."""
+ENTRY = re.compile(
+    r'(<h2 id="[^"]*" class="doc doc-heading">.*?</h2>)(.*?)(?=<div class="doc doc-object doc-\w+">\s*<h2|\Z)', re.S
+)
+LINES, WIDEST = 4, 30
+"""Lines that the longest cell of a column of a table may have, and the widest column to ask for, in characters."""
+WITHOUT_PAGE = {"registration", "commands"}
+"""What is not imported by users."""
 
 API = """# API reference
 
@@ -48,9 +54,28 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_content(content: str, **_: Any) -> str:
-    """Replace the formulas of a page by MathML, which browsers show without a script."""
-    return FORMULA.sub(lambda found: mathml(found[3], display=found[2] == "["), content)
+def on_page_content(content: str, page: Any, **_: Any) -> str:
+    """Replace formulas by MathML, which needs no script, size the columns of tables, and fold entries of the API."""
+    content = FORMULA.sub(lambda found: mathml(found[3], display=found[2] == "["), content)
+    content = re.sub(r"<table>.*?</table>", lambda found: size_columns(found[0]), content, flags=re.DOTALL)
+    return ENTRY.sub(fold, content) if page.file.src_uri.startswith("api/") else content
+
+
+def size_columns(table: str) -> str:
+    """Give the columns of a table a least width, with which no cell has many lines, however narrow the window is."""
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in table.split("</tr>")]
+    texts = [[html.unescape(re.sub("<[^>]*>", "", cell)) for cell in row] for row in rows]
+    widths = iter(
+        [min(max(map(len, column)) // LINES, WIDEST) for column in itertools.zip_longest(*texts, fillvalue="")]
+    )
+    return re.sub("<th(?= |>)", lambda _: f'<th style="min-width: {next(widths)}ch"', table)
+
+
+def fold(entry: re.Match[str]) -> str:
+    """Fold the entry of a name below its heading and the first paragraph of its docstring."""
+    first = re.search(r'(<div class="doc doc-contents first">\s*)<p>(.*?)</p>', entry[2], re.DOTALL)
+    summary, rest = (first[2], entry[2].replace(first[0], first[1], 1)) if first else ("Value", entry[2])
+    return f"{entry[1]}<details><summary>{summary}</summary>{rest.rstrip().removesuffix('</div>')}</details></div>"
 
 
 def on_post_build(config: Any) -> None:

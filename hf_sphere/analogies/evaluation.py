@@ -128,17 +128,7 @@ def measure_questions(
 ) -> Measurements:
     """Run a model once for all weights and aggregations of a scoring, as input of `search_configurations`.
 
-    Args:
-        questions: Q questions of up to K choices each.
-        language_model: The model.
-        scoring: See `score_questions`.
-        template: Template of the scoring; None for its default.
-        batch_size: See `score_questions`.
-        cache: See `score_questions`.
-        progress: See `score_questions`.
-
-    Raises:
-        ValueError: See `score_questions`.
+    Arguments and errors are those of `score_questions`; without a `template`, that of the scoring is used.
 
     Example:
         >>> measurements = measure_questions(questions, language_model, "marginal_bias")  # doctest: +SKIP
@@ -183,23 +173,17 @@ def untuned_configuration(scoring: str, template: str | None) -> dict[str, Any]:
 
 
 def report_accuracy(
-    validation: SearchResult,
-    test: Sequence[Question],
-    answers: Scores,
-    untuned: Scores,
-    *,
-    num_shuffles: int = 200,
-    seed: int = 0,
+    validation: SearchResult, test: Sequence[Question], answers: Scores, untuned: Scores, **shuffling: int
 ) -> dict[str, Any]:
     """Report the accuracy of the selected configuration, with the baselines to compare it with.
 
     `answers` are the scores of the test questions with the configuration that `select_configuration(validation)`
     selects, and `untuned` those with the default configuration. The noise levels are the expected accuracy
     (`chance_level`, `validation_noise`) and its 95 % quantile (`selection_noise_high`, `validation_noise_high`) if the
-    scores are noise, on validation questions by `num_shuffles` searches on shuffled scores.
+    scores are noise, on validation questions by searches on shuffled scores, with the options of `selection_noise`.
     """
     selected = select_configuration(validation)
-    noise = search.selection_noise(validation, num_repeats=num_shuffles, seed=seed)
+    noise = search.selection_noise(validation, **shuffling)
     low, high = search.bootstrap_interval(answers.correct(test))
     return {
         "eval_accuracy": answers.accuracy(test),
@@ -284,7 +268,7 @@ class BenchmarkRun:
             selected = select_configuration(searched).configuration
             answers = answer_questions(engine, test, selected)
             baseline = answers if selected == untuned else answer_questions(engine, test, untuned)
-        report = report_accuracy(searched, test, answers, baseline, num_shuffles=self.num_shuffles, seed=self.seed)
+        report = report_accuracy(searched, test, answers, baseline, num_repeats=self.num_shuffles, seed=self.seed)
         return report | {"predictions": answers.predictions.tolist()}
 
 
@@ -307,9 +291,8 @@ def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: 
 
     The metrics of a single result are also at the top level.
     """
-    questions = {
-        name: [asdict(question) | {"predictions": {}} for question in test] for name, (_, test) in benchmarks.items()
-    }
+    tests = {name: map(asdict, test) for name, (_, test) in benchmarks.items()}
+    questions = {name: [question | {"predictions": {}} for question in test] for name, test in tests.items()}
     for result in results:
         for question, prediction in zip(questions[result["benchmark"]], result["predictions"], strict=True):
             question["predictions"].setdefault(result["model"], {})[result["scoring"]] = prediction

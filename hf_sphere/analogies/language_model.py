@@ -35,7 +35,6 @@ ALLOWED = (
     "and bare text encoders or decoders (...Model)"
 )
 
-
 PASS_TOKENIZER = "Pass one: LanguageModel.load(model, tokenizer)."
 
 _LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.RLock] = weakref.WeakKeyDictionary()

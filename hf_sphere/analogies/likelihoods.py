@@ -183,8 +183,7 @@ class _LogitReader:
     def read(self, ids: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Return the logits (M, V) of the tokens at (rows, positions), (M,) each, of sequences (B, L)."""
         if self._works is None:
-            few = rows < 2
-            self._works = self._try(ids[:2], rows[few], positions[few])
+            self._works = self._try(ids[:2], rows[rows < 2], positions[rows < 2])
         if self._works:
             return self._read_chosen(ids, rows, positions)[0]
         return self._language_model.logits(ids)[rows, positions]
@@ -209,10 +208,7 @@ class _LogitReader:
         return bool((selected[0] - full).abs().max() <= tolerance)
 
     def _choose(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Hook of the head: the first module that receives hidden states (B, L, H) gets (1, M, H) instead.
-
-        The head then costs M of the B L products with the vocabulary: one in L for a masked model.
-        """
+        """Hook of the head: the first module that receives hidden states (B, L, H) gets (1, M, H) instead."""
         return tuple(map(self._cut, args)), {name: self._cut(value) for name, value in kwargs.items()}
 
     def _cut(self, value: Any) -> Any:

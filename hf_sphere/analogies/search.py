@@ -11,19 +11,13 @@ from scipy.stats import binom
 from torch import Tensor
 
 from hf_sphere.analogies.questions import Question, answers_of, choice_counts
-from hf_sphere.analogies.scoring.base import (
-    NEGATIVE_AGGREGATIONS,
-    NUM_POSITIVE,
-    POSITIVE_AGGREGATIONS,
-    Measurements,
-    Scoring,
-    aggregate,
-)
+from hf_sphere.analogies.scoring import base
+from hf_sphere.analogies.scoring.base import NUM_POSITIVE, Measurements, Scoring, aggregate
 from hf_sphere.metrics.checks import check_scores
 
 NEGATIVE_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
-PUBLISHED_GRID = {"negative_aggregation": NEGATIVE_AGGREGATIONS[:15]}
+PUBLISHED_GRID = {"negative_aggregation": base.NEGATIVE_AGGREGATIONS[:15]}
 """Axis in which the grid of Ushio et al., ACL 2021, differs: only the first 12 of the 16 negative permutations."""
 
 TIE = 1e-6
@@ -150,9 +144,7 @@ def search_configurations(
 
     products = itertools.product(*(axes[name] for name in scoring.grid))
     settings = [dict(zip(scoring.grid, values, strict=True)) for values in products]
-    weights, positives, negatives = (
-        axes[name] for name in ("negative_weight", "positive_aggregation", "negative_aggregation")
-    )
+    weights, positives, negatives = (axes[name] for name in axes if name not in scoring.grid)
     shape = (int(counts.max()), len(weights), len(settings), len(positives), len(negatives), len(questions))
     lowest = torch.empty(shape, dtype=torch.bool)
     for setting_index, setting in enumerate(settings):
@@ -186,19 +178,15 @@ def join_results(results: Sequence[SearchResult]) -> SearchResult:
 
 
 def select_configuration(validation: SearchResult) -> Selection:
-    """Select the most accurate configuration.
+    """Select the most accurate configuration of a search on validation questions.
 
     Report only its accuracy on other questions, computed with `score_questions`.
     `hf_sphere.analogies.search.selection_noise` estimates the accuracy that the same selection reaches by chance.
 
-    Args:
-        validation: Search on the validation questions.
-
     Example:
         >>> selection = select_configuration(search_configurations(measurements, questions))  # doctest: +SKIP
     """
-    best = validation.best()
-    tied = int(validation.most_accurate.sum())
+    best, tied = validation.best(), int(validation.most_accurate.sum())
     return Selection(validation.configuration(best), float(validation.accuracy[best]), tied)
 
 
@@ -207,8 +195,8 @@ def _axes(scoring: Scoring, grid: Mapping[str, Sequence[Any]]) -> dict[str, tupl
     axes: dict[str, tuple[Any, ...]] = {
         "negative_weight": NEGATIVE_WEIGHTS,
         **scoring.grid,
-        "positive_aggregation": POSITIVE_AGGREGATIONS,
-        "negative_aggregation": NEGATIVE_AGGREGATIONS,
+        "positive_aggregation": base.POSITIVE_AGGREGATIONS,
+        "negative_aggregation": base.NEGATIVE_AGGREGATIONS,
     }
     if unknown := [name for name in grid if name not in axes]:
         raise ValueError(f"scoring {scoring.name!r} has no option {unknown[0]} to search; it has: {', '.join(axes)}.")
@@ -278,16 +266,8 @@ def selection_noise(result: SearchResult, *, num_repeats: int = 200, seed: int =
     scores, and more if templates and scorings are searched too. Compare an accuracy on the questions of the search with
     the result of this function, and an accuracy on other questions with `guessing_quantile`.
 
-    Each repeat samples the correct answer of each question uniformly among its choices. This is equivalent to shuffling
-    the scores of the choices, and keeps the correlation between configurations.
-
-    Args:
-        result: The search.
-        num_repeats: Number of repeats.
-        seed: Seed of the answers.
-
-    Raises:
-        ValueError: If there are no repeats.
+    Each of the repeats, at least one, samples the correct answer of each question uniformly among its choices. This is
+    equivalent to shuffling the scores of the choices, and keeps the correlation between configurations.
 
     Example:
         >>> selection_noise(search_configurations(measurements, questions))  # doctest: +SKIP

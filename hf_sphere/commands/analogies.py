@@ -5,10 +5,8 @@ hf-sphere analogies --model_name_or_path bert-base-cased outputs/language/minilm
 hf-sphere analogies --model_name_or_path <folder> --scorings perplexity --max_questions 20
 
 The scorings are described in `analogy/README.md`. Templates, weights and aggregations are searched on the validation
-questions. The test questions are answered with the best configuration, and with the default one, without search
-(untuned). Each test accuracy is printed with its bootstrap interval, the expected accuracy of guessing (chance) and the
-95 % quantile of guessing (noise). The accuracy on validation questions is printed with the 95 % quantile of the same
-search on shuffled scores.
+questions. The test questions are answered with the best configuration, and with the default one, without search. What
+the columns of the printed table mean is printed below it.
 
 Finished results and the scores of sentences are kept in `--output_dir`: after Ctrl-C the same command resumes, and
 models, benchmarks and scorings can be added. Results are written to `all_results.json` and `results.csv`, predictions

@@ -27,7 +27,6 @@ USER_ERRORS = (
 )
 """Errors with a message for the user; others are defects of the library."""
 
-
 _BARS = ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
 
 

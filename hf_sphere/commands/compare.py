@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hf_sphere.comparison import Comparison
 
 MEASURES = (
-    *("accuracy", "calibration_error", "recall_at_1", "map_at_r", "unseen_recall_at_1", "unseen_map_at_r"),
-    *("unseen_auroc", "unseen_few_shot_accuracy"),
+    *("accuracy", "calibration_error", "recall_at_1", "map_at_r"),
+    *("unseen_recall_at_1", "unseen_map_at_r", "unseen_auroc", "unseen_few_shot_accuracy"),
 )  # those of `hf_sphere.comparison.measures`, which would import torch
 
 FILES = ("trials.jsonl", "comparison.md", "comparison.png", "comparison.json", output_dir.RUN_FILE)
@@ -45,9 +45,7 @@ class DataArguments(Arguments):
     group_column: str | None = argument(None, "Column of groups, such as patients, that are not divided.")
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column; detected by name by default.")
-    image_size: int | None = argument(
-        None, "Side of the images in pixels; that of the backbone if not set.", ge=1, le=2**14
-    )
+    image_size: int | None = argument(None, "Image side in pixels; that of the backbone if not set.", ge=1, le=2**14)
     skip_unreadable_images: bool = argument(False, "Skip images that cannot be decoded.")
 
 
@@ -62,14 +60,10 @@ class ArmArguments(Arguments):
     settings: str | None = argument(
         None, "YAML file of arms: options of hf-sphere train classification by name, and `grid`, the values to tune."
     )
-    frozen: bool = argument(
-        False, "Compute the features of pretrained backbones once, and train a linear map and head."
-    )
-    finetune: int = argument(
-        0, "After --frozen, repeat this many of the best arms with trained backbones.", ge=0, le=64
-    )
+    frozen: bool = argument(False, "Compute features of pretrained backbones once, and train a linear map and head.")
+    finetune: int = argument(0, "After --frozen, repeat this many best arms with trained backbones.", ge=0, le=64)
     embedding_dim: int | None = argument(
-        None, "Dimension of the embeddings; 128 with --frozen, else that of the backbone.", ge=1
+        None, "Embedding dimension; 128 with --frozen, else that of the backbone.", ge=1
     )
     training: Options = argument(Options, "Options of hf-sphere train classification for all arms, a mapping.")
 
@@ -80,15 +74,12 @@ class PlanArguments(Arguments):
 
     metric: str = argument("accuracy", "The measure that is tested, planned before the runs.", choices=MEASURES)
     left_out_classes: float | None = argument(
-        None, "Fraction of the classes left out of training, for the measures unseen_*; 0.25 if one is tested, else 0.",
-        ge=0, lt=1,
-    )  # fmt: skip
+        None, "Fraction of the classes left out, for measures unseen_*; 0.25 if one is tested, else 0.", ge=0, lt=1
+    )
     seeds: int = argument(5, "Seeds of each arm.", ge=2, le=1000)
     num_settings: int = argument(12, "Settings of each arm in the first round of tuning.", ge=1, le=1000)
     num_train_epochs: int = argument(12, "Epochs of a full training.", ge=1)
-    learning_rate: float | None = argument(
-        None, "Learning rate around which the tuning starts; 3e-3 with --frozen, else 1e-3.", gt=0
-    )
+    learning_rate: float | None = argument(None, "Start of the tuning; 3e-3 with --frozen, else 1e-3.", gt=0)
     output_dir: str = argument("outputs/comparison", "Folder of the results.")
     overwrite_output_dir: bool = argument(False, "Replace the comparison in output_dir.")
 
@@ -141,9 +132,3 @@ def check(arms: ArmArguments, plan: PlanArguments) -> None:
         raise ValueError("--training is for backbones that are trained; leave it out with --frozen, or add --finetune.")
     if plan.metric.startswith("unseen_") and plan.left_out_classes == 0:
         raise ValueError(f"--metric {plan.metric} needs left-out classes; set --left_out_classes, for instance 0.25.")
-
-
-if __name__ == "__main__":
-    from hf_sphere.commands.command_line import run_job
-
-    run_job("compare")

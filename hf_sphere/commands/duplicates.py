@@ -35,9 +35,7 @@ class DuplicateArguments(Arguments):
     column: str | None = argument(None, "Column of the images, texts or vectors of a dataset, if its name is unusual.")
     split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
     other: str | None = argument(None, "Images, texts or vectors of another part, such as those of the test set.")
-    other_split: str | None = argument(
-        None, "Split of the other part, which is of the same dataset if --other is not set."
-    )
+    other_split: str | None = argument(None, "Split of the other part, of the same dataset if --other is not set.")
     label_column: str | None = argument(None, "Column of labels, or `label` for the class, to find likely wrong ones.")
     group_column: str | None = argument(
         None, "Column of groups that contain the duplicates of their rows, such as the product; not the class."
@@ -82,9 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, list[str], list[Any] | None]:
     """Return the columns of the rows, their space, their paths, and their labels."""
-    from hf_sphere.search.encoder import load_encoder
+    from hf_sphere.search.encoder import ThumbnailEncoder, load_encoder
     from hf_sphere.search.index_files import ABOUT_FILE, read_index
-    from hf_sphere.search.thumbnails import ThumbnailEncoder
 
     if (Path(args.source) / ABOUT_FILE).exists():
         for name in ("model_name_or_path", "column", "split", "other", "other_split", "group_column"):
@@ -95,9 +92,8 @@ def read_rows(args: DuplicateArguments) -> tuple[dict[str, list[Any]], Any, list
         if args.label_column and labels is None:
             raise ValueError(f"{args.source} has no {args.label_column!r}. Leave out --label_column.")
     else:
-        encoder = (
-            load_encoder(args.model_name_or_path) if args.model_name_or_path or args.column else ThumbnailEncoder()
-        )
+        has_model = args.model_name_or_path or args.column
+        encoder = load_encoder(args.model_name_or_path) if has_model else ThumbnailEncoder()
         other = [(args.other or args.source, args.other_split)] if args.other or args.other_split else []
         options: dict[str, Any] = {"column": args.column, "content": encoder.content}
         sources = [search.ImageSource.of(name, split, **options) for name, split in [(args.source, args.split), *other]]

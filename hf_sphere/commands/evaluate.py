@@ -42,9 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from hf_sphere.evaluation.evaluate import read_ood_embeddings
 
     if args.output_dir is None and not read_whole(args.embeddings, Path.is_dir):
-        raise ValueError(
-            f"{args.embeddings} is not a folder. If it is a dataset on the Hub, set an output folder with --output_dir."
-        )
+        raise ValueError(f"{args.embeddings} is not a folder. If it is a dataset on the Hub, set --output_dir.")
     if (Path(args.embeddings) / "index.json").is_file():
         raise ValueError(f"{args.embeddings} is a search index; evaluate what hf-sphere extract writes for the images.")
     output = Path(args.output_dir or Path(args.embeddings) / "evaluation")

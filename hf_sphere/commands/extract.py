@@ -39,9 +39,7 @@ OF_SOURCE = (
 class ExtractionArguments(Arguments):
     """Model and images."""
 
-    model_name_or_path: str = argument(
-        help="Model of this library, or image encoder of transformers: folder or Hub id."
-    )
+    model_name_or_path: str = argument(help="Model of this library or image encoder of transformers: folder or Hub id.")
     dataset_name: str = argument(help="Hub id, folder, or a bundled dataset: `digits` or `two_clusters`.")
     output_dir: str = argument(help="Output folder.")
     dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
@@ -59,9 +57,7 @@ class ExtractionArguments(Arguments):
     train_split: str | None = argument(None, "Training split, only for --train_classes; train if not set.")
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column, if any; detected by name by default.")
-    image_mean: list[float] | None = argument(
-        None, "Mean per channel on the scale 0 to 1; only for models without an image processor."
-    )
+    image_mean: list[float] | None = argument(None, "Mean per channel, 0 to 1; for models without an image processor.")
     image_std: list[float] | None = argument(
         None, "Standard deviation per channel; only for models without an image processor.", gt=0
     )
@@ -104,9 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     names = set(extraction.class_names(model))
     if args.classes is not None and not names:
-        raise ValueError(
-            f"--classes {args.classes} needs a model with classes, and {args.model_name_or_path} has none."
-        )
+        raise ValueError(f"--classes {args.classes} needs a model with classes; {args.model_name_or_path} has none.")
     progress = accelerator.is_main_process and not args.disable_tqdm
     selections = {"known": names.__contains__, "unknown": lambda name: name not in names}
     with accelerator.main_process_first():  # it decodes the images; the others read its cache
@@ -141,25 +135,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def check_output_dir(output: Path, *, overwrite: bool) -> None:
     """Raise an error if the folder contains anything but embeddings and their results, or must not be overwritten."""
+    from hf_sphere.search.index_files import check_replaceable
     from hf_sphere.search.store import ABOUT_FILE, DATA_FOLDER
 
     check_writable(output)
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    expected = {ABOUT_FILE, DATA_FOLDER, *RESULTS_FOLDERS}
-    other = [path for path in output.iterdir() if path.name not in expected] if output.is_dir() else [output]
-    if other:
-        raise FileExistsError(
-            f"{output} is not replaced: {other[0]} is not part of embeddings. Choose another --output_dir."
-        )
-    if not overwrite:
-        raise FileExistsError(
-            f"{output} contains embeddings. Choose another --output_dir, or replace them, with their evaluation and "
-            "pictures, with --overwrite_output_dir."
-        )
-
-
-if __name__ == "__main__":
-    from hf_sphere.commands.command_line import run_job
-
-    run_job("extract")
+    check_replaceable(output, {ABOUT_FILE, DATA_FOLDER, *RESULTS_FOLDERS})
+    if any(output.glob("*")) and not overwrite:
+        hint = "replace them, with their evaluation and pictures, with --overwrite_output_dir"
+        raise FileExistsError(f"{output} contains embeddings. Choose another --output_dir, or {hint}.")

@@ -5,9 +5,11 @@ hf-sphere page --index outputs/index
 `hf-sphere index` builds the index.
 """
 
+import base64
 import collections
 import contextlib
 import html
+import io
 import math
 import os
 import socket
@@ -17,9 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from hf_sphere import search
-from hf_sphere.commands.search import compare_queries, verdict
+from hf_sphere.commands.search import compare_queries, make_table
 from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.checks import check_extra
+
+SEARCH_AGAIN = """element.addEventListener("click", (event) => {
+  const neighbor = event.target.closest("[data-row]");
+  if (!neighbor) return;
+  element.scrollIntoView();
+  trigger("click", {row: Number(neighbor.dataset.row)});
+});"""
+"""Script of the results: a click on a neighbor searches by it."""
+
+THUMBNAIL = 256
+"""Longest side of the image of a neighbor, pixels."""
 
 
 @dataclass
@@ -50,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     page = build_page(index)
     # The default theme downloads its fonts.
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
-    page.launch(server_name=args.host, server_port=args.port, theme=theme, ssr_mode=False, max_file_size="50mb")
+    options: dict[str, Any] = {"theme": theme, "css_paths": Path(__file__).with_name("page.css"), "ssr_mode": False}
+    page.launch(server_name=args.host, server_port=args.port, max_file_size="50mb", **options)
 
 
 def build_page(index: "search.ImageIndex") -> Any:
@@ -61,104 +75,159 @@ def build_page(index: "search.ImageIndex") -> Any:
 
     shown = "All if none is chosen; of images without a label, predictions."
     classes = sorted(set(index.classes()) - {""})
-    searched, kind, lowest = index.neighbor_search, index.encoder.content, 1.0
+    searched, kind, texts = index.neighbor_search, index.encoder.content, index.encoder.embeds_texts
     is_image, recent = kind == "image", collections.deque[Any](maxlen=100)
-    with contextlib.suppress(ValueError):  # there is one group
-        lowest = math.ceil(1000 * index.space.smallest_p_value) / 1000
-    # Uploads and the pictures that were shown are removed after an hour.
+    lowest, reason = find_lowest_level(index)
+    about = "Chance to accept anything for a query whose group is not in the index."
+    options: dict[str, Any] = {"info": f"No level: {reason}." if reason else about, "interactive": not reason}
+    # Uploads are removed after an hour.
     with gr.Blocks(title=f"{kind.title()} search", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gr.Markdown(
             f"# {kind.title()} search\n{len(index):,} {kind}s, {searched.distance} distance, search `{searched.kind}`"
             + (f" with a recall@10 of {searched.recall:.3f}" if searched.kind in APPROXIMATE else "")
         )
         with gr.Row():
-            with gr.Column(scale=1):
-                image = gr.Image(
-                    type="filepath", sources=["upload", "clipboard"], image_mode=None, height=260, visible=is_image
+            with gr.Column(scale=1, min_width=280):
+                image: Any = gr.Image(
+                    format="png", sources=["upload", "clipboard"], height=220, visible=is_image, elem_classes="query"
                 )
-                text = gr.Textbox(label="Text", visible=index.encoder.embeds_texts)
-                class_filter = gr.Dropdown(classes, multiselect=True, label="Classes", info=shown, visible=any(classes))
-                count = gr.Slider(1, min(50, len(index)), min(10, len(index)), step=1, label="Neighbors")
-                about = "False accepts: chance to accept anything for a query whose group is not in the index"
-                levels = [gr.Slider(lowest, 0.5, max(lowest, 0.05), step=0.001, label=about)] if lowest < 0.5 else []
+                # `show` opens it: gradio would show an error without the reason for a file that is no image.
+                image.preprocess = lambda payload: payload and payload.path
+                text = gr.Textbox(label="Text", visible=texts)
+                level = gr.Slider(lowest, 0.5, max(lowest, 0.05), step=0.001, label="False accepts", **options)
+                with gr.Accordion("More options", open=False):
+                    class_filter = gr.Dropdown(
+                        classes, multiselect=True, label="Classes", info=shown, visible=any(classes)
+                    )
+                    count = gr.Slider(1, min(50, len(index)), min(10, len(index)), step=1, label="Neighbors")
                 button = gr.Button("Search", variant="primary")
-            with gr.Column(scale=2):
-                note = gr.HTML()
-                items = gr.Gallery(label="Neighbors", columns=5, object_fit="contain", height="auto", visible=is_image)
+            with gr.Column(scale=2, min_width=280):
+                results = gr.HTML(draw_verdict(ask(index), kind=""), js_on_load=SEARCH_AGAIN, apply_default_css=False)
 
-        def find(path: str | None, *inputs: Any) -> Any:
+        def find(path: str | None, text: str, classes: Any, count: float, level: float) -> str:
             # gradio lets clients of its API name any file, and with the suffix of an SVG any folder or dataset.
             uploads = Path(image.GRADIO_CACHE).resolve()
             if path and not (os.path.isfile(path) and uploads in Path(path).resolve().parents):
                 raise gr.Error("upload an image.", print_exception=False)
-            return show(index, path, *inputs, recent=recent)
+            return show(index, path, text, classes, count, None if reason else level, recent=recent)
 
-        inputs = [image, text, class_filter, count, *levels]
-        for event in (image.upload, text.submit, button.click, *(slider.release for slider in levels)):
-            event(find, inputs, [note, items])
+        def choose(event: gr.EventData) -> Any:
+            if (row := int(event.row)) not in range(len(index)):
+                raise gr.Error("there is no such row.", print_exception=False)
+            return (index.open_image(row), "") if is_image else (None, index.images["text"][row])
+
+        inputs = [image, text, class_filter, count, level]
+        for event in (image.upload, text.submit, button.click, class_filter.change):
+            event(find, inputs, results)
+        for slider in (level, count):
+            slider.change(find, inputs, results, trigger_mode="always_last", show_progress="hidden")
+        results.click(choose, None, [image, text]).success(find, inputs, results)
     return page
 
 
-def show(
-    index: Any, image: Any, text: str, classes: Any, count: float, level: Any = None, *, recent: Any
-) -> tuple[str, list[Any]]:
-    """Search, and return a note as HTML with texts or an error, and images with captions; add the query to `recent`."""
+def find_lowest_level(index: "search.ImageIndex") -> tuple[float, str]:
+    """Return the lowest level of false accepts, and why there is none, or an empty text."""
+    reasons = [index.why_no_level(content) for content in (index.encoder.content, "text")]
+    if all(reasons[: 1 + index.encoder.embeds_texts]):
+        return 0.001, reasons[0]
+    try:
+        lowest = math.ceil(1000 * index.space.smallest_p_value) / 1000
+    except ValueError as error:  # there is one group
+        return 0.001, str(error).rstrip(".")
+    if lowest < 0.5:
+        return lowest, ""
+    return 0.001, f"there are {index.space.calibration.num_groups} groups, whose lowest one is {100 * lowest:.3g} %"
+
+
+def ask(index: "search.ImageIndex") -> str:
+    """Return what a visitor has to enter."""
+    image, text = index.encoder.content == "image", index.encoder.embeds_texts
+    return f"{'Choose an image' * image}{' or ' * (image and text)}{'enter a text' * text} first.".capitalize()
+
+
+def show(index: Any, image: Any, text: str, classes: Any, count: float, level: Any = None, *, recent: Any) -> str:
+    """Search, and return the verdict and the neighbors as HTML, or what is wrong; add the query to `recent`."""
     names, query = index.classes(), "image" if image else "text"
+    if image is None and not (text and text.strip()):
+        return draw_verdict(ask(index), kind="")
     try:
         k = min(int(count), sum(name in classes for name in names) if classes else len(index))
-        if image is None and not text:
-            raise ValueError(f"{'choose an image' if index.encoder.content == 'image' else 'enter a text'} first.")
+        if image is not None and text:
+            raise ValueError("There are an image and a text to search by: remove one of them.")
         options: dict[str, Any] = {"classes": classes or None}
         options["false_accept"] = None if (reason := index.why_no_level(query)) else level
         if image is None:
             neighbors = index.search_texts([text], k, **options)
         else:
-            neighbors = index.search(image, k, progress=False, **options)
+            source = search.ImageSource.of([image])
+            source.open(0)  # its error has no advice for the command line
+            neighbors = index.search(source, k, progress=False, **options)
     except (ValueError, OSError) as error:
-        return f"<b>Error</b>: {html.escape(str(error))}", []
-    note = html.escape(describe(neighbors.queries, 0, "Query").removesuffix("Query: unknown"))
+        return draw_verdict(str(error).replace(f"{Path(image or '').parent}{os.sep}", ""))  # folder of the uploads
+    verdicts = []
+    if neighbors.queries.get("known", [None])[0] is False:
+        at = f"at its level of {100 * index.encoder.model.rejection.settings['level']:.3g} %"
+        p_value = f"p = {neighbors.queries['p_value'][0]:.2g}"
+        verdicts.append(draw_verdict(f"to the model {at} ({p_value})", "Unknown"))
     if neighbors.accepted is not None:
         matches = int(neighbors.accepted[0].sum())
         result = f"{matches} of {k} neighbors match" if matches else "No match"
-        recent.append(tuple(neighbors.queries["embedding"][0].tolist()))
-        note = f"<b>{result}</b> at {100 * level:.3g} % false accepts.<br>{note}"
-        note += f"<br>{html.escape(compare_queries(index, neighbors.queries['embedding'].new_tensor([*{*recent}])))}"
+        text = f"at a false-accept level of {100 * level:.3g} %"
+        with contextlib.suppress(ValueError):  # only cosines have a threshold, and for more groups than a level needs
+            text += f"; matches are at a distance of up to about {1 - index.space.threshold(level):.3g}"
+        verdicts.append(draw_verdict(text, result, "match" if matches else "none"))
+        vector = tuple(neighbors.queries["embedding"][0].tolist())
+        if vector not in recent:  # as it is if only the level changed
+            recent.append(vector)
+        warning = compare_queries(index, neighbors.queries["embedding"].new_tensor([*{*recent}]))
+        verdicts += [draw_verdict(warning)] if warning else []
     elif level is not None:
-        note += f"<br>No level: {html.escape(reason)}."
-    texts, images = list_neighbors(index, neighbors)
-    return note + texts, images
+        verdicts.append(draw_verdict(f"No level: {reason}."))
+    certainty = describe(neighbors.queries, 0)
+    return "".join(verdicts) + f"<p>Query: {html.escape(certainty)}</p>" * bool(certainty) + draw(index, neighbors)
 
 
-def list_neighbors(index: "search.ImageIndex", neighbors: "search.Neighbors") -> tuple[str, list[Any]]:
-    """Return the texts as HTML, or images with captions, of the neighbors of the first query; "?" marks predictions."""
-    from PIL import Image
+def draw_verdict(text: str, result: str = "", kind: str = "none") -> str:
+    """Return a box with a text and the result before it as HTML."""
+    result = f"<b>{html.escape(result)}</b> " * bool(result)
+    return f'<p class="verdict {kind}" role="status">{result}{html.escape(text)}</p>'
 
-    names, items, texts = index.classes(mark="?"), [], ""
-    for rank, row in enumerate(neighbors.rows[0].tolist()):
-        if row < 0:
-            continue
-        decision, name = verdict(neighbors, 0, rank), f"{index.images['file'][row]} {names[row]}".strip()
-        title = f"{decision}{name}, distance {neighbors.distances[0, rank]:.4g}, id {index.images['id'][row]}"
-        if "text" in index.images:
-            body = f"{html.escape(index.images['text'][row])}<br><small>{html.escape(title)}</small>"
-            texts += f'<p style="opacity: {0.6 if "rejected" in decision else 1}">{body}</p>'
-            continue
+
+def draw(index: "search.ImageIndex", neighbors: "search.Neighbors") -> str:
+    """Return the neighbors of the first query, and a table with their details, as HTML; "?" marks predictions."""
+    rows = [row for row in neighbors.rows[0].tolist() if row >= 0]
+    table, cards, kind = make_table(index, neighbors), "", index.encoder.content
+    for row, cells in zip(rows, table, strict=True):
+        cells["file"] = index.images["file"][row]  # not where it is on this machine
         try:
-            image = index.open_image(row)
+            shown = html.escape(cells["text"]) if kind == "text" else draw_image(index.open_image(row))
+            tag = f'button data-row="{row}" title="Search by this {kind}"'
         except (ValueError, OSError):
-            image = Image.new("RGB", (64, 64), "lightgray")  # it was removed or changed
-        image = image.convert("RGB").point(lambda value: 170 + value // 3) if "rejected" in decision else image
-        items.append((image, f"{title}, {describe(index.images, row, 'certainty')}"))
-    return texts, items
+            shown, tag = "missing or changed", "div"
+        decision = {None: "", "true": "match", "false": "rejected"}[cells.get("accepted")]
+        distance = f'<span class="distance">distance {float(cells["distance"]):.4g}</span>'
+        about = f"<b>{html.escape(cells['class'])}</b> {distance}"
+        about += f" <em>{decision}, p {float(cells['p_value']):.2g}</em>" if decision else ""
+        cards += f'<{tag} class="neighbor {decision}"><span class="shown">{shown}</span>{about}</{tag.split()[0]}>'
+    names = [name for name in next(iter(table), ()) if name != "text" and not name.startswith("query")]
+    lines = ["".join(f"<th>{name}</th>" for name in names)]
+    lines += ["".join(f"<td>{html.escape(str(cells[name]))}</td>" for name in names) for cells in table]
+    details = "".join(f"<tr>{line}</tr>" for line in lines)
+    details = f'<details><summary>Details</summary><div class="scroll"><table>{details}</table></div></details>'
+    return f'<div class="neighbors {kind}s">{cards}</div>{details}'
 
 
-def describe(columns: dict[str, list[Any]], row: int, title: str) -> str:
-    """Describe the prediction and the certainty of an image, or that its model rejects it."""
-    from hf_sphere.search.indexed_images import predicted_class
+def draw_image(image: Any) -> str:
+    """Return a small copy of an image as HTML."""
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    image.save(buffer := io.BytesIO(), "PNG")
+    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
+
+def describe(columns: dict[str, list[Any]], row: int) -> str:
+    """Describe the prediction and the certainty of an image, of which there is none if its model rejects it."""
     is_rejected = columns.get("known", {row: None})[row] is False
     names = ["concentration"] if is_rejected else ["prediction", "confidence", "concentration"]
     cells = {name: columns[name][row] for name in names if name in columns}
     texts = [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in cells.items()]
-    texts = [predicted_class(columns, row, "?")] * is_rejected + texts
-    return f"{title}: {', '.join(texts) or 'unknown'}"
+    return ", ".join(texts)

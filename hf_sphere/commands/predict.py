@@ -35,10 +35,7 @@ class PredictionArguments(Arguments):
     split: str | None = argument(None, "Split of a dataset; the evaluation split if not set.")
     top_k: int = argument(5, "Number of predictions per image, at most that of the classes.", ge=1)
     coverage: float | None = argument(
-        None,
-        "List the classes of which one is right for at least this share of images of the classes, such as 0.9.",
-        gt=0,
-        lt=1,
+        None, "List classes of which one is right for at least this share of images of the classes.", gt=0, lt=1
     )
     batch_size: int = argument(64, "Images per batch.", ge=1)
     num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)

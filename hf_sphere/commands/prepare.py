@@ -6,21 +6,9 @@ hf-sphere prepare cub200 --source data/CUB_200_2011 --output data/prepared/cub20
 hf-sphere prepare sop --source data/Stanford_Online_Products --output data/prepared/sop
 hf-sphere prepare class_split --source data/mini_imagenet --output data/prepared/mini_imagenet
 
-imagenet200  {train,test}/<class>/*.jpg, or train/<class>/images/*.JPEG with val/images and val/val_annotations.txt,
-             whose val becomes the test split; with words.txt, if it exists, as names of the classes. Columns image,
-             label.
-omniart      {train,test}/<omni_id>.jpg with train_complete.csv and test_complete.csv. Columns image, label (the school)
-             and year.
-cub200       images/<class>/*.jpg with images.txt, image_class_labels.txt, train_test_split.txt and classes.txt.
-             Columns image, label.
-sop          <super class>_final/*.JPG with Ebay_train.txt and Ebay_test.txt, whose classes differ. Columns image, label
-             (the number of the class) and super_class.
-class_split  images/*.jpg with train.csv, val.csv and test.csv, next to images or in a folder split, whose first line is
-             filename,label and whose classes differ: the usual layout of mini-ImageNet and other few-shot datasets.
-             Splits train, validation and test; columns image, label (the name of the class).
-
-Image files are stored unchanged. Nothing is written if the data is incomplete, or if the numbers of classes and images
-differ from the published ones (not checked for class_split).
+The columns are image and label (the school in omniart, the number of the class in sop), and year in omniart,
+super_class in sop. Image files are stored unchanged. Nothing is written if the data is incomplete, or if the numbers of
+classes and images differ from the published ones (not checked for class_split).
 """
 
 from collections.abc import Sequence
@@ -39,11 +27,13 @@ class PrepareArguments(Arguments):
         help="Dataset; can also be passed as the first argument, without --kind."
     )
     source: str = argument(
-        help="Folder of the data as published. imagenet200: with the folders train and test or val; omniart: with the "
-        "folders train and test, train_complete.csv and test_complete.csv; cub200: with the folder images, images.txt, "
-        "image_class_labels.txt, train_test_split.txt and classes.txt; sop: with a folder per super class, "
-        "Ebay_train.txt and Ebay_test.txt; class_split: with the folder images, and train.csv, val.csv and test.csv "
-        "next to it or in a folder split."
+        help="Folder of the data as published. imagenet200: {train,test}/<class>/*.jpg, or train/<class>/images/*.JPEG "
+        "with val/images and val/val_annotations.txt, whose val becomes the test split; with words.txt, if it exists, "
+        "as names of the classes. omniart: {train,test}/<omni_id>.jpg with train_complete.csv and test_complete.csv. "
+        "cub200: images/<class>/*.jpg with images.txt, image_class_labels.txt, train_test_split.txt and classes.txt. "
+        "sop: <super class>_final/*.JPG with Ebay_train.txt and Ebay_test.txt. class_split, the usual layout of "
+        "mini-ImageNet and other few-shot datasets: images/*.jpg with train.csv, val.csv and test.csv, next to images "
+        "or in a folder split, whose first line is filename,label and whose classes differ."
     )
     output: str = argument(help="Output folder, for --dataset_name of `hf-sphere train`.")
     overwrite_output_dir: bool = argument(False, "Replace the prepared data in output.")

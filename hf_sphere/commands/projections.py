@@ -38,9 +38,7 @@ FILES = ["projections.json", "training.json", "stages.json", "all_results.json",
 class ProjectionArguments(Arguments):
     """Model and layers."""
 
-    model_name_or_path: str = argument(
-        help="Folder of a training run, safetensors file or folder, Hub repository, or timm:<name>."
-    )
+    model_name_or_path: str = argument(help="Training run, safetensors file or folder, Hub repository, or timm:<name>.")
     output_dir: str | None = argument(None, "Output folder; default: outputs/projections/<name of the model>.")
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir.")
     layers: Literal["conv", "linear", "all"] = argument("conv", "Kinds of layers.")
@@ -48,9 +46,7 @@ class ProjectionArguments(Arguments):
     normalize: bool = argument(True, "Normalize filters to unit length before projecting them.")
     by_stage: bool = argument(False, "Also write stages.json: results by stage and block; builds the model.")
     snapshots: list[str] | None = argument(None, "Snapshot files; default: those in the folder of the training run.")
-    initial_model: str | None = argument(
-        None, "Model to measure distances from; default: the snapshot of epoch 0, if any."
-    )
+    initial_model: str | None = argument(None, "Model to measure distances from; default: the snapshot of epoch 0.")
     random_weights: bool = argument(False, "Use the random initialization of a model of timm.")
     seed: int = argument(0, "Seed of the random initialization.", **SEED)
     disable_tqdm: bool = argument(False, "Disable the progress bar.")

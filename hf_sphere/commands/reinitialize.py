@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from hf_sphere import data, hyperplanes, visualization
 from hf_sphere.data.options import ImageSourceOptions
@@ -27,11 +27,6 @@ from hf_sphere.training import output_dir
 from hf_sphere.utils.arguments import SEED, Arguments, argument, given_arguments, parse_arguments
 from hf_sphere.utils.files import digest_file, write_json
 from hf_sphere.utils.json_lines import JsonLines
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-    from hf_sphere.utils.model_sources import Classifier
 
 CELLS_FILE, TABLE_FILE = "cells.jsonl", "reinitialization.json"
 PLOTS = ("reinitialization.png", "reinitialization.svg")
@@ -68,9 +63,7 @@ class RobustnessArguments(Arguments):
         0, "Seed of the random initializations, and of the sample of images for a model without a training run.", **SEED
     )
     top_k: int = argument(
-        1,
-        "Measure the top-k accuracy: the fraction of images whose class is among those of the k largest logits.",
-        ge=1,
+        1, "Top-k accuracy: fraction of images whose class is among those of the k largest logits.", ge=1
     )
     heat_map: Literal["accuracy", "relative_drop"] = argument(
         "accuracy", "Quantity of the heat map: the accuracy, or its relative drop, (trained - accuracy) / trained."
@@ -148,11 +141,7 @@ def find_run(model: str) -> Path | None:
 
 
 def adopt_settings(
-    args: RobustnessArguments,
-    data_args: ImageSourceOptions,
-    run: Path | None,
-    classifier: "Classifier",
-    passed: set[str],
+    args: RobustnessArguments, data_args: ImageSourceOptions, run: Path | None, classifier: Any, passed: set[str]
 ) -> int:
     """Fill in data arguments that were not passed, from the training run or the model; return the data seed."""
     settings: dict[str, Any] = {}
@@ -170,16 +159,15 @@ def adopt_settings(
 
 
 def load_batches(
-    args: RobustnessArguments, data_args: ImageSourceOptions, seed: int, accelerator: "Accelerator", model: Any = None
+    args: RobustnessArguments, data_args: ImageSourceOptions, seed: int, accelerator: Any, model: Any = None
 ) -> "data.ImageBatches":
     """Load the images to measure on, with the settings and the seed of the training run, and the classes of a model."""
     import torch
 
     common = {"device": accelerator.device, "seed": seed, "progress": not args.disable_tqdm}
     if args.split == "eval":  # without loading the training images
-        limits = [limit for limit in (args.max_samples, data_args.max_eval_samples) if limit is not None]
         # A smaller sample with the same seed is a subset of a larger one.
-        limit = min(limits, default=None)
+        limit = min(filter(None, (args.max_samples, data_args.max_eval_samples)), default=None)
         images = data.load_image_split(data_args, max_samples=limit, batch_size=args.batch_size, **common)
         label2id = getattr(getattr(model, "config", None), "label2id", {})
         names = images.class_names  # the split may lack classes of the training

@@ -88,9 +88,8 @@ def fit(args: RejectionArguments, output: Path) -> None:
     whose = f"of {len(found)} classes" if found else "without labels"
     print(f"data      {args.images}, split {known.name}{reserved}: {known.num_images:,} images {whose}")
     if found and (absent := [each for each in names if each not in found]):
-        print(
-            f"note      no images of {', '.join(absent[:5])}: the level may not hold for {len(absent)} of the classes"
-        )
+        few = ", ".join(absent[:5])
+        print(f"note      no images of {few}: the level may not hold for {len(absent)} of the classes")
     options: dict[str, Any] = {"by_class": args.by_class, "unknown": others}
     settings = fit_rejection(encoder.model, labeled(known), args.level, args.score, **options).settings
     if "ranking" in settings:
@@ -162,9 +161,3 @@ def save(encoder: "search.ImageEncoder", output: Path, known: Any, record: Any) 
             kept = {name: v for name, v in results.items() if name != "rejection" and not name.endswith("_rejected")}
             if kept != results:
                 write_json(unfinished / RESULTS_FILE, kept)
-
-
-if __name__ == "__main__":
-    from hf_sphere.commands.command_line import run_job
-
-    run_job("reject")

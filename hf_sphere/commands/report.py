@@ -46,9 +46,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     values = report.to_dict()
     if comparison is not None:
         print(f"compared with {args.compare_with}: {comparison}")
-        values["comparison"] = {
-            name: cell.tolist() if hasattr(cell, "tolist") else cell for name, cell in vars(comparison).items()
-        }
+        cells = vars(comparison).items()
+        values["comparison"] = {name: cell.tolist() if hasattr(cell, "tolist") else cell for name, cell in cells}
     if args.json is not None:
         write_json(args.json, values)
     if args.figure is not None:

@@ -18,8 +18,8 @@ from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 from hf_sphere.utils.files import atomic_file, check_writable
 from hf_sphere.utils.texts import write_csv
 
-CELL, TEXT = 128, 30
-"""Side of an image of the contact sheet and height of the text below it, pixels."""
+CELL, TEXT, FONT = 160, 34, 12
+"""Side of an image of the contact sheet, height of the text below it and size of its font, pixels."""
 
 MOST_QUERIES = 50
 """Rows of the contact sheet."""
@@ -35,10 +35,7 @@ class SearchArguments(Arguments):
     text: str | None = argument(None, "Instead, a text, for a model such as CLIP, or an index of texts.")
     top_k: int = argument(5, "Number of neighbors; a query that is in the index is one of them.", ge=1)
     false_accept: float | None = argument(
-        None,
-        "Mark what is a match: chance to accept anything for a query whose group is not in the index, as 0.05.",
-        gt=0,
-        lt=1,
+        None, "Mark matches: chance to accept anything for a query whose group is not in the index.", gt=0, lt=1
     )
     leave_out_query: bool = argument(False, "Leave out a neighbor that is the same file, or row of a dataset.")
     classes: list[str] | None = argument(
@@ -179,19 +176,29 @@ def draw_contact_sheet(index: "search.ImageIndex", neighbors: "search.Neighbors"
             image = image.convert("RGB").resize(size)
             is_rejected = "rejected" in text.split("\n")[0]
             sheet.paste(image.point(lambda value: 170 + value // 3) if is_rejected else image, (left + 3, top + 3))
-        draw.multiline_text((left + 3, top + CELL), text, fill="black", font_size=10, spacing=1)
+        draw.multiline_text((left + 3, top + CELL), fit(text), fill="black", font_size=FONT, spacing=1)
+
+    def fit(text: str) -> str:
+        """Shorten each line to the width of a cell; the "?" at its end is kept."""
+        lines = []
+        for line in text.split("\n"):
+            name, mark = line.removesuffix("?"), "?" * line.endswith("?")
+            while draw.textlength(name + mark, font_size=FONT) > CELL - 6:
+                name = name[:-1]
+            lines.append(name + mark)
+        return "\n".join(lines)
 
     for line, image in enumerate(queries):
         mark = "query" if neighbors.accepted is None or neighbors.accepted[line].any() else "query: no match"
         if not neighbors.queries.get("known", {line: True})[line]:
-            mark = f"{mark}, unknown"[:22]
-        place(0, line, image, f"{mark}\n{Path(neighbors.queries['file'][line]).name[:22]}")
+            mark = f"{mark}, unknown"
+        place(0, line, image, f"{mark}\n{Path(neighbors.queries['file'][line]).name}")
         for column, row in enumerate(neighbors.rows[line].tolist(), start=1):
             if row < 0:
                 continue
             try:
                 neighbor = index.open_image(row)
-                note = classes[row].removesuffix("?")[:22] + "?" * classes[row].endswith("?")
+                note = classes[row]
             except (ValueError, OSError):
                 neighbor, note = None, "(missing or changed)"
             text = f"{verdict(neighbors, line, column - 1)}{round(float(neighbors.distances[line, column - 1]), 4):.4g}"

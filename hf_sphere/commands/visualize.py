@@ -11,7 +11,7 @@ principal directions about the origin (PCA on the sphere), which is stated in th
 
 sphere        sphere.png or circle.png: embeddings by class, with the class directions
 angles        angles.png: angles within and between classes
-interactive   sphere.html: a page to rotate the sphere, show the image of an embedding, and select classes
+interactive   sphere.html: a page to rotate the sphere, show the image or the text of an embedding, and select classes
 gallery       gallery.png: these embeddings and those of --beside, side by side
 
 Alignment, uniformity, effective dimension and the mean angles are written to `all_results.json`.

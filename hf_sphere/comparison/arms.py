@@ -1,16 +1,18 @@
 """The plan of a comparison: its arms, and the parts of the data that they are tuned, trained and tested on."""
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hf_sphere.comparison.tuning import OWN_NUMBERS, RATES, WEIGHT_DECAYS, Setting
 from hf_sphere.data.sources import held_out_names
-from hf_sphere.utils.configs import YamlLoader
+from hf_sphere.utils.configs import read_yaml
+
+Axis = tuple[tuple[float, ...], float]
+"""Values of an option that is tuned, see `tune`, and the value to start from."""
 
 TUNING_SEED = 1000
 """Seed of the images and of the runs for tuning; those of the planned runs are smaller."""
@@ -18,17 +20,11 @@ TUNING_SEED = 1000
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the things that are compared.
-
-    Attributes:
-        name: Its name in the tables.
-        options: Options of `hf-sphere train classification` that are its own, such as `head`.
-        grid: Values of each option that is tuned, see `tune`, and the value to start from.
-    """
+    """One of the things that are compared."""
 
     name: str
-    options: Mapping[str, Any]
-    grid: Mapping[str, tuple[tuple[float, ...], float]] = field(default_factory=dict)
+    options: Mapping[str, Any]  # of `hf-sphere train classification` that are its own, such as `head`
+    grid: Mapping[str, Axis] = field(default_factory=dict)  # by option
 
     @property
     def backbone(self) -> str:
@@ -86,27 +82,18 @@ def read_arms(args: Any) -> Mapping[str, Mapping[str, Any]]:
         return {head: {"head": head} for head in heads}
     short = {name: os.path.basename(name.partition("=")[0].rstrip("/")) for name in args.backbones}
     names = {name: label if list(short.values()).count(label) == 1 else name for name, label in short.items()}
-    several = len(names) > 1
-    return {
-        (names[backbone] if len(heads) == 1 and several else f"{head} on {names[backbone]}" if several else head): {
-            "head": head,
-            "backbone": backbone,
-        }
-        for backbone in args.backbones
-        for head in heads
-    }
+    arms = {}
+    for backbone, head in itertools.product(args.backbones, heads):
+        label = head if len(names) == 1 else names[backbone] if len(heads) == 1 else f"{head} on {names[backbone]}"
+        arms[label] = {"head": head, "backbone": backbone}
+    return arms
 
 
 def read_table(path: str) -> Mapping[str, Mapping[str, Any]]:
     """Read a table of arms, a YAML file."""
-    try:
-        table = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=YamlLoader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} (--settings) is no YAML file: {error}") from error
+    table = read_yaml(Path(path))
     if not isinstance(table, dict) or not all(isinstance(options, dict) for options in table.values()):
-        raise ValueError(
-            f"{path} (--settings) must be a mapping of names to options, such as 'wide: {{head: arcface}}'."
-        )
+        raise ValueError(f"{path} (--settings) must be a mapping of names to options, such as 'a: {{head: arcface}}'.")
     return table
 
 
@@ -125,22 +112,14 @@ class Division:
 
     Without a test split of its own, the data is divided again for each seed. The images on which settings are scored
     are never tested; those on which models are trained in tuning then are, by other models.
-
-    Attributes:
-        train: Split or part for training, tuning and, without a test split, for testing.
-        test: Test split; None to hold one out for each seed.
-        test_fraction: Fraction of the images to test on, and of the others to tune on.
-        group: Column of groups that are not divided.
-        left_out: Fraction of the classes that are left out of training.
-        label: Column of the labels, for these classes.
     """
 
-    train: str
-    test: str | None
-    test_fraction: float = 0.2
-    group: str | None = None
-    left_out: float = 0.0
-    label: str | None = None
+    train: str  # split or part for training, tuning and, without a test split, for testing
+    test: str | None  # test split; None to hold one out for each seed
+    test_fraction: float = 0.2  # of the images to test on, and of the others to tune on
+    group: str | None = None  # column of groups that are not divided
+    left_out: float = 0.0  # fraction of the classes that are left out of training
+    label: str | None = None  # column of the labels, for these classes
 
     @property
     def is_redrawn(self) -> bool:

@@ -20,11 +20,7 @@ from hf_sphere.comparison.measures import UNSEEN, Evaluated, mean_or_none
 from hf_sphere.comparison.tuning import Setting
 from hf_sphere.data import ImageSourceOptions, load_image_split
 from hf_sphere.data.provenance import DataRecord
-from hf_sphere.models import (
-    SphereVisionConfig,
-    SphereVisionForImageClassification,
-    SphereVisionImageProcessor,
-)
+from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.models.backbones import create_backbone
 from hf_sphere.models.pretrained_backbones import is_transformers_name, pretrained_preprocessing
 from hf_sphere.nn.heads import HeadOutput, build_head
@@ -49,12 +45,13 @@ class FeatureClassifier(nn.Module):
     `copy_to` makes the standardization a part of the linear map.
     """
 
-    def __init__(self, features: Tensor, embedding_dim: int, head: str, num_classes: int, options: Mapping[str, Any]):
+    def __init__(self, features: Tensor, num_classes: int, options: Mapping[str, Any]) -> None:
         super().__init__()
+        embedding_dim = options["embedding_dim"]
         deviation, self.mean = torch.std_mean(features, dim=0, correction=0)
         self.deviation = torch.where(deviation > 1e-6 * self.mean.abs().clamp_min(1e-6), deviation, 1.0)
         self.projection = nn.Linear(features.shape[1], embedding_dim)
-        self.head = build_head(head, embedding_dim, num_classes, **options)
+        self.head = build_head(options["head"], embedding_dim, num_classes, **options["head_kwargs"])
 
     def standardize(self, features: Tensor) -> Tensor:
         """Shift and scale features (N, d) to mean 0 and deviation 1 in training."""
@@ -73,22 +70,12 @@ class FeatureClassifier(nn.Module):
         model.head.load_state_dict(self.head.state_dict())
 
 
-def fit(
-    model: FeatureClassifier,
-    features: Tensor,
-    labels: Tensor,
-    *,
-    epochs: int,
-    seed: int,
-    learning_rate: float,
-    weight_decay: float = 0.0,
-) -> bool:
-    """Train by AdamW with a cosine schedule; return whether the loss stayed finite."""
+def fit(model: FeatureClassifier, features: Tensor, labels: Tensor, *, epochs: int, seed: int, **options: Any) -> bool:
+    """Train by AdamW with some options and a cosine schedule; return whether the loss stayed finite."""
     head, generator = model.head, torch.Generator().manual_seed(seed)
     features = model.standardize(features)
     initialize_from_data(model, [{"features": features, "labels": labels}])
-    groups: Any = parameter_groups(model)
-    optimizer = torch.optim.AdamW(groups, learning_rate, weight_decay=weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(parameter_groups(model), fused=True, **options)
     steps = epochs * math.ceil(len(labels) / BATCH_SIZE)
     rates = [group["lr"] for group in optimizer.param_groups]
     step = 0
@@ -111,21 +98,13 @@ def fit(
 
 @dataclass(frozen=True)
 class FrozenRuns:
-    """Trains arms on cached features; can be sent to other processes.
+    """Trains arms on cached features; can be sent to other processes."""
 
-    Attributes:
-        files: File of the features of each backbone, see `cache_features`.
-        positions: Indices of the images of each part of the data among the features.
-        source: The dataset, whose images are prepared as each backbone needs them.
-        class_names: Names of the classes.
-        label: Column of the labels.
-    """
-
-    files: Mapping[str, str]
-    positions: Mapping[str, Tensor]
-    source: ImageSourceOptions
+    files: Mapping[str, str]  # of `cache_features`, by backbone
+    positions: Mapping[str, Tensor]  # indices of the images of each part of the data among the features
+    source: ImageSourceOptions  # the dataset, whose images are prepared as each backbone needs them
     class_names: list[str]
-    label: str
+    label: str  # column of the labels
 
     def train(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> FeatureClassifier | None:
         """Train an arm on a part of the data; None if it diverges."""
@@ -134,11 +113,9 @@ class FrozenRuns:
         options = apply_setting(arm.options, setting)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = FeatureClassifier(
-                features, options["embedding_dim"], options["head"], len(classes), options["head_kwargs"]
-            )
-            used = {name: options[name] for name in ("learning_rate", "weight_decay") if name in options}
-            return model if fit(model, features, targets, epochs=epochs, seed=seed, **used) else None
+            model = FeatureClassifier(features, len(classes), options)
+            rates = {"lr": options["learning_rate"], "weight_decay": options.get("weight_decay", 0.0)}
+            return model if fit(model, features, targets, epochs=epochs, seed=seed, **rates) else None
 
     def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None:
         """Train an arm, and evaluate it on its test images; None if it diverges."""
@@ -155,23 +132,20 @@ class FrozenRuns:
     def save(self, arm: Arm, setting: Setting, parts: Parts, *, epochs: int, folder: Path) -> None:
         """Save the model of an arm and the first seed, with backbone, image processor and record of its images."""
         trained: Any = self.train(arm, setting, parts, seed=0, epochs=epochs)
-        names = {
-            i: self.class_names[label] for i, label in enumerate(self.select(arm, parts.train)[1].unique().tolist())
-        }
+        classes = [self.class_names[label] for label in self.select(arm, parts.train)[1].unique().tolist()]
         options = prepared_options(arm.backbone, self.source)
         shape = _shape_of(options)
-        classes = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
-        head = {key: apply_setting(arm.options, setting)[key] for key in ("head", "head_kwargs", "embedding_dim")}
-        model = build_model(arm.backbone, shape, **head, **classes)
+        label2id = {name: index for index, name in enumerate(classes)}
+        settings: dict[str, Any] = {"id2label": dict(enumerate(classes)), "label2id": label2id}
+        settings |= {key: apply_setting(arm.options, setting)[key] for key in ("head", "head_kwargs", "embedding_dim")}
+        model = build_model(arm.backbone, shape, **settings)
         trained.copy_to(model)
         model.save_pretrained(folder)
-        height, width = shape["image_size"]
-        modes = {"bilinear": PILImageResampling.BILINEAR, "bicubic": PILImageResampling.BICUBIC}
         kept = {name: getattr(options, name) for name in ("num_channels", "image_mean", "image_std", "crop_pct")}
         kept |= {} if options.background_color is None else {"background_color": options.background_color}
-        size = {"height": height, "width": width}
-        processor = SphereVisionImageProcessor(size=size, resample=modes[options.interpolation or "bilinear"], **kept)
-        processor.save_pretrained(folder)
+        kept["size"] = dict(zip(("height", "width"), shape["image_size"], strict=True))
+        kept["resample"] = PILImageResampling[(options.interpolation or "bilinear").upper()]
+        SphereVisionImageProcessor(**kept).save_pretrained(folder)
         used, ids = {"train": parts.train, "eval": parts.test}, read_features(self.files[arm.backbone])["ids"]
         rows = {key: ids[self.positions[name]] for key, name in used.items()}
         DataRecord(used, rows, self.label).save(folder)
@@ -205,9 +179,6 @@ def cache_features(
     """Write the features of a split to a file, unless it exists, and return the names of the classes.
 
     The tensors in the file are `features`, (N, d), `labels`, (N,), and `ids`, (N,), see `hf_sphere.data.ImageSplit`.
-
-    Raises:
-        ValueError: If the preprocessing of the backbone is unknown.
     """
     options = prepared_options(backbone, options)
     images = load_image_split(options, split, dataset=splits, device=device)
@@ -249,13 +220,10 @@ def saved_config(backbone: str) -> SphereVisionConfig | None:
 
 
 def build_model(backbone: str, shape: Mapping[str, Any], **settings: Any) -> SphereVisionForImageClassification:
-    """Build a classifier with a pretrained backbone and a new head.
+    """Build a classifier with a pretrained backbone and a new head, of the `shape` and settings of its configuration.
 
-    Args:
-        backbone: A name of timm, `<name of timm>=<file of weights>`, a folder or Hub id of an image encoder of
-            transformers, or that of a saved model of this library, whose backbone is used.
-        shape: `num_channels` and `image_size` of the configuration.
-        **settings: Further settings of the configuration.
+    The backbone is a name of timm, `<name of timm>=<file of weights>`, a folder or Hub id of an image encoder of
+    transformers, or that of a saved model of this library, whose backbone is used.
     """
     name, _, weights = backbone.partition("=")
     if (saved := saved_config(name)) is not None:

@@ -27,15 +27,12 @@ UNSEEN = "unseen_"
 class Evaluated:
     """What a trained arm computes for test images; the `ids` identify the images, and embeddings are those of the head.
 
-    Attributes:
-        known: Outputs for images of the training classes, (N, ...).
-        unseen: Outputs for images of the classes that were left out; None without any.
-        metric: Distance between embeddings, as `Head.metric` returns it.
+    The outputs are those for images of the training classes, (N, ...), and of the classes that were left out, if any.
     """
 
     known: Outputs
     unseen: Outputs | None = None
-    metric: dict[str, Any] = field(default_factory=dict)
+    metric: dict[str, Any] = field(default_factory=dict)  # of `Head.metric`
 
 
 def measure(name: str, evaluated: Evaluated, *, per_image: bool = False) -> dict[int, float]:

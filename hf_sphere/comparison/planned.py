@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hf_sphere.comparison import frozen, report
-from hf_sphere.comparison.arms import Arm, Division, apply_setting, make_arm, read_arms
+from hf_sphere.comparison.arms import Arm, Division, Parts, apply_setting, make_arm, read_arms
 from hf_sphere.comparison.measures import SHOT, UNSEEN
 from hf_sphere.comparison.runs import Comparison
 from hf_sphere.comparison.significance import power
@@ -22,6 +22,7 @@ from hf_sphere.data import ImageSourceOptions, sources
 from hf_sphere.data.provenance import DataRecord, fingerprint
 from hf_sphere.data.targets import read_class_names, read_labels
 from hf_sphere.nn.heads import build_head
+from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments, to_argv
 from hf_sphere.utils.files import digest_file
 from hf_sphere.utils.model_sources import file_name
@@ -32,24 +33,16 @@ RETRIEVAL = ("recall_at_1", "map_at_r")
 TUNED = ("learning_rate", "weight_decay")
 PLANNED = {"dataset_name", "train_split", "eval_split", "seed", "output_dir"}
 
+Draw = Callable[[Comparison, str, Path], None]
+
 
 class Comparing:
-    """A comparison, checked before it starts.
+    """A comparison, checked before it starts: arms, measure and parts of the data must fit together.
 
-    Args:
-        data: The dataset, `DataArguments` of the job.
-        arms: The arms, `ArmArguments`.
-        plan: The plan, `PlanArguments`.
-        folder: Folder of the results.
-        draw: Draws a comparison, with a title, to a file.
-
-    Raises:
-        ValueError: If the arms, the measure or the parts of the data do not fit together.
+    The arguments are those of the job, a folder of the results, and what draws a comparison, with a title, to a file.
     """
 
-    def __init__(
-        self, data: Any, arms: Any, plan: Any, folder: Path, draw: Callable[[Comparison, str, Path], None]
-    ) -> None:
+    def __init__(self, data: Any, arms: Any, plan: Any, folder: Path, draw: Draw) -> None:
         self.arguments, self.plan, self.folder, self.draw = arms, plan, folder, draw
         self.splits = sources.load_splits(data.dataset_name, data.dataset_config_name)
         rows = sources.find_split(self.splits, data.train_split, "--train_split")
@@ -60,45 +53,42 @@ class Comparing:
         left_out = plan.left_out_classes
         if left_out is None:
             left_out = 0.25 if plan.metric.startswith(UNSEEN) else 0.0
-        is_split = data.train_split in self.splits  # of a part or a pool, the rest is not known to be unseen
-        test = (
-            sources.choose_eval_split(self.splits, data.eval_split, data.train_split) if is_split else data.eval_split
-        )
+        test = data.eval_split
+        if data.train_split in self.splits:  # of a part or a pool, the rest is not known to be unseen
+            test = sources.choose_eval_split(self.splits, test, data.train_split)
         self.division = Division(data.train_split, test, data.eval_fraction, data.group_column, left_out, self.label)
         self.rate = plan.learning_rate or (3e-3 if arms.frozen else 1e-3)
-        self.arms = [make_arm(name, options, self.rate) for name, options in self.read_options().items()]
+        dim = arms.embedding_dim or (FROZEN_DIM if arms.frozen else None)
+        given = {} if dim is None else {"embedding_dim": dim}
+        self.arms = [make_arm(name, {**given, **options}, self.rate) for name, options in read_arms(arms).items()]
         if len(self.arms) < 2:
             raise ValueError("a comparison needs at least two arms; name more --heads, --backbones or --settings.")
         self.check_parts()
         self.check_arms()
         self.check_records()
 
-    def read_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return the options of each arm, with the dimension of the embeddings."""
-        dim = self.arguments.embedding_dim or (FROZEN_DIM if self.arguments.frozen else None)
-        return {
-            name: ({} if dim is None else {"embedding_dim": dim}) | dict(options)
-            for name, options in read_arms(self.arguments).items()
-        }
+    @cached_property
+    def parts(self) -> list[Parts]:
+        """The parts of the data for each seed."""
+        return [self.division.of_seed(seed) for seed in range(self.plan.seeds)]
 
     @cached_property
     def positions(self) -> dict[str, torch.Tensor]:
         """The rows of each part of the data among those of all splits."""
-        parts = [self.division.tuning(), *map(self.division.of_seed, range(self.plan.seeds))]
+        parts = [self.division.tuning(), *self.parts]
         names = {name for each in parts for name in (each.train, each.test, each.unseen) if name is not None}
         return {name: sources.find_rows(self.splits, name, self.label) for name in names}
 
     def check_parts(self) -> None:
         """Raise an error if test images are tuned or trained on, or left-out classes are not left out."""
-        labels = torch.cat(
-            [read_labels(rows, self.label, self.class_names, name) for name, rows in self.splits.items()]
-        )
+        names, splits = self.class_names, self.splits.items()
+        labels = torch.cat([read_labels(rows, self.label, names, split) for split, rows in splits])
         tuning, rows, is_unseen = self.division.tuning(), self.positions, self.plan.metric.startswith(UNSEEN)
         column, units = self.division.group, torch.arange(len(labels))
         if column is not None:
             groups = [group for split in self.splits.values() for group in split[sources.group_column(split, column)]]
             units = torch.from_numpy(np.unique(groups, return_inverse=True)[1])
-        for parts in (tuning, *map(self.division.of_seed, range(self.plan.seeds))):
+        for parts in (tuning, *self.parts):
             trained = rows[parts.train]
             for tested in filter(None, (parts.test, parts.unseen)):
                 others = trained if parts is tuning else torch.cat([trained, rows[tuning.test]])
@@ -110,7 +100,7 @@ class Comparing:
                     )
             if other := {*labels[rows[parts.test]].tolist()} - {*labels[trained].tolist()}:
                 raise ValueError(
-                    f"{len(other)} classes of the test images, such as {self.class_names[min(other)]}, have no "
+                    f"{len(other)} classes of the test images, such as {names[min(other)]}, have no "
                     "training images. If the splits have different classes, pool them: --train_split all."
                 )
             if len(labels[trained].unique()) < 2:
@@ -139,7 +129,6 @@ class Comparing:
 
     def check_arms(self) -> None:
         """Raise an error for an arm that cannot be trained on the data."""
-        allowed = {"backbone", "embedding_dim", "head", "head_kwargs"}
         for arm in self.arms:
             if both := {*arm.grid} & {*self.arguments.training}:
                 raise ValueError(f"{both.pop()} of --training is tuned; state it in the arm {arm.name} to fix it.")
@@ -147,24 +136,9 @@ class Comparing:
                 raise ValueError(f"the plan sets {planned.pop()} of each run; leave it out of --training and the arms.")
             options = apply_setting(arm.options, {name: start for name, (_, start) in arm.grid.items()})
             if options.get("head") is None:
-                raise ValueError(
-                    f"the arm {arm.name} has no head, and so no measure in common with others; set `head`."
-                )
+                raise ValueError(f"the arm {arm.name} has no head, so no measure in common with others; set `head`.")
             if self.arguments.frozen:
-                if others := {*arm.options} - allowed:
-                    raise ValueError(
-                        f"with --frozen, an arm has {', '.join(sorted(allowed))}; {arm.name} has {others.pop()}."
-                    )
-                if others := {name for name in arm.grid if name not in TUNED and not name.startswith("head_kwargs.")}:
-                    raise ValueError(
-                        f"with --frozen, a grid has {', '.join(TUNED)} and head_kwargs; {arm.name} has {others.pop()}."
-                    )
-                if "learning_rate" not in arm.grid:
-                    raise ValueError(
-                        f"with --frozen, the grid of {arm.name} needs a learning_rate, for instance [0.003]."
-                    )
-                if not arm.backbone:
-                    raise ValueError("--frozen needs pretrained --backbones; name some.")
+                check_frozen(arm)
             try:
                 dim = options.get("embedding_dim") or max(FROZEN_DIM, len(self.class_names))  # or that of a backbone
                 build_head(options["head"], dim, len(self.class_names), **options["head_kwargs"])
@@ -191,12 +165,9 @@ class Comparing:
 
     def parse(self, options: Mapping[str, Any]) -> None:
         """Raise an error for options that `hf-sphere train classification` does not have."""
-        from hf_sphere.training.tasks import find_task
-
+        task, words = find_task("classification"), to_argv({**self.training, **options, "output_dir": "x"})
         try:
-            parse_arguments(
-                find_task("classification").arguments, to_argv({**self.training, **options, "output_dir": "x"})
-            )
+            parse_arguments(task.arguments, words)
         except SystemExit as error:
             raise ValueError("see the message above.") from error
 
@@ -221,7 +192,7 @@ class Comparing:
     def print_plan(self) -> None:
         """Print what is compared, and which differences the seeds can show."""
         plan, division, rows = self.plan, self.division, self.positions
-        parts, tuning = division.of_seed(0), division.tuning()
+        parts, tuning = self.parts[0], division.tuning()
         train, tune, test = (len(rows[name]) for name in (parts.train, tuning.test, parts.test))
         unseen = "" if parts.unseen is None else f" and {len(rows[parts.unseen]):,} of left-out classes"
         drawn = "new parts for each seed" if division.test is None else f"test split {division.test}"
@@ -263,9 +234,8 @@ class Comparing:
 
     def study(self, runs: Any, folder: Path, epochs: int) -> Study:
         """Return a study with the plan."""
-        plan = self.plan
-        numbers = {"seeds": plan.seeds, "epochs": epochs, "count": plan.num_settings}
-        return Study(runs, self.division, plan.metric, file=folder / "trials.jsonl", **numbers)
+        metric, seeds, count = self.plan.metric, self.plan.seeds, self.plan.num_settings
+        return Study(runs, self.division, metric, seeds, epochs, count, folder / "trials.jsonl")
 
     def trained_options(self, arm: Arm) -> dict[str, Any]:
         """Return the options of an arm for training in full, with the weights of its pretrained backbone."""
@@ -275,9 +245,8 @@ class Comparing:
         if (saved := frozen.saved_config(name)) is not None:
             sides = {"image_size": [*saved.input_size]} if self.source.image_size is None else {}
             return options | {"backbone": saved.backbone, "initial_weights": name} | sides
-        return (
-            options | {"backbone": name} | ({"backbone_weights": weights} if weights else {"pretrained_backbone": True})
-        )
+        pretrained = {"backbone_weights": weights} if weights else {"pretrained_backbone": True}
+        return options | {"backbone": name} | pretrained
 
     def finish(self, study: Study, arms: Sequence[Arm], folder: Path) -> list[tuple[Arm, Mapping[str, float]]]:
         """Run a study and write its results; return the arms that did not diverge with their settings, best first."""
@@ -286,14 +255,26 @@ class Comparing:
         workers = min(len(arms) * study.seeds, torch.get_num_threads()) if is_frozen else 1  # heads are trained on CPUs
         results = study.complete(arms, print, workers=workers)
         ranked = report.rank(study, arms, results)
-        parts = [study.division.of_seed(seed) for seed in range(study.seeds)]
         backbones = dict.fromkeys(arm.backbone for arm in arms) if is_frozen else ()
-        scores = {backbone: frozen.score_backbone(runs, backbone, parts) for backbone in backbones}
+        scores = {backbone: frozen.score_backbone(runs, backbone, self.parts) for backbone in backbones}
         comparison = report.write(folder, study, arms, results, scores)
         if comparison is not None:
             self.draw(comparison, f"{study.metric}, %", folder / "comparison.png")
         if ranked:
             best, setting = ranked[0]
-            runs.save(best, setting, parts[0], epochs=study.epochs, folder=folder / "model")
+            runs.save(best, setting, self.parts[0], epochs=study.epochs, folder=folder / "model")
             print(f"wrote     {folder / 'comparison.md'}, and the model of {best.name}, seed 0, in {folder / 'model'}")
         return ranked
+
+
+def check_frozen(arm: Arm) -> None:
+    """Raise an error for an arm that cannot be trained on the features of a frozen backbone."""
+    start, allowed = "with --frozen,", {"backbone", "embedding_dim", "head", "head_kwargs"}
+    if others := {*arm.options} - allowed:
+        raise ValueError(f"{start} an arm has {', '.join(sorted(allowed))}; {arm.name} has {others.pop()}.")
+    if others := {name for name in arm.grid if name not in TUNED and not name.startswith("head_kwargs.")}:
+        raise ValueError(f"{start} a grid has {', '.join(TUNED)} and head_kwargs; {arm.name} has {others.pop()}.")
+    if "learning_rate" not in arm.grid:
+        raise ValueError(f"{start} the grid of {arm.name} needs a learning_rate, for instance [0.003].")
+    if not arm.backbone:
+        raise ValueError("--frozen needs pretrained --backbones; name some.")

@@ -26,11 +26,7 @@ def rank(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any]) -> list[
 
 
 def write(
-    folder: Path,
-    study: Study,
-    arms: Sequence[Arm],
-    results: Mapping[Any, Any],
-    backbones: Mapping[str, Mapping[str, float | None]],
+    folder: Path, study: Study, arms: Sequence[Arm], results: Mapping[Any, Any], backbones: Mapping[str, Any]
 ) -> Comparison | None:
     """Write `comparison.md` and `comparison.json`, print the verdict, and return the comparison.
 
@@ -62,18 +58,13 @@ def write(
         lines += _table(["backbone", *next(iter(backbones.values()))], rows)
     lines += ["", "## How measured", "", describe(study, comparison)]
     write_text(folder / "comparison.md", "\n".join(["# Comparison", "", *lines, ""]))
-    values = {
-        arm.name: {
-            "tuned": results["tuned", arm.name],
-            "runs": {s: (results.get(("run", arm.name, s)) or {}).get("values") for s in range(study.seeds)},
-        }
-        for arm in arms
-    }
+    values = {}
+    for arm in arms:
+        runs = {s: (results.get(("run", arm.name, s)) or {}).get("values") for s in range(study.seeds)}
+        values[arm.name] = {"tuned": results["tuned", arm.name], "runs": runs}
     table = None if comparison is None else comparison.to_frame().reset_index(names="arm").to_dict("records")
-    write_json(
-        folder / "comparison.json",
-        {"metric": study.metric, "comparison": table, "arms": values, "backbones": backbones},
-    )
+    content = {"metric": study.metric, "comparison": table, "arms": values, "backbones": backbones}
+    write_json(folder / "comparison.json", content)
     print("\n".join(["", lines[0], *([] if comparison is None else ["", comparison.to_markdown()])]))
     if margin is not None:
         print(f"\n{margin}")
@@ -108,9 +99,8 @@ def judge_margins(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any])
     for arm in arms:
         if arm.options.get("head") != "cosine":
             continue
-        margins = [
-            other for other in arms if other.options.get("head") in MARGIN_HEADS and other.backbone == arm.backbone
-        ]
+        same_backbone = [other for other in arms if other.backbone == arm.backbone]
+        margins = [other for other in same_backbone if other.options.get("head") in MARGIN_HEADS]
         if margins and (comparison := study.compare([arm, *margins], results, arm.name)) is not None:
             parts = [f"{name} {each.difference:+.2f} ({each.verdict})" for name, each in comparison.items()]
             texts.append(f"Against {arm.name}, the head without a margin, in points: {', '.join(parts)}.")

@@ -209,9 +209,7 @@ def compare_runs(
             "variation": variation,
             "p_value": result.p_value if result and is_complete else None,
             "p_equivalence": result.p_equivalence(margin) if result and margin and is_complete else None,
-            "power": observed_power(result, minimum, min(len(a), len(b)), tests=len(means), test=test)
-            if minimum
-            else None,
+            "power": observed_power(result, minimum, min(len(a), len(b)), tests=len(means), test=test),
             "verdict": "" if is_complete else "incomplete",
         }
     corrected = holm([numbers["p_value"] for numbers in results.values()], len(results))
@@ -234,12 +232,15 @@ def decide(improvement: float, minimum: float | None, p_corrected: float, p_equi
     return "equivalent" if is_equivalent else "no significant difference"
 
 
-def observed_power(result: TestResult | None, minimum: float, seeds: int, *, tests: int, test: Test) -> float | None:
+def observed_power(
+    result: TestResult | None, minimum: float | None, seeds: int, *, tests: int, test: Test
+) -> float | None:
     """Return the power for a minimum effect with the standard error of a test, of at least so many seeds per group."""
+    if result is None or not minimum:
+        return None
     # The deviation between seeds that has the standard error; a test over images has more degrees of freedom.
-    return result and power(
-        minimum, result.error * math.sqrt(seeds / (1 if test == "paired" else 2)), seeds, tests=tests, test=test
-    )
+    deviation = result.error * math.sqrt(seeds / (1 if test == "paired" else 2))
+    return power(minimum, deviation, seeds, tests=tests, test=test)
 
 
 def _check(
@@ -302,9 +303,8 @@ def _describe(values: Mapping[int, float]) -> dict[str, Any]:
 
 
 def _show(values: Mapping[int, float]) -> list[str]:
-    shown = _describe(values)
-    around = "" if shown["deviation"] is None else f" ± {shown['deviation']:.2g}"
-    return [str(shown["seeds"]), f"{shown['mean']:.5g}{around}"]
+    seeds, mean, deviation = _describe(values).values()
+    return [str(seeds), f"{mean:.5g}" + ("" if deviation is None else f" ± {deviation:.2g}")]
 
 
 def show_p_value(p_value: float | None) -> str:

@@ -4,6 +4,7 @@ import bisect
 import math
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -38,12 +39,7 @@ class TestResult(NamedTuple):
         return float(2 * stats.t.sf(abs(self.difference) / self.error, self.freedom))
 
     def p_equivalence(self, margin: float) -> float:
-        """Return the larger p-value of two one-sided tests that the difference is within a margin.
-
-        Reference:
-            Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
-            equivalence of average bioavailability", 1987.
-        """
+        """Return the larger p-value of two one-sided tests of a difference within a margin (TOST; Schuirmann, 1987)."""
         return float(stats.t.sf((margin - abs(self.difference)) / self.error, self.freedom))
 
 
@@ -71,9 +67,7 @@ def difference_test(
 
 
 def holm(p_values: Sequence[float | None], count: int | None = None) -> list[float | None]:
-    """Correct p-values for several tests by Holm's step-down method, which controls the family-wise error rate.
-
-    The tests may be dependent.
+    """Correct p-values of tests, which may be dependent, by Holm's method, which controls the family-wise error rate.
 
     Args:
         p_values: The p-values; None for tests that were not run.
@@ -133,10 +127,7 @@ def seeds_for_power(
 ) -> int:
     """Return the smallest number of seeds of each group with which a difference is found with a probability.
 
-    The arguments are those of `power`; `target` is the probability.
-
-    Raises:
-        ValueError: If a number is out of range, or more than 10,000 seeds would be needed.
+    The arguments are those of `power`; `target` is the probability. More than 10,000 seeds are an error.
 
     Example:
         >>> seeds_for_power(0.5, 0.3)
@@ -144,9 +135,8 @@ def seeds_for_power(
     """
     if not 0 < target < 1:
         raise ValueError(f"target must be between 0 and 1, exclusive; got {target}.")
-    index = bisect.bisect_left(
-        range(2, MOST_SEEDS + 1), target, key=lambda seeds: power(difference, deviation, seeds, tests=tests, test=test)
-    )
-    if index + 2 > MOST_SEEDS:
+    found = partial(power, difference, deviation, tests=tests, test=test)
+    seeds = 2 + bisect.bisect_left(range(2, MOST_SEEDS + 1), target, key=found)
+    if seeds > MOST_SEEDS:
         raise ValueError(f"a difference of {difference} would need more than {MOST_SEEDS:,} seeds.")
-    return index + 2
+    return seeds

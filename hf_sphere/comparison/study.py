@@ -37,25 +37,15 @@ class Runs(Protocol):
 
 @dataclass(frozen=True)
 class Study:
-    """A planned comparison.
-
-    Attributes:
-        runs: Trains the arms.
-        division: The parts of the data.
-        metric: The planned measure, one of `MEASURES`.
-        seeds: Number of seeds of each arm.
-        epochs: Epochs of a full training.
-        count: Number of settings of each arm in the first round of tuning.
-        file: File of the finished trials.
-    """
+    """A planned comparison."""
 
     runs: Runs
     division: Division
-    metric: str
-    seeds: int
-    epochs: int
-    count: int
-    file: Path
+    metric: str  # the planned measure, one of `MEASURES`
+    seeds: int  # number of seeds of each arm
+    epochs: int  # of a full training
+    count: int  # number of settings of each arm in the first round of tuning
+    file: Path  # of the finished trials
 
     @property
     def tuned_by(self) -> str:
@@ -100,7 +90,11 @@ class Study:
             say(f"resumed   {before}, and {done} of {self.seeds * len(arms)} runs are finished")
         with _pool(workers) as pool:
             for arm, tuned, left in _finished({pool.submit(self.tune, arm): arm for arm in open_arms}):
-                say(f"tuned     {arm.name}: {self.describe(tuned)}{left}")
+                result = "all settings diverged"
+                if tuned is not None:
+                    setting, tried = describe_setting(tuned.setting), f"({tuned.count} settings)"
+                    result = f"{setting}; {self.tuned_by} {tuned.score:.2f} % in tuning {tried}"
+                say(f"tuned     {arm.name}: {result}{left}")
             finished = JsonLines(self.file)
             pending: dict[Any, Any] = {}
             for seed, arm in itertools.product(range(self.seeds), arms):
@@ -112,24 +106,15 @@ class Study:
                 say(f"ran       {arm.name}, seed {seed}: {value}{left}")
         return JsonLines(self.file)
 
-    def describe(self, tuned: Tuned | None) -> str:
-        """Describe the result of tuning an arm."""
-        if tuned is None:
-            return "all settings diverged"
-        shown = f"{describe_setting(tuned.setting)}; {self.tuned_by} {tuned.score:.2f} % in tuning"
-        return f"{shown} ({tuned.count} settings)"
-
     def compare(self, arms: Sequence[Arm], results: Mapping[Any, Any], reference: str) -> Comparison | None:
         """Compare arms with a reference by the planned measure; None if it or all others lack seeds.
 
         Runs with the same seed share their images if these are drawn for each seed, and are then paired.
         """
         values: dict[str, dict[int, Any]] = {}
-        for arm in arms:
-            runs: dict[int, Any] = {seed: results.get(("run", arm.name, seed)) for seed in range(self.seeds)}
-            done = {seed: run for seed, run in runs.items() if run is not None}
-            if done:
-                values[arm.name] = {s: dict(zip(run["ids"], run["outcomes"], strict=True)) for s, run in done.items()}
+        for arm, seed in itertools.product(arms, range(self.seeds)):
+            if (run := results.get(("run", arm.name, seed))) is not None:
+                values.setdefault(arm.name, {})[seed] = dict(zip(run["ids"], run["outcomes"], strict=True))
         if len(values.get(reference, ())) < self.seeds or len(values) < 2:
             return None
         planned, division = MEASURES[self.metric], self.division

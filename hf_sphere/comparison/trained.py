@@ -15,6 +15,7 @@ from hf_sphere.comparison.measures import Evaluated
 from hf_sphere.comparison.tuning import Setting
 from hf_sphere.data import ImageSourceOptions, load_image_split
 from hf_sphere.ood import Outputs
+from hf_sphere.search.extract import embed, embedding_metric, load_embedding_model
 from hf_sphere.training.errors import TrainingDivergedError
 from hf_sphere.training.model_card import Command
 from hf_sphere.training.tasks import find_task
@@ -24,29 +25,19 @@ from hf_sphere.utils.model_sources import file_name
 
 @dataclass(frozen=True)
 class TrainingRuns:
-    """Trains arms by `hf-sphere train classification`.
+    """Trains arms by `hf-sphere train classification`."""
 
-    Attributes:
-        folder: Folder for the models; `train.log` in it has what the runs print.
-        source: The dataset and its columns.
-        options: Options of all runs.
-    """
-
-    folder: Path
-    source: ImageSourceOptions
-    options: Mapping[str, Any]
+    folder: Path  # of the models; `train.log` in it has what the runs print
+    source: ImageSourceOptions  # the dataset and its columns
+    options: Mapping[str, Any]  # of all runs
 
     def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None:
         """Train an arm, and evaluate it on its test images; None if it diverges."""
         output = self.model_folder(arm, seed)
         options = apply_setting({**self.options, **arm.options}, setting)
-        options |= {"seed": seed, "num_train_epochs": epochs, "train_split": parts.train, "eval_split": parts.test}
-        options |= {
-            "output_dir": str(output),
-            "overwrite_output_dir": True,
-            "disable_tqdm": True,
-            "save_epochs": epochs,
-        }
+        options |= {"seed": seed, "num_train_epochs": epochs, "save_epochs": epochs, "disable_tqdm": True}
+        options |= {"train_split": parts.train, "eval_split": parts.test}
+        options |= {"output_dir": str(output), "overwrite_output_dir": True}
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "train.log").open("a") as log, redirect_stdout(log), redirect_stderr(log):
             try:
@@ -70,17 +61,13 @@ class TrainingRuns:
 
     def evaluate(self, model_folder: Path, part: str) -> tuple[Outputs, dict[str, Any]]:
         """Return the outputs of a model for a part, and the distance of its embeddings."""
-        from hf_sphere.search.extract import embed, embedding_metric, load_embedding_model
-
         model = load_embedding_model(str(model_folder)).eval()
         model.to("cuda" if torch.cuda.is_available() else "cpu")
         source = replace(self.source, image_size=None)  # the model has it
         images = load_image_split(source, part, like=str(model_folder), device=model.device, progress=False)
         index = {name: number for number, name in model.config.id2label.items()}
-        columns = [
-            embed(model, [part] * len(batch["labels"]), pixel_values=batch["pixel_values"])
-            for batch in images.batches.epoch()
-        ]
+        batches = ((batch["pixel_values"], len(batch["labels"])) for batch in images.batches.epoch())
+        columns = [embed(model, [part] * count, pixel_values=pixels) for pixels, count in batches]
         embeddings, logits = (torch.cat([column[name] for column in columns]) for name in ("embedding", "logits"))
         names = images.class_names  # left-out classes that the model does not have follow its own
         labels = torch.tensor([index.get(names[i], len(index) + i) for i in images.batches.labels.tolist()])

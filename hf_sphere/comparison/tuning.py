@@ -19,16 +19,12 @@ _LEARNED_SCALE: Grids = {"head_kwargs.log_temperature": (-4.85, -4.16, -3.47, -2
 _RADII = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 OWN_NUMBERS: dict[str, Grids] = {
-    "softmax": _SMOOTHING,
-    "angular": _SMOOTHING,
+    **dict.fromkeys(("softmax", "angular"), _SMOOTHING),
     "hyperbolic": {"head_kwargs.curvature": (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0)},
     "spherized": {"head_kwargs.scaling": _RADII, "head_kwargs.radius": _RADII},
     "cosine": _LEARNED_SCALE,
-    "arcface": {**_SCALE, **_ANGLE},
-    "subcenter_arcface": {**_SCALE, **_ANGLE},
-    "adaface": {**_SCALE, **_COSINE},
-    "cosface": {**_SCALE, **_COSINE},
-    "proxy_anchor": {**_SCALE, **_COSINE},
+    **dict.fromkeys(("arcface", "subcenter_arcface"), _SCALE | _ANGLE),
+    **dict.fromkeys(("adaface", "cosface", "proxy_anchor"), _SCALE | _COSINE),
     "vmf": {"head_kwargs.kappa_confidence": (0.3, 0.4, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98), **_LEARNED_SCALE},
 }
 """Grids of the one or two numbers of each head that matter most; other heads have `WEIGHT_DECAYS`."""
@@ -40,19 +36,12 @@ Setting = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of `tune`.
-
-    Attributes:
-        setting: The best setting.
-        score: Its score.
-        count: Number of settings that were tried.
-        at_end: Options whose best value is the last one of its grid, or the first one if that is not 0.
-    """
+    """The best setting, and its score."""
 
     setting: Setting
     score: float
-    count: int
-    at_end: tuple[str, ...]
+    count: int  # of the settings that were tried
+    at_end: tuple[str, ...]  # options whose best value is the last one of its grid, or the first one if that is not 0
 
 
 def describe_setting(setting: Setting) -> str:
@@ -78,12 +67,9 @@ def tune(
     is at the edge of the window. At most as many settings are tried again, so that no arm is tuned much more than
     another.
 
-    Args:
-        grid: Values of each option, in order, and the value around which the window lies, in the middle if it is not
-            one of them.
-        evaluate: Score of a setting after a number of epochs, higher is better; None if it diverged.
-        count: Number of settings in the first round.
-        epochs: Epochs of a full training.
+    `grid` has the values of each option, in order, and the value around which the window lies. `evaluate` returns the
+    score of a setting after a number of epochs, higher is better; None if it diverged. The first round has `count`
+    settings, and a full training takes `epochs`.
     """
     grids = [tuple(values) for values, _ in grid.values()]
     reach, windows = 2 if len(grid) < 3 else 1, []

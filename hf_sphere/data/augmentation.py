@@ -53,7 +53,9 @@ class Augmentation(AugmentationOptions):
         With `alternating_flip`, `mirrored`, bool (B,), are the images to flip.
         """
         if self.rand_augment is not None:
-            images = _rand_augment(images, self.rand_augment, generator)
+            augment = RandAugment(*self.rand_augment)  # draws from torch's global generator
+            with drawing_from(int(torch.randint(2**62, (1,), generator=generator))):
+                images = torch.stack([augment(image) for image in images])
         if self.color_jitter is not None:
             images = _jitter_colors(images, self.color_jitter, generator)
         if self.crop_padding:
@@ -71,13 +73,6 @@ class Augmentation(AugmentationOptions):
         if self.occlusion:
             images = _occlude(images, self.occlusion, self.occlusion_color, generator)
         return images
-
-
-def _rand_augment(images: Tensor, strengths: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Apply RandAugment to each image; its operations are drawn on the CPU, from torch's global generator."""
-    augment = RandAugment(*strengths)
-    with drawing_from(int(torch.randint(2**62, (1,), generator=generator))):
-        return torch.stack([augment(image) for image in images])
 
 
 @contextmanager

@@ -26,8 +26,7 @@ class ImageBatches(IterableDataset):
     `per_device_train_batch_size=1`; it divides them among processes, so `num_processes` must be 1. `SphereTrainer`
     takes them as they are.
 
-    If images have two targets, batches also have `regression_labels`, and if they are mixed with others `mixed_labels`
-    and `mixed_share`.
+    Batches of images with two targets also have `regression_labels`, mixed ones `mixed_labels` and `mixed_share`.
 
     Order and augmentation are determined by (`seed`, epoch, batch), so that every batch can be reproduced and a run can
     resume in the middle of an epoch. Where workers augment images, the place in the epoch takes the place of the batch,

@@ -171,8 +171,7 @@ def decode_all(
     """Decode every image once; return the images, uint8 (N, channels, height, width), and their indices, (N,).
 
     Corrupt images are a `CorruptImageError`, or skipped and logged. The cache, by default in the Hugging Face home, has
-    the decoded data by the fingerprint of the dataset. Decoding processes are one per core by default, or 0 for small
-    data.
+    the decoded data by the fingerprint of the dataset. Decoding processes are one per core, or 0 for small data.
     """
     cache = cache_file(images, cache_dir)
     stored = _read_cache(cache)

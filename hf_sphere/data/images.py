@@ -113,14 +113,12 @@ def load_image_data(
     Label noise replaces exactly the requested fraction (rounded to images) of the training labels, after images have
     been held out; the true class may be drawn, so that with a fraction of 1 labels are independent of the images.
     Held-out and evaluation images keep their labels, and all images keep their values. Pixels are shuffled in all
-    splits, after resizing and the computation of values, and before augmentation; the channels of a pixel stay
-    together.
+    splits, after resizing and the computation of values, and before augmentation, with the channels together.
 
     Args:
         options: The dataset, its columns and splits, the shape of the images, corruption and augmentation. The
-            dataset is a bundled one, an id on the Hub or a folder; see `hf_sphere.data.sources.load_splits`. One
-            without evaluation split is divided: `eval_fraction` of its images, or in an open set of its classes, is
-            held out.
+            dataset is a bundled one, an id on the Hub or a folder; see `hf_sphere.data.sources.load_splits`. Without
+            evaluation split, `eval_fraction` of the images, or in an open set of the classes, is held out.
         dataset: Use this dataset of `datasets` instead: a `Dataset` (the split `train`), a `DatasetDict`, or a
             streaming one, which is copied to the cache, to its end or to `max_train_samples` and `max_eval_samples`, or
             with `options.streaming` read as it is needed.

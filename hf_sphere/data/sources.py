@@ -13,18 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import torch
-from datasets import (
-    Dataset,
-    DatasetDict,
-    Image,
-    IterableDataset,
-    IterableDatasetDict,
-    ReadInstruction,
-    concatenate_datasets,
-)
+from datasets import Dataset, DatasetDict, Image, IterableDataset, IterableDatasetDict, ReadInstruction
 from PIL import Image as PILImage
 from torch import Tensor
 
@@ -272,7 +265,7 @@ def read_split(splits: DatasetDict, name: str, label_column: str | None = None) 
     if name != "all" and not re.search(r"[\[+]", name):
         raise KeyError(name)
     pieces = [splits[piece.splitname].select(range(piece.from_, piece.to)) for piece in _slices(splits, name)]
-    return pieces[0] if len(pieces) == 1 else concatenate_datasets(pieces)
+    return pieces[0] if len(pieces) == 1 else datasets.concatenate_datasets(pieces)
 
 
 def find_rows(splits: DatasetDict, name: str, label_column: str | None = None) -> Tensor:

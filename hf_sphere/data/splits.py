@@ -10,19 +10,9 @@ import torch
 from datasets import Dataset, DatasetDict, concatenate_datasets
 from torch import Tensor
 
-from hf_sphere.data import sources
+from hf_sphere.data import decoding, sources
 from hf_sphere.data.batches import ImageBatches, ImagesFromDisk, ImagesInMemory
 from hf_sphere.data.corruption import Corruption
-from hf_sphere.data.decoding import (
-    CorruptImageError,
-    EncodedImages,
-    ImageShape,
-    check_files,
-    decode_all,
-    find_good,
-    probe_shapes,
-    stack_images,
-)
 from hf_sphere.data.options import ImageSourceOptions, ValueOptions
 from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.targets import COMPUTED_VALUES, OPEN_SETS, read_class_names, read_labels, read_values
@@ -40,7 +30,7 @@ class Split:
 
     name: str
     num_rows: int  # of the dataset
-    images: Tensor | EncodedImages  # encoded, or decoded as uint8 (N, C, H, W)
+    images: Tensor | decoding.EncodedImages  # encoded, or decoded as uint8 (N, C, H, W)
     rows: Tensor  # (N,) row of the dataset of each image
     classes: Tensor | None = None  # (N,) class indices, for tasks with classes
     values: Tensor | None = None  # (N,) real values, for tasks with values
@@ -84,15 +74,15 @@ class Split:
     def read(self, options: ImageSourceOptions, *, progress: bool) -> "Split":
         """Decode images that are kept in memory; check the files of other images, or drop corrupt ones if requested."""
         encoded = self.images
-        assert isinstance(encoded, EncodedImages)  # a split is read once
+        assert isinstance(encoded, decoding.EncodedImages)  # a split is read once
         skip, workers = options.skip_unreadable_images, options.dataloader_num_workers
         if stays_in_memory(encoded.shape, len(self), options.keep_in_memory):
-            images, good = decode_all(
+            images, good = decoding.decode_all(
                 encoded, skip_corrupt=skip, cache_dir=options.cache_dir, num_workers=workers, progress=progress
             )
             return replace(self._with_images(images, good), num_transparent=encoded.num_transparent)
-        check_files(encoded, skip_corrupt=skip, progress=progress)
-        good = find_good(encoded, num_workers=workers, progress=progress) if skip else torch.arange(len(self))
+        decoding.check_files(encoded, skip_corrupt=skip, progress=progress)
+        good = decoding.find_good(encoded, num_workers=workers, progress=progress) if skip else torch.arange(len(self))
         return replace(self.select(good), num_transparent=encoded.num_transparent)
 
     def batches(self, num_workers: int | None, **options: Any) -> ImageBatches:
@@ -106,7 +96,7 @@ class Split:
             return ImagesInMemory(self.images, labels, **options)
         return ImagesFromDisk(self.images, labels, num_workers=num_workers, **options)
 
-    def _with_images(self, images: Tensor | EncodedImages, indices: Tensor) -> "Split":
+    def _with_images(self, images: Tensor | decoding.EncodedImages, indices: Tensor) -> "Split":
         classes, values = (None if targets is None else targets[indices] for targets in (self.classes, self.values))
         return replace(self, images=images, rows=self.rows[indices], classes=classes, values=values)
 
@@ -118,7 +108,7 @@ def open_parts(
     values: ValueOptions,
     train_classes: int | None,
     corruption: Corruption,
-) -> tuple[dict[str, Split], list[str], ImageShape]:
+) -> tuple[dict[str, Split], list[str], decoding.ImageShape]:
     """Return the parts `train`, `eval` and possibly `validation`, the class names and the image shape."""
     rows = sources.choose_splits(splits, options, task, train_classes)
     tables = {key: split for key, (_, split) in rows.items()}
@@ -171,7 +161,7 @@ def open_split(
     name: str,
     rows: Dataset,
     image_column: str,
-    shape: ImageShape,
+    shape: decoding.ImageShape,
     label_column: str | None,
     class_names: list[str],
     value_column: str | None = None,
@@ -179,7 +169,7 @@ def open_split(
     """Open all images of a split, encoded, with their targets."""
     classes = None if label_column is None else read_labels(rows, label_column, class_names, name)
     values = None if value_column is None else read_values(rows, value_column, name)
-    images = EncodedImages(rows, image_column, shape)
+    images = decoding.EncodedImages(rows, image_column, shape)
     return Split(name, len(rows), images, torch.arange(len(rows)), classes, values)
 
 
@@ -206,8 +196,8 @@ def hold_out(split: Split, fraction: float, seed: int, *, by_class: bool) -> tup
     """Hold out a fraction of the classes or images (stratified by class, if any); return rest and held-out part."""
     if by_class:
         mask = held_out_classes(split.known_classes, fraction, seed)
-        return split.select(~mask), split.select(mask)
-    mask = sources.draw_held_out(len(split), fraction, seed, split.classes)
+    else:
+        mask = sources.draw_held_out(len(split), fraction, seed, split.classes)
     return split.select(~mask), split.select(mask)
 
 
@@ -219,7 +209,7 @@ def find_range(values: Tensor) -> tuple[float, float]:
     return smallest, largest
 
 
-def stays_in_memory(shape: ImageShape, count: int, keep: str) -> bool:
+def stays_in_memory(shape: decoding.ImageShape, count: int, keep: str) -> bool:
     """Whether `count` images of this shape are decoded once and kept in memory, by `keep_in_memory`."""
     if keep != "auto":
         return keep == "yes"
@@ -231,7 +221,7 @@ def stays_in_memory(shape: ImageShape, count: int, keep: str) -> bool:
     return is_small and 2 * size <= free
 
 
-def check_computable(value: str, shape: ImageShape, count: int, keep: str) -> None:
+def check_computable(value: str, shape: decoding.ImageShape, count: int, keep: str) -> None:
     """Raise an error if a value cannot be computed from images of this shape, since they are read from disk."""
     if not stays_in_memory(shape, count, keep):
         raise ValueError(
@@ -240,12 +230,12 @@ def check_computable(value: str, shape: ImageShape, count: int, keep: str) -> No
         )
 
 
-def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> ImageShape:
+def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> decoding.ImageShape:
     """Return the shape set by the options, by default that of all images, and three channels if some have colors."""
     resizing = options.crop_pct, options.interpolation or "bilinear", tuple(options.background_color or WHITE)
     if options.image_size and options.num_channels:
-        return ImageShape(options.num_channels, options.image_size[0], options.image_size[-1], *resizing)
-    shapes = probe_shapes(rows, column)
+        return decoding.ImageShape(options.num_channels, options.image_size[0], options.image_size[-1], *resizing)
+    shapes = decoding.probe_shapes(rows, column)
     sizes = sorted({(shape.height, shape.width) for shape in shapes}) if options.image_size is None else []
     if len(sizes) > 1:
         (height, width), (most_height, most_width) = sizes[0], sizes[-1]
@@ -261,16 +251,16 @@ def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> Ima
         )
     size = options.image_size or sizes[0]
     channels = options.num_channels or max(shape.channels for shape in shapes)
-    return ImageShape(channels, size[0], size[-1], *resizing)
+    return decoding.ImageShape(channels, size[0], size[-1], *resizing)
 
 
-def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:
+def measure_pixels(images: Tensor | decoding.EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:
     """Measure mean and standard deviation per channel, on the scale from 0 to 1; on a sample for images on disk."""
     if not isinstance(images, Tensor):
         indices = torch.linspace(0, len(images) - 1, min(sample, len(images))).long().unique().tolist()
-        _, stacked, error = stack_images(images.__getitems__(indices))
+        _, stacked, error = decoding.stack_images(images.__getitems__(indices))
         if error is not None or stacked is None:
-            raise error or CorruptImageError("no image can be decoded.")
+            raise error or decoding.CorruptImageError("no image can be decoded.")
         images = stacked
     # Counting the 256 values per channel is exact and needs no floating-point copy of the data.
     values = torch.arange(256, dtype=torch.float64) / 255
@@ -285,7 +275,7 @@ def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[
 
 
 def find_statistics(
-    images: Tensor | EncodedImages, shape: ImageShape, options: ImageSourceOptions
+    images: Tensor | decoding.EncodedImages, shape: decoding.ImageShape, options: ImageSourceOptions
 ) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation per channel: those of the options, else measured."""
     mean, std = options.image_mean, options.image_std
@@ -334,9 +324,7 @@ def warn_of_shared_classes(train: Tensor, evaluation: Tensor, what: str = "evalu
         logger.warning(
             "%d of the %d classes of the %s split are trained on, so this is not an open set; --train_classes "
             "makes one by dividing the classes.",
-            shared,
-            len(evaluated),
-            what,
+            *(shared, len(evaluated), what),
         )
 
 
@@ -348,6 +336,5 @@ def warn_of_untrained_classes(train: Tensor, evaluation: Tensor, names: Sequence
         logger.warning(
             "%d class(es) of the evaluation images have no training image: %s. Slices such as train[:80%%] follow the "
             "order of the data, which is often by class.",
-            len(untrained),
-            ", ".join(untrained[:10]),
+            *(len(untrained), ", ".join(untrained[:10])),
         )

@@ -14,6 +14,17 @@ from hf_sphere.data.sampling import Episodes
 OPEN_SETS = ("retrieval", "few_shot")
 """Tasks whose splits may have different classes."""
 
+_TASKS_OF = {
+    **dict.fromkeys(("value_column_name", "computed_value"), ("regression", "joint")),
+    "train_classes": OPEN_SETS,
+    **dict.fromkeys(
+        ("label_column_name", "label_noise", "sample_classes", "class_balanced_sampling", "episodes"),
+        ("classification", "joint", *OPEN_SETS),
+    ),
+    "rejection_fraction": ("classification",),
+}
+"""The tasks of options and arguments that do not apply to all."""
+
 
 def check_task(
     task: str,
@@ -25,45 +36,24 @@ def check_task(
     """Raise an error if a task does not exist, or does not support the options, targets or episodes."""
     if task not in get_args(DataTask):
         raise ValueError(f"task must be classification, regression, joint, retrieval or few_shot; got {task!r}.")
-    sources = {"value_column_name": values.value_column_name, "computed_value": values.computed_value}
-    stated = [f"--{name} {value}" for name, value in sources.items() if value is not None]
-    if len(stated) == 2:
-        raise ValueError(f"{' and '.join(stated)} are two sources of one value; use only one of them.")
-    if stated and task in ("classification", *OPEN_SETS):
-        raise ValueError(f"{stated[0]} does not apply to {task}: leave it out, or choose task regression or joint.")
-    if train_classes is not None and task not in OPEN_SETS:
-        raise ValueError(
-            f"--train_classes {train_classes} does not apply to {task}, which trains on all classes: leave it out, or "
-            "choose task retrieval or few_shot."
-        )
-    need_classes = ("label_column_name", "label_noise", "sample_classes", "class_balanced_sampling")
-    used = {name: value for name in need_classes if (value := getattr(options, name, None))}
-    used |= {"episodes": episodes} if episodes is not None else {}
-    if task == "regression" and used:
-        name, value = next(iter(used.items()))
-        raise ValueError(
-            f"--{name} {value} does not apply to regression, which has no classes: leave it out, or choose task "
-            "classification or joint."
-        )
-    if episodes is not None and "class_balanced_sampling" in used:
+    if values.value_column_name is not None and values.computed_value is not None:
+        both = f"--value_column_name {values.value_column_name} and --computed_value {values.computed_value}"
+        raise ValueError(f"{both} are two sources of one value; use only one of them.")
+    stated = {**vars(options), **vars(values), "train_classes": train_classes, "episodes": episodes}
+    for name, tasks in _TASKS_OF.items():
+        if (value := stated.get(name)) and task not in tasks:
+            advice = f"leave it out, or choose task {' or '.join(tasks)}"
+            raise ValueError(f"--{name} {value} does not apply to {task}: {advice}.")
+    if episodes is not None and stated.get("class_balanced_sampling"):
         raise ValueError("class_balanced_sampling does not apply to episodes, which draw classes; leave it out.")
     if task in OPEN_SETS and options.sample_classes is not None:
-        raise ValueError(
-            f"--sample_classes {options.sample_classes} keeps the same classes in both splits, but {task} evaluates on "
-            "others: use --train_classes."
-        )
+        kept = f"--sample_classes {options.sample_classes} keeps the same classes in both splits"
+        raise ValueError(f"{kept}, but {task} evaluates on others: use --train_classes.")
     if getattr(options, "mixes", False) and (episodes is not None or task not in ("classification", "retrieval")):
         what = "episodes, whose images are ordered by class" if episodes is not None else task
         raise ValueError(f"--mixup and --cutmix do not apply to {what}: leave them out.")
-    if options.rejection_fraction and task != "classification":
-        raise ValueError(
-            f"--rejection_fraction {options.rejection_fraction:g} does not apply to {task}: leave it out, or choose "
-            "task classification."
-        )
-    if values.computed_value is not None and values.computed_value not in COMPUTED_VALUES:
-        raise ValueError(
-            f"no computed value {values.computed_value!r}; the computed values are: {', '.join(COMPUTED_VALUES)}."
-        )
+    if (value := values.computed_value) is not None and value not in COMPUTED_VALUES:
+        raise ValueError(f"no computed value {value!r}; the computed values are: {', '.join(COMPUTED_VALUES)}.")
 
 
 def read_values(rows: Dataset, column: str, split: str) -> Tensor:

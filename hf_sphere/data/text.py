@@ -77,8 +77,7 @@ def load_text_data(
         progress: Whether to show progress bars.
 
     Raises:
-        ValueError: If a split, column, length or fraction is invalid, or there is too little text; the message
-            lists what is available.
+        ValueError: If a split, column, length or fraction is invalid, or there is too little text.
 
     Example:
         >>> load_text_data(TextDataOptions(dataset_name="wikitext"), tokenizer, block_length=128)  # doctest: +SKIP

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_floating
-from hf_sphere.utils.devices import widest_dtype
+from hf_sphere.utils.devices import is_exporting, widest_dtype
 
 
 def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 1.0, delta: float = 1e-6) -> Tensor:
@@ -52,7 +52,7 @@ def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 
         raise ValueError(f"delta must lie between 0 and 1 (exclusive); got {delta}. The usual value is 1e-6.")
     if not isinstance(radius, Tensor) and not radius > 0.0:
         raise ValueError(f"radius must be positive; got {radius}.")
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return _spherize_for_export(x, _scalar(scaling, x), _scalar(radius, x), _smallest_angle(x.shape[-1], delta))
     return _Spherize.apply(x, _scalar(scaling, x), _scalar(radius, x), delta)
 

@@ -56,16 +56,10 @@ class Distances(SavedResult):
 def distance_from_initialization(
     model: Source, initial: Source, layers: LayerSelection = "conv", include_1x1: bool = False
 ) -> Distances:
-    """Compute the distance of each layer from its initialization, in float64.
+    """Compute the distance of each layer from its initialization, in float64, in the order of `model`.
 
-    Args:
-        model: A module, a state dict, a snapshot, or the path of safetensors files; see `iterate_layers`.
-        initial: The same model before training, in any of these forms.
-        layers: Kinds of layers; `all` means both.
-        include_1x1: Include pointwise (1x1) convolutions.
-
-    Returns:
-        The distances of each layer, in the order of `model`.
+    `model` is a module, a state dict, a snapshot, or the path of safetensors files, and `initial` the same model before
+    training, in any of these forms. The other arguments are those of `iterate_layers`.
 
     Raises:
         ValueError: If the architectures differ (the message names the layer or the shapes), a weight is not finite,

@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ from hf_sphere.hyperplanes.effective_weights import effective_weight
 
 LayerKind = Literal["conv", "linear"]
 LayerSelection = Literal["conv", "linear", "all"]
+
+Kinds = dict[str, tuple[LayerKind, bool]]
+"""Kind of each layer by name, and whether it is a pointwise convolution."""
 
 OF_ADAPTER = (
     "belongs to an adapter, so it is not the whole weight of a layer. Merge adapters first: "
@@ -69,7 +72,7 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}.")
-    kinds: dict[str, tuple[LayerKind, bool]] = {}
+    kinds: Kinds = {}
     seen: set[int] = set()
     adapters: list[str] = []
     for name, module in model.named_modules():
@@ -90,13 +93,10 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
     return {name: model.get_submodule(name) for name in selected}
 
 
-def select_layers(
-    kinds: Mapping[str, tuple[LayerKind, bool]], layers: LayerSelection, include_1x1: bool, owner: str
-) -> list[str]:
+def select_layers(kinds: Kinds, layers: LayerSelection, include_1x1: bool, owner: str) -> list[str]:
     """Select layers by kind from those of a model or checkpoint, which `owner` names in error messages.
 
-    `kinds` are the kind of each layer by name, and whether it is a pointwise convolution. The error if no layer is
-    selected names the kinds that exist.
+    The error if no layer is selected names the kinds that exist.
     """
     if layers not in get_args(LayerSelection):
         raise ValueError(f"layers must be one of {', '.join(get_args(LayerSelection))}; got {layers!r}.")
@@ -195,20 +195,17 @@ def stages_of_model(model: nn.Module) -> dict[str, int]:
     kinds = {name: kind for name, module in model.named_modules() if (kind := layer_kind(module))}
     stages_in_names = {name: numbered_stage(name) for name in kinds}
     stages: dict[str, int] = {}
-    stage = 0
-    if any(stage_in_name is not None for stage_in_name in stages_in_names.values()):
+    stage, pooled = 0, False
+    if {*stages_in_names.values()} != {None}:
         for name, stage_in_name in stages_in_names.items():
             stage = stages[name] = stage if stage_in_name is None else stage_in_name
         return stages
-
     modules = dict(model.named_modules())
     last_convolution = max((at for at, name in enumerate(modules) if kinds.get(name) == "conv"), default=-1)
-    pooled = False
     for at, (name, module) in enumerate(modules.items()):
         if name in kinds:
             stage += pooled and bool(stages)
-            stages[name] = stage
-            pooled = False
+            stages[name], pooled = stage, False
         else:
             pooled = pooled or _reduces(module, to_point=at > last_convolution)
     return stages

@@ -26,13 +26,14 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from hf_sphere.hyperplanes.layers import (
     OF_ADAPTER,
+    Kinds,
     LayerKind,
     LayerSelection,
     blocks_of_stages,
@@ -67,12 +68,11 @@ Source = nn.Module | Mapping[str, Tensor] | str | PathLike | Snapshot
 NUMBERS_AT_A_TIME = 2**17  # weights converted to float64 at a time: 1 MB, which fits the cache
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor that has not been read yet."""
+class StoredTensor(NamedTuple):
+    """A tensor that has not been read yet, and the function that reads it."""
 
-    shape: tuple[int, ...]  # its shape
-    read: Callable[[], Tensor]  # function that reads it
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
 
 
 def named_layers(
@@ -83,7 +83,7 @@ def named_layers(
     Returns the kind of each selected layer, and a function that reads its filters, (F, N). No such layer is an error,
     and a layer whose weight is quantized, stored in parts or of an adapter.
     """
-    kinds: dict[str, tuple[LayerKind, bool]] = {}
+    kinds: Kinds = {}
     weights: dict[str, StoredTensor] = {}
     for key, tensor in tensors.items():
         _refuse_other_forms(key, tensor, layers)
@@ -279,9 +279,7 @@ class LayerWeight:
             yield numbers
 
 
-def open_layers(
-    source: Source, layers: LayerSelection = "conv", include_1x1: bool = False
-) -> dict[str, Callable[[], LayerWeight]]:
+def open_layers(source: Source, layers: LayerSelection, include_1x1: bool) -> dict[str, Callable[[], LayerWeight]]:
     """Return a function per layer that reads it, by name. Arguments and errors are those of `iterate_layers`."""
     readers: dict[str, tuple[LayerKind, Callable[[], Tensor]]]
     stage_of: dict[str, int] = {}
@@ -299,11 +297,8 @@ def open_layers(
             raise TypeError(f"weights must be {kinds}; got {type(source).__name__}.")
         readers = named_layers(tensors, layers, include_1x1)
     stages = [stage_of.get(name) for name in readers]
-    blocks = blocks_of_stages(stages)
-    return {
-        name: partial(_read, name, kind, stage, block, read)
-        for (name, (kind, read)), stage, block in zip(readers.items(), stages, blocks, strict=True)
-    }
+    rows = zip(readers.items(), stages, blocks_of_stages(stages), strict=True)
+    return {name: partial(_read, name, kind, stage, block, read) for (name, (kind, read)), stage, block in rows}
 
 
 def iterate_layers(source: Source, layers: LayerSelection = "conv", include_1x1: bool = False) -> Iterator[LayerWeight]:
@@ -334,8 +329,6 @@ def iterate_layers(source: Source, layers: LayerSelection = "conv", include_1x1:
         yield read()
 
 
-def _read(
-    name: str, kind: LayerKind, stage: int | None, block: int | None, read_filters: Callable[[], Tensor]
-) -> LayerWeight:
-    weight = read_filters()
+def _read(name: str, kind: LayerKind, stage: int | None, block: int | None, read: Callable[[], Tensor]) -> LayerWeight:
+    weight = read()
     return LayerWeight(name, kind, weight.shape[1], weight, stage, block)

@@ -97,20 +97,8 @@ def expected_calibration_error(
     """Compute the expected calibration error over bins, `(sum_b n_b |acc_b - conf_b|^norm / N)^(1 / norm)`.
 
     The defaults are those of Guo, Pleiss, Sun, Weinberger, ICML 2017, with 15 bins; `calibration_errors` also computes
-    it with bins of equal mass and exponent 2.
-
-    Args:
-        confidences: (N,), predicted probability that each prediction is correct, in [0, 1].
-        correct: (N,), whether it is; boolean, or 0 and 1.
-        num_bins: Number of bins.
-        norm: Exponent, at least 1; 1 gives the mean absolute difference.
-        binning: Kind of bins, see `reliability_bins`.
-
-    Returns:
-        The error, in [0, 1]; lower is better.
-
-    Raises:
-        ValueError: If `norm` is not finite and at least 1, and for the same reasons as `reliability_bins`.
+    it with bins of equal mass and exponent 2. It is in [0, 1]; lower is better. Arguments and errors are those of
+    `reliability_bins`, besides the exponent `norm`, which is finite and at least 1.
 
     Example:
         >>> expected_calibration_error(torch.tensor([0.75, 0.75]), torch.tensor([1, 0]))
@@ -124,17 +112,12 @@ def expected_calibration_error(
 def calibration_errors(confidences: Tensor, correct: Tensor) -> dict[str, float]:
     """Compute the calibration error by the two common definitions, whose values are not comparable.
 
-    Args:
-        confidences: (N,), predicted probability that each prediction is correct, in [0, 1].
-        correct: (N,), whether it is; boolean, or 0 and 1.
+    Arguments and errors are those of `reliability_bins`.
 
     Returns:
         `calibration_error_equal_mass_l2`: 15 bins of equal mass, exponent 2 (Scott, Gallagher, Mozer, ICCV 2021).
         `calibration_error_equal_width_l1`: 15 bins of equal width, exponent 1 (Guo, Pleiss, Sun, Weinberger, "On
         Calibration of Modern Neural Networks", ICML 2017).
-
-    Raises:
-        ValueError: For the same reasons as `reliability_bins`.
 
     Example:
         >>> calibration_errors(torch.tensor([1.0, 1.0]), torch.tensor([1, 1])).keys()

@@ -118,9 +118,8 @@ def for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tens
         norm = f"that at index {row} has the norm {float(squares[row].sqrt()) / curvature**0.5:g}"
         raise ValueError(f"embeddings must lie in {ball}; {norm}. Project them or use a smaller curvature.")
     weights = 1 / (1 - squares)
-    ones = torch.ones_like(squares)
     references = torch.cat([points * weights, -weights, -squares * weights], dim=1)
-    return torch.cat([2 * points, squares, ones], dim=1), references
+    return torch.cat([2 * points, squares, torch.ones_like(squares)], dim=1), references
 
 
 def _power_of_two(largest: Tensor) -> Tensor:

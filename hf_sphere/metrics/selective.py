@@ -21,8 +21,7 @@ def risk_coverage(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]
         Both (N,), float64, on the CPU.
 
     Raises:
-        ValueError: If the shapes are not (N,) with the same N >= 1, a confidence is NaN, or `correct` has
-            values other than 0 and 1.
+        ValueError: If the shapes are not (N,) with the same N >= 1, a confidence is NaN, or `correct` is not 0 or 1.
 
     Example:
         >>> coverage, risk = risk_coverage(torch.tensor([0.9, 0.6]), torch.tensor([1, 0]))
@@ -38,17 +37,8 @@ def risk_coverage(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]
 def area_under_risk_coverage(confidences: Tensor, correct: Tensor) -> float:
     """Compute the area under the risk-coverage curve (AURC), the mean risk over all coverages; lower is better.
 
-    Geifman, Uziel, El-Yaniv, "Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers", ICLR 2019.
-
-    Args:
-        confidences: (N,), higher for more certain predictions.
-        correct: (N,), whether each prediction is correct; boolean, or 0 and 1.
-
-    Returns:
-        The area, in [0, 1].
-
-    Raises:
-        ValueError: For the same reasons as `risk_coverage`.
+    Geifman, Uziel, El-Yaniv, "Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers", ICLR 2019. It is in
+    [0, 1]. Arguments and errors are those of `risk_coverage`.
 
     Example:
         >>> round(area_under_risk_coverage(torch.tensor([0.9, 0.8, 0.6]), torch.tensor([1, 1, 0])), 4)
@@ -60,15 +50,8 @@ def area_under_risk_coverage(confidences: Tensor, correct: Tensor) -> float:
 def accuracy_by_certainty(confidences: Tensor, correct: Tensor, num_groups: int = 10) -> list[float]:
     """Compute the accuracy of groups of equal size (up to one) in increasing order of confidence, such as deciles.
 
-    Tied predictions count with the mean over all their orders, as in `risk_coverage`.
-
-    Args:
-        confidences: (N,), higher for more certain predictions.
-        correct: (N,), whether each prediction is correct; boolean, or 0 and 1.
-        num_groups: Number of groups; at most one per prediction.
-
-    Raises:
-        ValueError: For the same reasons as `risk_coverage`, or if `num_groups` is not positive.
+    Tied predictions count with the mean over all their orders, as in `risk_coverage`, whose arguments and errors these
+    are. There is at most one group per prediction, and `num_groups` is positive.
 
     Example:
         >>> accuracy_by_certainty(torch.tensor([0.9, 0.8, 0.6, 0.5]), torch.tensor([1, 1, 1, 0]), num_groups=2)

@@ -55,9 +55,7 @@ def fit_calibration(
     return fitted
 
 
-def fit_and_validate(
-    logits: Tensor, labels: Tensor, kind: Literal["temperature", "vector"]
-) -> tuple[dict[str, Any], float, float]:
+def fit_and_validate(logits: Tensor, labels: Tensor, kind: str) -> tuple[dict[str, Any], float, float]:
     """Return the result of `fit_calibration`, and the mean change of the negative log-likelihood of other examples.
 
     The third value is the half-width of the 95 % interval of this mean.

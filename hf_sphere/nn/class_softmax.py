@@ -57,11 +57,9 @@ def sum_over_other_classes(
         return _OtherClasses.apply(embeddings, weight, bias, labels, normalize, sum_logits)
 
 
-def class_blocks(
-    num_classes: int, values_per_class: int, device: torch.device, sizes: dict[str, int]
-) -> Iterator[slice]:
+def class_blocks(num_classes: int, per_class: int, device: torch.device, sizes: dict[str, int]) -> Iterator[slice]:
     """Yield slices of the classes with about as many values each as `sizes` allows on a device."""
-    size = sizes["cpu" if device.type == "cpu" else "other"] // max(values_per_class, 1)
+    size = sizes["cpu" if device.type == "cpu" else "other"] // max(per_class, 1)
     size = min(max(size, SMALLEST_BLOCK), max(num_classes, 1))
     for start in range(0, num_classes, size):
         yield slice(start, min(start + size, num_classes))

@@ -76,13 +76,7 @@ class AngularConv2d(nn.Conv2d):
     inactive, the direct operators return 0, with zero gradient.
 
     Args:
-        in_channels: Number of input channels.
-        out_channels: Number of filters.
-        kernel_size: As in `torch.nn.Conv2d`.
-        operator: See `AngularLinear`.
-        stride: As in `torch.nn.Conv2d`.
-        padding: As in `torch.nn.Conv2d`, including `same` and `valid`.
-        dilation: As in `torch.nn.Conv2d`.
+        operator: See `AngularLinear`. The other arguments are those of `torch.nn.Conv2d`.
 
     Shape:
         - Input: (N, in_channels, H, W) or (in_channels, H, W).
@@ -328,12 +322,7 @@ class SphericalConv2d(nn.Module):
 
     Args:
         in_channels: Number of channels before the spherization, n.
-        out_channels: Number of output channels.
-        kernel_size: As in `torch.nn.Conv2d`.
-        stride: As in `torch.nn.Conv2d`.
-        padding: As in `torch.nn.Conv2d`.
-        dilation: As in `torch.nn.Conv2d`.
-        **spherization: See `SphericalLinear`.
+        **spherization: See `SphericalLinear`. The other arguments are those of `torch.nn.Conv2d`.
 
     Shape:
         - Input: (N, in_channels, H, W) or (in_channels, H, W).

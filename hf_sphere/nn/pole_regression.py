@@ -11,17 +11,11 @@ from hf_sphere.nn.heads.base import Head
 
 
 class PoleOutput(NamedTuple):
-    """Output of `PoleRegression`.
+    """Output of `PoleRegression`."""
 
-    Attributes:
-        predictions: (B,), in the unit of the targets.
-        loss: Scalar, if targets were given.
-        embeddings: (B, d), the normalized embeddings.
-    """
-
-    predictions: Tensor
-    loss: Tensor | None
-    embeddings: Tensor
+    predictions: Tensor  # (B,), in the unit of the targets
+    loss: Tensor | None  # scalar, if targets were given
+    embeddings: Tensor  # (B, d), normalized
 
 
 class PoleRegression(nn.Module):

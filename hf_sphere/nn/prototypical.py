@@ -15,17 +15,11 @@ COSINE_SCALE = 1000.0
 
 
 class PrototypicalOutput(NamedTuple):
-    """Output of `PrototypicalClassifier`.
+    """Output of `PrototypicalClassifier`."""
 
-    Attributes:
-        logits: (..., Q, way), 0 for a query at the prototype and negative elsewhere; float32 or better.
-        loss: Scalar, if labels were given.
-        prototypes: (..., way, d), of the support's dtype.
-    """
-
-    logits: Tensor
-    loss: Tensor | None
-    prototypes: Tensor
+    logits: Tensor  # (..., Q, way), 0 for a query at the prototype and negative elsewhere; float32 or better
+    loss: Tensor | None  # scalar, if labels were given
+    prototypes: Tensor  # (..., way, d), of the support's dtype
 
 
 class PrototypicalClassifier(nn.Module):

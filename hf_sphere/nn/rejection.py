@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_sphere.geometry.manifold import project_to_sphere
-from hf_sphere.utils.devices import widest_dtype
+from hf_sphere.utils.devices import is_exporting, widest_dtype
 
 State = Mapping[str, Any]
 """What a score was fitted to: tensors, and options such as `k`; see `hf_sphere.ood.scores`."""
@@ -30,17 +30,11 @@ class Score(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Decisions on B inputs.
+    """Decisions on B inputs."""
 
-    Attributes:
-        known: (B,), whether the input belongs to the classes.
-        p_value: (B,), the p-value of that; `known` are those above the level.
-        class_p_values: (B, K), the p-value of each class, or None if the calibration had no labels.
-    """
-
-    known: Tensor
-    p_value: Tensor
-    class_p_values: Tensor | None = None
+    known: Tensor  # (B,), whether the input belongs to the classes
+    p_value: Tensor  # (B,), of that; `known` are those above the level
+    class_p_values: Tensor | None = None  # (B, K), of each class, or None if the calibration had no labels
 
 
 class Rejection(nn.Module):
@@ -226,7 +220,7 @@ def _ranks(calibration: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """
     sizes = calibration.isfinite().sum(1)
     values = values.where(values.isfinite(), -math.inf)  # what is not finite is unknown
-    if torch.compiler.is_exporting():  # ONNX has no binary search
+    if is_exporting():  # ONNX has no binary search
         counts = _count_by_steps(calibration, values)
     elif len(calibration) == 1:
         counts = torch.searchsorted(calibration[0], values, right=True)

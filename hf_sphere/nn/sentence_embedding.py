@@ -66,6 +66,5 @@ class Spherize(Module):
         """Load the module from a folder or the Hub; the options are those of sentence-transformers' `Module.load`."""
         names = ("subfolder", "token", "cache_folder", "revision", "local_files_only")
         hub = {name: kwargs[name] for name in names if name in kwargs}
-        return cls.load_torch_weights(
-            model_name_or_path, model=cls(**cls.load_config(model_name_or_path, **hub)), **hub
-        )
+        module = cls(**cls.load_config(model_name_or_path, **hub))
+        return cls.load_torch_weights(model_name_or_path, model=module, **hub)

@@ -12,20 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import _device_dtype_check_for_fused
 
-from hf_sphere.optim import layout
-from hf_sphere.optim.fast_step import (
-    INDUCTOR,
-    Block,
-    Flags,
-    Number,
-    PackedPortion,
-    Portion,
-    Rows,
-    check_compiler,
-    is_zero,
-    portions,
-    update_all,
-)
+from hf_sphere.optim import fast_step, layout
+from hf_sphere.optim.fast_step import Block, Flags, Number, Portion, Rows
 from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, radial_parameter_groups
 
 Group = dict[str, Any]
@@ -85,12 +73,15 @@ class SphereOptimizer(NamedOptimizer):
         channels = {"channel_dims": source.get("channel_dims"), "channel_wise": source.get("channel_wise", False)}
         names = self._names(group)
         for name, parameter in zip(names, group["params"], strict=True):
-            self._check_parameter(name, parameter, group)
+            if not parameter.is_floating_point():
+                raise ValueError(f"{name} is {parameter.dtype}; {type(self).__name__} requires real floating point.")
+            if group["low_precision"] == "stochastic" and parameter.dtype == torch.float16:
+                raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
         group["channel_dims"] = layout.resolve_channel_dims(names, group["params"], **channels)
         for name in self.not_of_groups & group.keys():
             del group[name]
         if self.defaults["compile"] and any(parameter.device.type == "cpu" for parameter in group["params"]):
-            check_compiler()
+            fast_step.check_compiler()
         # Missing after copying or unpickling: torch keeps only defaults, state and groups.
         self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
 
@@ -112,12 +103,6 @@ class SphereOptimizer(NamedOptimizer):
             raise ValueError(f"low_precision must be one of {', '.join(layout.LOW_PRECISION)}; got {mode!r}.")
         if mode == "stochastic" and options["capturable"]:
             raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
-
-    def _check_parameter(self, name: str, parameter: Tensor, group: Group) -> None:
-        if not parameter.is_floating_point():
-            raise ValueError(f"{name} is {parameter.dtype}; {type(self).__name__} requires real floating point.")
-        if group["low_precision"] == "stochastic" and parameter.dtype == torch.float16:
-            raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
 
     def _step(self) -> None:
         compiles = self.defaults["compile"] or torch.compiler.is_compiling()
@@ -165,29 +150,29 @@ class SphereOptimizer(NamedOptimizer):
         return Block(tensors.weight, tensors.gradient, tensors.momentum, moment, step)
 
     def _step_on_sphere(self, group: Group, blocks: list[Block]) -> None:
-        batches, weight = list(portions(blocks, group["foreach"])), blocks[0].weight
+        batches, weight = list(fast_step.portions(blocks, group["foreach"])), blocks[0].weight
         packs = weight.device.type not in NOT_PACKED
         sizes = [sum([b.weight.numel() for b in portion]) for portion in batches if not packs or len(portion) == 1]
         memory = weight.new_empty(max(sizes, default=0) if self._has_fast_rule() else 0)
         for portion in batches:
             if self._has_fast_rule():
-                rows = (PackedPortion if packs and len(portion) > 1 else Portion)(portion, memory)
+                rows = (fast_step.PackedPortion if packs and len(portion) > 1 else Portion)(portion, memory)
                 numbers = self._numbers(group, rows.t, rows.dim)
                 *_, v = self._update(rows, rows.x, rows.g, rows.m, rows.v, self._flags(group), *numbers)
                 rows.close(v)
             else:
-                update_all(*self._arguments([(block, group) for block in portion]))
+                fast_step.update_all(*self._arguments([(block, group) for block in portion]))
 
     def _step_compiled(self, items: list[tuple[Block, Group]]) -> None:
         """Update blocks of one device and dtype by a compiled function."""
         update, blocks, numbers = self._arguments(items)
         if torch.compiler.is_compiling():  # by the caller
-            update_all(update, blocks, numbers)
+            fast_step.update_all(update, blocks, numbers)
             return
         if "_compiled" not in self.__dict__:  # neither copied nor pickled
             # A copy of the code, as torch limits how many variants of one it compiles.
-            own = FunctionType(update_all.__code__.replace(), update_all.__globals__)
-            self._compiled = torch.compile(own, dynamic=False, options=INDUCTOR)
+            own = FunctionType(fast_step.update_all.__code__.replace(), fast_step.update_all.__globals__)
+            self._compiled = torch.compile(own, dynamic=False, options=fast_step.INDUCTOR)
         # Numbers are a tensor, so that a schedule or the number of the step does not compile again.
         flat, x = [number for own in numbers for number in own], blocks[0][0]
         if any(isinstance(number, Tensor) for number in flat):
@@ -262,7 +247,7 @@ class SphereOptimizer(NamedOptimizer):
             if value.shape != target.shape:
                 shapes = f"{tuple(target.shape)}; got {tuple(value.shape)}"
                 raise ValueError(f"rule of {type(self).__name__} must return tensors like x, m and v: {shapes}.")
-        at_zero = is_zero(rows.spread(rows.norm(x)))
+        at_zero = fast_step.is_zero(rows.spread(rows.norm(x)))
         return tuple(torch.where(at_zero, *pair) for pair in zip(values, new, strict=True))
 
     @classmethod
@@ -273,7 +258,7 @@ class SphereOptimizer(NamedOptimizer):
         decay, shrink, *own = numbers
         m, v, size = cls._accumulate(rows, rows.gradient(x, g, flags, decay), m, v, *own)
         length = rows.norm(x)
-        size = torch.where(is_zero(length), torch.zeros_like(length), size)
+        size = torch.where(fast_step.is_zero(length), torch.zeros_like(length), size)
         y = rows.subtract(rows.scale(x, shrink) if flags.shrinks else x, size, m)
         return cls._moved(rows, x, y, m, v, length, size, flags, shrink)
 

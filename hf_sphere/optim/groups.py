@@ -228,10 +228,8 @@ class NamedOptimizer(Optimizer):
         super().__init__(*args, **options)
         # Loss scaling is left to GradScaler: it unscales the gradients and skips the step if they overflow.
         self._step_supports_amp_scaling = False
-        has_groups = [
-            group.get("param_names") or group.get(self.group_key) not in (None, False) for group in self.param_groups
-        ]
-        if not any(has_groups):  # groups with names come from form_groups, which issues its own warning
+        groups = self.param_groups  # those with names come from form_groups, which issues its own warning
+        if not any(g.get("param_names") or g.get(self.group_key) not in (None, False) for g in groups):
             logger.warning(
                 "%s was given parameters without its groups, so every step is an ordinary step of torch. Pass it "
                 "%s.form_groups(model), or use build_optimizer.",
@@ -242,8 +240,7 @@ class NamedOptimizer(Optimizer):
         """Add a group: `params`, and options that differ from the defaults, such as `channel_dims`.
 
         Raises:
-            ValueError: If an option is out of range, not supported or does not fit the parameters, or if only some
-                parameters have names.
+            ValueError: If an option is out of range, not supported or does not fit, or only some parameters have names.
         """
         # torch's __init__ creates `defaults` and then calls this method for the first group.
         self.defaults.update(self.__dict__.pop("_own", {}))

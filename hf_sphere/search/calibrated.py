@@ -111,14 +111,9 @@ class CalibratedSearch(ABC):
         return self.calibration.threshold(false_accept)
 
     def identify(self, queries: Any, false_accept: float) -> Any:
-        """Return the name of the group that a query matches, or None.
+        """Return the name of the group that a query (d,) matches, or None; of several (Q, d), a list.
 
-        Args:
-            queries: (d,), or (Q, d) for a list of names.
-            false_accept: See `search`.
-
-        Raises:
-            ValueError: If the groups have no names, and for the reasons of `search`.
+        Levels and errors are those of `search`, and groups without names are an error.
         """
         matches, found = self._find_matches(self._check_search(queries, 1, false_accept), 1, false_accept)
         assert matches.accepted is not None

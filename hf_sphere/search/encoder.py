@@ -6,24 +6,21 @@ import logging
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from datasets.fingerprint import Hasher
+from PIL.Image import Resampling
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import AutoImageProcessor, AutoTokenizer
 
 from hf_sphere.data import image_files
 from hf_sphere.data.decoding import state_of_files
-from hf_sphere.search.extract import (
-    check_finite,
-    class_names,
-    digest_decisions,
-    embed,
-    embedding_metric,
-    load_embedding_model,
-)
+from hf_sphere.search import extract
 from hf_sphere.search.pipeline import Batch, embed_batches
 from hf_sphere.search.source import ImageSource
 from hf_sphere.search.space import unit_vectors
@@ -31,6 +28,7 @@ from hf_sphere.utils.checks import check_extra
 from hf_sphere.utils.loading import find_file, load_pretrained, load_sentence_transformer
 from hf_sphere.utils.modules import digest_weights
 from hf_sphere.utils.pixels import WHITE
+from hf_sphere.utils.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 
@@ -94,18 +92,16 @@ class ImageEncoder(Encoder):
     def __init__(self, name: str, device: torch.device | str | None = None) -> None:
         self.name = name
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        model = load_embedding_model(name)
+        model = extract.load_embedding_model(name)
         try:
             # Not AutoProcessor, which loads other models that a processor names, and offers to run code.
             self.processor = load_pretrained(AutoImageProcessor, name)
         except OSError as error:
-            raise ValueError(
-                f"{name} has no image processor, so the preprocessing of its images is unknown. Save the one of its "
-                "training there by its `save_pretrained`."
-            ) from error
+            problem = f"{name} has no image processor, so the preprocessing of its images is unknown"
+            raise ValueError(f"{problem}. Save the one of its training there by its `save_pretrained`.") from error
         self.preprocessing = self.processor.to_dict()
         self.model = model.to(device).eval()
-        self.class_names = class_names(model)
+        self.class_names = extract.class_names(model)
         channels = [getattr(source, "num_channels", None) for source in (self.processor, model.config)]
         if None not in channels and channels[0] != channels[1]:
             what = f"the image processor of {name} makes {channels[0]} channels, but its model has {channels[1]}"
@@ -116,8 +112,8 @@ class ImageEncoder(Encoder):
                 raise ValueError(f"{kind} in preprocessor_config.json of {name} is {statistics.tolist()}; correct it.")
         self.embeds_texts = hasattr(model, "get_text_features")
         self._texts: Any = load_pretrained(AutoTokenizer, name) if self.embeds_texts else None
-        self.metric = embedding_metric(model)
-        self.weights, self.decisions = digest_weights(model), digest_decisions(model)
+        self.metric = extract.embedding_metric(model)
+        self.weights, self.decisions = digest_weights(model), extract.digest_decisions(model)
 
     def encode(
         self,
@@ -197,7 +193,8 @@ class ImageEncoder(Encoder):
         return self._embed(list(texts), **tokens)["embedding"]
 
     def _embed(self, names: Sequence[str], **inputs: Tensor) -> dict[str, Tensor]:
-        return embed(self.model, names, **{name: value.to(self.model.device) for name, value in inputs.items()})
+        inputs = {name: value.to(self.model.device) for name, value in inputs.items()}
+        return extract.embed(self.model, names, **inputs)
 
 
 class TextEncoder(Encoder):
@@ -237,11 +234,9 @@ class TextEncoder(Encoder):
             next((model.prompts[name] for name in (*names, model.default_prompt_name) if name in model.prompts), "")
             for names in (["query"], ["document", "passage", "corpus"])  # as `encode_query` and `encode_document` do
         ]
-        lengths = [
-            getattr(module, "query_length", None) == getattr(module, "document_length", None) for module in model
-        ]
+        lengths = [[getattr(module, name, None) for module in model] for name in ("query_length", "document_length")]
         is_routed = "task" in model.get_model_kwargs()  # by a Router, or code of the model
-        self.is_symmetric = prompts[0] == prompts[1] and all(lengths) and not is_routed
+        self.is_symmetric = prompts[0] == prompts[1] and lengths[0] == lengths[1] and not is_routed
 
     def encode(
         self, texts: Any, rows: Sequence[int] | None = None, *, batch_size: int = 64, progress: bool = True, **more: Any
@@ -270,7 +265,7 @@ class TextEncoder(Encoder):
 
     def _embed(self, encode: Any, texts: list[str], batch_size: int) -> Tensor:
         embeddings = encode(texts, batch_size=batch_size, show_progress_bar=False, convert_to_tensor=True).float().cpu()
-        check_finite({"embedding": embeddings}, texts)
+        extract.check_finite({"embedding": embeddings}, texts)
         return embeddings
 
 
@@ -288,6 +283,37 @@ class VectorEncoder(Encoder):
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
         """Raise an error: there is no model."""
         raise ValueError("the index has no model that embeds texts; search with their vectors.")
+
+
+class ThumbnailEncoder(Encoder):
+    """Differences of neighboring pixels of gray thumbnails, which resizing and compression hardly change."""
+
+    name, weights, content, embeds_texts, metric = "", "", "image", False, {"distance": "cosine"}
+    class_names, preprocessing = [], {"size": (12, 12)}
+
+    def encode(
+        self, source: Any, rows: Sequence[int], *, skip_unreadable: bool = False, progress: bool = True, **_: Any
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Yield the indices of the readable images and their embeddings; see `ImageEncoder.encode`."""
+
+        def read(row: int) -> Tensor | None:
+            try:
+                image = source.open(row, 1).resize((12, 12), Resampling.BILINEAR)
+            except ValueError as error:
+                if not skip_unreadable:
+                    raise ValueError(f"{error} Repair or remove it, or pass --skip_unreadable_images.") from error
+                logger.warning("Skipped: %s", error)
+                return None
+            return torch.from_numpy(np.array(image, np.float32))
+
+        with ThreadPool(min(16, len(rows) // 100 + 1)) as pool:
+            bar = progress_bar(pool.imap(read, rows), "Reading", len(rows), disable=not progress, leave=False)
+            found = {row: pixels for row, pixels in zip(rows, bar, strict=True) if pixels is not None}
+        if found:
+            pixels = torch.stack([*found.values()])
+            differences = torch.cat([pixels.diff(dim=dim).flatten(1) for dim in (1, 2)], 1)
+            # The 1 gives images of one color a direction; others hardly change.
+            yield torch.tensor([*found]), {"embedding": F.normalize(F.pad(differences, (0, 1), value=1.0))}
 
 
 def load_encoder(model: Any, device: torch.device | str | None = None) -> Any:

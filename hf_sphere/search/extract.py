@@ -178,9 +178,7 @@ def extract_embeddings(
     return list(columns)
 
 
-def _embed_split(
-    model: Any, images: ImageSplit, accelerator: Accelerator, batches: list[Sequence[int]]
-) -> Iterator[Batch]:
+def _embed_split(model: Any, images: ImageSplit, accelerator: Accelerator, batches: list) -> Iterator[Batch]:
     """Yield the columns of `hf_sphere.search.store` of each batch of indices."""
     split, indices = images.batches, [torch.tensor(batch) for batch in batches]
     for rows, pixels in zip(indices, split.take(torch.cat(indices), split.batch_size) if indices else (), strict=True):

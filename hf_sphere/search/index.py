@@ -5,7 +5,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -20,7 +20,7 @@ from hf_sphere.search.index_files import check_replaceable, describe_space, read
 from hf_sphere.search.indexed_images import ImageState, IndexedImages, identify, place_of, predicted_class, table_states
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind, check_kind
 from hf_sphere.search.rows import check_names
-from hf_sphere.search.source import Content, Groups, ImageSource
+from hf_sphere.search.source import Groups, ImageSource
 from hf_sphere.search.space import EmbeddingSpace
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
@@ -28,6 +28,11 @@ from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 logger = logging.getLogger(__name__)
 
 Classes = Sequence[str] | None
+Cells = dict[str, Any]
+"""Columns of some images, by name."""
+
+KEPT = ("sources", "groups", "calibrated_with", "calibration_settings", "columns")
+"""Attributes of an index that `index.json` has under the same name."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,8 @@ class Neighbors:
 
     Attributes:
         queries: Columns of the queries by name, as those of `ImageIndex.images`, and `embedding`, (Q, d).
-        rows: (Q, k), rows of the index, nearest first; -1 where an approximate search found none.
+        rows, p_values, accepted: See `hf_sphere.search.Matches`; the last two are None without a level.
         distances: (Q, k), float64.
-        p_values: (Q, k), float64, and
-        accepted: (Q, k), bool, see `hf_sphere.search.Matches`; None without a level of false accepts.
     """
 
     queries: dict[str, Any]
@@ -49,7 +52,6 @@ class Neighbors:
     accepted: Tensor | None = None
 
 
-@dataclass(repr=False)
 class ImageIndex(IndexedImages):
     """A space of the embeddings of images or texts, searchable by these and, for a model such as CLIP, by text.
 
@@ -71,18 +73,6 @@ class ImageIndex(IndexedImages):
         >>> found = index.search("bird.jpg", 5, false_accept=0.05)
         >>> [index.images["file"][row] for row in found.rows[0]]
     """
-
-    encoder: Any
-    images: dict[str, list[Any]]
-    space: EmbeddingSpace
-    sources: list[tuple[str, str | None]]
-    groups: str | None = None
-    calibrated_with: Content = "image"
-    calibration_settings: str = ""
-    columns: dict[str, str] = field(default_factory=dict)
-    _tables: list[dict[str, list[int]]] = field(default_factory=list)
-    _opened: dict[int, ImageSource] = field(default_factory=dict)
-    _loaded: tuple[Path, str | None] | None = None
 
     @classmethod
     def build(
@@ -290,21 +280,13 @@ class ImageIndex(IndexedImages):
         Raises:
             FileExistsError: If the folder contains other files, or has changed since the index was loaded from it.
         """
-        folder = Path(folder)
+        folder, encoder = Path(folder), self.encoder
         target = folder.resolve()
-        about = describe_space(
-            self.space,
-            model=self.encoder.name,
-            weights=self.encoder.weights,
-            # Found from every working directory, and not absolute, which is private.
-            model_folder=os.path.relpath(self.encoder.name, target) if os.path.isdir(self.encoder.name) else None,
-            sources=self.sources,
-            tables=self._tables,
-            groups=self.groups,
-            calibrated_with=self.calibrated_with,
-            calibration_settings=self.calibration_settings,
-            columns=self.columns,
-        )
+        about: dict[str, Any] = {name: getattr(self, name) for name in KEPT}
+        about |= {"model": encoder.name, "weights": encoder.weights, "tables": self._tables}
+        # Found from every working directory, and not absolute, which is private.
+        about["model_folder"] = os.path.relpath(encoder.name, target) if os.path.isdir(encoder.name) else None
+        described = describe_space(self.space, **about)
         with lock_folder(folder):
             check_replaceable(folder)
             version = read_version(folder)
@@ -312,7 +294,7 @@ class ImageIndex(IndexedImages):
                 hint = "Load it again, repeat the changes, and save it"
                 raise FileExistsError(f"{folder} is not replaced: it has changed since it was loaded. {hint}.")
             with atomic_folder(folder) as unfinished:
-                write_index(unfinished, about, self.images, self.space)
+                write_index(unfinished, described, self.images, self.space)
             self._loaded = target, read_version(folder)
 
     @classmethod
@@ -320,11 +302,7 @@ class ImageIndex(IndexedImages):
         """Read an index that `save` wrote; the embeddings stay on disk, mapped into memory.
 
         Without FAISS the search is exact. A warning says what has changed, see `changes`. Later changes of the folder
-        do not affect the index.
-
-        Args:
-            folder: The folder.
-            model: The model of the index, if it is not where it was when the index was built.
+        do not affect the index. Its `model` is needed if that is not where it was when the index was built.
 
         Raises:
             OSError: If there is no such index or model.
@@ -345,16 +323,14 @@ class ImageIndex(IndexedImages):
         if encoder.weights != about.weights or encoder.metric != about.metric:
             which = f"is of another model than {encoder.name}, or that one was trained further: the weights differ"
             raise ValueError(f"the index {folder} {which}. Load its model ({about.model}), or build it again.")
-        calibration = about.calibrated_with, about.calibration_settings
-        index = cls(encoder, images, space, about.sources, about.groups, *calibration, about.columns)
-        index._tables = about.tables
-        index._loaded = folder.resolve(), version
+        index = cls(encoder, images, space, **{name: getattr(about, name) for name in KEPT})
+        index._tables, index._loaded = about.tables, (folder.resolve(), version)
         if texts := index.changes():
             hint = "Add the images of each source again, which embeds what has changed; remove those that are gone"
             logger.warning("The index %s is not up to date: %s. %s.", folder, "; ".join(texts), hint)
         return index
 
-    def _embed_queries(self, source: ImageSource, options: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
+    def _embed_queries(self, source: ImageSource, options: dict[str, Any]) -> tuple[Cells, Tensor]:
         """Return the columns and embeddings (Q, d) of queries; models may embed texts that search in their own way."""
         rows = range(len(source))
         if source.content == "image":
@@ -363,9 +339,7 @@ class ImageIndex(IndexedImages):
         parts = parts if source.content == "vector" else [self.encoder.encode_texts(texts) for texts in parts]
         return source.name_rows(torch.arange(len(source))), torch.cat(parts)
 
-    def _embed(
-        self, source: ImageSource, rows: Sequence[int], options: dict[str, Any]
-    ) -> tuple[dict[str, Any], Tensor]:
+    def _embed(self, source: ImageSource, rows: Sequence[int], options: dict[str, Any]) -> tuple[Cells, Tensor]:
         """Return the columns of the readable images of some rows, and their embeddings (N, d)."""
         embeddings: list[Tensor] = []
         cells = defaultdict[str, list[Any]](list, file=[], row=[])
@@ -376,9 +350,8 @@ class ImageIndex(IndexedImages):
         if not embeddings and not len(self):
             raise ValueError(f"none of the {len(rows)} images can be read.")
         if len(self) and embeddings and (got := embeddings[0].shape[1]) != (dim := self.embeddings.shape[1]):
-            raise ValueError(
-                f"the embeddings of the index have {dim} dimensions, but the new ones {got}; build it again."
-            )
+            which = f"the embeddings of the index have {dim} dimensions, but the new ones {got}"
+            raise ValueError(f"{which}; build it again.")
         embeddings = embeddings or [self.embeddings[:0]]
         return dict(cells), embeddings[0] if len(embeddings) == 1 else torch.cat(embeddings)
 
@@ -421,9 +394,7 @@ class ImageIndex(IndexedImages):
             raise ValueError(f"no level of false accepts: {reason}; leave it out, or {hint}.")
         self.space.calibration.check_level(level)
 
-    def _find(
-        self, queries: dict[str, Any], embeddings: Tensor, k: int, classes: Classes, level: float | None
-    ) -> Neighbors:
+    def _find(self, queries: Cells, embeddings: Tensor, k: int, classes: Classes, level: float | None) -> Neighbors:
         queries = queries | {"embedding": embeddings}
         if classes is None:
             distances, rows = self.neighbor_search.search(embeddings, k)

@@ -47,6 +47,8 @@ CALIBRATION |= {"scores": torch.float64, "queries": torch.float32}
 
 OPTIONS = ("rows_per_group", "calibration_rows", "seed")
 
+Tensors = dict[str, Tensor]
+
 
 @strict
 @dataclass(kw_only=True)
@@ -93,7 +95,7 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
             check_regular(folder / name)
         about = _read_about(folder)
         tensors = load_file(folder / EMBEDDINGS_FILE)
-        embeddings = tensors.pop("embeddings")
+        embeddings = tensors["embeddings"]
         if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype != torch.float32:
             raise ValueError(f"{EMBEDDINGS_FILE} has {embeddings.dtype} numbers of the shape {tuple(embeddings.shape)}")
         for start in range(0, len(embeddings), 1 << 15):
@@ -101,7 +103,7 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
                 if not file.get_slice("embeddings")[start : start + (1 << 15)].abs().max() < torch.inf:
                     raise ValueError(f"{EMBEDDINGS_FILE} has numbers that are not finite")
         images = _read_images(folder, len(embeddings), about)
-        return about, images, _read_space(space_class, folder, about, embeddings, images, tensors), version
+        return about, images, _read_space(space_class, folder, about, images, tensors), version
     except MemoryError:
         raise
     except Exception as error:  # of pyarrow, safetensors and FAISS, of many classes
@@ -111,9 +113,8 @@ def read_index(space_class: Any, folder: Path) -> tuple[About, dict[str, list[An
 def check_replaceable(folder: Path, files: Collection[str] = FILES) -> None:
     """Raise an error if a folder contains other files."""
     if other := next((path for path in folder.glob("*") if path.name not in files), None):
-        raise FileExistsError(
-            f"{folder} is not replaced: it has other files, such as {other.name}. Choose another folder."
-        )
+        which = f"it has other files, such as {other.name}"
+        raise FileExistsError(f"{folder} is not replaced: {which}. Choose another folder.")
 
 
 def describe_space(space: Any, **about: Any) -> About:
@@ -196,14 +197,8 @@ def _read_images(folder: Path, count: int, about: About) -> dict[str, list[Any]]
     return images
 
 
-def _read_space(
-    space_class: Any,
-    folder: Path,
-    about: About,
-    embeddings: Tensor,
-    images: dict[str, list[Any]],
-    tensors: dict[str, Tensor],
-) -> Any:
+def _read_space(space_class: Any, folder: Path, about: About, images: dict[str, list[Any]], tensors: Tensors) -> Any:
+    embeddings = tensors.pop("embeddings")
     has_faiss = importlib.util.find_spec("faiss") is not None
     kind = about.kind if has_faiss else None  # exact; with a message for many images
     options = {name: value for name, value in about.space.items() if name in OPTIONS}

@@ -5,6 +5,7 @@ import os
 import stat
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -17,7 +18,8 @@ from PIL.Image import Image as PILImage
 
 from hf_sphere.data.folders import TABLES, list_files
 from hf_sphere.data.image_files import open_image
-from hf_sphere.search.source import ImageSource
+from hf_sphere.search.source import Content, ImageSource
+from hf_sphere.search.space import EmbeddingSpace
 from hf_sphere.utils.checks import error_text
 from hf_sphere.utils.pixels import convert_image
 from hf_sphere.utils.progress import progress_bar
@@ -29,6 +31,10 @@ class ImageState(NamedTuple):
     size: int | None
     time: int | None
     digest: str | None
+
+
+States = dict[int, ImageState]
+"""States of images by row."""
 
 
 def predicted_class(columns: Mapping[str, Sequence[Any]], row: int, mark: str = "") -> str:
@@ -64,7 +70,7 @@ def place_of(name: str, split: str | None, file: str) -> Hashable:
     return path if os.path.isabs(path) else None
 
 
-def identify(source: ImageSource, rows: Sequence[int], *, progress: bool = True) -> dict[int, ImageState]:
+def identify(source: ImageSource, rows: Sequence[int], *, progress: bool = True) -> States:
     """Return the states of images of a source, by row, read in parallel threads.
 
     A dataset that names a file of this machine that is not its own is an error.
@@ -120,15 +126,21 @@ def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
+@dataclass(repr=False)
 class IndexedImages:
     """Columns and sources of the images of an index; see `ImageIndex`."""
 
     encoder: Any
     images: dict[str, list[Any]]
+    space: EmbeddingSpace
     sources: list[tuple[str, str | None]]
-    columns: dict[str, str]
-    _tables: list[dict[str, list[int]]]
-    _opened: dict[int, ImageSource]
+    groups: str | None = None
+    calibrated_with: Content = "image"
+    calibration_settings: str = ""
+    columns: dict[str, str] = field(default_factory=dict)
+    _tables: list[dict[str, list[int]]] = field(default_factory=list)
+    _opened: dict[int, ImageSource] = field(default_factory=dict)
+    _loaded: tuple[Path, str | None] | None = None
 
     def path(self, row: int) -> str:
         """Return the absolute path of an indexed image; of one of a dataset, the name of that and its own."""
@@ -195,11 +207,7 @@ class IndexedImages:
         return is_folder and (not tables or any(states[file] != tuple(tables[file]) for file in tables))
 
     def match(
-        self,
-        source: int,
-        locations: Sequence[Hashable],
-        indexed: Mapping[Hashable, int],
-        states: Mapping[int, ImageState],
+        self, source: int, locations: Sequence[Hashable], indexed: Mapping[Hashable, int], states: States
     ) -> dict[int, int]:
         """Return the rows of those images of a source, given by its number, that the index has.
 

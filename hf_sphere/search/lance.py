@@ -180,16 +180,10 @@ class LanceSpace(CalibratedSearch):
     def search(
         self, queries: Any, k: int = 10, *, false_accept: float | None = None, where: str | None = None
     ) -> Matches:
-        """Find the rows with the largest cosines.
+        """Find the rows with the largest cosines, as `EmbeddingSpace.search`.
 
-        Args:
-            queries: (Q, d), or (d,) for one.
-            k: Number of rows, at most N; -1 fills up where fewer fulfill the condition.
-            false_accept: Level: the probability that anything is accepted for a query whose group is not in the space.
-            where: Condition in SQL, such as `year > 2020 AND language = 'en'`. The p-values stay about the whole space.
-
-        Raises:
-            ValueError: If an argument is invalid, or the calibration has too few groups for the level.
+        With `where`, a condition in SQL such as `year > 2020 AND language = 'en'`, only among rows that fulfill it; -1
+        fills up where there are fewer than k. The p-values stay about the whole space.
         """
         if where is None:
             return super().search(queries, k, false_accept=false_accept)
@@ -197,9 +191,8 @@ class LanceSpace(CalibratedSearch):
         try:
             self._rows(["_rowid"], f"_rowid < 0 AND coalesce({where}, false)")  # `a) OR (b` is an error
         except (ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"where={where!r} is no condition on {self.table.schema.names}: {error_text(error)}"
-            ) from error
+            names = self.table.schema.names
+            raise ValueError(f"where={where!r} is no condition on {names}: {error_text(error)}") from error
         found = self._candidates(queries, k, where)
         if false_accept is None and not self.is_calibrated:
             return Matches(found.rows, found.scores)
@@ -399,9 +392,7 @@ def _to_table(batch: Any, column: str, group_column: str | None) -> pa.Table:
     vectors = vectors.to_numpy(zero_copy_only=False) if isinstance(vectors, (pa.Array, pa.ChunkedArray)) else vectors
     vectors = unit_vectors("rows", vectors if getattr(vectors, "ndim", 1) == 2 else read_vectors(vectors, "rows"))
     columns[column] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.numpy().ravel()), vectors.shape[1])
-    table = pa.table(
-        {name: values.numpy(force=True) if isinstance(values, Tensor) else values for name, values in columns.items()}
-    )
+    table = pa.table({name: v.numpy(force=True) if isinstance(v, Tensor) else v for name, v in columns.items()})
     kind = pa.int64() if group_column is None else table.schema.field(group_column).type
     is_name = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
     if not is_name or (group_column and table[group_column].null_count):

@@ -55,20 +55,13 @@ class Calibration:
     - $q$ and $x_i$ are compared in the same groups: those that are neither of the two. So $S_i$ is compared with the
       best score of $q$ in other groups than that of $x_i$ (the jackknife+ of Barber, Candes, Ramdas and Tibshirani,
       Annals of Statistics 2021). That matters for groups of almost equal rows.
-
-    Attributes:
-        groups: (C,) int64, number of the group of each query.
-        scores: (C,) float64, its best score among other groups.
-        matches: (C,) int64, id of the row with that score.
-        ids: (C,) int64, the id of the row that is the query; -1 for separate queries.
-        next_id: The id of the next new row when the scores were computed: rows from it on are not searched yet.
     """
 
-    groups: Tensor
-    scores: Tensor
-    matches: Tensor
-    ids: Tensor
-    next_id: int
+    groups: Tensor  # (C,) int64, number of the group of each query
+    scores: Tensor  # (C,) float64, its best score among other groups
+    matches: Tensor  # (C,) int64, id of the row with that score
+    ids: Tensor  # (C,) int64, the id of the row that is the query; -1 for separate queries
+    next_id: int  # of the next new row when the scores were computed: rows from it on are not searched yet
 
     @property
     def num_groups(self) -> int:
@@ -117,11 +110,7 @@ class Calibration:
         return ((1 + counts) / (self.num_groups + 1)).clamp_max(1.0)
 
     def threshold(self, level: float) -> float:
-        """Return the smallest score that is accepted even if the whole group of the best row counts.
-
-        Raises:
-            ValueError: If there are too few groups.
-        """
+        """Return the smallest score that is accepted even if the whole group of the best row counts."""
         own = 0 if self.is_separate else 1
         self.check_level(level, (1 + own) / (self.num_groups + 1))
         order = self.scores.argsort(descending=True)
@@ -152,17 +141,10 @@ def accepts(p_values: Tensor, level: float) -> Tensor:
 
 
 def sample_rows(groups: Tensor, keys: np.ndarray, ids: Tensor, per_group: int, most: int) -> Tensor:
-    """Draw groups, and rows of each, by their keys: those of groups that stay do not change when others are added.
+    """Draw groups (N,), and rows of each, by their keys: those of groups that stay do not change when others are added.
 
-    Args:
-        groups: (N,) int64.
-        keys: (N,) uint64, pseudo-random and equal within a group.
-        ids: (N,) int64.
-        per_group: Maximum number of rows per group.
-        most: Maximum number of rows; at least one group is drawn.
-
-    Returns:
-        Rows in increasing order, int64.
+    The keys, (N,) uint64, are pseudo-random and equal within a group. At least one group is drawn, and at most
+    `per_group` rows of each and `most` in all. The rows are in increasing order, int64.
     """
     order = torch.from_numpy(np.lexsort((mix(ids.numpy()), groups.numpy(), keys)))
     _, counts = groups[order].unique_consecutive(return_counts=True)

@@ -42,15 +42,10 @@ def embed_batches(
 ) -> Iterator[tuple[Tensor, Batch]]:
     """Yield the rows and the columns of batches in the order of the rows, the same on every process.
 
-    Args:
-        embed: Yields a batch for each list of rows, with those that can be read, on the CPU.
-        rows: All rows, of which each process embeds every n-th batch.
-        batch_size: Rows per batch.
-        identity: What identifies the model, its settings and the source; those of another one are not used.
-        folder: Keep finished batches here, see `finished_batches`, and embed only what is missing.
-        accelerator: The processes; this one alone if None.
-        progress: Whether the main process shows a progress bar.
-        unit: What a row is.
+    `embed` yields a batch for each list of rows, with those that can be read, on the CPU; each process of the
+    `accelerator` embeds every n-th batch. Finished ones are kept in the `folder`, see `finished_batches`, and only what
+    is missing is embedded; the `identity` is that of the model, its settings and the source, and what another one left
+    is not used. The `unit` is what a row is.
     """
     index, count = (accelerator.process_index, accelerator.num_processes) if accelerator else (0, 1)
     gather: Callable[[list[Any]], list[Any]] = gather_object if count > 1 else list

@@ -11,24 +11,25 @@ from hf_sphere.geometry.checks import to_tensor
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings, check_rows
 from hf_sphere.search.calibrated import CANDIDATES
-from hf_sphere.search.density import LeftOut, LocalDensity
 from hf_sphere.search.matching import mix, name_keys, sample_rows
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 
 logger = logging.getLogger(__name__)
 
+NEIGHBORS = 10
+"""Number of neighbors of the mean."""
+
+BLOCK = 1 << 25
+"""Number of cosines in memory."""
+
+LeftOut = tuple[Tensor, Tensor]
+"""Keys of all rows, (N,), and of queries, (Q,), int64: rows with the key of a query are left out of its search."""
+
 
 class GroupedVectors:
-    """The rows of an `EmbeddingSpace`.
+    """The rows of an `EmbeddingSpace`: vectors (N, d) float32, which the metric compares, and names of groups, (N,).
 
-    Args:
-        vectors: (N, d) float32, which the metric compares.
-        groups: (N,) names, or None.
-        metric: Distance, as options of `NeighborSearch`.
-        kind: Kind of the search.
-        rows_per_group: Maximum number of rows of a group in a sample.
-        calibration_rows: Maximum number of rows in a sample.
-        seed: Seed of the sample.
+    The metric is a distance, as options of `NeighborSearch`. The other options are those of `EmbeddingSpace.fit`.
     """
 
     def __init__(
@@ -140,6 +141,51 @@ class GroupedVectors:
             return part._best(queries, groups)
         scores, rows = self._nearest(queries, 1, None if groups is None else (self._groups, groups))
         return scores[:, 0], self.ids[rows[:, 0]].where(rows[:, 0] >= 0, -1)
+
+
+class LocalDensity:
+    """Mean cosines to the nearest of some rows, the reference, which a density-corrected score subtracts.
+
+    A calibration query must not count in the densities of the rows it is compared with, as a new query does not.
+    So each row has more neighbors here than are averaged, by the largest number of reference rows with the same key.
+
+    Only the directions of vectors (N, d) matter, as those of queries. The group of a row, (N,), is left out of its
+    density. The reference are rows (R,).
+    """
+
+    def __init__(self, vectors: Tensor, groups: Tensor, reference: Tensor, most_left_out: int) -> None:
+        self.reference = reference
+        self.vectors = project_to_sphere(vectors[reference])
+        own = groups[reference], groups
+        self.cosines, self.nearest = self._nearest(vectors, NEIGHBORS + most_left_out, own)
+
+    def of_queries(self, queries: Tensor, left_out: LeftOut | None) -> Tensor:
+        """Return the densities at queries (Q, d), (Q,)."""
+        keys = None if left_out is None else (left_out[0][self.reference], left_out[1])
+        return _finite_mean(self._nearest(queries, NEIGHBORS, keys)[0])
+
+    def of_rows(self, rows: Tensor, left_out: LeftOut | None) -> Tensor:
+        """Return the densities at the rows (Q, c) that queries found, (Q, c)."""
+        cosines = self.cosines[rows]
+        if left_out is not None:
+            keys = left_out[0][self.reference][self.nearest[rows]]
+            cosines = cosines.masked_fill(keys == left_out[1][:, None, None], -torch.inf)
+        return _finite_mean(cosines.topk(min(NEIGHBORS, cosines.shape[-1])).values)
+
+    def _nearest(self, queries: Tensor, count: int, keys: LeftOut | None) -> tuple[Tensor, Tensor]:
+        """Return the largest cosines (Q, count) of queries to the reference and their positions in it."""
+        size, found = max(1, BLOCK // len(self.vectors)), []
+        for start in range(0, len(queries), size):
+            cosines = project_to_sphere(queries[start : start + size]) @ self.vectors.T
+            if keys is not None:
+                cosines.masked_fill_(keys[1][start : start + size, None] == keys[0], -torch.inf)
+            found.append(cosines.topk(min(count, len(self.vectors))))
+        return torch.cat([part.values for part in found]), torch.cat([part.indices for part in found])
+
+
+def _finite_mean(cosines: Tensor) -> Tensor:
+    finite = cosines.isfinite()
+    return (cosines.where(finite, 0.0).sum(-1) / finite.sum(-1).clamp_min(1)).double()
 
 
 def positions(values: Tensor, others: Tensor) -> Tensor:

@@ -16,17 +16,17 @@ from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.metrics.selective import area_under_risk_coverage
 from hf_sphere.metrics.two_sample import energy_test
 from hf_sphere.search.calibrated import CalibratedSearch, Candidates
+from hf_sphere.search.compression import CompressedSpace, compress
 from hf_sphere.search.drift import Comparison, compare, draw_samples
 from hf_sphere.search.index_files import check_replaceable, describe_space, read_index, write_index
 from hf_sphere.search.matching import Calibration
 from hf_sphere.search.neighbor_search import SearchKind
+from hf_sphere.search.report import VectorReport, report_vectors
 from hf_sphere.search.rows import GroupedVectors, as_list, check_names, positions, unit_vectors
 from hf_sphere.utils.files import atomic_folder, lock_folder, read_whole
 
 if TYPE_CHECKING:
-    from hf_sphere.search.compression import CompressedSpace
     from hf_sphere.search.duplicates import Duplicates
-    from hf_sphere.search.report import VectorReport
 
 logger = logging.getLogger(__name__)
 
@@ -98,14 +98,10 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         Raises:
             ValueError: If an argument is invalid, or there is only one group.
         """
-        space = cls(
-            unit_vectors("vectors", vectors),
-            groups,
-            kind=kind,
-            rows_per_group=check_integer("rows_per_group", rows_per_group, 1),
-            calibration_rows=check_integer("calibration_rows", calibration_rows, 1),
-            seed=check_integer("seed", seed, 0),
-        )
+        counts = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows}
+        options = {name: check_integer(name, count, 1) for name, count in counts.items()}
+        options["seed"] = check_integer("seed", seed, 0)
+        space = cls(unit_vectors("vectors", vectors), groups, kind=kind, **options)
         space.calibrate(calibration, calibration_groups, score=score)
         return space
 
@@ -206,7 +202,7 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
 
     def compress(
         self, bits: Literal[1, 2, 4, 8] = 2, *, max_recall_loss: float | None = None, seed: int = 0
-    ) -> "CompressedSpace":
+    ) -> CompressedSpace:
         """Return a space of codes of FAISS instead of vectors, which finds the largest cosines.
 
         Its recall@10 is measured before, for queries that are held out, also when the codes are fitted: a row per
@@ -221,19 +217,12 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
             ValueError: If the loss may be larger, the space is too small, or an argument is invalid.
             ImportError: If FAISS is not installed, or too old.
         """
-        from hf_sphere.search.compression import compress
-
         return compress(self, bits, max_recall_loss, seed)
 
     def add(self, groups: Any, vectors: Any) -> Tensor:
-        """Add rows and return their ids, (n,) int64. The calibration follows: for cosines by the new rows alone.
+        """Add rows (n, d), or one (d,), and return their ids, (n,) int64; groups are a name for all, or one for each.
 
-        Args:
-            groups: A name for all, or one per vector; None for a space without groups.
-            vectors: (n, d), or (d,) for one.
-
-        Raises:
-            ValueError: If the vectors or groups are invalid.
+        The calibration follows: for cosines by the new rows alone. A space without groups has None.
         """
         vectors = self._check("vectors", vectors)
         if (groups is None) != (self._names is None):
@@ -366,20 +355,16 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         self._is_chosen = True
         logger.info("Areas under the risk-coverage curve: %s; the score is %s.", areas, self.score)
 
-    def report(self, *, seed: int = 0) -> "VectorReport":
+    def report(self, *, seed: int = 0) -> VectorReport:
         """Describe the directions of the vectors and what is wrong with them; see `hf_sphere.search.report_vectors`.
 
         Raises:
             ValueError: If the distance is not the cosine.
         """
-        from hf_sphere.search.report import report_vectors
-
         if self.metric["distance"] != "cosine":
             raise ValueError(f"the report is about cosines, not the {self.metric['distance']} distance.")
         report = report_vectors(self.vectors, self.groups, seed=seed)
-        report.verdicts.append(
-            "Norms are those in the space, which fit normalizes; report_vectors has the original ones."
-        )
+        report.verdicts.append("Norms are those in the space, which fit normalizes; report_vectors has the original.")
         return report
 
     def duplicates(
@@ -398,6 +383,6 @@ class EmbeddingSpace(GroupedVectors, CalibratedSearch):
         Raises:
             ValueError: If an argument is invalid, the threshold cannot be chosen, or the space compares no cosines.
         """
-        from hf_sphere.search.duplicates import find_duplicates
+        from hf_sphere.search.duplicates import find_duplicates  # which imports scipy
 
         return find_duplicates(self, threshold, expected_false, labels, parts)

@@ -76,6 +76,7 @@ class Embeddings:
         indices: (N,) rows of the source dataset, if stored.
         logits: (N, K), float32, if stored.
         row_ids: (N,), int64, identities of the images, if stored.
+        texts: The column `text`, if there is one.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Embeddings:
     indices: Tensor | None = None
     logits: Tensor | None = None
     row_ids: Tensor | None = None
+    texts: list[str] | None = None
 
     @property
     def certainties(self) -> dict[str, Tensor]:
@@ -242,6 +244,7 @@ def read_embeddings(
         concentrations=values.get("concentration"),
         indices=_read_integers(rows, name, "index", kept_rows),
         row_ids=_read_integers(rows, name, "row_id", kept_rows),
+        texts=[str(text or "") for text in rows["text"][:]] if "text" in columns else None,
         about=_check_about(Path(name), about, sizes),
     )
 

@@ -5,7 +5,4 @@ Modules are imported at first use, so that text tasks do not import the dependen
 
 import lazy_loader
 
-from hf_sphere.utils.renamed import find_renamed
-
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-__getattr__ = find_renamed(__name__, __getattr__)

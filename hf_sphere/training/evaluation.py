@@ -275,9 +275,7 @@ def _gather_embeddings(model: Any, batches: "ImageBatches", accelerator: Acceler
     return _gather(lambda pixels: model.head_inputs(model.base_model(pixels).embeddings), batches, accelerator)
 
 
-def _gather(
-    embed: Callable[[Tensor], Tensor], batches: "ImageBatches", accelerator: Accelerator
-) -> tuple[Tensor, Tensor]:
+def _gather(embed: Callable[..., Tensor], batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
     """Return the embeddings of a split, (N, d), float32, and the labels (N,), over all processes."""
     seen = [(embed(batch["pixel_values"]).float().cpu(), batch["labels"].cpu()) for batch in batches.epoch()]
     embeddings, labels = zip(*gather_object(seen), strict=True)
@@ -302,8 +300,7 @@ def initialize_from_data(
     as in the first training step. With several processes, each must call this function.
 
     Args:
-        model: Any module with a `Head`, or an image model of this library. Its mode and batch-norm statistics are
-            restored.
+        model: Any module with a `Head`, or an image model of this library. Mode and statistics are restored.
         batches: Training batches of this process; any iterable of mappings with the inputs of the model, on its device.
         max_examples: Maximum number of images, over all processes.
 

@@ -335,9 +335,8 @@ class TrainingLoop:
             )
         follows_metric = isinstance(self.scheduler, ReduceLROnPlateau)
         if follows_metric != ("best" in self.state.scheduler):
-            raise CheckpointError(
-                f"{checkpoint} has another lr_scheduler_type; `reduce_lr_on_plateau` cannot be changed."
-            )
+            advice = "`reduce_lr_on_plateau` cannot be changed"
+            raise CheckpointError(f"{checkpoint} has another lr_scheduler_type; {advice}.")
         if self.state.metric not in ("", self.metric):  # the best value of one metric cannot be compared with another
             self.state.best_metric = self.state.best_epoch = None
         if self.state.metric in ("", self.metric) or not follows_metric:

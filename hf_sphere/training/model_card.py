@@ -30,11 +30,11 @@ TEMPLATE = Path(__file__).with_name("model_card_template.md")
 """Jinja template of all cards."""
 
 _DEFINITIONS = {
-    "eval_rejected": "share of the evaluation images, all of known classes, that are called unknown",
+    "eval_rejected": "fraction of the evaluation images, all of known classes, that are rejected as unknown",
     "eval_loss": "mean training loss on the evaluation split, including a margin of the head, without calibration",
     "validation_nll_change": "change of the negative log-likelihood of validation images by the calibration, in a "
     "cross-validation; without an interval below 0, the calibration is not kept",
-    "eval_nll": "mean negative log-likelihood of the classes, without a margin of the head, with calibration",
+    "eval_nll": "mean negative log-likelihood of the classes, calibrated, without a margin of the head",
 }
 
 

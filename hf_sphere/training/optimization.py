@@ -154,9 +154,7 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                 state[key] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
-def _layout(
-    optimizer: Optimizer, key: str, parameter: Tensor, group: dict[str, Any]
-) -> tuple[torch.Size, tuple[torch.dtype, ...]]:
+def _layout(optimizer: Optimizer, key: str, parameter: Tensor, group: dict[str, Any]) -> tuple[torch.Size, Any]:
     """Return the shape and the possible dtypes of a tensor of the state."""
     if key == "step":
         return torch.Size(), (torch.float32, torch.float64)

@@ -30,7 +30,6 @@ from hf_sphere.training.tasks import Prepared, Task
 from hf_sphere.utils.files import SNAPSHOT_FOLDER, find_damage, read_json, remove_folder, write_json, write_manifest
 from hf_sphere.utils.loading import load_model
 from hf_sphere.utils.privacy import hide_private
-from hf_sphere.utils.renamed import rename_options
 from hf_sphere.utils.texts import INTERVAL, show_metrics
 
 logger = logging.getLogger(__name__)
@@ -102,8 +101,7 @@ class Run(ExitStack):
             self.enter_context(output_dir.locked(self.output_dir))
             output_dir.prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
             if resume and not overwrite:
-                before = rename_options(output_dir.read_settings(self.output_dir) or {})
-                self._changes = _check_changes(before, self.settings)
+                self._changes = _check_changes(output_dir.read_settings(self.output_dir) or {}, self.settings)
         self.accelerator.wait_for_everyone()
 
     def write_settings(self, *, is_finished: bool = False) -> None:

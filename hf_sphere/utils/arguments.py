@@ -21,7 +21,6 @@ import yaml
 from hf_sphere.utils.commands import command_of, running
 from hf_sphere.utils.configs import ABOUT, YamlLoader, load_config
 from hf_sphere.utils.imports import import_modules
-from hf_sphere.utils.renamed import OLD_OPTIONS, rename_options
 
 SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
 """Bounds of seeds, those of NumPy."""
@@ -124,8 +123,6 @@ def parse_arguments(
     parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE", help=help_text)
     actions = {action.dest: action for cls in types for action in _add_arguments(parser, cls)}
     names, words, places = list(actions), _words(argv), dict[str, str]()
-    if not OLD_OPTIONS.isdisjoint(word[2:].partition("=")[0] for word in words):
-        words = _argv_with_new_names(words, names)
     try:
         config_words = [word for config in given_configs(words) for word in _argv_of(config, actions, recipe, places)]
         on_command_line = {word[2:].partition("=")[0] for word in words}
@@ -261,7 +258,7 @@ def given_configs(words: Sequence[str]) -> list[str]:
 
 def _argv_of(word: str, actions: dict[str, argparse.Action], recipe: str | None, places: dict[str, str]) -> list[str]:
     """Convert a configuration to command-line arguments, which are validated like others, and add their places."""
-    config = load_config(word, lambda place, layer: _with_new_names(layer, [*actions], f"{place}: "))
+    config = load_config(word)
     other = "" if config.recipe in (None, recipe) else f"{[*config.layers][-1]} is for {command_of(config.recipe)}"
     if other and recipe:
         raise ValueError(f"{other}.")
@@ -287,37 +284,6 @@ def _check_imported(value: Any, place: str) -> None:
     names = value if isinstance(value, list) else [value]
     if missing := [f"--import {name}" for name in names if str(name) not in sys.modules]:
         raise ValueError(f"{place} requires modules that it does not import by itself; pass {' '.join(missing)}.")
-
-
-def _argv_with_new_names(words: Sequence[str], names: list[str]) -> list[str]:
-    """Return command-line arguments with the new names of options."""
-    left, renamed = list(words), list[str]()
-    while left:
-        word = left.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        is_pair = not equals and bool(left) and not left[0].startswith("--")
-        old = {name: left[0] if is_pair else value or "true"}
-        new = _with_new_names(old, names) if word.startswith("--") else old
-        renamed += [word] if new == old else [f"--{key}={value}" for key, value in new.items()]
-        if new != old:
-            del left[:is_pair]
-    return renamed
-
-
-def _with_new_names(settings: Mapping[str, Any], names: list[str], place: str = "") -> dict[str, Any]:
-    """Return settings with the new names of options, and print a message about each; both names are an error."""
-    renamed: dict[str, Any] = {}
-    for name, value in settings.items():
-        new = rename_options({name: value})
-        if new != {name: value} and new.keys() <= {*names} and (name in new or name not in names):
-            shown = " and ".join(f"{key} {json.dumps(v) if isinstance(v, bool) else v}" for key, v in new.items())
-            print(f"{place}{name} {value} is now {shown}; the old name will be removed.", file=sys.stderr)
-            if twice := " and ".join(sorted(new.keys() & settings.keys() - {name})):
-                raise ValueError(f"{place}{name} and {twice} are the same option; leave out {name}.")
-        else:
-            new = {name: value}
-        renamed |= new
-    return renamed
 
 
 def _hint(name: str, names: list[str]) -> str:

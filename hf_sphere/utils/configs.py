@@ -5,7 +5,7 @@ import difflib
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,10 @@ def config_names(text: str = "") -> list[str]:
     return [f"{stem}/{row}" for stem, row, place in rows if place[:4] == "run "]
 
 
-def load_config(
-    name: str, rename: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] = lambda place, layer: layer
-) -> Config:
+def load_config(name: str) -> Config:
     """Return the configuration of a run by its name, with or without the table, or that of a YAML file.
 
-    `rename` returns the settings of a layer, which stand at a place, with the names that arguments have now. An
-    ambiguous name, and a base that leads back to itself, are errors.
+    An ambiguous name, and a base that leads back to itself, are errors.
     """
     path, row = _locate(name)
     stands_for = f"{path.stem}/{row}" if row else path.stem
@@ -87,7 +84,7 @@ def load_config(
         place, layer = _read_table(path)[row] if row else _read_file(path)
         if place in layers:
             raise ValueError(f"{place}: its base leads back to itself.")
-        layers = {place: rename(place, layer), **layers}
+        layers = {place: layer, **layers}
         base = layer.get("base")
         if base is None:
             break
@@ -131,11 +128,9 @@ def _locate(name: str, path: Path = Path(), row: str = "", prefix: str = "") -> 
         return TABLES / f"{stem}.yaml", run
     if names:
         raise ValueError(f"{prefix}{name!r} is ambiguous: {' or '.join(names)}.")
-    wanted = name.removesuffix(".yaml").rpartition("configs/")[2]  # of the files that the tables have replaced
-    keys = {full if "/" in wanted else full.partition("/")[2]: full for full in config_names()}
-    nearest = [keys[key] for key in difflib.get_close_matches(wanted.lower(), keys, n=3, cutoff=0)]
+    keys = {full if "/" in name else full.partition("/")[2]: full for full in config_names()}
+    nearest = [keys[key] for key in difflib.get_close_matches(name.lower(), keys, n=3, cutoff=0)]
     hint = f"; the nearest are {', '.join(nearest)}" if not name.endswith((".yaml", ".yml")) else ""
-    hint = f"; the name is now {keys[wanted]}" if wanted in keys else hint
     raise ValueError(f"{prefix}there is no configuration or file {name!r}{hint}.")
 
 

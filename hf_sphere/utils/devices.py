@@ -28,6 +28,11 @@ def assume_constant_result(function: F) -> F:
     return function
 
 
+def is_exporting() -> bool:
+    """Whether `torch.export` traces; before torch 2.14, torch's own function is also true in `torch.compile`."""
+    return torch.compiler._is_exporting_flag
+
+
 @assume_constant_result
 @functools.cache
 def has_float64(device: torch.device) -> bool:

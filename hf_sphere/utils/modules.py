@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,9 +33,7 @@ def digest_weights(model: nn.Module | Mapping[str, Any], about: Any = None, *, i
     """
     digest = hashlib.sha256(_as_bytes(about))
     seen: dict[tuple[Any, ...], str] = {}
-    named = model.state_dict() if isinstance(model, nn.Module) else model
-    # A renamed buffer keeps its name in digests, which indices of images record.
-    state = {re.sub(r"\bis_initialized$", "is_calibrated", name): value for name, value in named.items()}
+    state = model.state_dict() if isinstance(model, nn.Module) else model
     for name, tensor in sorted(state.items()):
         if name.startswith("rejection."):
             continue

@@ -40,8 +40,7 @@ def convert_array(image: Tensor) -> Tensor:
     """Convert an array of pixels to the range 0 to 255 as far as its dtype defines the range; see `convert_image`.
 
     16-bit values are divided by 256; booleans are black and white; values of floating point are returned in float32 or
-    better, with a warning if they may be scaled. The range of other integers that are not from 0 to 255 is unknown,
-    which is an error.
+    better, with a warning if they may be scaled. Other integers that are not from 0 to 255 are an error.
     """
     if image.dtype in (torch.uint8, torch.bool):
         return image if image.dtype == torch.uint8 else image.byte() * 255

@@ -2,7 +2,4 @@
 
 import lazy_loader
 
-from hf_sphere.utils.renamed import find_renamed
-
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-__getattr__ = find_renamed(__name__, __getattr__)

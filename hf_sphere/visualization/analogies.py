@@ -4,7 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, style_axes
+from hf_sphere.visualization.figures import (
+    COLORS,
+    Figure,
+    add_legend_below,
+    new_figure,
+    plain_text,
+    save_figure,
+    style_axes,
+)
 
 GROUP_WIDTH = 0.8  # width of the bars of a benchmark, relative to the distance between two benchmarks
 GUESSING, NOISE = "guessing", "noise level of the search"
@@ -60,8 +68,7 @@ def plot_analogy_accuracies(
     panels[0].set_ylim(0, min(101.0, 1.05 * highest) or 101.0)  # shared by all panels
     labels = [*models, GUESSING, NOISE]
     shown = [handles[label] for label in labels]
-    ncols = 4 if width > 7 else 2
-    figure.legend(shown, labels, loc="outside lower center", ncols=ncols, frameon=False, fontsize=9)
+    add_legend_below(figure, shown, labels)
     return save_figure(figure, path)
 
 

@@ -3,7 +3,16 @@
 from pathlib import Path
 
 from hf_sphere.comparison import Comparison
-from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, style_axes
+from hf_sphere.visualization.figures import (
+    COLORS,
+    SMALL,
+    Figure,
+    new_figure,
+    plain_text,
+    save_figure,
+    shorten,
+    style_axes,
+)
 
 
 @plain_text()
@@ -34,13 +43,13 @@ def plot_comparison(comparison: Comparison, *, title: str = "", path: str | Path
         if result.interval is not None:
             right.plot(result.interval, [line, line], color=COLORS[0], linewidth=2)
         right.plot(result.difference, line, "|", color="black", markersize=14, markeredgewidth=2)
-        right.annotate(result.verdict, (1.02, line), xycoords=("axes fraction", "data"), va="center", fontsize=9)
-    labels = [f"difference from {comparison.reference}, 95 % interval"]
+        right.annotate(result.verdict, (1.02, line), xycoords=("axes fraction", "data"), va="center", fontsize=SMALL)
+    labels = [f"difference from {shorten(comparison.reference)}", "with its 95 % interval"]
     if comparison.margin is not None:
         labels.append(f"gray: margin of equivalence, {comparison.margin:.2g}")
         right.axvspan(-comparison.margin, comparison.margin, color="0.92", zorder=0)
     right.axvline(0.0, color="0.5", linewidth=1)
-    left.set_yticks(range(len(runs)), runs)
+    left.set_yticks(range(len(runs)), map(shorten, runs))
     left.set_ylim(len(runs) - 0.5, -0.5)  # the first run is at the top
     left.set_xlabel(f"each seed, and mean\n{'higher' if comparison.higher_is_better else 'lower'} is better")
     right.set_xlabel("\n".join(labels))

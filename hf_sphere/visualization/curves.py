@@ -12,8 +12,10 @@ from hf_sphere.metrics import ReliabilityBins
 from hf_sphere.metrics.geometry import MAX_PAIRS, class_angles
 from hf_sphere.visualization.figures import (
     COLORS,
+    SMALL,
     Figure,
     add_caption,
+    add_legend_below,
     new_figure,
     plain_text,
     save_figure,
@@ -78,7 +80,7 @@ def plot_reliability(
     axes.errorbar(confidence, accuracy, yerr=errors, fmt="o", label="bins, with 95 % intervals", **style)
     axes.set(xlim=(start, end), ylim=(start, end), ylabel="accuracy, %")
     # Above the axes, since points can be anywhere inside.
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=9)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=SMALL)
     below.vlines(confidence, 0, count, color=COLORS[0], linewidth=3)
     below.set(ylim=(0, 1.15 * count.max().item()), ylabel="images")
     below.set_xlabel("confidence, % (both axes are stretched towards 100)" if crowded else "confidence, %")
@@ -115,7 +117,7 @@ def plot_risk_coverage(
     empty = [name for name, (coverage, _) in curves.items() if len(coverage) == 0]
     if not curves or empty:
         raise ValueError(f"there are no predictions to draw {empty[0] if empty else 'a curve'} of.")
-    figure = new_figure(6.4, 4.2)
+    figure = new_figure(6.4, 4.2, title)
     axes: Any = figure.subplots()
     top = 0.0
     for index, (name, (coverage, risk)) in enumerate(curves.items()):
@@ -127,10 +129,10 @@ def plot_risk_coverage(
     everything = y[-1].item()
     axes.axhline(everything, color="0.45", linewidth=1.0, linestyle=(0, (1, 2)), label="all kept")
     room = top or 1.0
-    axes.set(xlim=(0, 101), ylim=(-0.02 * room, 1.08 * room), title=title)  # a curve at zero must be visible
+    axes.set(xlim=(0, 101), ylim=(-0.02 * room, 1.08 * room))  # a curve at zero must be visible
     axes.set(xlabel="share of images kept, most confident first, %", ylabel="error rate among them, %")
     style_axes(axes)
-    figure.legend(loc="outside lower center", ncols=len(curves) + 1, frameon=False)
+    add_legend_below(figure, *axes.get_legend_handles_labels())
     return save_figure(figure, path)
 
 

@@ -115,7 +115,8 @@ class EmbeddingPictures:
             predicted = zip(texts, data.predictions.tolist(), data.confidences.tolist(), strict=True)
             texts = [f"{text}\npredicted {data.predicted_names[k]} ({100 * p:.1f} %)" for text, k, p in predicted]
         options = {"images": images, "directions": self.directions, "title": self.title}
-        options["texts"] = [text.lstrip("\n") for text in texts]
+        both = zip(texts, data.texts or [""] * len(texts), strict=True)
+        options["texts"] = ["\n".join(pair).strip("\n") for pair in both]
         write_interactive_sphere(path, data.embeddings, self.labels, self.class_names, **options)
 
     def plot_gallery(self, path: str | Path, others: Sequence["EmbeddingPictures"], *, title: str = "") -> None:

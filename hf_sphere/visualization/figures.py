@@ -23,8 +23,16 @@ COLORS = ["#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e7
 M. A. Petroff, "Accessible color sequences for data visualization", arXiv 2107.02270, 2021.
 """
 
+LINE_COLORS = ("#006cd8", "#a86000", "#0c8460", "#6c186c", "#1a1a1a", "#840000")
+"""Colors of lines, dark enough for their names in the same color, and distinguishable for all types of color vision."""
+
 LINE_STYLES = ("-", "--", "-.", ":")
 """Lines differ in style as well as in color, so that they are distinguishable in grayscale."""
+
+SMALL = 9.0
+"""Points: the size of legends, captions and notes, the smallest text of a figure."""
+
+LONGEST_NAME = 24  # characters; longer names are shortened
 
 FALLBACK_FONTS = (
     *("Noto Sans CJK JP", "Noto Sans CJK SC", "Hiragino Sans", "PingFang SC", "Yu Gothic", "Microsoft YaHei"),
@@ -74,12 +82,25 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
 def add_caption(figure: Figure, *lines: str) -> None:
     """Add a caption below the axes, if there is any."""
     if any(lines):
-        figure.supxlabel("\n".join(lines), fontsize=9, color="0.35")
+        figure.supxlabel("\n".join(lines), fontsize=SMALL, color="0.35", wrap=True)
+
+
+def add_legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], **style: Any) -> None:
+    """Add a legend below the axes, in as many columns as fit."""
+    columns = int(figure.get_figwidth() / (0.08 * max(map(len, labels)) + 0.5))  # inches of a character, and of a line
+    style |= {"ncols": max(1, min(columns, len(labels))), "frameon": False, "fontsize": SMALL}
+    figure.legend(handles, labels, loc="outside lower center", **style)
+
+
+def shorten(name: str) -> str:
+    """Return a name on one line, with an ellipsis after `LONGEST_NAME` characters."""
+    name = " ".join(name.split())
+    return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME].rstrip() + "…"
 
 
 def style_line(index: int) -> dict[str, Any]:
     """Return the color and the line style of one of several lines."""
-    return {"color": COLORS[index % len(COLORS)], "linestyle": LINE_STYLES[index % len(LINE_STYLES)]}
+    return {"color": LINE_COLORS[index % len(LINE_COLORS)], "linestyle": LINE_STYLES[index % len(LINE_STYLES)]}
 
 
 def style_axes(axes: Any, grid: Literal["both", "x", "y"] | None = "both") -> None:

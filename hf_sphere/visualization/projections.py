@@ -9,7 +9,9 @@ import numpy as np
 
 from hf_sphere.visualization.figures import (
     COLORS,
+    SMALL,
     Figure,
+    add_legend_below,
     choose_evenly,
     new_figure,
     plain_text,
@@ -87,16 +89,16 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
     for position, entry in zip(positions, entries, strict=True):
         dead, count = entry["num_dead"], entry["num_filters"]
         if dead:
-            axes.text(1.015, position, f"{dead} of {count} dead", va="center", fontsize=8, color="0.25")
+            axes.text(1.015, position, f"{dead} of {count} dead", va="center", fontsize=SMALL, color="0.25")
 
-    axes.set_yticks(positions, names, fontsize=9)
+    axes.set_yticks(positions, names, fontsize=SMALL)
     axes.tick_params(axis="y", length=0)
     axes.get_yticklabels()[-1].set_fontweight("bold")
     room = max(0.6, (5 - len(positions)) / 2)  # a few bars should not be wide
     axes.set(xlim=(0, 1), ylim=(positions[-1] + room, positions[0] - room))  # the first layer on top
     axes.set_xlabel("share of projections ≤ 0")
     style_axes(axes, grid="x")
-    figure.legend(loc="outside lower center", frameon=False, fontsize=9)  # side by side, the labels would not fit
+    add_legend_below(figure, *axes.get_legend_handles_labels())
     return save_figure(figure, path)
 
 
@@ -148,7 +150,7 @@ def plot_projection_histograms(
         for axes, cell in zip(line, row, strict=True):
             highest = max(highest, _draw_histogram(axes, cell, end), _draw_density(axes, dim, end))
             drawn |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        line[0].set_ylabel(f"{short}\nN = {dim}", rotation=0, ha="right", va="center", fontsize=9)
+        line[0].set_ylabel(f"{short}\nN = {dim}", rotation=0, ha="right", va="center", fontsize=SMALL)
     for axes, epoch in zip(panels[0], shown, strict=True):
         axes.set_title("" if epoch is None else f"epoch {epoch}", fontsize=10)
     panels[0, 0].set_ylim(0, 1.08 * highest)  # shared by all panels
@@ -157,7 +159,7 @@ def plot_projection_histograms(
     labels = [name for name in (NEGATIVE, POSITIVE, RANDOM) if name in drawn]
     handles = [drawn[name] for name in labels]
     # A common label of the horizontal axes would overlap the legend, so it is the legend's title.
-    figure.legend(handles, labels, title=label, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    add_legend_below(figure, handles, labels, title=label)
     return save_figure(figure, path)
 
 
@@ -178,9 +180,9 @@ def _columns(training: Mapping[str, Any]) -> dict[int | None, Mapping[str, Any]]
 def _draw_histogram(axes: Any, values: np.ndarray, end: float) -> float:
     """Draw the histogram with both signs as parts of a single density, and return its maximum."""
     style_axes(axes, grid="x")
-    axes.tick_params(labelsize=8)
+    axes.tick_params(labelsize=SMALL)
     if values.size == 0:
-        axes.text(0.03, 0.9, "all dead", transform=axes.transAxes, va="top", fontsize=8)
+        axes.text(0.03, 0.9, "all dead", transform=axes.transAxes, va="top", fontsize=SMALL)
         return 0.0
     # The bin width for this number of filters with variance 1 (Freedman and Diaconis 1981), with an edge at 0.
     half = min(40, max(3, round(end / (2.7 * values.size ** (-1 / 3)))))
@@ -269,7 +271,7 @@ def plot_projections_along_training(
             axes.set_ylim(bottom=0)
             if absolute := sum(not np.isfinite(values).any() for values, _ in lines):
                 note = f"{absolute} of {len(names)} layers have no relative distance"
-                axes.set_title(note, fontsize=8, loc="left", color="0.25")
+                axes.set_title(note, fontsize=SMALL, loc="left", color="0.25")
     grid[-1].set_xlabel("epoch")
     if len(epochs) == 1:
         grid[-1].set_xticks(epochs)
@@ -321,5 +323,5 @@ def _draw_line(axes: Any, epochs: np.ndarray, values: np.ndarray, **style: Any) 
 
 def _add_legend(axes: Any, title: str | None = None) -> None:
     """Add a legend to the right of the axes."""
-    style = {"frameon": False, "fontsize": 9, "title_fontsize": 9, "handlelength": 2.8}
+    style = {"frameon": False, "fontsize": SMALL, "title_fontsize": SMALL, "handlelength": 2.8}
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title=title, **style)

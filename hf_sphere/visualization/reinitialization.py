@@ -7,9 +7,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hf_sphere.visualization.figures import Figure, new_figure, plain_text, save_figure, shorten_layer_names
+from hf_sphere.visualization.figures import (
+    SMALL,
+    Figure,
+    add_legend_below,
+    new_figure,
+    plain_text,
+    save_figure,
+    shorten_layer_names,
+)
 
-_NUMBER_SIZE, _LABEL_SIZE = 8, 9  # points
 _DIGIT = 0.62  # width of a digit relative to the font size
 
 
@@ -53,7 +60,7 @@ def plot_reinitialization(
 
     table = _Table(robustness, relative=quantity == "relative_drop")
     rows, columns = table.values.shape
-    figure = new_figure(min(7.2, 3.6 + 0.6 * columns), 1.3 + max(0.21, 0.36 - 0.008 * rows) * max(rows, 4), title)
+    figure = new_figure(min(7.2, 3.6 + 0.6 * columns), 1.3 + max(0.21, 0.36 - 0.008 * rows) * max(rows, 6), title)
     axes: Any = figure.subplots()
     lowest, highest = np.nanmin(table.values), np.nanmax(table.values)
     scale = Normalize(min(lowest, table.trained), max(highest, table.trained))
@@ -66,7 +73,7 @@ def plot_reinitialization(
     axes.set(xlim=(table.sides[0, 0], table.sides[-1, 1]), ylim=(rows - 0.5, -0.5), ylabel="layer that is reset")
     if table.epochs:
         axes.set_xlabel("to its state after this epoch", x=len(table.epochs) / 2 / np.ptp(table.sides).item())
-    axes.set_yticks(range(rows), table.layers, fontsize=_LABEL_SIZE if rows <= 30 else 8)
+    axes.set_yticks(range(rows), table.layers, fontsize=SMALL)
     _label_columns(axes, table, step=1)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
@@ -81,7 +88,7 @@ def plot_reinitialization(
     figure.draw_without_rendering()  # the layout determines the size of the cells
     size = axes.get_window_extent()
     width = 72 / figure.dpi * size.width / np.ptp(table.sides).item()
-    longest = (max(map(len, table.epochs), default=0) + 1) * _DIGIT * _LABEL_SIZE
+    longest = (max(map(len, table.epochs), default=0) + 1) * _DIGIT * SMALL
     _label_columns(axes, table, step=math.ceil(longest / width))
     _write_numbers(axes, table, image, width, 72 / figure.dpi * size.height / rows)
     return save_figure(figure, path)
@@ -128,19 +135,19 @@ def _mark_missing(axes: Any, table: _Table) -> None:
         axes.add_patch(Rectangle((start, row - 0.5), end - start, 1, **style))
     if len(missing):
         handle = Patch(label="not measured", **style)
-        axes.figure.legend(handles=[handle], loc="outside lower center", frameon=False, fontsize=_LABEL_SIZE)
+        add_legend_below(axes.figure, [handle], ["not measured"])
 
 
 def _label_columns(axes: Any, table: _Table, step: int) -> None:
     """Label every `step`-th epoch, and the random draws."""
     labels = [epoch if column % step == 0 else "" for column, epoch in enumerate(table.epochs)]
-    axes.set_xticks(table.sides.mean(1), [*labels, *["random\nweights"] * table.has_random], fontsize=_LABEL_SIZE)
+    axes.set_xticks(table.sides.mean(1), [*labels, *["random\nweights"] * table.has_random], fontsize=SMALL)
 
 
 def _write_numbers(axes: Any, table: _Table, image: Any, width: float, height: float) -> None:
     """Write values into cells of this size, in points, with as many digits as fit."""
-    room = width / (_DIGIT * _NUMBER_SIZE)  # in digits
-    if room < 3 or height < 1.2 * _NUMBER_SIZE:
+    room = width / (_DIGIT * SMALL)  # in digits
+    if room < 3 or height < 1.2 * SMALL:
         return
     digits = 1 if room > 5 else 0
     for (row, column), value in np.ndenumerate(table.values):
@@ -153,4 +160,4 @@ def _write_numbers(axes: Any, table: _Table, image: Any, width: float, height: f
             text += f" ± {deviation:.{digits}f}"
         red, green, blue, _ = image.to_rgba(value)
         color = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
-        axes.text((start + end) / 2, row, text, ha="center", va="center", fontsize=_NUMBER_SIZE, color=color)
+        axes.text((start + end) / 2, row, text, ha="center", va="center", fontsize=SMALL, color=color)

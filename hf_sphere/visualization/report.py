@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from hf_sphere.search.report import K, VectorReport
-from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, style_axes
+from hf_sphere.visualization.figures import COLORS, SMALL, Figure, new_figure, plain_text, save_figure, style_axes
 
 
 @plain_text()
@@ -54,7 +54,7 @@ def plot_report(report: VectorReport, *, title: str = "", path: str | Path | Non
         last.plot([100 * remedy.low, 100 * remedy.high], [line, line], color=COLORS[0], linewidth=2)
         last.plot(100 * remedy.change, line, "|", color="black", markersize=12, markeredgewidth=2)
     if report.remedies:
-        last.set_yticks(range(len(report.remedies)), [remedy.name for remedy in report.remedies], fontsize=9)
+        last.set_yticks(range(len(report.remedies)), [remedy.name for remedy in report.remedies], fontsize=SMALL)
         last.invert_yaxis()
         last.set_xlabel(f"change of the Recall@1 of {100 * report.remedies[0].recall_at_1:.1f} %, points")
     else:
@@ -63,5 +63,5 @@ def plot_report(report: VectorReport, *, title: str = "", path: str | Path | Non
     for axes in (cosines, variances, hubs, last):
         style_axes(axes)
     for axes in (cosines, variances):
-        axes.legend(frameon=False, fontsize=9)
+        axes.legend(frameon=False, fontsize=SMALL)
     return save_figure(figure, path)

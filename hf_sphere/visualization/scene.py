@@ -14,13 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.metrics.checks import check_directions, check_embeddings, check_labels
-from hf_sphere.visualization.figures import COLORS, Figure, add_caption, new_figure, save_figure
+from hf_sphere.visualization.figures import COLORS, SMALL, Figure, add_caption, new_figure, save_figure, shorten
 
 MARKERS = "o^sDvPX*<>"  # beyond ten classes the colors repeat with the next marker
 LARGEST_LEGEND = 20  # number of classes; a longer legend is illegible, so only the names in the figure are drawn
-LONGEST_NAME = 24  # characters; longer names are shortened
 _CONNECTED = 20.0  # pixels: a name that is moved farther is connected to its place by a line
-_FARTHEST = 160.0  # pixels: the largest distance between a name and its place
+_FARTHEST = 130.0  # pixels: the largest distance between a name and its place
 _GAP = 5.0  # pixels between a place and a name beside it
 
 LARGEST_NAMED = 50
@@ -30,12 +29,6 @@ LARGEST_NAMED = 50
 def mark_of(index: int) -> tuple[str, str]:
     """Return the color and the marker of a class."""
     return COLORS[index % len(COLORS)], MARKERS[index // len(COLORS) % len(MARKERS)]
-
-
-def shorten(name: str) -> str:
-    """Return the name of a class on one line, with an ellipsis after `LONGEST_NAME` characters."""
-    name = " ".join(name.split())
-    return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME].rstrip() + "…"
 
 
 def draw_points(axes: Any, positions: Tensor, labels: Tensor, *, scale: float = 1.0) -> None:
@@ -75,13 +68,14 @@ def place_names(
     """Draw class names as close to their points (K, 2), in data units, as possible without overlap.
 
     The axes must be complete and laid out by `Figure.draw_without_rendering`. Names are centered on their points, or
-    beside them in the direction of the unit vectors `beside` (K, 2). Names without room are omitted, and their number
-    is written in the corner of the axes. `indices` are the classes of the points, and `size` is the font size.
+    beside them in the direction of the unit vectors `beside` (K, 2). They do not cover earlier texts of the axes. Names
+    without room are omitted, and their number is written in the corner. `indices` are the classes of the points, and
+    `size` is the font size.
     """
     from matplotlib.colors import to_rgb
     from matplotlib.patheffects import withStroke
 
-    texts = []
+    earlier, texts = list(axes.texts), []
     for point, index in zip(points.tolist(), indices, strict=True):
         color = [0.6 * channel for channel in to_rgb(mark_of(index)[0])]  # legible on points of the same color
         name = shorten(names[index])
@@ -91,12 +85,16 @@ def place_names(
         texts.append(text)
     if not texts:
         return
-    boxes = [text.get_window_extent() for text in texts]
+    note = "names without room: {}"
+    omitted = axes.text(0.0, 0.0, note, transform=axes.transAxes, fontsize=SMALL, color="0.35")
+    omitted.set_in_layout(False)
+    boxes = [text.get_window_extent() for text in (*earlier, omitted, *texts)]
     sizes = torch.tensor([(box.width + 4, box.height + 2) for box in boxes], dtype=torch.float64)
-    start = torch.as_tensor(axes.transData.transform(points.numpy()))
+    start = torch.tensor([(box.x0 + box.x1, box.y0 + box.y1) for box in boxes], dtype=torch.float64) / 2
     if beside is not None:
-        start = start + beside * (sizes / 2 + _GAP)
-    moved, kept = place_apart(start, sizes, *torch.as_tensor(axes.get_window_extent().get_points()))
+        start[-len(texts) :] += beside * (sizes[-len(texts) :] / 2 + _GAP)
+    frame = torch.as_tensor(axes.get_window_extent().get_points())
+    start, moved, kept = (rows[-len(texts) :] for rows in (start, *place_apart(start, sizes, *frame)))
     ends = torch.as_tensor(axes.transData.inverted().transform(moved.numpy()))
     for row, text in enumerate(texts):
         if not kept[row]:
@@ -106,9 +104,9 @@ def place_names(
         if (moved[row] - start[row]).norm() > _CONNECTED:
             line = torch.stack([points[row], ends[row]]).T
             axes.plot(*line.numpy(), color="0.25", linewidth=0.8, zorder=5, scalex=False, scaley=False)
-    if not kept.all():
-        note = f"{int((~kept).sum())} names omitted for lack of space"
-        axes.text(0.0, 0.0, note, transform=axes.transAxes, fontsize=8, color="0.35").set_in_layout(False)
+    omitted.set_text(note.format(int((~kept).sum())))
+    if kept.all():
+        omitted.remove()
 
 
 def place_apart(positions: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,7 +114,7 @@ def place_apart(positions: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> 
 
     All is in pixels: the places of the centers (K, 2), widths and heights (K, 2), and the lower left and upper right
     corner (2,) of the frame that the boxes stay in. Returns the centers (K, 2), and (K,) bool, whether there was room
-    within `_FARTHEST`.
+    within `_FARTHEST`; boxes of almost the width of the frame would cover it.
     """
     radii = torch.arange(0.0, _FARTHEST, 4.0, dtype=torch.float64)[:, None]
     turn = 2 * math.pi * torch.arange(32, dtype=torch.float64) / 32
@@ -126,7 +124,7 @@ def place_apart(positions: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> 
         candidates = torch.minimum(torch.maximum(placed[row] + offsets, low + size / 2), high - size / 2)
         apart = (candidates[:, None] - placed[kept]).abs() >= (size + sizes[kept]) / 2
         free = apart.any(-1).all(-1)
-        kept[row] = free.any()
+        kept[row] = free.any() and size[0] <= 0.8 * (high - low)[0]
         placed[row] = candidates[free.int().argmax()]  # the first free one is the nearest
     return placed, kept
 
@@ -226,7 +224,7 @@ class Scene:
         figure.draw_without_rendering()
         classes = len(self.present)
         if classes <= LARGEST_NAMED:
-            self.draw_names(axes, 13.0 if classes <= 10 else 10.5 if classes <= 30 else 8.0)
+            self.draw_names(axes, 13.0 if classes <= 10 else 10.5 if classes <= 30 else SMALL)
         return save_figure(figure, path)
 
     def members(self) -> list[Tensor]:

@@ -12,8 +12,17 @@ from scipy.ndimage import gaussian_filter1d
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import mean_direction
-from hf_sphere.visualization.figures import Figure, add_caption, new_figure, plain_text, save_figure, style_axes
-from hf_sphere.visualization.scene import LARGEST_NAMED, Panel, Scene, add_legend, draw_points, mark_of, place_names
+from hf_sphere.visualization.figures import SMALL, Figure, add_caption, new_figure, plain_text, save_figure, style_axes
+from hf_sphere.visualization.scene import (
+    LARGEST_LEGEND,
+    LARGEST_NAMED,
+    Panel,
+    Scene,
+    add_legend,
+    draw_points,
+    mark_of,
+    place_names,
+)
 
 _BINS = 1440  # bins of the full turn
 _BLUR = 1.2  # degrees: the bandwidth of the densities, so that a single point is visible
@@ -181,18 +190,18 @@ class View:
 def choose_view(points: Tensor) -> View:
     """Choose a view of unit vectors (N, 3), centered on their mean and, if they are close to it, zoomed in.
 
-    The positive octant, which contains all points of a spherized head, is viewed along its diagonal, with the whole
+    Points all over the positive octant, as those of a spherized head, are viewed along its diagonal, with the whole
     hemisphere, since the class directions of such a head are often outside the octant. Points on all sides are viewed
     from two opposite sides.
     """
-    if (points >= -1e-6).all():
-        return View(90.0 - _OCTANT, 45.0)
     center = mean_direction(points.mean(0))
     elevation, azimuth = center[2].clamp(-1, 1).asin(), torch.atan2(center[1], center[0])
     reach = (points @ center).clamp(-1, 1).acos().quantile(0.995).rad2deg().item()
     view = View(elevation.rad2deg().item(), azimuth.rad2deg().item())
     if reach <= 40.0:  # the frame is inside the outline of the sphere; a larger one would cut it
         return replace(view, reach=max(15.0, 1.05 * reach))
+    if (points >= -1e-6).all():
+        return View(90.0 - _OCTANT, 45.0)
     return replace(view, both_sides=bool((points @ center < -0.02).double().mean() > 0.005))
 
 
@@ -258,7 +267,7 @@ class SphereScene(Scene):
             seen |= inside
             draw_points(axes, positions[inside], labels[inside], scale=scale)
             if self.view.both_sides:
-                axes.text(shift - 1.0, 1.0, "back" if shift else "front", fontsize=9, color="0.35", va="top")
+                axes.text(shift - 1.0, 1.0, "back" if shift else "front", fontsize=SMALL, color="0.35", va="top")
             for index, direction in self.drawn_directions.items():
                 ends, front = _look(direction[None], side, shift)
                 if not front:
@@ -353,7 +362,9 @@ def plot_gallery(
     # All spheres have the same size, and only columns with both sides are wide.
     widths = [2.04 if any(both[column::columns]) else 1.0 for column in range(columns)]
     side = 2.8 if any(both) else 3.6
-    figure = new_figure(1.6 + side * sum(widths), 0.2 + 0.3 * bool(title) + rows * (side + 0.4), title)
+    present = sorted({index for scene in scenes.values() for index in scene.present})
+    legend = 0.3 + 0.21 * len(present) if len(present) <= LARGEST_LEGEND else 0.0  # its height
+    figure = new_figure(1.6 + side * sum(widths), 0.5 * bool(title) + max(legend, rows * (side + 0.5)), title)
     figure.set_layout_engine("constrained", w_pad=0.12)
     grid = figure.subplots(rows, columns, squeeze=False, width_ratios=widths).flatten()
     for axes in grid[len(panels) :]:
@@ -365,15 +376,17 @@ def plot_gallery(
             axes.set_xlim(axes.get_xlim()[0] - _APART / 2, axes.get_xlim()[1] + _APART / 2)
         if _MOST_NAMES_OF_A_PANEL < len(scene.present) <= LARGEST_NAMED:
             notes.append(f"{len(scene.present)} classes: too many to draw their names")
-        axes.set_title(name, fontsize=11)
+        room = round(10 * side * widths[at % columns])  # characters
+        axes.set_title(textwrap.fill(name, room), fontsize=11)
         shared += [note for note in notes if note.startswith(_SHARED_NOTES)]
-        panel_notes = "; ".join(note for note in notes if not note.startswith(_SHARED_NOTES))
-        style = {"transform": axes.transAxes, "ha": "center", "va": "top", "fontsize": 8, "color": "0.35"}
-        if panel_notes:
-            axes.text(0.5, -0.02, textwrap.fill(panel_notes, 55), **style)
+        below = textwrap.fill("; ".join(note for note in notes if not note.startswith(_SHARED_NOTES)), room)
+        if below and axes.axison:
+            axes.set_xlabel(f"{axes.get_xlabel()}\n{below}")
+        elif below:
+            style = {"ha": "center", "va": "top", "fontsize": SMALL, "color": "0.35"}
+            axes.text(0.5, -0.02, below, transform=axes.transAxes, **style)
     add_caption(figure, *dict.fromkeys(shared))
-    present = {index for scene in scenes.values() for index in scene.present}
-    add_legend(figure, sorted(present), class_names)
+    add_legend(figure, present, class_names)
     figure.draw_without_rendering()
     for axes, scene in zip(grid, scenes.values(), strict=False):
         if len(scene.present) <= _MOST_NAMES_OF_A_PANEL:

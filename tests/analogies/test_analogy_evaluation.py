@@ -120,7 +120,7 @@ def test_the_report_is_for_the_best_configuration_on_validation():
     weights = {"negative_weight": (0.4, 0.0, 0.2)}
     validation = result_of([[0, 0], [0, 1], [1, 1]], [0, 1], **weights)
     answers, untuned = scores_of(torch.tensor([2, 0, 0])), scores_of(torch.tensor([0, 0, 0]))
-    report = report_accuracy(validation, asked([2, 1, 0]), answers, untuned, num_shuffles=20, seed=3)
+    report = report_accuracy(validation, asked([2, 1, 0]), answers, untuned, num_repeats=20, seed=3)
     assert report["eval_accuracy"] == pytest.approx(2 / 3)
     assert report["untuned_accuracy"] == pytest.approx(1 / 3)
     assert report["validation_accuracy"] == 1
@@ -144,7 +144,7 @@ def test_reported_accuracies_and_levels_are_fractions(seed, validation, test):
 
     search = result_of(draw(4, validation).tolist(), draw(validation).tolist())
     answers = (scores_of(draw(test)), scores_of(draw(test)))
-    report = report_accuracy(search, asked(draw(test).tolist()), *answers, num_shuffles=10, seed=seed)
+    report = report_accuracy(search, asked(draw(test).tolist()), *answers, num_repeats=10, seed=seed)
     assert all(0 <= value <= 1 for name, value in report.items() if not name.startswith(("num_", "configuration")))
     assert report["eval_accuracy_low"] <= report["eval_accuracy"] <= report["eval_accuracy_high"]
     assert report["chance_level"] == pytest.approx(1 / 3)

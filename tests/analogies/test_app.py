@@ -1,6 +1,10 @@
+import html
+import itertools
 import os
+import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +32,12 @@ def expected(tiny):
     return dict(zip(CHOICES.splitlines(), costs, strict=True))
 
 
+def shown_costs(result):
+    """The choices that a result lists, with their costs as text."""
+    rows = re.findall(r"<button data-choice=\S+ class=\S+><span>([^<]*)</span><span>([^<]*)</span>", result)
+    return [(html.unescape(name), cost) for name, cost in rows]
+
+
 # Results
 
 
@@ -49,20 +59,19 @@ def test_an_invalid_pair_is_rejected(app, text):
 
 
 def test_costs_match_the_library(app, tiny, expected):
-    verdict, by_choice, by_order = app.answer("word : language", CHOICES, tiny, "perplexity", app.DEFAULT_TEMPLATE)
+    result, by_order, _ = app.answer("word : language", CHOICES, tiny, "perplexity", app.DEFAULT_TEMPLATE)
     best = min(expected, key=expected.get)
-    assert f"<b>{best}</b>" in verdict
-    assert dict(by_choice["value"].data.to_numpy().tolist()) == pytest.approx(expected)
-    table = by_order["value"].data
+    assert f"<b>{best}</b>" in result
+    assert shown_costs(result) == [(name, f"{cost:.4f}") for name, cost in expected.items()]
+    table = by_order.data
     assert len(table) == 24
     assert table.iloc[0, 2:].tolist() == pytest.approx(list(expected.values()))
     assert table.iloc[:, 1].tolist() == ["yes"] * 8 + ["no"] * 16
 
 
 def test_the_answer_and_the_lowest_cost_per_permutation_are_highlighted(app, tiny):
-    _, by_choice, by_order = app.answer("word : language", CHOICES, tiny, "perplexity", app.DEFAULT_TEMPLATE)
-    assert by_choice["value"].to_html().count("background-color") == 1  # one CSS rule for the cells of one row
-    table = by_order["value"]
+    result, table, _ = app.answer("word : language", CHOICES, tiny, "perplexity", app.DEFAULT_TEMPLATE)
+    assert result.count('class="best"') == 1
     table._compute()
     lowest = {(row, 2 + table.data.iloc[row, 2:].astype(float).argmin()) for row in range(24)}
     assert {cell for cell, style in table.ctx.items() if style} == lowest
@@ -70,8 +79,9 @@ def test_the_answer_and_the_lowest_cost_per_permutation_are_highlighted(app, tin
 
 @pytest.mark.parametrize("scoring", ["marginal_bias", "pmi", "hypothesis_bias", "embedding_similarity"])
 def test_scorings_with_permutations_show_them(app, tiny, scoring):
-    _, _, by_order = app.answer("word : language", CHOICES, tiny, scoring, "is-to-as")
-    assert by_order["visible"]
+    _, by_order, details = app.answer("word : language", CHOICES, tiny, scoring, "is-to-as")
+    assert len(by_order.data) == 24
+    assert details["visible"]
 
 
 def test_the_weight_is_passed_to_the_scoring(app, tiny):
@@ -84,14 +94,14 @@ def test_the_weight_is_passed_to_the_scoring(app, tiny):
         (costs,) = score_questions(
             make_questions([("word", "language")], [pairs]), app.load(tiny), scoring, **dict.fromkeys(names, 0.7)
         ).by_question()
-        _, by_choice, _ = app.answer("word : language", CHOICES, tiny, scoring, "", 0.7)
-        assert by_choice["value"].data["cost"].tolist() == pytest.approx(costs)
+        result, *_ = app.answer("word : language", CHOICES, tiny, scoring, "", 0.7)
+        assert [cost for _, cost in shown_costs(result)] == [f"{cost:.4f}" for cost in costs]
 
 
 def test_duplicate_choices_are_allowed(app, tiny):
-    verdict, by_choice, _ = app.answer("a : b", "c : d\nc : d", tiny, "perplexity", app.DEFAULT_TEMPLATE)
-    assert "<b>c : d</b> or <b>c : d</b> (a tie)" in verdict
-    assert by_choice["value"].data["choice"].tolist() == ["c : d", "c : d"]
+    result, *_ = app.answer("a : b", "c : d\nc : d", tiny, "perplexity", app.DEFAULT_TEMPLATE)
+    assert "<b>c : d</b> or <b>c : d</b> (a tie)" in result
+    assert [name for name, _ in shown_costs(result)] == ["c : d", "c : d"]
 
 
 @pytest.mark.parametrize(
@@ -105,18 +115,51 @@ def test_duplicate_choices_are_allowed(app, tiny):
 )
 def test_errors_are_shown_without_a_table(app, tiny, changed, message):
     given = {"stem": "a : b", "choices": CHOICES, "model": tiny, "scoring": "perplexity", "template": ""}
-    verdict, by_choice, by_order = app.answer(**(given | changed))
-    assert "Error" in verdict
-    assert message in verdict
-    assert not by_choice["visible"]
-    assert not by_order["visible"]
+    result, _, details = app.answer(**(given | changed))
+    assert "Error" in result
+    assert message in result
+    assert shown_costs(result) == []
+    assert not details["visible"]
+
+
+class Words:
+    """A tokenizer of a few words, of which it marks the first letter as BPE does, and of single lower-case letters."""
+
+    unk_token = "<unk>"
+
+    def get_vocab(self):
+        return {word: 0 for word in ["Ġlanguage", "Ġlanguages", "Ġword", "Ġstory", "Ġ12", "ing", "<unk>"]}
+
+    def tokenize(self, text):
+        if text.replace(" ", "Ġ") in self.get_vocab():
+            return [text.replace(" ", "Ġ")]
+        return [letter if letter.islower() else "<unk>" for letter in text.strip()]
+
+
+def test_words_that_the_model_lacks_are_named_with_the_nearest_spellings(app):
+    model = SimpleNamespace(tokenizer=Words())
+    question = app.read_question("lagnuage : word", "storry : ÄÖ\nlanguages : word word\nxyzzy : word")
+    hints = [re.sub("<[^>]*>", "", hint) for hint in app.list_hints(question, model).split("</p>")[:-1]]
+    split = "is not in the vocabulary of the model, which splits it into"
+    assert hints == [
+        f"lagnuage {split} 8 tokens. Did you mean language languages?",
+        f"storry {split} 6 tokens. Did you mean story?",
+        "ÄÖ is unknown to the model; choices that differ only in unknown words tie.",
+    ]  # nothing about xyzzy, which no word is near
+
+
+def test_a_click_exchanges_pair_and_choice_or_replaces_a_word(app):
+    assert app.change_question("a : b", "c : d\n\ne : f", choice="1") == ("e : f", "c : d\na : b")
+    assert app.change_question("a : b", "c : d", choice="7") == ("a : b", "c : d")  # of an older question
+    changed = app.change_question("hte : b", "hte hte : white\nx : hte", word="hte", spelling=r"the\1")
+    assert changed == (r"the\1 : b", "the\\1 the\\1 : white\nx : the\\1")
 
 
 @pytest.mark.filterwarnings("ignore:the tokenizer of .* does not know the words <img:UserWarning")
 def test_user_input_is_escaped(app, tiny):
     for stem in ("<img src=x> : b", "<img src=x>"):
-        verdict, _, _ = app.answer(stem, CHOICES, tiny, "perplexity", "")
-        assert "<img" not in verdict
+        result, *_ = app.answer(stem, CHOICES, tiny, "perplexity", "")
+        assert "<img" not in result
 
 
 def test_visitors_choose_among_the_models_of_the_page(app, tiny):
@@ -134,14 +177,15 @@ def test_a_model_is_loaded_once(app, tiny):
 # In a browser
 
 
-@pytest.fixture
-def address(root, tiny, free_port, tmp_path):
+@pytest.fixture(scope="module")
+def address(root, tiny, free_port, tmp_path_factory):
     """URL of the page, served by a separate process."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path)}
+    home = tmp_path_factory.mktemp("home")
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(home)}
     environment.pop("GRADIO_ANALYTICS_ENABLED", None)
     process = subprocess.Popen(
         [sys.executable, str(root / "analogy" / "app.py"), "--model", tiny, "--port", str(free_port)],
-        cwd=tmp_path,
+        cwd=home,
         env=environment,
         text=True,
         stdout=subprocess.PIPE,
@@ -159,31 +203,43 @@ def address(root, tiny, free_port, tmp_path):
     process.stdout.close()
 
 
-@pytest.fixture
-def page(address, chromium):
-    """The page in a browser without network access."""
-    page = chromium.new_page()
+@pytest.fixture(params=[1280, 390])
+def page(request, address, chromium):
+    """The page in a desktop and in a phone browser without network; no test may leave an error in the console."""
+    page = chromium.new_page(viewport={"width": request.param, "height": 900})
     page.set_default_timeout(60_000)
-    page.strangers = []
-    page.on("request", lambda asked: asked.url.startswith((address, "data:")) or page.strangers.append(asked.url))
+    page.wrong = []
+    page.on("pageerror", lambda error: page.wrong.append(str(error)))
+    page.on("console", lambda message: message.type == "error" and page.wrong.append(message.text))
+    page.on("request", lambda asked: asked.url.startswith((address, "data:")) or page.wrong.append(asked.url))
     page.route(lambda url: not url.startswith(address), lambda route: route.abort())
     page.goto(address)
     yield page
+    assert page.wrong == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= request.param
     page.close()
 
 
 def test_the_page_shows_costs_and_errors(page, expected):
-    def see(text: str) -> None:
-        page.get_by_text(text).filter(visible=True).first.wait_for()
-
-    orders = page.get_by_text("Costs by permutation of the words")
+    orders = page.get_by_role("button", name="Costs by permutation")
     page.get_by_role("button", name="Answer").click()
     best = min(expected, key=expected.get)
-    see(f"word : language :: {best}")
-    see(f"{expected[best]:.4f}")
-    orders.wait_for()
+    page.get_by_text(f"word : language :: {best}").wait_for()
+    rows = page.locator(".choices button")
+    assert rows.all_inner_texts() == [f"{name}\n{cost:.4f}" for name, cost in expected.items()]
+    boxes = rows.evaluate_all("all => all.map(each => each.getBoundingClientRect()).map(box => [box.top, box.bottom])")
+    assert all(bottom <= top for (_, bottom), (top, _) in itertools.pairwise(boxes))
+    orders.click()
+    page.get_by_text("analogy holds").filter(visible=True).first.wait_for()
     page.get_by_label("Choices").fill("paint portrait\nnote")
     page.get_by_role("button", name="Answer").click()
-    see("'note' is not a pair; enter two words separated by a colon.")
+    page.get_by_text("'note' is not a pair; enter two words separated by a colon.").wait_for()
     orders.wait_for(state="hidden")
-    assert page.strangers == []
+
+
+def test_a_click_on_a_choice_asks_with_it(page):
+    page.get_by_role("button", name="Answer").click()
+    page.locator(".choices button", has_text="tale : story").focus()
+    page.keyboard.press("Enter")
+    page.get_by_text("tale : story :: ").wait_for()
+    assert page.get_by_label("Choices").input_value() == CHOICES.replace("tale : story", "word : language")

@@ -60,7 +60,7 @@ def test_every_configuration_of_a_search_guesses_unknown_words(tiny, scoring):
 def test_a_report_counts_ties_on_validation_and_test_questions(tiny, grid):
     search = search_templates(Engine(tiny), QUESTIONS, "perplexity", [None], grid)
     answers = answer_questions(Engine(tiny), QUESTIONS, select_configuration(search).configuration)
-    report = report_accuracy(search, QUESTIONS, answers, answers, num_shuffles=5)
+    report = report_accuracy(search, QUESTIONS, answers, answers, num_repeats=5)
     names = ("eval_accuracy", "untuned_accuracy", "validation_accuracy", "validation_noise", "chance_level")
     assert [report[name] for name in names] == pytest.approx([5 / 12] * 5)
     assert report["eval_accuracy_low"] <= 5 / 12 <= report["eval_accuracy_high"]

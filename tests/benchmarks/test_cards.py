@@ -68,7 +68,7 @@ def test_a_card_has_the_mean_over_seeds_in_its_metadata(card):
     "text",
     [
         "| `eval_accuracy` | 98.50 ± 0.50 % |",
-        "- `eval_accuracy`: share of the evaluation split whose largest logit",
+        "- `eval_accuracy`: accuracy on the evaluation split",
         "over 3 runs, seeds 0 to 2.",
         "Published for this configuration: 99.1 ± 0.05 %.",
         "mean: -0.60 (-1.84 to +0.64). The source",
@@ -106,7 +106,7 @@ def test_a_card_cites_only_its_papers(card):
 def test_a_card_of_one_run_says_that_the_deviation_is_unknown(card):
     text = card({1: 0.99}).text
     assert "| `eval_accuracy` | 99.00 % |" in text
-    assert "One run: nothing is known about the deviation between seeds." in text
+    assert "One run: the deviation between seeds is unknown." in text
 
 
 def test_a_card_names_the_runs_that_diverged(card):

@@ -3,68 +3,76 @@ import re
 from dataclasses import replace
 
 import pytest
-from reproduction.claims import Claim, compare_all, render_claims, show_seeds
+from reproduction.claims import Claim, ClaimRow, claim_rows, compare_all, render_claims, show_seeds
 from reproduction.entries import Entry
 from reproduction.summaries import Benchmarks, Measurement, render_front, render_gpu, render_measured
-from reproduction.tables import Table, render
+from reproduction.tables import Source, Table, render
 
 PLAIN, SPHERIZED = "mnist-lenet5-plain", "mnist-lenet5-spherized"
 ENTRY = Entry(
     "mnist", 1, "classification", [f"spherization/{PLAIN}", f"spherization/{SPHERIZED}"], 30.0, seeds=3, test="paired"
 )
 CLAIM = Claim("spherization", "It retains the accuracy.", f"{SPHERIZED} - {PLAIN}")
-HEADER = ("paper", "claim", "published", "measured", "p", "verdict", "runs")
 
 
-def only_row(text: str) -> dict[str, str]:
-    (row,) = [line for line in text.splitlines() if line.startswith("| Sph")]
-    return dict(zip(HEADER, (cell.strip() for cell in row.strip("|").split("|")), strict=True))
+def only_row(claim: Claim, tables: list[Table], source: Source) -> ClaimRow:
+    (row,) = claim_rows([claim], tables, source)
+    return row
 
 
 def test_a_claim_has_published_and_measured_difference_verdict_and_runs(finished):
     values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
-    row = only_row(render_claims([CLAIM], [], finished([ENTRY], values)))
-    assert row == {
-        "paper": "Spherization layer",
-        "claim": "It retains the accuracy.",
-        "published": "+0.04",
-        "measured": "+0.50 (+0.48 to +0.52)",
-        "p": "paired < 0.001 (Welch 0.0031)",
-        "verdict": "better",
-        "runs": f"`{SPHERIZED}`: seeds 0 to 2; `{PLAIN}`: seeds 0 to 2",
-    }
+    row = only_row(CLAIM, [], finished([ENTRY], values))
+    runs = f"`{SPHERIZED}`: seeds 0 to 2; `{PLAIN}`: seeds 0 to 2"
+    p_values = "paired < 0.001 (Welch 0.0031)"
+    assert row == ClaimRow(CLAIM, "+0.04", "+0.50 (+0.48 to +0.52)", p_values, "better", "", runs)
 
 
 def test_a_claim_without_runs_says_what_they_take(finished):
-    row = only_row(render_claims([CLAIM], [], finished([ENTRY])))
-    assert (row["measured"], row["verdict"]) == ("", "not run")
+    row = only_row(CLAIM, [], finished([ENTRY]))
+    assert (row.measured, row.verdict) == ("", "not run")
     takes = "6 runs missing, about 3.0 h on one CPU core, data `ylecun/mnist`"
-    assert row["runs"] == f"{takes}: `python benchmarks/reproduce.py --only mnist`"
+    assert row.runs == f"{takes}: `python benchmarks/reproduce.py --only mnist`"
 
 
 def test_a_claim_with_runs_of_one_side_is_incomplete(finished):
-    row = only_row(render_claims([CLAIM], [], finished([ENTRY], {PLAIN: {0: 0.98, 1: {}}})))
-    assert row["verdict"] == "incomplete"
-    assert row["runs"].startswith(f"`{PLAIN}`: seed 0; diverged: {PLAIN}-seed1; 4 runs missing, about 2.0 h")
+    row = only_row(CLAIM, [], finished([ENTRY], {PLAIN: {0: 0.98, 1: {}}}))
+    assert row.verdict == "incomplete"
+    assert row.runs.startswith(f"`{PLAIN}`: seed 0; diverged: {PLAIN}-seed1; 4 runs missing, about 2.0 h")
 
 
 def test_a_claim_whose_runs_are_not_queued_has_its_estimate(finished):
     claim = Claim("spherization", "x", CLAIM.compare, takes="about 2 h")
-    found = only_row(render_claims([claim], [], finished([])))["runs"]
+    found = only_row(claim, [], finished([])).runs
     assert found == f"about 2 h: `spherization/{SPHERIZED}`, `spherization/{PLAIN}`"
 
 
 def test_a_number_can_be_the_reference(finished):
     claim = Claim("spherization", "x", f"{PLAIN} - 0.5", "projections/mass")
     values = {PLAIN: {seed: {"eval_accuracy": 0.9, "projections/mass": 0.61 + seed / 100} for seed in range(3)}}
-    row = only_row(render_claims([claim], [], finished([ENTRY], values)))
-    assert (row["published"], row["measured"][:5], row["verdict"]) == ("none", "+0.12", "higher")
+    row = only_row(claim, [], finished([ENTRY], values))
+    assert (row.published, row.measured[:5], row.verdict) == ("none", "+0.12", "higher")
 
 
 def test_a_pair_is_not_tested_until_all_its_seeds_are_finished(finished):
     values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9858}}
-    row = only_row(render_claims([CLAIM], [], finished([ENTRY], values)))
-    assert (row["measured"][:5], row["p"], row["verdict"]) == ("+0.49", "", "incomplete")
+    row = only_row(CLAIM, [], finished([ENTRY], values))
+    assert (row.measured[:5], row.p_values, row.verdict) == ("+0.49", "", "incomplete")
+
+
+def test_a_page_folds_the_runs_of_its_claims_and_what_is_not_measured(finished):
+    values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
+    claims = [
+        replace(CLAIM, note="In words."),
+        Claim("prototypes", "y", takes="a day"),
+        Claim("spherization", "z", takes="2 h"),
+    ]
+    rows = claim_rows(claims, [], finished([ENTRY], values))
+    shown, runs, missing = render_claims(rows, "spherization").split("<details markdown>")
+    assert ("It retains the accuracy." in shown, "seeds 0 to 2" in shown) == (True, False)
+    assert "- It retains the accuracy. In words. `mnist-lenet5-spherized`: seeds 0 to 2;" in runs
+    assert ("Claims that are not measured: 1</summary>" in missing, "| z | none | 2 h |" in missing) == (True, True)
+    assert "2 further claims are not measured" in render_claims(rows)
 
 
 VALUES = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
@@ -86,7 +94,7 @@ def test_a_claim_quotes_the_verdict_of_the_table_that_compares_it(finished):
         ("t", SPHERIZED, 1),
         ("claims, spherization", PLAIN, 1),
     ]
-    assert only_row(render_claims([CLAIM], [TABLE], source))["verdict"] == found[0].verdict
+    assert only_row(CLAIM, [TABLE], source).verdict == found[0].verdict
 
 
 def test_two_tables_with_the_same_comparison_are_an_error(finished):
@@ -101,9 +109,9 @@ def test_a_second_analysis_stands_after_the_planned_one(finished):
     values = {PLAIN: {seed: run(0.98 + seed / 100, 0.985 + seed / 10_000) for seed in range(3)}}
     values[SPHERIZED] = {seed: run(0.99 - seed / 100, 0.985 + (2 - seed) / 10_000) for seed in range(3)}
     table = replace(TABLE, post_hoc={"later": "eval_accuracy_last_quarter"})
-    verdict = only_row(render_claims([CLAIM], [table], finished([ENTRY], values)))["verdict"]
-    planned, _, later = verdict.partition("; post hoc, `eval_accuracy_last_quarter`: ")
-    assert planned.startswith("no significant difference (power")
+    row = only_row(CLAIM, [table], finished([ENTRY], values))
+    assert row.verdict.startswith("no significant difference (power")
+    later = row.post_hoc.removeprefix("Post hoc, `eval_accuracy_last_quarter`: ").removesuffix(".")
     assert (later.split()[0], later.split(", ")[-1]) == ("+0.00", "equivalent")
     assert f"Post hoc, later: `{SPHERIZED}`, minus `{PLAIN}`: {later}." in render(table, finished([ENTRY], values))
 
@@ -125,7 +133,7 @@ def test_a_second_analysis_stands_after_the_planned_one(finished):
 )
 def test_an_invalid_claim_is_an_error(claim, message, finished):
     with pytest.raises(ValueError, match=re.escape(message)):
-        render_claims([claim], [], finished([ENTRY]))
+        claim_rows([claim], [], finished([ENTRY]))
 
 
 @pytest.mark.parametrize(
@@ -142,8 +150,8 @@ def test_an_entry_for_gpus_without_one_is_not_run_and_has_its_command(finished):
     assert set(rows) == {PLAIN, SPHERIZED}
     assert "| 98.00 | one core | 2 | seed 0 |" in rows[PLAIN]
     assert "| not run |" in rows[SPHERIZED]
-    assert "1 run missing, about 0.5 h on one GPU" in rows[SPHERIZED]
-    assert "`python benchmarks/reproduce.py --only mnist`" in rows[SPHERIZED]
+    assert rows[SPHERIZED].endswith("| 1 missing, about 0.5 h |")
+    assert "| `mnist` |" in rows[SPHERIZED]
 
 
 @pytest.fixture

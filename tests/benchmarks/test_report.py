@@ -10,7 +10,7 @@ from reproduction.claims import Claim
 from reproduction.entries import Entry
 from reproduction.published import read_published
 from reproduction.results import Results
-from reproduction.tables import CIFAR_NOTE, Source, Table, compare_rows, read_rows, render
+from reproduction.tables import CIFAR_NOTE, Source, Table, compare_rows, join_notes, read_rows, render
 
 from hf_sphere.comparison import holm
 from hf_sphere.utils.configs import config_names
@@ -157,19 +157,19 @@ def test_runs_with_the_same_seeds_are_compared_in_pairs(source):
     row = cells(render(table("a - b"), source(groups)))["a"]
     differences = [9.0, 11.0, 10.0]
     half = T_QUANTILES[2] * statistics.stdev(differences) / math.sqrt(3)
-    assert row["accuracy %, minus that of"] == f"`b`: +10.00 ({10 - half:+.2f} to {10 + half:+.2f})"
+    assert row["minus `b`"] == f"+10.00 ({10 - half:+.2f} to {10 + half:+.2f})"
 
 
 def test_runs_are_compared_on_the_seeds_that_both_have(source):
     groups = {"a": {0: 0.5, 1: 0.7, 2: 0.9, 7: 0.1}, "b": {2: 0.8, 0: 0.41, 1: 0.59, 9: 0.9}}
     row = cells(render(table("a - b"), source(groups)))["a"]
-    assert row["accuracy %, minus that of"] == "`b`: +10.00 (+7.52 to +12.48), seeds 0, 1, 2"
+    assert row["minus `b`"] == "+10.00 (+7.52 to +12.48), seeds 0, 1, 2"
     assert row["verdict"] == "better"
 
 
 def test_runs_without_common_seeds_are_not_compared(source):
     row = cells(render(table("a - b"), source({"a": {0: 0.5, 1: 0.7}, "b": {5: 0.3, 6: 0.5}})))["a"]
-    assert row["accuracy %, minus that of"] == "`b`: no common seed"
+    assert row["minus `b`"] == "no common seed"
     assert "verdict" not in row
 
 
@@ -234,7 +234,7 @@ def test_the_note_names_machines_versions_and_uncommitted_changes(source):
 def test_results_of_no_entry_are_not_reported(source, tmp_path):
     source({"mnist-lenet5-plain": {0: 0.9}})
     text = render(table("mnist-lenet5-plain"), Source.read(Results.read(tmp_path), []))
-    assert cells(text)["mnist-lenet5-plain"]["accuracy %"] == "not run"
+    assert "accuracy %" not in cells(text)["mnist-lenet5-plain"]
 
 
 def test_a_metric_that_some_runs_lack_has_the_number_of_its_seeds(source):
@@ -278,7 +278,7 @@ def test_an_invalid_definition_is_an_error(rows, message, tmp_path):
 
 def test_a_run_without_results_is_not_run_and_has_its_command(source):
     text = render(table("mnist-lenet5-plain"), source({}))
-    assert cells(text)["mnist-lenet5-plain"]["accuracy %"] == "not run"
+    assert "accuracy %" not in cells(text)["mnist-lenet5-plain"]
     config = "spherization/<run>"
     assert f"`hf-sphere train classification --config {config}`" in text
 
@@ -293,7 +293,7 @@ def test_results_of_other_settings_than_the_queue_has_are_not_reported(source, t
     source({"mnist-lenet5-plain": {0: 0.9}})
     entry = Entry("mnist", 1, "classification", ["spherization/mnist-lenet5-plain"], 1.0)
     text = render(table("mnist-lenet5-plain"), Source.read(Results.read(tmp_path), [entry]))
-    assert cells(text)["mnist-lenet5-plain"]["accuracy %"] == "not run"
+    assert "accuracy %" not in cells(text)["mnist-lenet5-plain"]
 
 
 @pytest.mark.parametrize(("encoding", "noted"), [("JPEG", True), ("PNG", False)])
@@ -323,23 +323,37 @@ def test_every_published_record_has_a_configuration():
 
 
 def test_a_run_with_other_settings_than_published_has_no_published_number(source):
-    text = render(
-        table("mnist-lenet5-plain", "mnist-lenet5-plain-short"), source({"mnist-lenet5-plain-short": {0: 0.9}})
-    )
+    groups = {"mnist-lenet5-plain": {0: 0.9}, "mnist-lenet5-plain-short": {0: 0.9}}
+    text = render(table(*groups), source(groups))
     assert cells(text)["mnist-lenet5-plain-short"]["published"] == ""
 
 
-@pytest.mark.parametrize(
-    ("rows", "kept"),
-    [
-        (["| `a` | 90 | 89 |", "| `b` | 91 | not run |", "| `c` | | not run |"], 1),  # measured ones
-        (["| `a` | 90 | not run |", "| `b` | | not run |"], 1),  # published ones, if nothing is measured
-        (["| `a` | 90 | 89 |"], 1),
-    ],
-)
-def test_pages_have_only_the_rows_of_tables_that_have_a_number(rows, kept):
-    start, end = "| run | published % | accuracy % |\n| --- | --- | --- |\n", "\n\nEnd."
-    measured = sum("not run" not in row for row in rows)
-    note = f"\n\n*No results yet of {len(rows) - measured} of {len(rows)} runs of this table.*"
-    shown = start + "\n".join(rows[:kept]) + (note if kept < len(rows) else "") + end
-    assert report.without_empty_rows(start + "\n".join(rows) + end) == shown
+@pytest.mark.parametrize(("only_measured", "shown"), [(False, "1 run of this table without"), (True, "of 1 of 2 runs")])
+def test_a_row_without_a_result_is_folded_or_left_out(source, only_measured, shown):
+    text = render(table("mnist-lenet5-plain", "b"), source({"b": {0: 0.9}}), only_measured=only_measured)
+    above, found, below = text.partition(shown)
+    assert ("`b`" in above, "`mnist-lenet5-plain`" in above) == (True, False)
+    assert (found, "`mnist-lenet5-plain` | 99.1" in below) == (shown, not only_measured)
+
+
+def test_long_notes_are_folded_and_exceptions_named_in_the_summary():
+    long = [" ".join(["word"] * 60), "Exceptions to the rule of comparisons: `a`: b."]
+    assert join_notes(long[:1]) == long[0]
+    summary = "<summary>How measured, and exceptions to the rule of comparisons</summary>"
+    assert join_notes(long) == f"<details markdown>\n{summary}\n\n- {long[0]}\n- {long[1]}\n\n</details>"
+
+
+def test_a_large_grid_of_settings_is_folded_below_its_best_cell(source):
+    groups = {f"a-x{column}-y{row}": {0: (row * column) / 100} for column in (1, 2, 3) for row in range(7)}
+    measured = source(groups)
+    measured.planned = {group: [SimpleNamespace(seed=0, config=None)] for group in groups}
+    grid = Table(
+        "t",
+        "README.md",
+        [f"y{row}" for row in range(7)],
+        {"accuracy %": "eval_accuracy"},
+        columns=["a-x1", "a-x2", "a-x3"],
+    )
+    above, _, below = render(grid, measured).partition("<details markdown>")
+    assert above.strip() == "The best of 21 settings by accuracy %: `a-x3-y6`, 18.00."
+    assert "| `y6` | 6.00 | 12.00 | 18.00 |" in below

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import reproduce
+import torch
 import yaml
 from reproduction import runner
 from reproduction.entries import PlannedRun, QueueError, plan, read_queue
@@ -71,7 +72,7 @@ def contents(run: PlannedRun, tuned: dict | None = None, **metrics: float) -> di
             "entry0.*unknown argument '--learning_rat'.* Did you mean learning_rate",
         ),
         ({"overrides": {"learning_rate": "high"}}, "entry0.*learning_rate.*'high'"),
-        ({"overrides": {"optimizer": "adman"}}, "entry0.*invalid choice: 'adman'"),
+        ({"overrides": {"optim": "adman"}}, "entry0.*invalid choice: 'adman'"),
         ({"grid": {"learning_rate": [0.1, -0.1]}}, "entry0.*learning_rate must be at least 0"),
         ({"overrides": {"learning_rate": None}}, "learning_rate cannot be null"),
         ({"task": "classify"}, "unknown task 'classify'; the tasks are classification"),
@@ -326,8 +327,15 @@ def test_the_hash_of_a_dataset_of_the_hub_is_the_commit_of_its_cached_copy(tmp_p
 def test_the_processor_has_its_name_and_numbers(monkeypatch):
     text = "cpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel Xeon\nstepping\t: 8\nmodel name\t: Intel Xeon\n"
     monkeypatch.setattr(Path, "read_text", lambda *args, **options: text)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert describe_processor() == "Intel Xeon, family 6, model 143, stepping 8"
-    assert describe_device("cpu") == "one core of Intel Xeon"
+    assert describe_device() == "one core of Intel Xeon"
+
+
+def test_the_gpu_is_recorded_for_every_run_that_can_use_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    assert describe_device() == "NVIDIA H200"
 
 
 @pytest.mark.slow

@@ -306,7 +306,7 @@ def test_a_contradictory_plan_is_refused(refused, words, message):
     [
         ("- softmax", [], "must be a mapping of names to options"),
         ("a: softmax", [], "must be a mapping of names to options"),
-        ("a: {head: [", [], "is no YAML file"),
+        ("a: {head: [", [], "cannot read the configuration"),
         ("a: {backbone: lenet5}\n" + ONE, [], "the arm a has no head"),
         ("a: {head: softmax, no_option: 1}\n" + ONE, [], "the arm a does not fit"),
         ("a: {head: softmax, head_kwargs: {foo: 1}, embedding_dim: 8}\n" + ONE, [], "head 'softmax' has no option foo"),

@@ -565,7 +565,7 @@ class TestClassBalancedSampling:
 
     def test_it_is_refused_for_images_without_classes_and_with_episodes(self, folder, load_named):
         path = str(folder(cats=4, dogs=4))
-        with pytest.raises(ValueError, match="does not apply to regression, which has no classes"):
+        with pytest.raises(ValueError, match="does not apply to regression: leave it out"):
             load_named(path, task="regression", computed_value="slant", class_balanced_sampling=True)
         with pytest.raises(ValueError, match="does not apply to episodes, which draw classes"):
             load_named(path, class_balanced_sampling=True, episodes=Episodes(2, 2, 1))

@@ -26,6 +26,7 @@ def pytest_ignore_collect(config: pytest.Config) -> bool | None:
 def device() -> str:
     """Type of the accelerator."""
     if torch.cuda.is_available():
+        torch.backends.cudnn.allow_tf32 = False  # convolutions with the digits of the CPU
         return "cuda"
     import pretend
 

@@ -19,7 +19,7 @@ and Accelerate then choose it. Hence only tests/devices and programs of their ow
 
 A kernel is a dispatched operation that is neither a view nor an allocation; a foreach operation is one. The host waits
 for values and data-dependent shapes, and for blocking copies in either direction (`non_blocking=True` to the device
-does not wait). For steps of twelve heads, an NVIDIA H200 launched between 2 kernels fewer and 16 more than are counted.
+does not wait). For steps of thirteen heads, an NVIDIA H200 launched up to 17 kernels more than are counted.
 
 Limits: one stream, no memory limit, no generators of its own; autocast lowers products only; random numbers are those
 of the CPU; `torch.load` with it as `map_location` moves only tensors that were saved from it;
@@ -74,6 +74,8 @@ WAITS = frozenset(
     ]
 )
 """Operations whose result or shape the host reads."""
+INDEXING = frozenset(["index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"])
+"""Operations on tensors of the device whose indices may be on the CPU."""
 MIXES = frozenset(["_to_copy", "copy_", "set_", "_copy_from", "_copy_from_and_resize"])
 """Operations on tensors of two devices."""
 
@@ -259,7 +261,7 @@ def _check_devices(
 ) -> None:
     """Refuse tensors of the CPU, except single numbers and indices, and generators of the CPU."""
     others = [tensor for tensor in tensors if not isinstance(tensor, PretendTensor)]
-    if base in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"):
+    if base in INDEXING:
         others = [other for other in others if not any(other is index for index in args[1])]
     is_joined = base in ("cat", "stack")
     if on_device and any(other.dim() or is_joined for other in others):
@@ -274,6 +276,8 @@ def _wait(base: str, args: tuple, kwargs: dict[str, Any], ours: list[PretendTens
     """Return for what the host waits, or nothing."""
     if (base in WAITS and ours) or (base == "repeat_interleave" and ours and kwargs.get("output_size") is None):
         return base
+    if base in INDEXING and ours and any(isinstance(i, torch.Tensor) and i.device.type == "cpu" for i in args[1]):
+        return "copy of an index to the device"
     if base == "index" and ours and any(_is_mask(index) for index in args[1]):
         return "index of a mask"
     if base in ("index_put", "index_put_") and ours and any(map(_is_mask, args[1])) and args[2].numel() != 1:

@@ -30,7 +30,7 @@ def test_a_foreach_operation_is_one_kernel(count, x):
     assert count(lambda: torch._foreach_add([x, x], 1.0)) == (1, [])
 
 
-@pytest.mark.parametrize("call", ["item", "nonzero", "mask", "equal", "to device", "tolist"])
+@pytest.mark.parametrize("call", ["item", "nonzero", "mask", "equal", "to device", "index of the CPU", "tolist"])
 def test_what_the_host_reads_is_a_synchronization(count, x, call):
     calls = {
         "item": lambda: x[0, 0].item(),
@@ -38,6 +38,7 @@ def test_what_the_host_reads_is_a_synchronization(count, x, call):
         "mask": lambda: x[x > 1],
         "equal": lambda: torch.equal(x, x),
         "to device": lambda: torch.tensor([1.0], device=x.device),
+        "index of the CPU": lambda: x[torch.tensor([1, 0])],
         "tolist": x.tolist,
     }
     assert len(count(calls[call])[1]) == 1

@@ -6,7 +6,9 @@ import re
 from unittest import mock
 
 import check_links
+import check_numbers
 import code_blocks
+import hooks
 import pytest
 
 from hf_sphere.models.sphere_encoder import ENCODERS
@@ -14,7 +16,6 @@ from hf_sphere.nn import HEADS
 from hf_sphere.optim.optimizers import OWN_OPTIMIZERS
 from hf_sphere.prototypes import METHODS
 from hf_sphere.training.tasks import OWN_TASKS
-from hf_sphere.utils import renamed
 
 PAGES = {str(page.relative_to(code_blocks.ROOT)): page for page in code_blocks.pages()}
 
@@ -51,6 +52,7 @@ def test_code_blocks_of_a_page_run_and_print_what_it_shows(name):
         ('```bash\npip install -e ".[plost]"\n```\n', r"block 2 .*unknown extras: plost"),
         ("```bash\nrm -r outputs\n```\n", r"block 2 .*unknown kind of command"),
         ("```rust\n```\n", r"block 2 .*the language is 'rust'"),
+        ("```bash\nmake test\n```\n\n```text\n1 passed\n```\n", r"block 3 .*the front matter needs `not_run`"),
     ],
 )
 def test_a_block_that_fails_is_named_with_its_page(tmp_path, block, message):
@@ -86,16 +88,6 @@ def test_every_page_is_in_the_navigation(root):
     assert [name for name in pages if name not in listed] == []
 
 
-def test_the_page_of_renamed_objects_and_options_lists_the_tables(root):
-    def shown(name, value):
-        return f"--{name}" if value is None else f"--{name} {str(value).lower()}"
-
-    options = renamed.RENAMED_OPTIONS.items()
-    rows = re.findall(r"^\| `(.+)` \| `(.+)` \|$", (root / "docs" / "renamed.md").read_text(), re.M)
-    expected = ((shown(*old), " ".join(shown(*pair) for pair in new.items())) for old, new in options)
-    assert rows == [*renamed.RENAMED.items(), *expected]
-
-
 WITH_STUBS = sorted(path.parent.name for path in (code_blocks.ROOT / "hf_sphere").glob("*/__init__.pyi"))
 
 
@@ -103,9 +95,48 @@ WITH_STUBS = sorted(path.parent.name for path in (code_blocks.ROOT / "hf_sphere"
 def test_public_names_stand_in_a_page_or_a_command(root, package):
     patterns = ("*.md", "docs/**/*.md", "hf_sphere/commands/*.py", "examples/*.py")
     files = [path for pattern in patterns for path in root.glob(pattern)]
-    words = set(
-        re.findall(r"\w+", " ".join(path.read_text() for path in files if path.stem not in ("CHANGELOG", "renamed")))
-    )
+    words = set(re.findall(r"\w+", " ".join(path.read_text() for path in files if path.stem != "CHANGELOG")))
     names = set(importlib.import_module(f"hf_sphere.{package}").__all__)
     encoders = tuple(f"Sphere{prefix}" for prefix in ENCODERS.values())  # a page names them by a pattern
     assert {name for name in names - words if not name.startswith(encoders)} == set()
+
+
+@pytest.mark.parametrize("package", ["", *WITH_STUBS])
+def test_every_public_name_has_an_entry_in_the_reference(package):
+    pages = {name: hooks.api_page(name) for name in hooks.packages()}
+    text = pages[package] if package else "\n".join(pages.values())
+    module = importlib.import_module(f"hf_sphere.{package}".rstrip("."))
+    names = {name for name in module.__all__ if not (name.startswith("_") or name in pages)}
+    entries = set(re.findall(r"^::: .*?(\w+)$", text, re.M)) | set(
+        re.findall(r"`(\w+)`", text.rpartition("Classes with")[2])
+    )
+    assert names - entries == set()
+
+
+MEASURED = [name for name in PAGES if re.match("docs/(results|tasks)/", name) and name != "docs/results/rules.md"]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_measured_numbers_in_the_text_of_a_page_are_in_a_table_or_a_file(name):
+    assert list(check_numbers.unknown_numbers(PAGES[name])) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        ("It has 12.35 %.", []),  # rounds to the number of the table
+        ("It has 12.36 %, or 7.5 % more.", ["12.36", "7.5"]),
+        ("It is 1.25 points above (0.52 to 1.98).", ["1.25", "0.52", "1.98"]),
+        ("It is 2.5 points above. <!-- numbers: 2.5 -->", []),
+        ("It has 84.63 %. <!-- numbers: calibration -->", []),
+        ("It has 84.64 %. <!-- numbers: calibration -->", ["84.64"]),
+        ("It has 99.99 %. <!-- numbers: printed above -->", []),
+        ("| a | 0.123 |", ["0.123"]),
+        ("A rate of 0.123 and `99.99 %`.", []),
+    ],
+)
+def test_numbers_that_are_in_no_table_and_no_file_are_found(tmp_path, monkeypatch, text, unknown):
+    monkeypatch.setattr(check_numbers, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- table: a -->\n\n| 12.345 |\n\n<!-- end of table -->\n\n{text}\n")
+    assert [line.split()[1] for line in check_numbers.unknown_numbers(page)] == unknown

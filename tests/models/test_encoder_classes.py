@@ -329,7 +329,7 @@ def test_unknown_name_is_an_error_that_states_it(name):
 @every_encoder
 @pytest.mark.parametrize("value", [0, float("nan"), float("inf")])
 def test_scaling_of_zero_or_not_finite_is_rejected(encoder, value):
-    with pytest.raises(StrictDataclassClassValidationError, match="spherization_scaling must be finite and not 0; got"):
+    with pytest.raises(StrictDataclassClassValidationError, match="scaling must be finite and not 0"):
         encoder.model_class("Config")(spherization_scaling=value)
 
 

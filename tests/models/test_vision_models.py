@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 
@@ -91,25 +90,6 @@ def test_config_round_trips(kind, tmp_path):
     assert loaded.to_diff_dict() == config.to_diff_dict()
     assert {name: getattr(loaded, name) for name in options} == options
     assert (loaded.head is None) == (kind in ("regression", "few-shot"))
-
-
-@pytest.mark.parametrize("through", ["from_pretrained", "load_state_dict"])
-@pytest.mark.parametrize("kind", ["classification", "joint"])
-def test_initialized_vmf_head_of_an_earlier_checkpoint_stays_initialized(kind, through, tmp_path):
-    model = small_model(kind, head="vmf")
-    model.head.initialize_from_data(torch.randn(20, model.head.embedding_dim))
-    model.save_pretrained(tmp_path)
-    state = load_file(tmp_path / "model.safetensors")
-    state["head.is_calibrated"] = state.pop("head.is_initialized")  # its name of before
-    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
-    if through == "from_pretrained":
-        loaded, info = KINDS[kind].from_pretrained(tmp_path, output_loading_info=True)
-        assert not any(info.values())
-    else:
-        loaded = small_model(kind, head="vmf")
-        loaded.load_state_dict(state)
-    assert loaded.head.is_initialized
-    assert torch.equal(loaded.head.embedding_scale, model.head.embedding_scale)
 
 
 # Execution modes

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hf_sphere import SphereVisionConfig
 from hf_sphere.geometry import spherize
 from hf_sphere.nn import SPHERIZATION_SETTINGS, SphericalConv2d, SphericalLinear, Spherization, build_head
+from hf_sphere.utils.devices import is_exporting
 
 
 def test_module_matches_the_function():
@@ -159,6 +160,10 @@ def test_autocast_gradients_are_close_to_float32(dtype):
 def test_modules_compile_with_fullgraph(layer, shape):
     x = torch.randn(shape)
     torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x), rtol=1e-5, atol=1e-6)
+
+
+def test_compiling_is_not_taken_for_exporting():
+    assert torch.compile(lambda x: x + is_exporting(), backend="eager", fullgraph=True)(torch.zeros(1)) == 0
 
 
 def test_export_supports_a_dynamic_batch_size():

@@ -10,7 +10,8 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
-from reproduction.entries import SCRIPTS, restore_options
+from reproduction.entries import SCRIPTS
+from reproduction.old_options import restore_options
 from reproduction.published import read_published
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM

@@ -504,9 +504,7 @@ def test_ood_detection_works_without_predictions(write, measure, results_of):
 
 
 def test_a_hub_data_set_requires_output_dir(measure):
-    with pytest.raises(
-        ValueError, match=r"is not a folder\. If it is a dataset on the Hub, set an output folder .* --output_dir"
-    ):
+    with pytest.raises(ValueError, match=r"is not a folder\. If it is a dataset on the Hub, set --output_dir"):
         measure(Path("someone/embeddings"))
 
 

@@ -327,8 +327,8 @@ def test_search_writes_a_table_and_a_contact_sheet(search, photos, tmp_path):
     assert {row["class"] for row in rows} == {"b"}
     assert set(rows[0]) >= {"distance", "query_concentration", "concentration", "confidence"}
     sheet = Image.open(tmp_path / "found.png")
-    assert sheet.size == (4 * 128, 5 * 158)
-    cells = [np.asarray(sheet.crop((3 + 128 * n, 3, 125 + 128 * n, 125))) for n in range(4)]
+    assert sheet.size == (4 * 160, 5 * 194)
+    cells = [np.asarray(sheet.crop((3 + 160 * n, 3, 157 + 160 * n, 157))) for n in range(4)]
     assert np.array_equal(cells[0], cells[1])  # the query is its own nearest neighbor
     assert not np.array_equal(cells[0], cells[2])
 
@@ -497,11 +497,13 @@ def test_no_image_that_replaced_the_indexed_one_is_shown(load_recipe, build, sea
     words = ["--query", query, "--top_k", "1", "--contact_sheet", tmp_path / "found.png"]
     search(*words, index=tmp_path / "index")
     sheet = np.asarray(Image.open(tmp_path / "found.png"))
-    assert (sheet[3:125, 131:253] == 255).all()
+    assert (sheet[3:157, 163:317] == 255).all()
     index = ImageIndex.load(tmp_path / "index")
-    _, ((image, caption),) = load_recipe("search_page").list_neighbors(index, index.search(query, 1))
-    assert image.getcolors() == [(64 * 64, (211, 211, 211))]
-    assert re.match(r"b/4.png b, distance (0|\d\S+e-1\d), id 4, certainty", caption)
+    drawn = load_recipe("search_page").draw(index, index.search(query, 1))
+    assert "missing or changed" in drawn
+    assert "<td>b/4.png</td>" in drawn
+    assert "<img" not in drawn
+    assert "data-row" not in drawn  # nothing to search by
 
 
 @pytest.mark.parametrize(("words", "count"), [([], 9), (["--classes", "b"], 5)])
@@ -544,7 +546,7 @@ def test_a_level_marks_matches_in_the_table_the_console_and_the_contact_sheet(se
     assert all(float(row["p_value"]) > 0.2 for row in rows[1:])
     assert "matches   1 of 2 queries have a match at 20 % false accepts" in capsys.readouterr().err
     sheet = np.asarray(Image.open(tmp_path / "found.png"))
-    images = [[sheet[at * 158 + 3 : at * 158 + 125, n * 128 + 3 : n * 128 + 125] for n in range(3)] for at in range(2)]
+    images = [[sheet[at * 194 + 3 : at * 194 + 157, n * 160 + 3 : n * 160 + 157] for n in range(3)] for at in range(2)]
     assert [[image.min() >= 170 for image in line] for line in images] == [[False, False, True], [False, True, True]]
 
 
@@ -701,11 +703,11 @@ def test_the_page_shows_no_prediction_of_a_rejected_image(rejecting, rejecting_i
     output, page = decisions_of(rejecting, photos)[1], load_recipe("search_page")
     index = ImageIndex.load(rejecting_index)
     for file, known, p_value in zip(_files(photos), output.known.tolist(), output.p_value.tolist(), strict=True):
-        note, items = page.show(index, file, "", [], 9, recent=[])
-        assert note.startswith("Query: prediction " if known else f"Query: unknown (p = {p_value:.2g}), concentration")
-        captions = [caption for _, caption in items]
-        assert sum("unknown (p = " in caption for caption in captions) == int((~output.known).sum())
-        assert not any("unknown" in caption and "prediction" in caption for caption in captions)
+        shown = page.show(index, file, "", [], 9, recent=[])
+        assert ("<p>Query: prediction " in shown) == known
+        assert (f"<b>Unknown</b> to the model at its level of 50 % (p = {p_value:.2g})" in shown) == (not known)
+        classes = re.findall('<b>([^<]*)</b> <span class="distance"', shown)
+        assert sum(name.startswith("unknown (p = ") for name in classes) == int((~output.known).sum())
 
 
 @pytest.mark.parametrize("built_by", ["model", "rejecting"])
@@ -833,7 +835,7 @@ def test_a_page_that_cannot_listen_says_so_before_the_index_is_loaded(host, run)
         run("search_page", "--index", "none", "--host", host)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def address(root, folder, start):
     """URL of the search page, served by a separate process."""
     pytest.importorskip("gradio")
@@ -850,58 +852,150 @@ def address(root, folder, start):
     return f"http://127.0.0.1:{port}"
 
 
-def test_the_page_shows_neighbors_errors_and_classes(address, photos, chromium):
-    page = chromium.new_page()
+@pytest.fixture(params=[1280, 390])
+def page(request, address, chromium):
+    """The page in a desktop and in a phone browser without network; no test may leave an error in the console."""
+    page = chromium.new_page(viewport={"width": request.param, "height": 900})
     page.set_default_timeout(60_000)
-    others: list[str] = []
-    page.on(
-        "request", lambda request: request.url.startswith((address, "data:", "blob:")) or others.append(request.url)
-    )
+    page.wrong = []
+    page.on("pageerror", lambda error: page.wrong.append(str(error)))
+    page.on("console", lambda message: message.type == "error" and page.wrong.append(message.text))
+    page.on("request", lambda asked: asked.url.startswith((address, "data:", "blob:")) or page.wrong.append(asked.url))
     page.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
     page.goto(address)
-    page.get_by_role("button", name="Search").click()
-    page.get_by_text("choose an image first").wait_for()
-    page.locator("input[type=file]").first.set_input_files(photos / "a" / "2.png")
-    page.get_by_text("Query: prediction").wait_for()
-    caption = page.get_by_text("a/2.png a, distance")
-    caption.first.wait_for()
-    assert page.get_by_text("b/7.png b, distance").count() >= 1
+    page.get_by_text("Choose an image first").wait_for()
+    yield page
+    assert page.wrong == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= request.param
+    page.close()
+
+
+def upload(page, file):
+    """Upload an image, instead of that which is there."""
+    if (clear := page.get_by_label("Remove Image").or_(page.get_by_label("Clear"))).count():
+        clear.first.click()
+    page.locator("input[type=file]").first.set_input_files(file)
+
+
+def boxes(page, selector):
+    """Return left, top, right and bottom of elements, in pixels."""
+    sides = (
+        "all => all.map(each => each.getBoundingClientRect()).map(box => [box.left, box.top, box.right, box.bottom])"
+    )
+    return page.locator(selector).evaluate_all(sides)
+
+
+def overlaps(one, other):
+    """Whether two boxes have more than a pixel in common."""
+    return all(min(one[2 + axis], other[2 + axis]) - max(one[axis], other[axis]) > 1 for axis in (0, 1))
+
+
+def test_the_page_shows_classes_and_distances_below_images_in_columns_that_fit(page, folder, photos):
+    upload(page, photos / "a" / "2.png")
+    page.get_by_text("1 of 9 neighbors match at a false-accept level of 20 %").wait_for()
+    neighbors = boxes(page, ".neighbor")
+    assert len(neighbors) == 9
+    assert len({left for left, *_ in neighbors}) == (2 if page.viewport_size["width"] < 500 else 5)
+    assert all(
+        len({bottom for _, top, _, bottom in neighbors if top == row}) == 1 for row in {box[1] for box in neighbors}
+    )
+    lines = boxes(page, ".neighbor img, .neighbor b, .neighbor .distance, .neighbor em")
+    assert len(lines) == 4 * 9
+    assert not any(overlaps(one, other) for number, one in enumerate(lines) for other in lines[:number])
+    found = ImageIndex.load(folder).search(photos / "a" / "2.png", 9)
+    texts = page.locator(".neighbor").all_inner_texts()
+    for text, row, distance in zip(texts, found.rows[0], found.distances[0], strict=True):
+        assert text.split("\n")[:2] == ["a" if row < 4 else "b", f"distance {round(float(distance), 6):.4g}"]
+    sizes = page.locator(".neighbor :is(b, span, em)").evaluate_all(
+        "all => all.map(each => getComputedStyle(each).fontSize)"
+    )
+    assert min(float(size.removesuffix("px")) for size in sizes) >= 11
+    assert page.get_by_text("Query: prediction").is_visible()
+    page.get_by_text("Details").click()
+    assert page.locator("td", has_text="a/2.png").is_visible()
+
+
+def test_a_click_on_a_neighbor_searches_by_it(page, photos):
+    upload(page, photos / "a" / "2.png")
+    name = page.locator(".neighbor").nth(1).get_attribute("data-row", timeout=60_000)
+    page.locator(".neighbor").nth(1).focus()
+    page.keyboard.press("Enter")
+    page.locator(f".neighbor:first-child[data-row='{name}']").wait_for()
+    assert page.locator(".neighbor").first.inner_text().split("\n")[1] == "distance 0"
+    page.get_by_role("button", name="Search").click()  # the image that was chosen is the query now
+    page.locator(f".neighbor:first-child[data-row='{name}']").wait_for()
+
+
+def test_the_page_searches_in_chosen_classes(page, photos):
+    page.get_by_role("button", name="More options").click()
     page.get_by_label("Classes").click()
     page.get_by_role("option", name="b").click()
     page.keyboard.press("Escape")
-    page.get_by_role("button", name="Search").click()
-    caption.first.wait_for(state="detached")
-    page.get_by_text("b/7.png b, distance").first.wait_for()
-    page.close()
-    assert others == []
+    upload(page, photos / "a" / "2.png")
+    page.locator(".neighbor").first.wait_for()
+    assert page.locator(".neighbor b").all_inner_texts() == ["b"] * 5
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_says_that_nothing_matches_and_labels_what_is_rejected(width, address, photos, noise, chromium):
-    page = chromium.new_page(viewport={"width": width, "height": 900})
-    page.set_default_timeout(60_000)
-    page.goto(address)
-    page.locator("input[type=file]").first.set_input_files(noise / "rejected_0.png")
-    page.get_by_text("No match at 20 % false accepts").wait_for()
-    page.get_by_text(re.compile("^rejected, p ")).first.wait_for()
+def test_the_slider_changes_the_answer_from_no_match_to_match(page, folder, tmp_path):
+    digits = ImageSource.of("digits")
+    found = ImageIndex.load(folder).search([digits.open(n) for n in range(9, 40)], 1, false_accept=0.2, progress=False)
+    p_value, name = min((p, n) for n, p in enumerate(found.p_values[:, 0].tolist(), 9) if 0.2 < p <= 0.5)
+    digits.open(name).save(tmp_path / "query.png")
+    upload(page, tmp_path / "query.png")
+    page.get_by_text("No match at a false-accept level of 20 %").wait_for()
+    assert page.locator(".neighbor em").first.inner_text() == f"rejected, p {p_value:.2g}"
     level = page.get_by_role("slider", name="False accepts")
     assert (level.get_attribute("min"), level.input_value()) == ("0.2", "0.2")  # the lowest of nine groups
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.get_by_label("Remove Image").or_(page.get_by_label("Clear")).first.click()
-    page.locator("input[type=file]").first.set_input_files(photos / "a" / "2.png")
-    page.get_by_text("1 of 9 neighbors match at 20 % false accepts").wait_for()
-    page.close()
+    level.focus()
+    page.keyboard.press("End")
+    page.get_by_text("neighbors match at a false-accept level of 50 %; matches are at a distance of up to").wait_for()
+    assert page.locator(".neighbor em").first.inner_text() == f"match, p {p_value:.2g}"
+
+
+def test_the_page_explains_why_a_file_is_no_image(page, photos, tmp_path):
+    whole = (photos / "a" / "2.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "words.png").write_text("no image")
+    Image.fromarray(np.zeros((8, 8), np.int32)).save(tmp_path / "deep.tiff")
+    reasons = {"cut.png": "truncated", "words.png": "cannot identify image file 'words.png'", "deep.tiff": "mode 'I'"}
+    for name, reason in reasons.items():
+        upload(page, tmp_path / name)
+        page.get_by_text(re.compile(f"^{name} cannot be read as an image: .*{reason}")).wait_for()
+        assert page.locator(".neighbor").count() == 0
+        assert page.get_by_test_id("toast-body").count() == 0
+    page.wrong = [text for text in page.wrong if "Failed to load resource" not in text]  # the browser cannot draw it
+
+
+def test_names_of_any_length_and_script_fit_on_the_page(
+    load_recipe, folder, photos, chromium, root, tmp_path, monkeypatch
+):
+    page, index = load_recipe("search_page"), ImageIndex.load(folder)
+    names = ["a" * 60, "Spätburgunder und Grauburgunder", "雀と猫", "عصفور", "<img src=x onerror=alert(1)>"] * 2
+    index.images["label"] = names[:9]
+    style = (root / "hf_sphere" / "commands" / "page.css").read_text()
+    drawn = page.show(index, str(photos / "a" / "2.png"), "", [], 9, 0.2, recent=[])
+    (tmp_path / "page.html").write_text(f"<meta charset=utf-8><style>{style}</style>{drawn}")
+    for width in (1280, 390):
+        opened = chromium.new_page(viewport={"width": width, "height": 900})
+        opened.goto((tmp_path / "page.html").as_uri())
+        assert sorted(opened.locator(".neighbor b").all_inner_texts()) == sorted(names[:9])
+        assert opened.evaluate("document.documentElement.scrollWidth") <= width
+        lines = boxes(opened, ".neighbor img, .neighbor b, .neighbor .distance, .neighbor em")
+        assert not any(overlaps(one, other) for number, one in enumerate(lines) for other in lines[:number])
+        opened.close()
 
 
 def test_the_page_reports_that_the_last_queries_look_unlike_the_calibration(load_recipe, folder, noise):
     page, index, recent = load_recipe("search_page"), ImageIndex.load(folder), []
-    notes = [page.show(index, str(file), "", [], 1, 0.2, recent=recent)[0] for file in sorted(noise.iterdir())]
+    notes = [page.show(index, str(file), "", [], 1, 0.2, recent=recent) for file in sorted(noise.iterdir())]
     assert not any("look unlike" in note for note in notes[:29])
     assert "look unlike" in notes[-1]
     empty = [(0.0,) * 6, *recent]  # a query without a direction
-    assert "look unlike" in page.show(index, str(noise / "rejected_0.png"), "", [], 1, 0.2, recent=empty)[0]
-    again = recent[:1] * 60  # one query again and again
-    assert "look unlike" not in page.show(index, str(noise / "rejected_0.png"), "", [], 1, 0.2, recent=again)[0]
+    assert "look unlike" in page.show(index, str(noise / "rejected_0.png"), "", [], 1, 0.2, recent=empty)
+    again = []  # one query again and again
+    for level in np.linspace(0.2, 0.5, 60):
+        assert "look unlike" not in page.show(index, str(noise / "rejected_0.png"), "", [], 1, level, recent=again)
+    assert len(again) == 1
 
 
 class Letters(VectorEncoder):
@@ -924,40 +1018,56 @@ def test_the_page_of_an_index_of_texts_shows_texts_and_is_searched_by_text(load_
     page = load_recipe("search_page")
     texts = [f"{'abcdefgh'[n % 8] * 3}{'abcdefgh'[n // 8]} <b>" for n in range(16)]
     index = ImageIndex.build(Letters(), texts, progress=False)
-    note, images = page.show(index, None, texts[0], [], 2, 0.2, recent=[])
-    assert images == []
-    assert "<b>1 of 2 neighbors match</b> at 20 % false accepts" in note
-    assert note.index("aaaa &lt;b&gt;") < note.index('<p style="opacity: 0.6">') < note.index("rejected, p ")
-    note, _ = page.show(index, None, "hgfedcba", [], 2, 0.2, recent=[])
-    assert "<b>No match</b>" in note
+    shown = page.show(index, None, texts[0], [], 2, 0.2, recent=[])
+    assert "<b>1 of 2 neighbors match</b> at a false-accept level of 20 %" in shown
+    assert shown.index("aaaa &lt;b&gt;") < shown.index("match, p ") < shown.index("rejected, p ")
+    assert "<b>No match</b>" in page.show(index, None, "hgfedcba", [], 2, 0.2, recent=[])
     blocks = page.build_page(index).blocks.values()
-    assert not any(block.visible for block in blocks if isinstance(block, (gradio.Image, gradio.Gallery)))
-    assert "enter a text first" in page.show(index, None, "", [], 2, 0.2, recent=[])[0]
+    assert not any(block.visible for block in blocks if isinstance(block, gradio.Image))
+    for text in ("", " ", None):
+        assert "Enter a text first." in page.show(index, None, text, [], 2, 0.2, recent=[])
 
 
-def test_the_page_has_no_level_if_the_calibration_has_too_few_groups(load_recipe):
+def test_the_slider_is_disabled_with_the_reason_if_the_calibration_has_no_level(load_recipe):
     gradio = pytest.importorskip("gradio")
     page = load_recipe("search_page")
-    for groups in (["a", "b"] * 2, ["a"] * 4):
+    for groups, calibrated_with, reason in [
+        (["a", "b"] * 2, "text", "2 groups, whose lowest one is 50 %"),
+        (["a"] * 4, "text", "one group"),
+        (
+            ["a", "b", "c", "d"],
+            "image",
+            "the index is calibrated with images, whose similarities are not those of texts",
+        ),
+    ]:
         index = ImageIndex.build(Letters(), ["abcd", "bcde", "cdef", "defg"], groups=groups, progress=False)
-        blocks = page.build_page(index).blocks.values()
-        assert [block.label for block in blocks if isinstance(block, gradio.Slider)] == ["Neighbors"]
-        assert "match" not in page.show(index, None, "abcd", [], 2, recent=[])[0]
+        index.calibrated_with = calibrated_with
+        built = page.build_page(index)
+        (slider,) = (block for block in built.blocks.values() if getattr(block, "label", "") == "False accepts")
+        assert isinstance(slider, gradio.Slider)
+        assert not slider.interactive
+        assert slider.info.startswith("No level: ")
+        assert reason in slider.info
+        (find, *_) = (each.fn for each in built.fns.values() if each.name == "find")
+        shown = find(None, "abcd", [], 2, 0.05)
+        assert "distance" in shown
+        assert "match" not in shown
 
 
 def test_a_search_by_text_without_its_own_calibration_says_that_it_has_no_level(load_recipe):
     page = load_recipe("search_page")
     index = ImageIndex.build(Letters(), ["abcd", "bcde", "cdef", "defg"], progress=False)
     index.calibrated_with = "image"
-    note, _ = page.show(index, None, "abcd", [], 2, 0.4, recent=[])
-    assert "No level: the index is calibrated with images, whose similarities are not those of texts." in note
-    assert "rejected" not in note
+    shown = page.show(index, None, "abcd", [], 2, 0.4, recent=[])
+    assert "No level: the index is calibrated with images, whose similarities are not those of texts." in shown
+    assert "rejected" not in shown
 
 
-@pytest.mark.parametrize("target", ["file", "folder", "dataset"])
+@pytest.mark.parametrize("target", ["file", "missing", "folder", "dataset"])
 def test_visitors_of_the_page_cannot_name_files_folders_or_data_sets(target, address, photos):
     file = {
         "file": {"path": str(photos / "a" / "2.png")},
+        "missing": {"path": str(photos / "a" / "none.png")},  # nor find out which files there are
         "folder": {"path": str(photos), "orig_name": "drawing.svg"},
         "dataset": {"path": "json", "orig_name": "drawing.svg"},
     }[target]
@@ -973,6 +1083,6 @@ def test_the_page_shows_texts_of_models_and_names_of_files_without_markup(load_r
     page, index = load_recipe("search_page"), ImageIndex.load(folder)
     monkeypatch.setattr(index.encoder, "class_names", ["<img src=x>"] * len(index.encoder.class_names))
     for image in (str(photos / "a" / "2.png"), "<img src=x>.png"):
-        assert "&lt;img src=x&gt;" in page.show(index, image, "", [], 1, recent=[])[0]
-    outputs = next(iter(page.build_page(index).fns.values())).outputs
-    assert isinstance(outputs[0], gradio.HTML)  # Markdown would load images from any server
+        assert "&lt;img src=x&gt;" in page.show(index, image, "", [], 1, recent=[])
+    (results,) = next(iter(page.build_page(index).fns.values())).outputs
+    assert isinstance(results, gradio.HTML)  # Markdown would load images from any server

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from reproduction.entries import restore_options
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from training_runs import same, weights
@@ -26,8 +25,6 @@ from transformers import (
 
 from hf_sphere.data import TextDataOptions, load_text_data
 from hf_sphere.training.tasks import masked_lm
-from hf_sphere.utils.arguments import parse_arguments
-from hf_sphere.utils.renamed import rename_options
 
 Train = Callable[..., Path]
 
@@ -168,15 +165,6 @@ def test_data_dependent_initialization_starts_closer_to_the_plain_model(train, r
         for number, extra in enumerate(([], SPHERIZED, [*SPHERIZED, FIT]))
     )
     assert abs(fitted - plain) < 0.2 * abs(spherized - plain)
-
-
-def test_old_options_of_the_fit_are_accepted_and_keep_digests():
-    old = {"calibrate": True, "calibration_tokens": 9}
-    words = ["--model_name_or_path", "any", "--spherized", "--calibrate", "--calibration_tokens", "9"]
-    (arguments,) = parse_arguments([masked_lm.TextModelArguments], words)
-    assert (arguments.fit_spherization, arguments.fit_tokens) == (True, 9)
-    assert restore_options(rename_options(old)) == old
-    assert rename_options({"calibrate": "temperature"}) == {"calibrate": "temperature"}  # of image classification
 
 
 # Objectives

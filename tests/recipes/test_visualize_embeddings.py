@@ -1,6 +1,9 @@
+import base64
+import gzip
 import importlib.util
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
+from datasets import Dataset
 
 from hf_sphere.search.store import embeddings_writer, read_embeddings
 
@@ -118,6 +122,17 @@ def test_the_page_shows_images_by_default(draw, embeddings):
     with_images = (draw(embeddings, "--pictures", "interactive") / "sphere.html").stat().st_size
     words = ("--pictures", "interactive", "--no_thumbnails", "--overwrite_output_dir")
     assert (draw(embeddings, *words) / "sphere.html").stat().st_size < with_images
+
+
+@needs_plotly
+def test_the_page_has_the_texts_of_a_table_of_embeddings(draw, tmp_path):
+    points, _ = clusters(5, 6)
+    (tmp_path / "own").mkdir()
+    table = {"embedding": points.tolist(), "text": [f"sentence {row}" for row in range(5)] + [None]}
+    Dataset.from_dict(table).to_parquet(tmp_path / "own" / "test.parquet")
+    page = (draw(tmp_path / "own", "--pictures", "interactive") / "sphere.html").read_text()
+    content = json.loads(gzip.decompress(base64.b64decode(re.search(r'id="content">([^<]*)<', page)[1])))
+    assert content["texts"] == [f"sentence {row}" for row in range(5)] + [""]
 
 
 def test_class_directions_are_drawn_by_default(draw, embeddings):

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_sphere.commands import duplicates as command
 from hf_sphere.search import EmbeddingSpace, duplicates
+from hf_sphere.search.encoder import ThumbnailEncoder
 from hf_sphere.search.source import ImageSource
-from hf_sphere.search.thumbnails import ThumbnailEncoder
 
 
 def unit(*shape, generator):

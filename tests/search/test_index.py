@@ -37,7 +37,7 @@ from hf_sphere.search import (
     ImageIndex,
     ImageSource,
     TextEncoder,
-    encoder as encoder_module,
+    extract,
     index_files,
     neighbor_search,
 )
@@ -637,7 +637,7 @@ def test_a_reader_gets_one_version_of_an_index_that_is_extended(moment, index, p
     longer = ImageIndex.build(index.encoder, "digits", **QUIET)
     owner, name = {
         "while it is read": (index_files, "load_file"),
-        "while the model is loaded": (encoder_module, "load_embedding_model"),
+        "while the model is loaded": (extract, "load_embedding_model"),
     }[moment]
     original = getattr(owner, name)
 

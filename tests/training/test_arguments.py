@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from reproduction.entries import restore_options
+from reproduction.old_options import rename_options, restore_options
 from transformers import HfArgumentParser, TrainingArguments
 
 from hf_sphere.data import Episodes
@@ -15,7 +15,6 @@ from hf_sphere.training import RecipeArguments, arguments, find_task, task_names
 from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments
 from hf_sphere.utils import configs
 from hf_sphere.utils.arguments import given_arguments, parse_arguments
-from hf_sphere.utils.renamed import rename_options
 
 
 @pytest.fixture
@@ -107,66 +106,13 @@ def test_flag_needs_no_value_on_the_command_line():
     assert parse("--nesterov")[2].nesterov is True
 
 
-RENAMED = [
-    ("optimizer: sgd", "optim", "sgd", "optimizer sgd is now optim sgd"),
-    ("compile: true", "torch_compile", True, "compile True is now torch_compile true"),
-    ("max_steps: 7", "stop_after_steps", 7, "max_steps 7 is now stop_after_steps 7"),
-    ("mixed_precision: bf16", "bf16", True, "mixed_precision bf16 is now bf16 true and fp16 false"),
-    ("mixed_precision: fp16", "fp16", True, "mixed_precision fp16 is now fp16 true and bf16 false"),
-    ("mixed_precision: no", "bf16", False, "mixed_precision False is now bf16 false and fp16 false"),
-    (
-        "lr_scheduler_type: plateau",
-        "lr_scheduler_type",
-        "reduce_lr_on_plateau",
-        "lr_scheduler_type plateau is now lr_scheduler_type reduce_lr_on_plateau",
-    ),
-]
-
-
-@pytest.mark.parametrize(("line", "name", "value", "message"), RENAMED)
-def test_an_old_option_in_yaml_is_accepted_and_the_message_has_its_new_name(config, capsys, line, name, value, message):
-    file = config(line)
-    assert getattr(parse("--config", file)[2], name) == value
-    assert capsys.readouterr().err == f"{file}: {message}; the old name will be removed.\n"
-
-
-@pytest.mark.parametrize("form", ["--{}={}", "--{} {}"])
-@pytest.mark.parametrize(("line", "name", "value", "message"), RENAMED)
-def test_an_old_option_on_the_command_line_is_accepted(capsys, form, line, name, value, message):
-    assert getattr(parse(*form.format(*line.split(": ")).split(), "--seed", "3")[2], name) == value
-    assert f"is now {message.partition('is now ')[2]}" in capsys.readouterr().err
-
-
-def test_an_old_option_of_a_file_replaces_the_new_one_of_its_base(config, capsys):
-    file = config("base: spherization/digits-lenet5-spherized\noptimizer: sgd")
-    assert parse("--config", file)[2].optim == "sgd"
-    assert capsys.readouterr().err == f"{file}: optimizer sgd is now optim sgd; the old name will be removed.\n"
-
-
-def test_an_option_under_its_old_and_its_new_name_is_refused(config, refusal):
-    file = config("optimizer: sgd\noptim: adam")
-    assert f"error: {file}: optimizer and optim are the same option; leave out optimizer." in refusal("--config", file)
-
-
-@pytest.mark.parametrize("old", ["bf16", "fp16", "no"])
-def test_the_old_precision_of_the_command_line_replaces_that_of_a_file(config, old):
-    for file in ("mixed_precision: fp16", "bf16: true"):
-        assert parse("--config", config(file), "--mixed-precision", old)[2].mixed_precision == old
-
-
-def test_an_old_flag_without_a_value_is_accepted():
-    assert parse("--compile", "--seed", "3")[2].torch_compile
-
-
-def test_a_new_option_has_no_message(capsys):
-    assert parse("--optim", "sgd", "--stop-after-steps", "7")[2].optim == "sgd"
-    assert capsys.readouterr().err == ""
-
-
 def test_settings_with_old_names_have_the_digest_of_before():
     settings = {"optimizer": "sgd", "lr_scheduler_type": "plateau", "seed": 3}
     for settings["mixed_precision"] in ("bf16", "fp16", "no", None):
         assert restore_options(rename_options(settings)) == settings
+    old = {"calibrate": True, "calibration_tokens": 9}
+    assert restore_options(rename_options(old)) == old
+    assert rename_options({"calibrate": "temperature"}) == {"calibrate": "temperature"}  # of image classification
     assert restore_options({"bf16": True}) == {"mixed_precision": "bf16"}
 
 
@@ -319,7 +265,6 @@ NONE = "there is no configuration or file"
     [
         ("mnist-c", TABLE % "mnist-a", f"{NONE} 'mnist-c'; the nearest are d/mnist-b, d/mnist-a."),
         ("b/mnist-a", TABLE % "mnist-a", f"{NONE} 'b/mnist-a'; the nearest are d/mnist-a, d/mnist-b."),
-        ("recipes/configs/d/mnist-a.yaml", TABLE % "mnist", "mnist-a.yaml'; the name is now d/mnist-a."),
         ("d/mnist-c.yaml", TABLE % "mnist", f"{NONE} 'd/mnist-c.yaml'."),
         ("mnist-b", TABLE % "mnist-x", f"run mnist-b of {FILE}, base: {NONE} 'mnist-x'; the nearest are d/mnist"),
         ("mnist-b", TABLE % "[1]", f"run mnist-b of {FILE}: base must be the name of a configuration; got [1]."),

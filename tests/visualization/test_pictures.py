@@ -298,7 +298,7 @@ class TestPicture:
         *shown, note = axes.texts
         assert count_covered(shown) == 0
         assert 0 < len(shown) < 50
-        assert note.get_text() == f"{50 - len(shown)} names omitted for lack of space"
+        assert note.get_text() == f"names without room: {50 - len(shown)}"
 
     @pytest.mark.parametrize("width", [1, 2])
     def test_points_with_too_few_coordinates_are_rejected(self, width):

@@ -209,8 +209,9 @@ def test_missing_plotly_names_the_extra(tmp_path, monkeypatch):
 def open_page(chromium):
     """Open a file and wait until it is drawn; `page.wrong` lists browser errors and network requests."""
 
-    def opened(path):
-        page = chromium.new_page(viewport={"width": 1000, "height": 700}, color_scheme="light")
+    def opened(path, **options):
+        options = {"viewport": {"width": 1000, "height": 700}, "color_scheme": "light"} | options
+        page = chromium.new_page(**options)
         page.set_default_timeout(60_000)
         page.wrong = []
         page.on("pageerror", lambda error: page.wrong.append(str(error)))
@@ -285,7 +286,7 @@ def test_the_page_draws_every_class_without_errors(page):
 
 
 def test_names_are_shown_literally_in_title_legend_and_sphere(page):
-    legend = page.locator(".legendtext").first.text_content().replace("\u200b", "")
+    legend = page.locator("#legend button").first.text_content()
     assert legend == page.inner_text("h1") == page.title() == page.locator("#names span").first.text_content() == EVIL
     assert page.locator("b").count() == 0
 
@@ -307,21 +308,43 @@ def test_hovering_over_a_point_shows_its_image_and_text(page):
 
 
 def test_clicking_the_legend_hides_a_class_its_name_and_its_direction(page):
-    front = page.evaluate(IN_FRONT)["point"] % 10
-    name = page.locator("#names span").nth(front)
+    front = page.locator("#names span").evaluate_all("all => all.findIndex(each => !each.hidden)")
+    name, entry = page.locator("#names span").nth(front), page.locator("#legend button").nth(front)
     before = page.evaluate("element('sphere').data[12].x.length")
     assert name.is_visible()
-    page.locator(".legendtoggle").nth(front).click()
+    entry.click()
     page.wait_for_function(f"element('sphere').data[{front}].visible === 'legendonly'")
     page.wait_for_function(f"element('sphere').data[12].x.length === {before - 3}")
     assert visible_classes(page) == [index for index in range(10) if index != front]
     assert name.is_hidden()
+    assert entry.get_attribute("aria-pressed") == "false"
 
 
-def test_double_clicking_the_legend_isolates_a_class(page):
-    page.locator(".legendtoggle").nth(4).dblclick()
+def test_double_clicking_the_legend_isolates_a_class_and_again_shows_all(page):
+    entry = page.locator("#legend button").nth(4)
+    entry.dblclick()
     page.wait_for_function("element('sphere').data[5].visible === 'legendonly'")
     assert visible_classes(page) == [4]
+    entry.dblclick()
+    page.wait_for_function("element('sphere').data[5].visible === true")
+    assert visible_classes(page) == list(range(10))
+
+
+def test_the_legend_is_used_by_keyboard(page):
+    page.locator("#theme").focus()
+    for _ in range(3):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.closest('#legend') !== null"):
+            break
+    assert page.evaluate("document.activeElement.textContent") == EVIL
+    page.keyboard.press("Enter")
+    page.wait_for_function("element('sphere').data[0].visible === 'legendonly'")
+    assert visible_classes(page) == list(range(1, 10))
+    page.keyboard.press("Tab")
+    page.keyboard.press("Shift+Enter")
+    page.wait_for_function("element('sphere').data[2].visible === 'legendonly'")
+    assert visible_classes(page) == [1]
+    assert page.locator("#legend button[aria-pressed='true']").all_inner_texts() == [NAMES[1]]
 
 
 def test_buttons_hide_and_show_all_classes(page):
@@ -337,7 +360,7 @@ def test_buttons_hide_and_show_all_classes(page):
 def colors_of(page):
     return page.evaluate(
         """[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,
-            getComputedStyle(document.querySelector(".legendtext")).fill, element("sphere").data[10].color,
+            getComputedStyle(document.querySelector("#legend button")).color, element("sphere").data[10].color,
             element("sphere").data[11].line.color]"""
     )
 
@@ -397,6 +420,101 @@ def test_points_behind_the_sphere_can_be_hidden_or_shown(page):
     solid.click()
     page.wait_for_function("element('sphere').data[10].visible === true")
     assert names.count() == in_front
+
+
+LAYOUT = """() => {
+  const boxes = (selector) => [...document.querySelectorAll(selector)].map((each) => each.getBoundingClientRect())
+    .filter(({width}) => width > 0).map(({left, top, right, bottom}) => [left, top, right, bottom]);
+  const single = ["#stage", "#legend", "#outline path", "header", "footer"];
+  return {
+    names: boxes("#names span"), entries: boxes("#legend button"),
+    ...Object.fromEntries(single.map((selector) => [selector, boxes(selector)[0]])),
+  };
+}"""
+"""Left, top, right and bottom of the parts of the page, in pixels."""
+
+OUTSIDE = """() => {
+  const plot = element("sphere"), view = viewOf(plot.layout.scene.camera), frame = plot.getBoundingClientRect();
+  const circle = document.querySelector("#outline path"), outside = [];
+  for (const {x, y, z, marker, mode} of plot.data) if (mode === "markers") x.forEach((_, row) => {
+    const seen = seenAt(inCube([x[row], y[row], z[row]]), view, frame);
+    for (let angle = 0; angle < 2 * Math.PI; angle += Math.PI / 4) {
+      const [right, down] = [Math.cos(angle), Math.sin(angle)].map((side) => side * marker.size / 2);
+      if (!circle.isPointInFill(new DOMPoint(seen[0] + right, seen[1] + down))) outside.push([x[row], y[row], z[row]]);
+    }
+  });
+  return outside;
+}"""
+"""Points whose markers are not inside the circle around the ball."""
+
+
+def overlap(one, other):
+    """Whether two boxes have more than a pixel in common."""
+    return all(min(one[2 + axis], other[2 + axis]) - max(one[axis], other[axis]) > 1 for axis in (0, 1))
+
+
+def within(one, other):
+    return all(one[axis] >= other[axis] - 1 and one[2 + axis] <= other[2 + axis] + 1 for axis in (0, 1))
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory):
+    """Pages of 3,000 points on the whole sphere with names of any length and script, and of 200 classes."""
+    names = ["a" * 60, "Spätburgunder und Grauburgunder", "雀と猫", "عصفور", EVIL, "$x^2$", "{{value}}", "e", "f", "g"]
+    folder = tmp_path_factory.mktemp("crowded")
+    many = [f"class {index} with a long name" for index in range(200)]
+    for kind, labels, classes in (("names", torch.arange(3000) % 10, names), ("many", torch.arange(3000) // 15, many)):
+        texts = [f"text {index} <i> " * 100 for index in range(3000)]
+        write_interactive_sphere(folder / f"{kind}.html", spiral(3000), labels, classes, texts=texts)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["names", "many"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_at_every_width_the_legend_is_beside_the_ball_points_are_in_it_and_no_name_covers_another(
+    width, kind, open_page, crowded
+):
+    page = open_page(crowded / f"{kind}.html", viewport={"width": width, "height": 844})
+    layout = page.evaluate(LAYOUT)
+    ball, legend, stage = layout["#outline path"], layout["#legend"], layout["#stage"]
+    assert within(ball, stage)
+    assert ball[2] - ball[0] > 0.7 * min(stage[2] - stage[0], stage[3] - stage[1])
+    assert legend[1] >= stage[3] - 1 if width < 500 else legend[0] >= stage[2] - 1
+    assert within(legend, [0, layout["header"][3], width, layout["footer"][1]])
+    for boxes in (layout["names"], layout["entries"]):
+        assert not any(overlap(one, other) for number, one in enumerate(boxes) for other in boxes[:number])
+    assert len(layout["names"]) > 3
+    assert all(within(name, stage) for name in layout["names"])
+    assert all(left >= legend[0] and right <= legend[2] for left, _, right, _ in layout["entries"])
+    assert page.evaluate(OUTSIDE) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
+    assert page.wrong == []
+
+
+def test_a_tap_on_a_phone_shows_the_text_beside_the_point(open_page, crowded):
+    page = open_page(crowded / "names.html", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    nearest = page.evaluate(IN_FRONT)
+    page.touchscreen.tap(nearest["x"], nearest["y"])
+    page.wait_for_selector("#card")
+    assert re.match(r"text \d+ <i> text", page.inner_text("#text"))
+    assert page.locator("#thumbnail").is_hidden()
+    (card,) = page.locator("#card").evaluate_all("all => all.map((each) => each.getBoundingClientRect().toJSON())")
+    sides = [card[side] for side in ("left", "top", "right", "bottom")]
+    assert within(sides, [0, 0, 390, 844])
+    assert not overlap(sides, [nearest["x"] - 3, nearest["y"] - 3, nearest["x"] + 3, nearest["y"] + 3])
+    page.close()
+
+
+def test_a_saved_picture_has_the_legend(page, tmp_path):
+    page.mouse.move(400, 300)
+    with page.expect_download() as download:
+        page.locator("[data-title='Save as an image']").click()
+    download.value.save_as(tmp_path / "sphere.png")
+    image = np.asarray(Image.open(tmp_path / "sphere.png").convert("L"))
+    height, width = image.shape
+    assert (image[: height // 4, 4 * width // 5 :] < 80).sum() > 200  # names of classes, right of the ball
+    assert (image[height // 3 : 2 * height // 3, width // 3 : 2 * width // 3] < 220).sum() > 1000  # points
 
 
 def test_hundreds_of_classes_without_images_or_directions_are_drawn(open_page, tmp_path):

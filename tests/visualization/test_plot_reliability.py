@@ -153,4 +153,4 @@ class TestRiskCoverage:
     def test_metric_curves_can_be_drawn(self):
         figure = plot_risk_coverage({"confidence": risk_coverage(torch.rand(60), torch.rand(60) < 0.8)}, title="digits")
         assert len(curves_of(figure)["confidence"]) == 60
-        assert figure.axes[0].get_title() == "digits"
+        assert figure.get_suptitle() == "digits"

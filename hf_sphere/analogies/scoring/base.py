@@ -17,6 +17,9 @@ from hf_sphere.analogies.likelihoods import ScoreCache
 from hf_sphere.analogies.prompts import NEGATIVE_PERMUTATIONS, PERMUTATIONS, POSITIVE_PERMUTATIONS, Permutation
 from hf_sphere.analogies.questions import Question, choice_counts
 
+Questions = Sequence[Question]
+Permutations = Sequence[Permutation]
+
 NUM_POSITIVE, NUM_NEGATIVE = len(POSITIVE_PERMUTATIONS), len(NEGATIVE_PERMUTATIONS)
 
 POSITIVE_AGGREGATIONS = ("mean", "max", "min", *(f"index_{number}" for number in range(NUM_POSITIVE)))
@@ -105,9 +108,7 @@ class Scoring(ABC):
                 raise ValueError(f"{option.name} must be a finite number, 0 to switch it off; got {value!r}.")
 
     @abstractmethod
-    def question_terms(
-        self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
-    ) -> Iterable[Tensor]:
+    def question_terms(self, questions: Questions, permutations: Permutations, engine: Engine) -> Iterable[Tensor]:
         """Compute the terms of each question, (T, P, k) for P permutations and its k choices."""
 
     def permutation_costs(self, terms: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ class Scoring(ABC):
         return len(question.choices)
 
     def measure(
-        self, questions: Sequence[Question], engine: Engine, permutations: Sequence[int] = range(len(PERMUTATIONS))
+        self, questions: Questions, engine: Engine, permutations: Sequence[int] = range(len(PERMUTATIONS))
     ) -> Measurements:
         """Run the model on Q questions of up to K choices in batches, which limits memory.
 
@@ -129,8 +130,7 @@ class Scoring(ABC):
         counts = choice_counts(questions)
         terms_by_question: list[Tensor] = []
         texts = itertools.accumulate(len(orders) * self.count_texts(question) for question in questions)
-        batches = itertools.groupby(zip(questions, texts, strict=True), lambda pair: pair[1] // TEXTS_AT_ONCE)
-        for _, pairs in batches:
+        for _, pairs in itertools.groupby(zip(questions, texts, strict=True), lambda pair: pair[1] // TEXTS_AT_ONCE):
             batch = [question for question, _ in pairs]
             terms_by_question += self.question_terms(batch, orders, engine)
             engine.progress(len(batch))
@@ -143,7 +143,7 @@ class Scoring(ABC):
             terms[:, row][:, list(permutations), : len(question.choices)] = values.double()
         return Measurements(self, terms, counts)
 
-    def costs(self, questions: Sequence[Question], engine: Engine) -> Tensor:
+    def costs(self, questions: Questions, engine: Engine) -> Tensor:
         """Compute the costs of the choices of Q valid questions, (Q, K), float64; the lowest cost is the answer.
 
         Choices that a question does not have cost infinity.

@@ -1,5 +1,6 @@
 """Embeddings of words from the hidden states of a language model, and the scoring by their cosines."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +12,8 @@ from torch import Tensor
 
 from hf_sphere.analogies.encoding import encode, equal_length_batches, warn_unknown_words
 from hf_sphere.analogies.language_model import LanguageModel
-from hf_sphere.analogies.prompts import Permutation, Sentence, fill, template_text
-from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scoring.base import Engine, Scoring
+from hf_sphere.analogies.prompts import Sentence, fill, template_text
+from hf_sphere.analogies.scoring.base import Engine, Permutations, Questions, Scoring
 
 
 def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_size: int | None = None) -> Tensor:
@@ -77,38 +77,28 @@ class EmbeddingSimilarity(Scoring):
         if self.template is not None:
             template_text(self.template)
 
-    def question_terms(
-        self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
-    ) -> Iterator[Tensor]:
+    def question_terms(self, questions: Questions, permutations: Permutations, engine: Engine) -> Iterator[Tensor]:
         """See `Scoring.question_terms`."""
         embed = self._embed_alone if self.template is None else self._embed_in_context
         for embeddings in embed(questions, permutations, engine):
             first, second, third, fourth = embeddings.double().unbind(2)
             yield 1 - F.cosine_similarity(first - second, third - fourth, dim=-1)[None]
 
-    def _embed_alone(
-        self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
-    ) -> Iterator[Tensor]:
+    def _embed_alone(self, questions: Questions, permutations: Permutations, engine: Engine) -> Iterator[Tensor]:
         """Embed the permuted words of each question, (P, k, 4, H)."""
-        words = dict.fromkeys(
-            word for question in questions for pair in (question.stem, *question.choices) for word in pair
-        )
+        pairs = (pair for question in questions for pair in (question.stem, *question.choices))
+        words = dict.fromkeys(itertools.chain.from_iterable(pairs))
         rows = {word: row for row, word in enumerate(words)}
         embeddings = embed_words(engine.language_model, list(words), batch_size=engine.batch_size)
         for question in questions:
             indices = torch.tensor([[rows[word] for word in (*question.stem, *pair)] for pair in question.choices])
             yield embeddings[indices[:, torch.tensor(permutations)].movedim(1, 0)]
 
-    def _embed_in_context(
-        self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
-    ) -> Iterator[Tensor]:
+    def _embed_in_context(self, questions: Questions, permutations: Permutations, engine: Engine) -> Iterator[Tensor]:
         """Embed the permuted words of each question in its sentences, (P, k, 4, H)."""
-        sentences = [
-            fill(str(self.template), (*question.stem, *pair), order)
-            for question in questions
-            for order in permutations
-            for pair in question.choices
-        ]
+        each = ((question, order) for question in questions for order in permutations)
+        texts = (((*question.stem, *pair), order) for question, order in each for pair in question.choices)
+        sentences = [fill(str(self.template), words, order) for words, order in texts]
         embeddings = embed_words_in_context(engine.language_model, sentences, batch_size=engine.batch_size)
         orders = torch.tensor(permutations)[:, None, :, None]
         for of_question in embeddings.split([len(orders) * len(question.choices) for question in questions]):

@@ -13,8 +13,8 @@ from torch import Tensor
 from hf_sphere.analogies.language_model import Kind
 from hf_sphere.analogies.likelihoods import perplexities
 from hf_sphere.analogies.prompts import PERMUTATIONS, Permutation, Sentence, fill, template_text
-from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scoring.base import WEIGHTS, Engine, Scoring, aggregate, check_choice
+from hf_sphere.analogies.questions import Pair, Question
+from hf_sphere.analogies.scoring.base import WEIGHTS, Engine, Permutations, Questions, Scoring, aggregate, check_choice
 
 PMI_AGGREGATIONS = ("mean", "max", "min", "index_0", "index_1")
 HEAD, TAIL = (2,), (3,)  # indices of the words c and d
@@ -40,24 +40,17 @@ class SentenceScoring(Scoring):
         """Compute the terms of a question from its perplexities, (P, S) -> (T, P, k)."""
         return perplexity[None]
 
-    def fill(
-        self, question: Question, head: str, tail: str, permutation: Permutation, hidden: tuple[int, ...] = ()
-    ) -> Sentence:
-        """Fill the template with the stem and a choice (head, tail)."""
-        return fill(self.template, (*question.stem, head, tail), permutation, hidden=hidden)
+    def fill(self, question: Question, choice: Pair, permutation: Permutation, hidden: Sequence[int] = ()) -> Sentence:
+        """Fill the template with the stem and a choice."""
+        return fill(self.template, (*question.stem, *choice), permutation, hidden=hidden)
 
     def count_texts(self, question: Question) -> int:
         """See `Scoring.count_texts`."""
         return len(self.sentences(question, PERMUTATIONS[0]))
 
-    def question_terms(
-        self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
-    ) -> list[Tensor]:
+    def question_terms(self, questions: Questions, permutations: Permutations, engine: Engine) -> list[Tensor]:
         """See `Scoring.question_terms`."""
-        sentences = [
-            [sentence for order in permutations for sentence in self.sentences(question, order)]
-            for question in questions
-        ]
+        sentences = [[text for order in permutations for text in self.sentences(each, order)] for each in questions]
         flat = list(itertools.chain.from_iterable(sentences))
         values = perplexities(engine.language_model, flat, batch_size=engine.batch_size, cache=engine.cache)
         by_question = values.split([len(of_question) for of_question in sentences])
@@ -71,7 +64,7 @@ class GridScoring(SentenceScoring):
     def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
         """See `SentenceScoring.sentences`."""
         heads, tails = zip(*question.choices, strict=True)
-        return [self.fill(question, head, tail, permutation) for head in heads for tail in tails]
+        return [self.fill(question, pair, permutation) for pair in itertools.product(heads, tails)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +97,7 @@ class Perplexity(SentenceScoring):
 
     def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
         """See `SentenceScoring.sentences`."""
-        return [self.fill(question, head, tail, permutation) for head, tail in question.choices]
+        return [self.fill(question, pair, permutation) for pair in question.choices]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +129,8 @@ class HypothesisBias(BiasScoring):
 
     def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
         """See `SentenceScoring.sentences`."""
-        return [
-            self.fill(question, head, tail, permutation, hidden)
-            for hidden in ((), HEAD, TAIL)
-            for head, tail in question.choices
-        ]
+        pairs = itertools.product(((), HEAD, TAIL), question.choices)
+        return [self.fill(question, pair, permutation, hidden) for hidden, pair in pairs]
 
     def terms(self, perplexity: Tensor) -> Tensor:
         """See `SentenceScoring.terms`."""

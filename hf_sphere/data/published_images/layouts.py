@@ -194,8 +194,7 @@ def read_cub200(reader: Reader) -> tuple[Splits, Features]:
 def read_sop(reader: Reader) -> tuple[Splits, Features]:
     """Read the two lists of Stanford Online Products, an open set: its test classes differ from its training classes.
 
-    Labels are the published class numbers. Classes have no names, and with a `ClassLabel` of all classes every split
-    would have all of them.
+    Labels are the published class numbers; with a `ClassLabel` of all classes, every split would have all of them.
     """
     lists = {split: f"Ebay_{split}.txt" for split in ("train", "test")}
     splits = _read_disjoint(reader, lists, _read_products)

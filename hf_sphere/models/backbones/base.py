@@ -49,9 +49,8 @@ class EmbeddingNet(nn.Module):
         super().__init__()
         self.layers = layers
         self.num_features = num_features
-        self.final_activation = (
-            nn.Sequential(activation(), nn.Dropout(drop_rate)) if final_activation else nn.Identity()
-        )
+        last = nn.Sequential(activation(), nn.Dropout(drop_rate))
+        self.final_activation = last if final_activation else nn.Identity()
         self.pretrained_cfg: dict[str, Any] = {}
         self.reset_classifier(num_classes)
 

@@ -10,14 +10,8 @@ from timm.models.densenet import DenseNet
 from timm.models.resnet import BasicBlock, Bottleneck, ResNet, downsample_conv
 from torch import Tensor, nn
 
-from hf_sphere.models.backbones.base import (
-    EmbeddingNet,
-    ImageSize,
-    feature_side,
-    initialize,
-    initialize_fan_out,
-    register_backbone,
-)
+from hf_sphere.models.backbones import base
+from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, register_backbone
 
 
 class SmallStemResNet(ResNet):
@@ -179,7 +173,7 @@ def resnet12(
     pairs = itertools.pairwise([in_chans, *widths])
     blocks = nn.Sequential(*(PooledBlock(*pair, activation=index < 3) for index, pair in enumerate(pairs)))
     he = functools.partial(nn.init.kaiming_normal_, a=SLOPE, mode="fan_out", nonlinearity="leaky_relu")
-    initialize(blocks, he, nn.Conv2d)
+    base.initialize(blocks, he, nn.Conv2d)
     # After the last pooling, which is equivalent because leaky ReLU is increasing.
     return AveragedNet(blocks, widths[-1], nn.LeakyReLU(SLOPE), **net)
 
@@ -208,5 +202,5 @@ def wrn28(*, img_size: ImageSize = 80, in_chans: int = 3, final_norm: bool = Fal
     else:
         blocks[-1].act2 = nn.Identity()  # the final activation
     layers = nn.Sequential(*blocks)
-    initialize_fan_out(layers)
+    base.initialize_fan_out(layers)
     return AveragedNet(layers, channels, nn.ReLU(), **{"final_activation": not final_norm, **net})

@@ -9,17 +9,8 @@ from timm.layers import to_2tuple
 from torch import nn
 
 from hf_sphere.geometry import OPERATORS
-from hf_sphere.models.backbones.base import (
-    EmbeddingNet,
-    ImageSize,
-    conv_norm_relu,
-    conv_relu,
-    conv_stages,
-    feature_side,
-    initialize,
-    initialize_for_relu,
-    register_backbone,
-)
+from hf_sphere.models.backbones import base
+from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, register_backbone
 from hf_sphere.nn import AngularLinear, SphericalLinear
 
 
@@ -62,7 +53,7 @@ def mlp(*, img_size: ImageSize = 28, in_chans: int = 3, widths: Sequence[int] = 
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     layers.pop()  # `EmbeddingNet` adds the final activation
     perceptron = EmbeddingNet(nn.Sequential(*layers), sizes[-1], **net)
-    initialize_for_relu(perceptron.layers)
+    base.initialize_for_relu(perceptron.layers)
     return perceptron
 
 
@@ -96,8 +87,8 @@ def lenet9(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Embedd
     """
     height, breadth = feature_side("lenet9", img_size, least=8, halvings=3)
     units = [nn.Flatten(), nn.Linear(64 * height * breadth, 120), nn.ReLU(), nn.Linear(120, 84)]
-    lenet = EmbeddingNet(nn.Sequential(*conv_stages(conv_relu, in_chans, LENET9_STAGES), *units), 84, **net)
-    initialize_for_relu(lenet.layers)
+    lenet = EmbeddingNet(nn.Sequential(*base.conv_stages(base.conv_relu, in_chans, LENET9_STAGES), *units), 84, **net)
+    base.initialize_for_relu(lenet.layers)
     return lenet
 
 
@@ -112,10 +103,10 @@ def lenet9_dropout(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -
         See `lenet9`.
     """
     feature_side("lenet9_dropout", img_size, least=8, halvings=3)
-    pooled = [nn.AdaptiveAvgPool2d(3), nn.Flatten()]
+    pooled = [*base.conv_stages(base.conv_relu, in_chans, LENET9_STAGES), nn.AdaptiveAvgPool2d(3), nn.Flatten()]
     units = [nn.Dropout(0.5), nn.Linear(576, 120), nn.ReLU(), nn.Dropout(0.5), nn.Linear(120, 84)]
-    lenet = EmbeddingNet(nn.Sequential(*conv_stages(conv_relu, in_chans, LENET9_STAGES), *pooled, *units), 84, **net)
-    initialize(lenet, functools.partial(nn.init.xavier_uniform_, gain=2**0.5))
+    lenet = EmbeddingNet(nn.Sequential(*pooled, *units), 84, **net)
+    base.initialize(lenet, functools.partial(nn.init.xavier_uniform_, gain=2**0.5))
     return lenet
 
 
@@ -147,7 +138,7 @@ def cnn9(
     ReLU, even before a spherization, as in the code of the paper that compares them.
     """
     height, breadth = feature_side("cnn9", img_size, least=8, halvings=3)
-    layers = conv_stages(conv_norm_relu, in_chans, [[width] * 3 for width in (128, 192, 256)])
+    layers = base.conv_stages(base.conv_norm_relu, in_chans, [[width] * 3 for width in (128, 192, 256)])
     layers += [nn.Flatten(), _hidden_layer(256 * height * breadth, 256, hidden_layer, hidden_kwargs)]
     return EmbeddingNet(nn.Sequential(*layers), 256, **net)
 
@@ -172,14 +163,14 @@ def conv4(*, img_size: ImageSize = 84, in_chans: int = 3, **net: Any) -> Embeddi
     """
     # For the 84-pixel images of mini-ImageNet this is the paper's 5x5 convolution of stride 5.
     last = nn.Conv2d(64, 64, feature_side("conv4", img_size, least=16, halvings=4))
-    layers = [*conv_stages(conv_norm_relu, in_chans, [[64]] * 4), last, nn.BatchNorm2d(64), nn.Flatten()]
+    layers = [*base.conv_stages(base.conv_norm_relu, in_chans, [[64]] * 4), last, nn.BatchNorm2d(64), nn.Flatten()]
     return EmbeddingNet(nn.Sequential(*layers), 64, **net)
 
 
 @register_backbone
 def conv4_maxpool(*, img_size: ImageSize = 84, in_chans: int = 3, **net: Any) -> EmbeddingNet:
     """Few-shot encoder of four pooled 3x3 convolutions of 64 channels and max pooling of the entire feature map."""
-    layers = conv_stages(conv_norm_relu, in_chans, [[64]] * 4)
+    layers = base.conv_stages(base.conv_norm_relu, in_chans, [[64]] * 4)
     del layers[-2]  # the final activation follows, since ReLU and max pooling commute
     layers += [nn.MaxPool2d(feature_side("conv4_maxpool", img_size, least=16, halvings=4)), nn.Flatten()]
     return EmbeddingNet(nn.Sequential(*layers), 64, **net)
@@ -197,7 +188,9 @@ def visualization_cnn(
     if units is not None and units < 1:
         raise ValueError(f"units of visualization_cnn must be the width of its last layer, or None; got {units}.")
     height, breadth = feature_side("visualization_cnn", img_size, least=4, halvings=2)
-    layers = conv_stages(conv_norm_relu, in_chans, [[width] * 2 for width in (32, 64, 128)])[:-1]  # no last pooling
+    layers = base.conv_stages(base.conv_norm_relu, in_chans, [[width] * 2 for width in (32, 64, 128)])[
+        :-1
+    ]  # no last pooling
     layers += [nn.Flatten(), nn.Linear(128 * height * breadth, 256)]
     if units is not None:
         layers += [nn.ReLU(), nn.Linear(256, units)]

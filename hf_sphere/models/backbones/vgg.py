@@ -7,17 +7,8 @@ from typing import Any
 from torch import nn
 from torchvision.models import AlexNet
 
-from hf_sphere.models.backbones.base import (
-    EmbeddingNet,
-    ImageSize,
-    conv_norm_relu,
-    conv_relu,
-    conv_stages,
-    feature_side,
-    initialize_fan_out,
-    initialize_for_relu,
-    register_backbone,
-)
+from hf_sphere.models.backbones import base
+from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, register_backbone
 
 
 @register_backbone
@@ -39,10 +30,10 @@ def alexnet_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) ->
         raise ValueError(f"alexnet_cifar needs 29 to 60 pixels per side, got {img_size}; for larger ones use alexnet.")
     layers = [nn.Conv2d(in_chans, 64, 11, stride=4, padding=5), nn.ReLU(), nn.MaxPool2d(2)]
     layers += [nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)]
-    layers += [*conv_relu(192, 384), *conv_relu(384, 256), nn.Conv2d(256, 256, 3, padding=1)]
+    layers += [*base.conv_relu(192, 384), *base.conv_relu(384, 256), nn.Conv2d(256, 256, 3, padding=1)]
     layers += [nn.MaxPool2d(2), nn.Flatten()]  # to 1 x 1; the final activation follows: ReLU and max pooling commute
     alexnet = EmbeddingNet(nn.Sequential(*layers), 256, **net)
-    initialize_for_relu(alexnet.layers)
+    base.initialize_for_relu(alexnet.layers)
     return alexnet
 
 
@@ -68,18 +59,18 @@ def _vgg(
     if hidden < 0:
         raise ValueError(f"hidden of {name} must be the width of its two hidden layers, or 0 for none; got {hidden}.")
     feature_side(name, img_size, least=32, halvings=5)
-    convolution = functools.partial(conv_norm_relu if batch_norm else conv_relu, bias=conv_bias)
+    convolution = functools.partial(base.conv_norm_relu if batch_norm else base.conv_relu, bias=conv_bias)
     stages = zip(CONVOLUTIONS_PER_STAGE[depth], [*widths, widths[-1]], strict=True)
-    layers = conv_stages(convolution, in_chans, ([width] * count for count, width in stages), pool)
+    layers = base.conv_stages(convolution, in_chans, ([width] * count for count, width in stages), pool)
     # At 32 pixels the feature map is 1 x 1; those of larger images are averaged.
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     if hidden:
         layers += [nn.Linear(widths[-1], hidden), nn.ReLU(), nn.Dropout(drop_rate), nn.Linear(hidden, hidden)]
     vgg = EmbeddingNet(nn.Sequential(*layers), hidden or widths[-1], drop_rate=drop_rate, **net)
     if batch_norm:
-        initialize_fan_out(vgg.layers)  # linear layers keep torch's initialization
+        base.initialize_fan_out(vgg.layers)  # linear layers keep torch's initialization
     else:
-        initialize_for_relu(vgg.layers)
+        base.initialize_for_relu(vgg.layers)
     return vgg
 
 

@@ -1,10 +1,10 @@
 """Fields of the configurations of the spherized encoders, for instance of `SphereBertConfig`."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hf_sphere.models import REQUIRES
+from hf_sphere.nn.layers import Spherization
 
 
 @dataclass(init=False, repr=False, eq=False)  # the configuration classes have their own
@@ -69,9 +69,7 @@ class SphereEncoderConfigMixin:
         return super().to_dict() | {"requires": REQUIRES}  # type: ignore[misc]
 
     @classmethod
-    def get_config_dict(
-        cls, pretrained_model_name_or_path: Any, **kwargs: Any
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def get_config_dict(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> tuple[dict, dict]:
         """Read a configuration; the model type of the plain encoder is replaced by that of this class."""
         values, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)  # type: ignore[misc]
         if values.get("model_type") == cls.plain_model_type:
@@ -84,9 +82,4 @@ class SphereEncoderConfigMixin:
 
     def validate_spherization(self) -> None:
         """Check the values of the spherization."""
-        if not math.isfinite(self.spherization_scaling) or self.spherization_scaling == 0:
-            raise ValueError(f"spherization_scaling must be finite and not 0; got {self.spherization_scaling}.")
-        if not 0 < self.spherization_radius < math.inf:
-            raise ValueError(f"spherization_radius must be positive; got {self.spherization_radius}.")
-        if not 0.0 < self.spherization_delta < 1.0:
-            raise ValueError(f"spherization_delta must lie between 0 and 1 (exclusive); got {self.spherization_delta}.")
+        Spherization(1, **self.spherization_options)

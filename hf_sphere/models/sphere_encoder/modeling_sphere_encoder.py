@@ -165,8 +165,7 @@ class SphereEncoderMixin(PreTrainedModel):
         `PreTrainedModel.from_pretrained`.
 
         Raises:
-            ValueError: If the configuration spherizes other layers than the checkpoint, or is that of the plain
-                encoder.
+            ValueError: If the configuration spherizes other layers than the checkpoint, or is a plain one.
         """
         config = kwargs.get("config")
         if isinstance(config, PreTrainedConfig) and not isinstance(config, cls.config_class):

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 from huggingface_hub.dataclasses import strict
-from torch import nn
 from transformers import PreTrainedConfig
 
 from hf_sphere.models import REQUIRES
@@ -19,7 +18,7 @@ from hf_sphere.nn.layers import Spherization
 from hf_sphere.nn.prototypical import PrototypicalClassifier
 from hf_sphere.nn.rejection import check_settings as check_rejection
 from hf_sphere.utils.loading import check_settings
-from hf_sphere.utils.options import check_names
+from hf_sphere.utils.options import check_names, check_types
 
 _OTHER_NAMES = {"num_classes": "num_labels", "pretrained": "pretrained of the model", "metric": "few_shot_kwargs"}
 _OTHER_NAMES |= dict.fromkeys(("margin", "scale", "temperature", "class_weights", "label_smoothing"), "head_kwargs")
@@ -184,17 +183,8 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
     def validate_options(self) -> None:
         """Check the options of the spherization and of few-shot classification."""
         for field, module in {"spherization": Spherization, "few_shot_kwargs": PrototypicalClassifier}.items():
-            options = getattr(self, field) or {}
-            _check_options(field, options, module)
+            options, parameters = getattr(self, field) or {}, inspect.signature(module).parameters
+            valid = {name: p for name, p in parameters.items() if p.default is not p.empty and name != "dim"}
+            check_names(field, options, valid)
+            check_types(field, options, valid)
             module(*([1] if module is Spherization else []), **options)
-
-
-def _check_options(field: str, options: dict[str, Any], module: type[nn.Module]) -> None:
-    """Check names and types of a module's options; the module itself checks their values."""
-    parameters = inspect.signature(module).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "dim"}
-    check_names(field, options, defaults)
-    for name, value in options.items():
-        expected = type(defaults[name])
-        if type(value) is not expected and not (expected is float and type(value) is int):
-            raise ValueError(f"{name} of {field} must be a {expected.__name__}; got {value!r}.")

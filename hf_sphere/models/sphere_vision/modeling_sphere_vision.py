@@ -239,8 +239,6 @@ class ModelWithHead(nn.Module):
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
         """Load a model; with `shard_classes`, then keep the class vectors of this process."""
-        names = {r"\bhead\.is_calibrated$": "head.is_initialized"}  # `VMFHead` renames it only in `load_state_dict`
-        kwargs["key_mapping"] = names | (kwargs.get("key_mapping") or {})
         loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]  # of PreTrainedModel
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         head = getattr(model, "head", None)  # encoders of transformers may have their own classifier

@@ -61,8 +61,7 @@ class SphereVisionForJointPrediction(ModelWithHead, SphereVisionPreTrainedModel)
     """The image encoder with a regression and a classification on one sphere.
 
     The first axis is the pole of the regression, so a value is a latitude. The head receives only the other
-    coordinates, orthogonal to the pole. Every value is therefore compatible with every class, and the two tasks do not
-    conflict.
+    coordinates, orthogonal to the pole. So every value is compatible with every class: the tasks do not conflict.
 
     Args:
         config: The configuration; `num_labels`, `embedding_dim` (including the pole's axis) and `value_range` must be
@@ -196,9 +195,7 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
         query, support = embeddings.tensor_split([queries.numel()])
         query, support = query.unflatten(0, queries), support.unflatten(0, examples)
         output = self.classifier(query, support, labels)
-        return SphereVisionOutput(
-            loss=output.loss, logits=output.logits, embeddings=query, prototypes=output.prototypes
-        )
+        return SphereVisionOutput(output.loss, output.logits, embeddings=query, prototypes=output.prototypes)
 
     @staticmethod
     def _check_shapes(queries: Tensor, examples: Tensor) -> None:

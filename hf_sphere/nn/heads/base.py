@@ -51,7 +51,7 @@ class Head(nn.Module):
     A forward pass is `transform -> observe -> compute_logits -> compute_loss`. A subclass that sets `name` is
     registered under it; one in a file of this folder is also imported with the library and covered by its tests. Class
     vectors, prototypes and temperatures are parameters or persistent buffers of the head, so that they are saved, moved
-    and trained with the model.
+    and trained with the model. All heads have the first two arguments.
 
     Args:
         embedding_dim: Length d of the embeddings.
@@ -252,9 +252,8 @@ class Head(nn.Module):
     @classmethod
     def has_own_loss(cls) -> bool:
         """Whether the loss is not a cross-entropy of the logits but one for a single class per example."""
-        return any(
-            getattr(cls, name) is not vars(Head)[name] for name in ("compute_loss", "loss_logits", "reduce_loss")
-        )
+        steps = ("compute_loss", "loss_logits", "reduce_loss")
+        return any(getattr(cls, name) is not vars(Head)[name] for name in steps)
 
     @classmethod
     def compares_examples(cls) -> bool:
@@ -436,8 +435,7 @@ def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) 
         **options: Keyword options of the head.
 
     Raises:
-        ValueError: If the name or an option is unknown (the message lists the valid ones), or an option has another
-            type.
+        ValueError: If the name or an option is unknown (the message lists the valid ones), or a type is wrong.
 
     Example:
         >>> build_head("cosine", 4, 3)(embeddings).logits.shape

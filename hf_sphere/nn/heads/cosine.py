@@ -16,8 +16,6 @@ class CosineHead(ClassVectorHead, TemperatureHead):
     """Cross-entropy of `scale * cosine` between embedding and class vectors; the scale is learned by default.
 
     Args:
-        embedding_dim: Length d of the embeddings.
-        num_classes: Number of classes K.
         **options: See `hf_sphere.nn.heads.mixins.ClassVectorHead` and `TemperatureHead` there.
 
     Reference:
@@ -83,8 +81,6 @@ class MarginHead(CosineHead):
     The margin affects the loss only; the logits are those of the cosine head.
 
     Args:
-        embedding_dim: Length d of the embeddings.
-        num_classes: Number of classes K.
         margin: Margin m, from 0 to `max_margin`, in the unit of the subclass.
         margin_warmup_epochs: Number of initial epochs without a margin, for training loops that call `set_epoch` (the
             recipes do); without such calls the margin is active from the start.
@@ -145,12 +141,8 @@ class ProxyAnchorHead(CosineHead):
     the batch of a process: it does not sum over gradient accumulation or processes.
 
     Args:
-        embedding_dim: Length d of the embeddings.
-        num_classes: Number of classes K.
         margin: Cosine m, from 0 to 1.
-        scale: a, 32 by default, as in the paper; otherwise see `TemperatureHead`.
-        log_temperature: See `hf_sphere.nn.heads.mixins.TemperatureHead`.
-        temperature_lr: See `hf_sphere.nn.heads.mixins.TemperatureHead`.
+        scale: a, 32 by default, as in the paper; see `TemperatureHead` for this and the temperature.
 
     Raises:
         ValueError: If an option is out of range.

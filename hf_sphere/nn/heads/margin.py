@@ -20,7 +20,6 @@ class ArcFaceHead(MarginHead):
 
     Args:
         embedding_dim: Length d of the embeddings, at least 2.
-        num_classes: Number of classes K.
         margin: Angle m in radians, from 0 to pi / 2.
         **options: See `hf_sphere.nn.heads.cosine.MarginHead`; `scale` is 64 by default, as in the paper.
 
@@ -55,8 +54,6 @@ class CosFaceHead(MarginHead):
     """Cosine head whose loss subtracts a margin m from the cosine of the own class.
 
     Args:
-        embedding_dim: Length d of the embeddings.
-        num_classes: Number of classes K.
         margin: Cosine m, from 0 to 1.
         **options: See `hf_sphere.nn.heads.cosine.MarginHead`; `scale` is 64 by default, as in the paper.
 
@@ -94,7 +91,6 @@ class SubCenterArcFaceHead(ArcFaceHead):
 
     Args:
         embedding_dim: Length d of the embeddings, at least 2.
-        num_classes: Number of classes K.
         sub_centers: Number C of weights per class.
         **options: See `ArcFaceHead`.
 
@@ -160,7 +156,6 @@ class AdaFaceHead(RunningStatistics, MarginHead):
 
     Args:
         embedding_dim: Length d of the embeddings, at least 2.
-        num_classes: Number of classes K.
         margin: m, from 0 to pi / 2.
         norm_factor: Factor h of the standardized norm, positive; 1/3 limits it to three standard deviations.
         norm_momentum: Factor of the running averages in each update, in [0, 1).

@@ -29,8 +29,6 @@ class ClassVectorHead(Head):
     then have one class each.
 
     Args:
-        embedding_dim: Length d of the embeddings.
-        num_classes: Number of classes K.
         blockwise: Whether to compute the loss in blocks of classes. It is the same up to rounding. `auto` for those of
             `hf_sphere.losses`, if a batch has more than `MANY_LOGITS` logits; the output of a head keeps its logits.
         shard_classes: Whether each process of the default group holds the weights of only a part of the classes. The
@@ -169,7 +167,8 @@ class ClassVectorHead(Head):
         targets = exchange.sum(targets)
         targets = F.normalize(targets, dim=-1) if self.normalizes_classes else targets
         if targets.ndim == 3:  # the best center
-            targets = targets[torch.arange(len(targets)), (targets * inputs[:, None]).sum(-1).argmax(1)]
+            best = (targets * inputs[:, None]).sum(-1).argmax(1)
+            targets = targets[torch.arange(len(targets), device=targets.device), best]
         target = self.target_logits(embeddings, targets)
         if bias is not None:
             target = target + exchange.sum(own_rows(bias, local).to(target.dtype))
@@ -266,8 +265,6 @@ class TemperatureHead(Head):
     The scale is learned by default, through the logarithm of the temperature.
 
     Args:
-        embedding_dim: See `Head`.
-        num_classes: See `Head`.
         log_temperature: Initial logarithm of a learned temperature, so that the initial scale is exp(-log_temperature);
             if None, that of `default_scale`, or -2.773, a scale of 16.
         scale: A positive number for a fixed scale; `learned` for a learned one; `default_scale` if None. To learn it

@@ -23,8 +23,6 @@ class SoftmaxHead(ClassVectorHead):
     """Linear classifier with cross-entropy: the baseline for the other heads.
 
     Args:
-        embedding_dim: Length d of the embeddings.
-        num_classes: Number of classes K.
         bias: Whether the classifier has a bias.
         **options: See `hf_sphere.nn.heads.mixins.ClassVectorHead`.
 
@@ -52,13 +50,7 @@ class SpherizedHead(ClassVectorHead):
 
     Args:
         embedding_dim: Length d of the embeddings; on the sphere they have d + 1 coordinates.
-        num_classes: Number of classes K.
-        scaling: See `Spherization`.
-        radius: See `Spherization`.
-        delta: See `Spherization`.
-        learn_scaling: See `Spherization`.
-        learn_radius: See `Spherization`.
-        **options: See `hf_sphere.nn.heads.mixins.ClassVectorHead`.
+        **options: See `Spherization`, and `hf_sphere.nn.heads.mixins.ClassVectorHead`.
 
     Reference:
         Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022. Scaling 5 and radius 5 are
@@ -114,8 +106,6 @@ class AngularHead(Head):
     forms it returns them unchanged.
 
     Args:
-        embedding_dim: Length d of the embeddings.
-        num_classes: Number of classes K.
         operator: A key of `hf_sphere.geometry.OPERATORS`.
         **options: See `Head`.
 
@@ -169,8 +159,6 @@ class HyperbolicHead(Head):
     is a linear classifier. All parameters are Euclidean, so any optimizer can train them.
 
     Args:
-        embedding_dim: Length d of the embeddings.
-        num_classes: Number of classes K.
         curvature: c > 0; the ball has the radius 1 / sqrt(c) and the sectional curvature -c.
         **options: See `Head`.
 

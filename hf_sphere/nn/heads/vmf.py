@@ -66,8 +66,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
 
     The head needs a data-dependent initialization: `initialize_from_data` computes, from embeddings of training images,
     the constant factor that gives embeddings the initial concentration of the classes, and stores it in a buffer. The
-    recipes and `SphereTrainer` do this; call `hf_sphere.training.initialize_from_data` before using the stock Trainer
-    or your own loop.
+    recipes and `SphereTrainer` do this; call `hf_sphere.training.initialize_from_data` in other loops.
 
     In eval mode the logits are the logarithm of the mean softmax over S samples of the embedding and of each class. All
     images share one fixed set of random numbers, so the prediction for an image does not depend on its batch. With few
@@ -81,7 +80,6 @@ class VMFHead(ClassVectorHead, TemperatureHead):
 
     Args:
         embedding_dim: Length d of the embeddings, at least 2.
-        num_classes: Number of classes K.
         num_samples: Number S of samples from each distribution.
         kappa_confidence: Initial expected cosine l in (0, 1) between a sample and its mean direction, which gives
             concentrations of about l (d - 1) / (1 - l^2). 0.7 in the paper's fine-grained runs; `auto` for the
@@ -91,10 +89,8 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         log_temperature: Initial logarithm of the learned temperature; -2.773 in the paper's runs on birds and products.
         temperature_lr: Learning rate of `log_temperature`; that of the other parameters if None.
         blockwise: Whether to compute the loss in blocks of classes, twice: less memory, and more time. `auto` if the
-            samples have more than `hf_sphere.nn.heads.mixins.MANY_LOGITS` logits; then the output of a head keeps its
-            logits.
-        shard_classes: See `hf_sphere.nn.heads.mixins.ClassVectorHead`.
-        sample_rate: See `hf_sphere.nn.heads.mixins.ClassVectorHead`.
+            samples have more than `hf_sphere.nn.heads.mixins.MANY_LOGITS` logits; the output keeps its logits.
+        shard_classes: See `hf_sphere.nn.heads.mixins.ClassVectorHead`, also for `sample_rate`.
 
     Raises:
         ValueError: If `embedding_dim`, `num_samples`, `kappa_confidence` or `prediction` is invalid.
@@ -198,11 +194,6 @@ class VMFHead(ClassVectorHead, TemperatureHead):
         # The norm of a vector of d coordinates with the same absolute value is sqrt(d) times that value.
         self.embedding_scale.fill_(self.initial_concentration / self.embedding_dim**0.5 / typical)
         self.is_initialized.fill_(True)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        if (old := f"{prefix}is_calibrated") in state_dict:  # its name until version 0.1
-            state_dict[f"{prefix}is_initialized"] = state_dict.pop(old)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def before_forward(self, seed: int, positions: Tensor) -> None:
         """Determine the samples of the next forward pass in training by `seed` and the `positions` of its examples."""

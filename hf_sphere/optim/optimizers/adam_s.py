@@ -60,8 +60,7 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         fused: Use torch's fused kernel for ordinary parameters.
 
     Raises:
-        ValueError: If an option is out of range, is not supported (`amsgrad`, `differentiable`) or does not fit a
-            parameter.
+        ValueError: If an option is out of range, not supported (`amsgrad`, `differentiable`) or does not fit.
 
     Reference:
         Roburin et al., "A spherical perspective on learning with normalization layers", section 5.

@@ -22,8 +22,7 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
 
     The step of a matrix has the root mean square 0.2, so that learning rates are those of AdamW. Kernels of
     convolutions (m, c, h, w) are matrices (m, c h w). Steps equal those of `torch.optim.Muon` with
-    `adjust_lr_fn="match_rms_adamw"`, and of `torch.optim.AdamW`. Of sharded matrices, each process gathers the update,
-    one matrix at a time.
+    `adjust_lr_fn="match_rms_adamw"`, and of `torch.optim.AdamW`. Updates of sharded matrices are gathered one by one.
 
     Args:
         params: Parameter groups of `form_groups`, of which those with `muon` contain the hidden matrices.

@@ -41,8 +41,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
             `compile`, `capturable` and `fused`; see `AdamS`.
 
     Raises:
-        ValueError: If an option is out of range, is not supported (`nesterov`, `differentiable`) or does not fit a
-            parameter.
+        ValueError: If an option is out of range, not supported (`nesterov`, `differentiable`) or does not fit.
 
     Reference:
         Roburin et al., "A spherical perspective on learning with normalization layers", section 5, SGD-MRT.

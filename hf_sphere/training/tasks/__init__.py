@@ -35,8 +35,7 @@ class Task:
         headline: Metrics in the last line on the console and in the `model-index` of the card.
         model_name: Class of the model, in `hf_sphere.models`, if it is the same for all arguments.
         pipeline_tag: The transformers pipeline for the model, if there is one.
-        numerics: Raised when a change of the code changes the results of this task; `benchmarks/reproduce.py` then
-            repeats its runs.
+        numerics: Raised when a change of the code changes results; `benchmarks/reproduce.py` then repeats the runs.
         train_metrics: Metrics of training that can select the best epoch; `metric`, `headline` and `loss` if empty.
         eval_metrics: Those of evaluation and validation.
         name: Name to register a task under that is defined outside of this folder.

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from hf_sphere.data import Episodes, ImageData
     from hf_sphere.models import SphereVisionConfig
-    from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
     from hf_sphere.training.run import Run
 
 logger = logging.getLogger(__name__)
@@ -143,7 +142,7 @@ def check_head(model_args: ModelArguments, data_args: ImageDataOptions, default_
         raise ValueError(f"head {name} compares the images of a batch; leave out mixup and cutmix.")
 
 
-def build_classifier(setup: image.Setup, *, is_open_set: bool = False) -> "SphereVisionPreTrainedModel":
+def build_classifier(setup: image.Setup, *, is_open_set: bool = False) -> Any:
     """Build a classifier for the data, or load the saved one; see `build_model`.
 
     If the evaluation images have other classes (`is_open_set`), a saved model needs no other head for them.
@@ -256,9 +255,7 @@ def calibration(run: "Run", setup: image.Setup, kind: Literal["temperature", "ve
     return {"finish": partial(fit_calibration_of, run, images, kind)}
 
 
-def fit_calibration_of(
-    run: "Run", images: "ImageData", kind: Literal["temperature", "vector"], model: Any
-) -> dict[str, float]:
+def fit_calibration_of(run: "Run", images: "ImageData", kind: str, model: Any) -> dict[str, float]:
     """Fit a calibration to held-out images, and keep it if it helps by the interval of its cross-validation.
 
     Returns this change of their likelihood, with its 95 % interval, and the scores of the probabilities on the
@@ -306,7 +303,7 @@ def shorten(names: list[str]) -> str:
     return f"{len(names)} class{'es' * (len(names) > 1)} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
 
 
-def set_prototypes(model: "SphereVisionPreTrainedModel", path: str, class_names: list[str]) -> None:
+def set_prototypes(model: Any, path: str, class_names: list[str]) -> None:
     """Load the prototypes of a file into the head, and check that they were placed for these classes."""
     from hf_sphere.prototypes import Placement
 

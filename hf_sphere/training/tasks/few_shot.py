@@ -14,7 +14,6 @@ from hf_sphere.utils.arguments import Options, argument
 if TYPE_CHECKING:
     from hf_sphere.data import Episodes
     from hf_sphere.models import SphereVisionConfig
-    from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
     from hf_sphere.training.run import Run
 
 VALIDATION_EPISODES = 500
@@ -50,9 +49,7 @@ class FewShotArguments(OpenSetOptions):
 
     def episodes(self, count: int, per_batch: int = 1) -> "Episodes":
         """Return episodes in which no image is both support and query."""
-        origin = (
-            f"--way {self.way} is the number of classes, --shot {self.shot} and --query {self.query} those of images."
-        )
+        origin = f"--way {self.way} is the number of classes, --shot {self.shot} and --query {self.query} of images."
         return data.Episodes(self.way, self.shot + self.query, count, per_batch, distinct=True, origin=origin)
 
 
@@ -94,7 +91,7 @@ def choose_episodes(data_args: ImageDataOptions, few_shot: FewShotArguments) -> 
     }
 
 
-def build_few_shot(setup: Setup, few_shot: FewShotArguments) -> "SphereVisionPreTrainedModel":
+def build_few_shot(setup: Setup, few_shot: FewShotArguments) -> Any:
     """Build a few-shot model, or load the encoder of a saved model of any class; see `build_model`."""
     if setup.args.label_smoothing_factor:
         raise ValueError("label_smoothing_factor is for models with a head; a few-shot model has none.")

@@ -18,7 +18,6 @@ from hf_sphere.utils.loading import load_model, load_pretrained
 if TYPE_CHECKING:
     from hf_sphere.data import ImageData
     from hf_sphere.models import SphereVisionConfig
-    from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
     from hf_sphere.training.run import Run
 
 logger = logging.getLogger(__name__)
@@ -171,12 +170,12 @@ def load_images(
 
 def build_model(
     setup: Setup,
-    model_class: "type[SphereVisionPreTrainedModel]",
+    model_class: Any,
     settings: "Callable[[SphereVisionConfig | None], dict[str, Any]]",
     *,
     needs_new_head: "Callable[[SphereVisionConfig], bool]" = lambda saved: False,
     from_any_class: bool = False,
-) -> "SphereVisionPreTrainedModel":
+) -> Any:
     """Build a new model for the data, or load the saved one, which may be one `from_any_class`.
 
     `settings` returns the settings of the configuration that depend on the task, its arguments and the data, from the
@@ -344,7 +343,7 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig",
             raise ValueError(f"{name} does not apply to a saved model, which has {what} already; leave {name} out.")
 
 
-def _copy_backbone_weights(saved: str, model: "SphereVisionPreTrainedModel") -> None:
+def _copy_backbone_weights(saved: str, model: Any) -> None:
     """Copy the tensors of a saved model's backbone that have the name and shape of one in a new model's backbone."""
     # The few-shot model can be loaded from any other model, without its head.
     model_class, option = models.SphereVisionForFewShotClassification, "initial_weights"

@@ -24,7 +24,6 @@ from hf_sphere.utils.arguments import argument
 
 if TYPE_CHECKING:
     from hf_sphere.models import SphereVisionConfig
-    from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
     from hf_sphere.training.run import Run
 
 
@@ -54,7 +53,7 @@ def prepare(
     return provide(run, setup, model, describe_joint(model), **functions)
 
 
-def build_joint(setup: Setup, values: JointArguments) -> "SphereVisionPreTrainedModel":
+def build_joint(setup: Setup, values: JointArguments) -> Any:
     """Build a model with a head and a regression for the data, or load the saved one; see `build_model`."""
 
     def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:

@@ -14,7 +14,6 @@ from hf_sphere.utils.arguments import argument
 if TYPE_CHECKING:
     from hf_sphere.data import ImageData
     from hf_sphere.models import SphereVisionConfig
-    from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
     from hf_sphere.training.run import Run
 
 
@@ -51,7 +50,7 @@ def prepare(
     return provide(run, setup, model, describe_regression(model), measure=measure_regression)
 
 
-def build_regression(setup: Setup, values: RegressionArguments) -> "SphereVisionPreTrainedModel":
+def build_regression(setup: Setup, values: RegressionArguments) -> Any:
     """Build a regression for the data, or load the saved one; see `build_model`."""
 
     def settings(saved: "SphereVisionConfig | None") -> dict[str, Any]:

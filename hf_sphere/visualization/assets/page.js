@@ -35,11 +35,12 @@ const dot = (a, b) => a[0] * b[0] + a[1] * b[1] + a[2] * b[2];
 const cross = (a, b) => [a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]];
 const minus = (a, b) => [a[0] - b[0], a[1] - b[1], a[2] - b[2]];
 
-/** Shortens a name for the legend; zero-width spaces prevent plotly from parsing markup in it. */
+/** Shortens a name for the legend of a saved picture; zero-width spaces prevent plotly from parsing markup in it. */
 const forLegend = (name) => (name.length > 30 ? `${name.slice(0, 29)}…` : name).replace(/[<&]/g, "$&\u200b");
 
 const RANGE = 1.2;  // each axis runs from -RANGE to RANGE
-const GLOBE = 0.97;  // radius of the ball that hides the far side
+const GLOBE = 0.97;  // radius of the ball that hides the far side; a larger one would cut markers at its edge
+const OUTLINE = 1.02;  // radius of the circle around the ball, which has the markers at its edge inside
 const TIP = 1.13;  // radius at which directions end
 const MOST_NAMES = 40;  // names shown at a time; more would hide the points
 
@@ -58,7 +59,11 @@ function grouped(content) {
     name, color: content.colors[index], members: [], direction: directions ? directions[index] : null,
   }));
   points.forEach((_, index) => classes[labels[index]].members.push(index));
-  for (const one of classes) one.tip = scaled(one.direction || sum(one.members.map((index) => points[index])), TIP);
+  for (const one of classes) {
+    one.tip = one.direction && scaled(one.direction, TIP);
+    // The name is at the points of the class, where its direction need not be.
+    one.place = one.members.length > 0 ? scaled(sum(one.members.map((index) => points[index])), TIP) : one.tip;
+  }
   return {...content, points, classes: classes.filter((one) => one.members.length > 0 || one.direction)};
 }
 
@@ -66,7 +71,7 @@ function classTrace(one, points) {
   const rows = one.members.map((index) => points[index]);
   return {
     type: "scatter3d", mode: "markers", name: forLegend(one.name), hoverinfo: "none", showlegend: true,
-    // A class without points still has a legend entry, for its direction.
+    // A class without points still has a trace, and a legend entry for its direction.
     ...columns(rows.length > 0 ? rows : [gap]),
     marker: {size: points.length > 3000 ? 3.5 : 5, color: one.color, line: {width: 0}},
   };
@@ -77,6 +82,13 @@ const onSphere = (latitude, longitude) => [
   Math.cos(latitude) * Math.cos(longitude), Math.cos(latitude) * Math.sin(longitude), Math.sin(latitude),
 ];
 
+function lineTrace(rows) {
+  return {
+    type: "scatter3d", mode: "lines", hoverinfo: "skip", showlegend: false, ...columns(rows),
+    line: {width: 1, color: themeColor("wire")},
+  };
+}
+
 /** Circles of latitude and longitude, 30 degrees apart. */
 function wireTrace() {
   const rows = [];
@@ -86,10 +98,7 @@ function wireTrace() {
   for (let degree = 0; degree < 180; degree += 30) {
     rows.push(...turn.map((angle) => onSphere(angle, (degree * Math.PI) / 180)), gap);
   }
-  return {
-    type: "scatter3d", mode: "lines", hoverinfo: "skip", showlegend: false, ...columns(rows),
-    line: {width: 1, color: themeColor("wire")},
-  };
+  return lineTrace(rows);
 }
 
 /** A ball slightly smaller than the sphere, which hides the far side. */
@@ -128,11 +137,11 @@ function layout(points) {
   const [x, y, z] = scaled(sum(points), 1);
   // The camera is above the mean of the points, slightly to the side.
   const [latitude, longitude] = [Math.asin(z) + 0.25, Math.atan2(y, x) + 0.25];
-  // In a portrait window the sphere fits the width beside the legend.
+  // In a portrait window the sphere fits the width.
   const {clientWidth, clientHeight} = element("sphere");
-  const eye = scaled(onSphere(Math.min(latitude, 1.5), longitude), 1.3 * Math.max(1, (1.2 * clientHeight) / clientWidth));
+  const eye = scaled(onSphere(Math.min(latitude, 1.5), longitude), 1.3 * Math.max(1, (1.05 * clientHeight) / clientWidth));
   return {
-    margin: {l: 0, r: 0, t: 0, b: 0}, showlegend: true, hovermode: "closest",
+    margin: {l: 0, r: 0, t: 0, b: 0}, showlegend: false, hovermode: "closest", paper_bgcolor: "rgba(0, 0, 0, 0)",
     scene: {
       xaxis: axis, yaxis: axis, zaxis: axis, aspectmode: "cube", dragmode: "orbit",
       camera: {eye: {x: eye[0], y: eye[1], z: eye[2]}, center: {x: 0, y: 0, z: 0}, up: {x: 0, y: 0, z: 1}},
@@ -142,9 +151,7 @@ function layout(points) {
 }
 
 const themed = () => ({
-  paper_bgcolor: themeColor("page"),
   font: {family: getComputedStyle(document.body).fontFamily, size: 13, color: themeColor("ink")},
-  legend: {itemsizing: "constant", x: 1, xanchor: "right", y: 0.5, maxheight: 0.88, bgcolor: themeColor("page")},
   modebar: {bgcolor: "rgba(0,0,0,0)", color: themeColor("faint"), activecolor: themeColor("ink")},
 });
 
@@ -174,24 +181,42 @@ function isBehind(place, eye) {
   return Math.hypot(...eye.map((coordinate, axis) => coordinate + nearest * way[axis])) < GLOBE / (2 * RANGE);
 }
 
-/** Keeps each class name at the tip of its class, nearest first; hidden and overlapping names are omitted. */
+/** Returns the circle around the ball that the camera sees. */
+function outline(eye) {
+  const [radius, distance] = [OUTLINE / (2 * RANGE), Math.hypot(...eye)];
+  if (distance <= radius) return [];  // the camera is inside
+  const across = scaled(cross(eye, Math.abs(eye[2]) < 0.9 * distance ? [0, 0, 1] : [1, 0, 0]), 1);
+  const [above, wide] = [scaled(cross(eye, across), 1), radius * Math.sqrt(1 - (radius / distance) ** 2)];
+  return turn.map((angle) => eye.map((value, axis) => value * (radius / distance) ** 2
+    + wide * (Math.cos(angle) * across[axis] + Math.sin(angle) * above[axis])));
+}
+
+/** Keeps the circle around the ball, and each class name beside its class, nearest first, without overlaps. */
 function nameClasses(plot, content) {
   const tags = content.classes.map((one) => {
     const tag = element("names").appendChild(document.createElement("span"));
     tag.textContent = one.name;
     tag.style.borderLeft = `4px solid ${one.color}`;  // points of other classes may be beside it
-    return {tag, width: tag.offsetWidth, height: tag.offsetHeight, place: inCube(one.tip)};
+    return {tag, place: inCube(one.place)};
   });
+  const measure = () => {
+    for (const {tag} of tags) tag.hidden = false;
+    for (const one of tags) [one.width, one.height] = [one.tag.offsetWidth, one.tag.offsetHeight];
+  };
   const arrange = (camera) => {
     const view = viewOf(camera);
     const frame = plot.getBoundingClientRect();
     const solid = element("solid").getAttribute("aria-pressed") === "true";
     const distance = ({place}) => Math.hypot(...minus(place, view.eye));
+    const circle = outline(view.eye).map((place) => seenAt(place, view, frame).join(" "));
+    document.querySelector("#outline path").setAttribute("d", circle.length > 0 ? `M${circle.join("L")}Z` : "");
     const taken = [];
     const order = tags.map((_, index) => index).sort((a, b) => distance(tags[a]) - distance(tags[b]));
     for (const index of order) {
       const {tag, width, height, place} = tags[index];
-      const [left, top] = seenAt(place, view, frame);
+      const inside = (value, size, full) => Math.min(Math.max(value, size / 2), full - size / 2);
+      const seen = seenAt(place, view, frame);
+      const [left, top] = [inside(seen[0], width, frame.width), inside(seen[1], height, frame.height)];
       const covers = (other) => 2 * Math.abs(left - other.left) < width + other.width
         && 2 * Math.abs(top - other.top) < height + other.height;
       const isBeside = dot(minus(place, view.eye), view.backward) >= 0;  // the camera may be inside the sphere
@@ -217,7 +242,7 @@ function nameClasses(plot, content) {
       Plotly.relayout(plot, {"scene.camera": camera});
     }, {capture: true, passive: true});
   }
-  new ResizeObserver(now).observe(plot);
+  new ResizeObserver(() => { measure(); now(); }).observe(plot);
 }
 
 // Details of the point under the mouse
@@ -262,12 +287,13 @@ function showCards(plot, content) {
     element("text").textContent = content.texts ? content.texts[point] : "";
     element("number").textContent = `point ${point}`;
     card.hidden = false;
-    // Beside the mouse, on the side with room.
+    // Beside the mouse, on the side with room; if there is none, above or below it.
     const {width, height} = card.getBoundingClientRect();
-    const left = mouse.clientX + 18 + width < innerWidth ? mouse.clientX + 18 : mouse.clientX - 18 - width;
-    const top = Math.min(Math.max(mouse.clientY - height / 2, 8), innerHeight - height - 8);
-    card.style.left = `${Math.max(left, 8)}px`;
-    card.style.top = `${top}px`;
+    const sides = [mouse.clientX + 18, mouse.clientX - 18 - width].filter((left) => left >= 8 && left + width <= innerWidth - 8);
+    const ends = mouse.clientY > innerHeight / 2 ? mouse.clientY - 18 - height : mouse.clientY + 18;
+    const top = sides.length > 0 ? mouse.clientY - height / 2 : ends;
+    card.style.left = `${sides[0] ?? Math.max(8, (innerWidth - width) / 2)}px`;
+    card.style.top = `${Math.max(8, Math.min(top, innerHeight - height - 8))}px`;
   };
   const hide = () => { card.hidden = true; };
   plot.on("plotly_hover", show);
@@ -280,18 +306,44 @@ function showCards(plot, content) {
 
 // Buttons
 
-function filterClasses(plot, content) {
+/** Lists the classes as buttons that hide and show them. */
+function listClasses(plot, content) {
   const all = content.classes.map((_, index) => index);
+  const show = (isShown) => Plotly.restyle(plot, {visible: all.map((index) => isShown(index) || "legendonly")}, all);
+  const toggle = (index) => show((other) => isSeen(plot, other) !== (other === index));
+  const isolate = (index) => {
+    const isAlone = all.every((other) => isSeen(plot, other) === (other === index));
+    show((other) => isAlone || other === index);
+  };
+  content.classes.forEach((one, index) => {
+    const button = element("legend").appendChild(document.createElement("button"));
+    Object.assign(button, {type: "button", textContent: one.name, ondblclick: () => isolate(index)});
+    button.onclick = ({shiftKey}) => (shiftKey ? isolate : toggle)(index);
+    button.style.setProperty("--color", one.color);
+    button.setAttribute("aria-pressed", true);
+  });
+  element("all").onclick = () => show(() => true);
+  element("none").onclick = () => show(() => false);
+}
+
+/** Keeps the buttons and the directions of the classes as these are shown or hidden. */
+function followClasses(plot, content) {
   const lines = content.classes.length + 2;
-  const set = (visible) => Plotly.restyle(plot, {visible}, all);
-  element("all").onclick = () => set(true);
-  element("none").onclick = () => set("legendonly");
-  // Directions are shown and hidden with their classes.
   plot.on("plotly_restyle", ([change]) => {
-    if (!("visible" in change) || !content.directions) return;
+    if (!("visible" in change)) return;
+    [...element("legend").children].forEach((button, index) => button.setAttribute("aria-pressed", isSeen(plot, index)));
+    if (!content.directions) return;
     const {x, y, z, line} = directionTrace(content.classes.filter((_, index) => isSeen(plot, index)));
     Plotly.restyle(plot, {x: [x], y: [y], z: [z], "line.color": [line.color]}, [lines]);
   });
+}
+
+/** Saves the sphere as it is seen, with a legend. */
+function savePicture(plot) {
+  const circle = outline(viewOf(plot.layout.scene.camera).eye).map((place) => place.map((value) => 2 * RANGE * value));
+  const layout = {...plot.layout, showlegend: true, paper_bgcolor: themeColor("page")};
+  const size = {width: plot.clientWidth, height: plot.clientHeight, scale: 2};
+  Plotly.downloadImage({data: [...plot.data, lineTrace(circle)], layout}, {format: "png", filename: "sphere", ...size});
 }
 
 function switchTheme(plot, content) {
@@ -333,19 +385,21 @@ async function main() {
     ...content.classes.map((one) => classTrace(one, content.points)),
     globeTrace(), wireTrace(), directionTrace(content.classes),
   ];
+  listClasses(plot, content);  // before the layout, since the legend takes room from the sphere
   const start = layout(content.points);
   const camera = structuredClone(start.scene.camera);
   const home = {
     name: "home", title: "Reset the view", icon: Plotly.Icons.home,
     click: () => Plotly.relayout(plot, {"scene.camera": structuredClone(camera)}),
   };
+  const save = {name: "save", title: "Save as an image", icon: Plotly.Icons.camera, click: savePicture};
   await Plotly.newPlot(plot, traces, start, {
-    responsive: true, displaylogo: false, plotGlPixelRatio: devicePixelRatio, modeBarButtons: [[home, "toImage"]],
+    responsive: true, displaylogo: false, plotGlPixelRatio: devicePixelRatio, modeBarButtons: [[home, save]],
     typesetMath: false,  // class names may contain dollar signs
   });
   nameClasses(plot, content);
   showCards(plot, content);
-  filterClasses(plot, content);
+  followClasses(plot, content);
   switchGlobe(plot, content);
   element("message").hidden = true;
   // The sphere is visible once the browser has drawn a frame with it.

@@ -1,0 +1,122 @@
+"""Every page of the site in Chromium, wide in light and narrow in dark colors: nothing is cut, too long or pale."""
+
+import functools
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WIDE, NARROW = 1280, 390
+TALLEST_PAGE, TALLEST_ROW, LEAST_CONTRAST = 8000, 300, 4.5
+
+# The height is that of the page as it opens; everything else is measured with all folds open.
+MEASURE = """([tallestRow, leastContrast]) => {
+  const root = document.documentElement, height = root.scrollHeight;
+  document.querySelectorAll("details").forEach(each => each.open = true);
+  const all = (selector, isWrong) => [...document.querySelectorAll(selector)]
+    .filter(each => each.offsetParent && isWrong(each)).map(each => each.innerText.slice(0, 60));
+  const channels = color => color.match(/[\\d.]+/g).map(Number);
+  const onto = (color, below) => below.map((value, index) => value + (color[3] ?? 1) * (color[index] - value));
+  const ground = each => each
+    ? onto(channels(getComputedStyle(each).backgroundColor), ground(each.parentElement)) : [255, 255, 255];
+  const luminance = color => {
+    const linear = color.map(value => value > 10 ? ((value / 255 + 0.055) / 1.055) ** 2.4 : value / 255 / 12.92);
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+  };
+  const contrast = each => {
+    const below = ground(each), text = onto(channels(getComputedStyle(each).color), below);
+    const [dark, light] = [luminance(below), luminance(text)].sort((a, b) => a - b);
+    return (light + 0.05) / (dark + 0.05);
+  };
+  return {
+    height,
+    overflow: root.scrollWidth - root.clientWidth,
+    cut: all("pre > code", each => each.scrollWidth > each.clientWidth + 1),
+    rows: all("tr", each => each.offsetHeight > tallestRow),
+    pale: all("article :is(td, th, summary, code)", each => contrast(each) < leastContrast),
+  };
+}"""
+
+
+def problems(browser: Any, address: str, width: int) -> Iterator[str]:
+    """Yield what is wrong with a page in a window of this width, in light colors if it is wide, else in dark ones."""
+    errors: list[str] = []
+    colors = "light" if width == WIDE else "dark"
+    with browser.new_page(viewport={"width": width, "height": 900}, color_scheme=colors) as page:
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(address)
+        found = page.evaluate(MEASURE, [TALLEST_ROW, LEAST_CONTRAST])
+    yield from (f"an error: {error}" for error in errors)
+    if found["overflow"] > 0:
+        yield f"{found['overflow']} pixels wider than the window"
+    if width == WIDE and found["height"] > TALLEST_PAGE:
+        yield f"{found['height']} pixels high"
+    yield from (f"cut code: {code}" for code in found["cut"] if width == WIDE)
+    yield from (f"a row of more than {TALLEST_ROW} pixels: {row}" for row in found["rows"])
+    yield from (f"too little contrast: {text}" for text in found["pale"])
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    """Serves files, and prints nothing."""
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder and the address at which it is served."""
+    handler = functools.partial(QuietHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield tmp_path, f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("width", "content", "problem"),
+    [
+        (WIDE, "<p>Text.", ""),
+        (WIDE, "<div style='width: 1300px'>x", "pixels wider than the window"),
+        (NARROW, "<div style='width: 400px'>x", "10 pixels wider than the window"),
+        (WIDE, "<div style='height: 9000px'>", "9000 pixels high"),
+        (WIDE, "<details><div style='height: 9000px'></details>", ""),
+        (WIDE, f"<pre><code style='display: block; overflow: auto'>{'x' * 300}", "cut code: xxx"),
+        (NARROW, f"<pre><code style='display: block; overflow: auto'>{'x' * 300}", ""),
+        (NARROW, "<details><table><tr><td style='height: 400px'>cell</table></details>", "a row of more than 300"),
+        (NARROW, "<table><tr><td style='background: black; color: #333'>cell</table>", "too little contrast: cell"),
+        (WIDE, "<script>x.y</script>", "an error: x is not defined"),
+        (WIDE, "<img src='missing.png'>", "an error: Failed to load resource"),
+    ],
+)
+def test_a_problem_of_a_page_is_found(served, chromium, width, content, problem):
+    folder, address = served
+    (folder / "page.html").write_text(
+        f"<!doctype html><link rel=icon href='data:,'><body style='margin: 0'><article>{content}"
+    )
+    found = list(problems(chromium, f"{address}/page.html", width))
+    assert [problem if problem in line else line for line in found] == [problem][: bool(problem)]
+
+
+@pytest.mark.slow
+def test_every_page_fits_its_window_and_can_be_read(served, chromium, root):
+    folder, address = served
+    environment = os.environ | {"PYTHONPATH": str(root), "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    subprocess.run(command, env=environment, cwd=root, check=True)
+    pages = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.html"))
+    assert len(pages) > 50
+    found = [
+        f"{page}, {width} pixels: {problem}"
+        for page in pages
+        for width in (WIDE, NARROW)
+        for problem in problems(chromium, f"{address}/{page}", width)
+    ]
+    assert found == []
