@@ -32,7 +32,7 @@ Every public name, by package. The pages are generated from the docstrings.
 |---|---|
 """
 
-BOOST = {"api/": 0.2, "results/": 0.4, "results.md": 0.4, "changelog.md": 0.1, "renamed.md": 0.1}
+BOOST = {"api/": 0.2, "results/": 0.4, "results.md": 0.4, "changelog.md": 0.1}
 """Factors of the scores in the search of the site, by the start of the path: pages that say what to do come first."""
 
 
