@@ -81,7 +81,7 @@ def embed_digits(folder: Path, mnist: str) -> None:
     for name, (config, *more) in HEADS.items():
         out = folder / f"mnist-3d-{name}"
         words = ["--config", f"visualization/mnist-3d-{config}", "--backbone", "lenet5", "--bf16", *more]
-        words += ["--dataset_name", mnist]
+        words += ["--num_train_epochs", "5", "--dataset_name", mnist]
         run("train", "classification", *words, "--output_dir", out, "--disable_tqdm")
         words = ["--dataset_name", mnist, "--split", "test", "--output_dir", str(out / "embeddings")]
         run("extract", "--model_name_or_path", out, *words, "--disable_tqdm")

@@ -19,7 +19,7 @@ FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>
 ENTRY = re.compile(
     r'(<h2 id="[^"]*" class="doc doc-heading">.*?</h2>)(.*?)(?=<div class="doc doc-object doc-\w+">\s*<h2|\Z)', re.S
 )
-LINES, WIDEST = 4, 30
+LINES, WIDEST = 3, 30
 """Lines that the longest cell of a column of a table may have, and the widest column to ask for, in characters."""
 WITHOUT_PAGE = {"registration", "commands"}
 """What is not imported by users."""

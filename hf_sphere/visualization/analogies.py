@@ -4,15 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_sphere.visualization.figures import (
-    COLORS,
-    Figure,
-    add_legend_below,
-    new_figure,
-    plain_text,
-    save_figure,
-    style_axes,
-)
+from hf_sphere.visualization.figures import COLORS, Figure, add_legend_below, new_figure, plain_text, save_figure
 
 GROUP_WIDTH = 0.8  # width of the bars of a benchmark, relative to the distance between two benchmarks
 GUESSING, NOISE = "guessing", "noise level of the search"
@@ -58,7 +50,7 @@ def plot_analogy_accuracies(
     handles: dict[str, Any] = {}  # by label; not every panel has every model
     for axes, scoring in zip(panels, scorings, strict=False):
         _draw_scoring(axes, [result for result in results if result["scoring"] == scoring], models, benchmarks)
-        axes.set_title(scoring.replace("_", " "), fontsize=10)
+        axes.set_title(scoring.replace("_", " "))
         handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     for axes in panels[len(scorings) :]:
         axes.set_visible(False)
@@ -108,7 +100,7 @@ def _draw_scoring(
     style = {"color": "0.35", "linestyle": "--", "linewidth": 1.1, "label": GUESSING}
     _draw_levels(axes, chance.keys(), chance.values(), 0.47, **style)
     axes.set(xticks=range(len(benchmarks)), xticklabels=benchmarks, xlim=(-0.6, len(benchmarks) - 0.4))
-    style_axes(axes, grid="y")
+    axes.grid(axis="y")
 
 
 def _draw_levels(axes: Any, positions: Iterable[float], levels: Iterable[float], half: float, **style: Any) -> None:

@@ -3,16 +3,7 @@
 from pathlib import Path
 
 from hf_sphere.comparison import Comparison
-from hf_sphere.visualization.figures import (
-    COLORS,
-    SMALL,
-    Figure,
-    new_figure,
-    plain_text,
-    save_figure,
-    shorten,
-    style_axes,
-)
+from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, shorten
 
 
 @plain_text()
@@ -43,7 +34,7 @@ def plot_comparison(comparison: Comparison, *, title: str = "", path: str | Path
         if result.interval is not None:
             right.plot(result.interval, [line, line], color=COLORS[0], linewidth=2)
         right.plot(result.difference, line, "|", color="black", markersize=14, markeredgewidth=2)
-        right.annotate(result.verdict, (1.02, line), xycoords=("axes fraction", "data"), va="center", fontsize=SMALL)
+        right.annotate(result.verdict, (1.02, line), xycoords=("axes fraction", "data"), va="center")
     labels = [f"difference from {shorten(comparison.reference)}", "with its 95 % interval"]
     if comparison.margin is not None:
         labels.append(f"gray: margin of equivalence, {comparison.margin:.2g}")
@@ -54,5 +45,5 @@ def plot_comparison(comparison: Comparison, *, title: str = "", path: str | Path
     left.set_xlabel(f"each seed, and mean\n{'higher' if comparison.higher_is_better else 'lower'} is better")
     right.set_xlabel("\n".join(labels))
     for axes in (left, right):
-        style_axes(axes, "x")
+        axes.grid(axis="x")
     return save_figure(figure, path)

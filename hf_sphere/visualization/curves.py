@@ -12,14 +12,12 @@ from hf_sphere.metrics import ReliabilityBins
 from hf_sphere.metrics.geometry import MAX_PAIRS, class_angles
 from hf_sphere.visualization.figures import (
     COLORS,
-    SMALL,
     Figure,
     add_caption,
     add_legend_below,
     new_figure,
     plain_text,
     save_figure,
-    style_axes,
     style_line,
 )
 
@@ -80,13 +78,13 @@ def plot_reliability(
     axes.errorbar(confidence, accuracy, yerr=errors, fmt="o", label="bins, with 95 % intervals", **style)
     axes.set(xlim=(start, end), ylim=(start, end), ylabel="accuracy, %")
     # Above the axes, since points can be anywhere inside.
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=SMALL)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     below.vlines(confidence, 0, count, color=COLORS[0], linewidth=3)
     below.set(ylim=(0, 1.15 * count.max().item()), ylabel="images")
     below.set_xlabel("confidence, % (both axes are stretched towards 100)" if crowded else "confidence, %")
     below.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     for panel in (axes, below):
-        style_axes(panel)
+        panel.grid()
     add_caption(figure, caption)
     return save_figure(figure, path)
 
@@ -131,7 +129,7 @@ def plot_risk_coverage(
     room = top or 1.0
     axes.set(xlim=(0, 101), ylim=(-0.02 * room, 1.08 * room))  # a curve at zero must be visible
     axes.set(xlabel="share of images kept, most confident first, %", ylabel="error rate among them, %")
-    style_axes(axes)
+    axes.grid()
     add_legend_below(figure, *axes.get_legend_handles_labels())
     return save_figure(figure, path)
 
@@ -172,8 +170,7 @@ def plot_class_angles(points: Tensor, labels: Tensor, *, title: str = "", path: 
         axes.axvline(mean, color=color, linewidth=1.8, linestyle=stroke, zorder=0, label=f"mean {mean:.1f}°")
     axes.set(xlim=(0.0, 180.0), xticks=range(0, 181, 30), xlabel="angle between two points, degrees")
     axes.set(ylim=(0.0, None), ylabel="pairs, % per degree")
-    style_axes(axes, grid=None)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
     every = len(points) * (len(points) - 1) // 2
     drawn = f"a sample of {MAX_PAIRS:,} pairs of each kind, of {every:,} in all"
     add_caption(figure, drawn if every > MAX_PAIRS else f"all {every:,} pairs")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hf_sphere.utils.checks import check_extra
 from hf_sphere.utils.files import atomic_file
@@ -30,7 +30,14 @@ LINE_STYLES = ("-", "--", "-.", ":")
 """Lines differ in style as well as in color, so that they are distinguishable in grayscale."""
 
 SMALL = 9.0
-"""Points: the size of legends, captions and notes, the smallest text of a figure."""
+"""Points: the size of ticks, legends, captions and notes, the smallest text of a figure."""
+
+STYLE: dict[str, Any] = {
+    **{"font.size": SMALL, "axes.labelsize": 10, "axes.titlesize": 11, "figure.titlesize": 12, "figure.labelsize": 9},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.color": "0.9"},
+    **{"legend.frameon": False, "text.parse_math": False, "text.usetex": False, "axes.formatter.use_mathtext": False},
+}
+"""Settings of matplotlib for all figures."""
 
 LONGEST_NAME = 24  # characters; longer names are shortened
 
@@ -50,7 +57,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 @contextlib.contextmanager
 def plain_text() -> Iterator[None]:
-    """Draw text literally; decorates every function that creates or draws a figure.
+    """Draw in the style of all figures, and text literally; decorates every function that creates or draws a figure.
 
     A `$` in a class name is a character, not the start of a formula, which matplotlib might fail to parse. Glyphs that
     the font lacks come from the installed `FALLBACK_FONTS`; glyphs that no font has are drawn as boxes, without
@@ -62,9 +69,7 @@ def plain_text() -> Iterator[None]:
 
     installed = set(get_font_names())
     fonts = [*matplotlib.rcParams["font.family"], *(font for font in FALLBACK_FONTS if font in installed)]
-    formulas = {"text.parse_math": False, "text.usetex": False, "axes.formatter.use_mathtext": False}
-    options: Any = formulas | {"font.family": fonts}
-    with matplotlib.rc_context(options), warnings.catch_warnings():
+    with matplotlib.rc_context(STYLE | {"font.family": fonts}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from", UserWarning)
         yield
 
@@ -75,21 +80,20 @@ def new_figure(width: float, height: float, title: str | None = None) -> Figure:
 
     figure = Figure(figsize=(width, height), layout="constrained")
     if title is not None:
-        figure.suptitle(title, fontsize=12, wrap=True)
+        figure.suptitle(title, wrap=True)
     return figure
 
 
 def add_caption(figure: Figure, *lines: str) -> None:
     """Add a caption below the axes, if there is any."""
     if any(lines):
-        figure.supxlabel("\n".join(lines), fontsize=SMALL, color="0.35", wrap=True)
+        figure.supxlabel("\n".join(lines), color="0.35", wrap=True)
 
 
 def add_legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], **style: Any) -> None:
     """Add a legend below the axes, in as many columns as fit."""
     columns = int(figure.get_figwidth() / (0.08 * max(map(len, labels)) + 0.5))  # inches of a character, and of a line
-    style |= {"ncols": max(1, min(columns, len(labels))), "frameon": False, "fontsize": SMALL}
-    figure.legend(handles, labels, loc="outside lower center", **style)
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(columns, len(labels))), **style)
 
 
 def shorten(name: str) -> str:
@@ -101,14 +105,6 @@ def shorten(name: str) -> str:
 def style_line(index: int) -> dict[str, Any]:
     """Return the color and the line style of one of several lines."""
     return {"color": LINE_COLORS[index % len(LINE_COLORS)], "linestyle": LINE_STYLES[index % len(LINE_STYLES)]}
-
-
-def style_axes(axes: Any, grid: Literal["both", "x", "y"] | None = "both") -> None:
-    """Remove the frame's top and right, and draw a light grid behind the data."""
-    axes.spines[["top", "right"]].set_visible(False)
-    if grid:
-        axes.grid(axis=grid, color="0.9")
-        axes.set_axisbelow(True)
 
 
 def save_figure(figure: Figure, path: str | Path | None) -> Figure:

@@ -9,7 +9,6 @@ import numpy as np
 
 from hf_sphere.visualization.figures import (
     COLORS,
-    SMALL,
     Figure,
     add_legend_below,
     choose_evenly,
@@ -17,7 +16,6 @@ from hf_sphere.visualization.figures import (
     plain_text,
     save_figure,
     shorten_layer_names,
-    style_axes,
     style_line,
 )
 
@@ -89,15 +87,15 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
     for position, entry in zip(positions, entries, strict=True):
         dead, count = entry["num_dead"], entry["num_filters"]
         if dead:
-            axes.text(1.015, position, f"{dead} of {count} dead", va="center", fontsize=SMALL, color="0.25")
+            axes.text(1.015, position, f"{dead} of {count} dead", va="center", color="0.25")
 
-    axes.set_yticks(positions, names, fontsize=SMALL)
+    axes.set_yticks(positions, names)
     axes.tick_params(axis="y", length=0)
     axes.get_yticklabels()[-1].set_fontweight("bold")
     room = max(0.6, (5 - len(positions)) / 2)  # a few bars should not be wide
     axes.set(xlim=(0, 1), ylim=(positions[-1] + room, positions[0] - room))  # the first layer on top
     axes.set_xlabel("share of projections ≤ 0")
-    style_axes(axes, grid="x")
+    axes.grid(axis="x")
     add_legend_below(figure, *axes.get_legend_handles_labels())
     return save_figure(figure, path)
 
@@ -150,9 +148,9 @@ def plot_projection_histograms(
         for axes, cell in zip(line, row, strict=True):
             highest = max(highest, _draw_histogram(axes, cell, end), _draw_density(axes, dim, end))
             drawn |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        line[0].set_ylabel(f"{short}\nN = {dim}", rotation=0, ha="right", va="center", fontsize=SMALL)
+        line[0].set_ylabel(f"{short}\nN = {dim}", rotation=0, ha="right", va="center")
     for axes, epoch in zip(panels[0], shown, strict=True):
-        axes.set_title("" if epoch is None else f"epoch {epoch}", fontsize=10)
+        axes.set_title("" if epoch is None else f"epoch {epoch}")
     panels[0, 0].set_ylim(0, 1.08 * highest)  # shared by all panels
     panels[0, 0].xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=3, steps=(1, 2, 5, 10)))
     label = "projection · √N" + (", outliers in the outermost bars" if (np.abs(values) > end).any() else "")
@@ -179,10 +177,9 @@ def _columns(training: Mapping[str, Any]) -> dict[int | None, Mapping[str, Any]]
 
 def _draw_histogram(axes: Any, values: np.ndarray, end: float) -> float:
     """Draw the histogram with both signs as parts of a single density, and return its maximum."""
-    style_axes(axes, grid="x")
-    axes.tick_params(labelsize=SMALL)
+    axes.grid(axis="x")
     if values.size == 0:
-        axes.text(0.03, 0.9, "all dead", transform=axes.transAxes, va="top", fontsize=SMALL)
+        axes.text(0.03, 0.9, "all dead", transform=axes.transAxes, va="top")
         return 0.0
     # The bin width for this number of filters with variance 1 (Freedman and Diaconis 1981), with an edge at 0.
     half = min(40, max(3, round(end / (2.7 * values.size ** (-1 / 3)))))
@@ -261,7 +258,7 @@ def plot_projections_along_training(
         for values, style in lines:
             _draw_line(axes, epochs, values, **style)
         axes.set_ylabel(label)
-        style_axes(axes)
+        axes.grid()
         if lines is accuracies:
             _add_legend(axes)
         elif lines is masses:
@@ -271,7 +268,7 @@ def plot_projections_along_training(
             axes.set_ylim(bottom=0)
             if absolute := sum(not np.isfinite(values).any() for values, _ in lines):
                 note = f"{absolute} of {len(names)} layers have no relative distance"
-                axes.set_title(note, fontsize=SMALL, loc="left", color="0.25")
+                axes.set_title(note, loc="left", color="0.25")
     grid[-1].set_xlabel("epoch")
     if len(epochs) == 1:
         grid[-1].set_xticks(epochs)
@@ -323,5 +320,4 @@ def _draw_line(axes: Any, epochs: np.ndarray, values: np.ndarray, **style: Any) 
 
 def _add_legend(axes: Any, title: str | None = None) -> None:
     """Add a legend to the right of the axes."""
-    style = {"frameon": False, "fontsize": SMALL, "title_fontsize": SMALL, "handlelength": 2.8}
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title=title, **style)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title=title, handlelength=2.8)

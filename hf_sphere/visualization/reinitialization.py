@@ -73,7 +73,7 @@ def plot_reinitialization(
     axes.set(xlim=(table.sides[0, 0], table.sides[-1, 1]), ylim=(rows - 0.5, -0.5), ylabel="layer that is reset")
     if table.epochs:
         axes.set_xlabel("to its state after this epoch", x=len(table.epochs) / 2 / np.ptp(table.sides).item())
-    axes.set_yticks(range(rows), table.layers, fontsize=SMALL)
+    axes.set_yticks(range(rows), table.layers)
     _label_columns(axes, table, step=1)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
@@ -141,7 +141,7 @@ def _mark_missing(axes: Any, table: _Table) -> None:
 def _label_columns(axes: Any, table: _Table, step: int) -> None:
     """Label every `step`-th epoch, and the random draws."""
     labels = [epoch if column % step == 0 else "" for column, epoch in enumerate(table.epochs)]
-    axes.set_xticks(table.sides.mean(1), [*labels, *["random\nweights"] * table.has_random], fontsize=SMALL)
+    axes.set_xticks(table.sides.mean(1), [*labels, *["random\nweights"] * table.has_random])
 
 
 def _write_numbers(axes: Any, table: _Table, image: Any, width: float, height: float) -> None:
@@ -160,4 +160,4 @@ def _write_numbers(axes: Any, table: _Table, image: Any, width: float, height: f
             text += f" ± {deviation:.{digits}f}"
         red, green, blue, _ = image.to_rgba(value)
         color = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
-        axes.text((start + end) / 2, row, text, ha="center", va="center", fontsize=SMALL, color=color)
+        axes.text((start + end) / 2, row, text, ha="center", va="center", color=color)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from hf_sphere.search.report import K, VectorReport
-from hf_sphere.visualization.figures import COLORS, SMALL, Figure, new_figure, plain_text, save_figure, style_axes
+from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure
 
 
 @plain_text()
@@ -54,14 +54,14 @@ def plot_report(report: VectorReport, *, title: str = "", path: str | Path | Non
         last.plot([100 * remedy.low, 100 * remedy.high], [line, line], color=COLORS[0], linewidth=2)
         last.plot(100 * remedy.change, line, "|", color="black", markersize=12, markeredgewidth=2)
     if report.remedies:
-        last.set_yticks(range(len(report.remedies)), [remedy.name for remedy in report.remedies], fontsize=SMALL)
+        last.set_yticks(range(len(report.remedies)), [remedy.name for remedy in report.remedies])
         last.invert_yaxis()
         last.set_xlabel(f"change of the Recall@1 of {100 * report.remedies[0].recall_at_1:.1f} %, points")
     else:
         last.hist(drawn["norms"], 60, color=COLORS[0])
         last.set(xlabel="norm", ylabel="rows")
     for axes in (cosines, variances, hubs, last):
-        style_axes(axes)
+        axes.grid()
     for axes in (cosines, variances):
-        axes.legend(frameon=False, fontsize=SMALL)
+        axes.legend()
     return save_figure(figure, path)

@@ -59,7 +59,7 @@ def add_legend(figure: Figure, indices: Sequence[int], class_names: Sequence[str
     marks = map(mark_of, indices)
     handles = [Line2D([], [], linestyle="", marker=marker, markersize=8, color=color) for color, marker in marks]
     labels = [shorten(class_names[index]) for index in indices]
-    figure.legend(handles, labels, loc="outside right center", frameon=False)
+    figure.legend(handles, labels, loc="outside right center")
 
 
 def place_names(
@@ -86,7 +86,7 @@ def place_names(
     if not texts:
         return
     note = "names without room: {}"
-    omitted = axes.text(0.0, 0.0, note, transform=axes.transAxes, fontsize=SMALL, color="0.35")
+    omitted = axes.text(0.0, 0.0, note, transform=axes.transAxes, color="0.35")
     omitted.set_in_layout(False)
     boxes = [text.get_window_extent() for text in (*earlier, omitted, *texts)]
     sizes = torch.tensor([(box.width + 4, box.height + 2) for box in boxes], dtype=torch.float64)

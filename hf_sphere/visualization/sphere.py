@@ -12,7 +12,7 @@ from scipy.ndimage import gaussian_filter1d
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import mean_direction
-from hf_sphere.visualization.figures import SMALL, Figure, add_caption, new_figure, plain_text, save_figure, style_axes
+from hf_sphere.visualization.figures import Figure, add_caption, new_figure, plain_text, save_figure
 from hf_sphere.visualization.scene import (
     LARGEST_LEGEND,
     LARGEST_NAMED,
@@ -114,7 +114,6 @@ class CircleScene(Scene):
             x, y = (beyond * direction).tolist()
             axes.plot((0.0, x), (0.0, y), color=mark_of(index)[0], linewidth=1.6, zorder=3, scalex=False, scaley=False)
         axes.set(xlabel="first coordinate", ylabel="second coordinate")
-        style_axes(axes, grid=None)
 
     def _draw_rose(self, axes: Any) -> int:
         """Draw the densities, and the directions that end inside the figure; return the number of these directions."""
@@ -267,7 +266,7 @@ class SphereScene(Scene):
             seen |= inside
             draw_points(axes, positions[inside], labels[inside], scale=scale)
             if self.view.both_sides:
-                axes.text(shift - 1.0, 1.0, "back" if shift else "front", fontsize=SMALL, color="0.35", va="top")
+                axes.text(shift - 1.0, 1.0, "back" if shift else "front", color="0.35", va="top")
             for index, direction in self.drawn_directions.items():
                 ends, front = _look(direction[None], side, shift)
                 if not front:
@@ -377,13 +376,13 @@ def plot_gallery(
         if _MOST_NAMES_OF_A_PANEL < len(scene.present) <= LARGEST_NAMED:
             notes.append(f"{len(scene.present)} classes: too many to draw their names")
         room = round(10 * side * widths[at % columns])  # characters
-        axes.set_title(textwrap.fill(name, room), fontsize=11)
+        axes.set_title(textwrap.fill(name, room))
         shared += [note for note in notes if note.startswith(_SHARED_NOTES)]
         below = textwrap.fill("; ".join(note for note in notes if not note.startswith(_SHARED_NOTES)), room)
         if below and axes.axison:
             axes.set_xlabel(f"{axes.get_xlabel()}\n{below}")
         elif below:
-            style = {"ha": "center", "va": "top", "fontsize": SMALL, "color": "0.35"}
+            style = {"ha": "center", "va": "top", "color": "0.35"}
             axes.text(0.5, -0.02, below, transform=axes.transAxes, **style)
     add_caption(figure, *dict.fromkeys(shared))
     add_legend(figure, present, class_names)

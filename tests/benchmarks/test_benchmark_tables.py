@@ -29,13 +29,12 @@ def set_value(what: str, **values):
     return lambda content: next(row for row in content["rows"] if row["what"] == what).update(values)
 
 
-def test_every_table_is_made_from_its_file_and_on_one_page():
+def test_every_table_is_made_from_its_file_and_on_a_page():
     benchmarks = Benchmarks()
     render_benchmarks(benchmarks)
     assert benchmarks.problems == []
     pages = "".join(path.read_text("utf-8") for f in ("docs", "recipes") for path in (report.ROOT / f).rglob("*.md"))
-    found = re.findall("<!-- table: (.*) -->", pages)
-    assert {name: found.count(name) for name in TABLES} == dict.fromkeys(TABLES, 1)
+    assert TABLES.keys() <= set(re.findall("<!-- table: (.*) -->", pages))
 
 
 @pytest.mark.parametrize(
@@ -175,8 +174,8 @@ def test_a_page_gets_the_tables_of_benchmarks(tmp_path, monkeypatch):
         path.parent.mkdir(parents=True)
         path.write_text(markers)
     changed = tmp_path / "recipes" / "b" / "README.md"
-    pages = report.fill_pages({}, {"scaling": "new"}, {changed: f"changed\n{markers}"})
+    pages = report.fill_pages({}, {}, {"scaling": "new"}, {changed: f"changed\n{markers}"})
     new = "<!-- table: scaling -->\n\nnew\n\n<!-- end of table -->\n"
     assert pages == {tmp_path / "docs" / "a.md": new, changed: f"changed\n{new}"}
     with pytest.raises(ValueError, match="there is no table 'scaling'"):
-        report.fill_pages({}, {}, {})
+        report.fill_pages({}, {}, {}, {})

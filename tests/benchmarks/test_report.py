@@ -346,7 +346,14 @@ def test_long_notes_are_folded_and_exceptions_named_in_the_summary():
 def test_a_large_grid_of_settings_is_folded_below_its_best_cell(source):
     groups = {f"a-x{column}-y{row}": {0: (row * column) / 100} for column in (1, 2, 3) for row in range(7)}
     measured = source(groups)
-    measured.planned = {group: [SimpleNamespace(seed=0, config=None)] for group in groups}
+    measured.planned = {
+        group: [
+            SimpleNamespace(
+                seed=0, config=None, entry=SimpleNamespace(entry="a", device="cpu", minutes=1, test="welch")
+            )
+        ]
+        for group in groups
+    }
     grid = Table(
         "t",
         "README.md",

@@ -44,11 +44,22 @@ MEASURE = """([tallestRow, leastContrast]) => {
 }"""
 
 
-def problems(browser: Any, address: str, width: int) -> Iterator[str]:
-    """Yield what is wrong with a page in a window of this width, in light colors if it is wide, else in dark ones."""
+@pytest.fixture
+def windows(chromium: Any) -> Iterator[dict[int, Any]]:
+    """Contexts of the browser by width: the wide one has light colors, the narrow one dark ones."""
+    contexts = {
+        width: chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=colors)
+        for width, colors in ((WIDE, "light"), (NARROW, "dark"))
+    }
+    yield contexts
+    for context in contexts.values():
+        context.close()
+
+
+def problems(windows: dict[int, Any], address: str, width: int) -> Iterator[str]:
+    """Yield what is wrong with a page in the window of this width."""
     errors: list[str] = []
-    colors = "light" if width == WIDE else "dark"
-    with browser.new_page(viewport={"width": width, "height": 900}, color_scheme=colors) as page:
+    with windows[width].new_page() as page:
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(address)
@@ -96,17 +107,17 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
         (WIDE, "<img src='missing.png'>", "an error: Failed to load resource"),
     ],
 )
-def test_a_problem_of_a_page_is_found(served, chromium, width, content, problem):
+def test_a_problem_of_a_page_is_found(served, windows, width, content, problem):
     folder, address = served
     (folder / "page.html").write_text(
         f"<!doctype html><link rel=icon href='data:,'><body style='margin: 0'><article>{content}"
     )
-    found = list(problems(chromium, f"{address}/page.html", width))
+    found = list(problems(windows, f"{address}/page.html", width))
     assert [problem if problem in line else line for line in found] == [problem][: bool(problem)]
 
 
 @pytest.mark.slow
-def test_every_page_fits_its_window_and_can_be_read(served, chromium, root):
+def test_every_page_fits_its_window_and_can_be_read(served, windows, root):
     folder, address = served
     environment = os.environ | {"PYTHONPATH": str(root), "NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
@@ -117,6 +128,6 @@ def test_every_page_fits_its_window_and_can_be_read(served, chromium, root):
         f"{page}, {width} pixels: {problem}"
         for page in pages
         for width in (WIDE, NARROW)
-        for problem in problems(chromium, f"{address}/{page}", width)
+        for problem in problems(windows, f"{address}/{page}", width)
     ]
     assert found == []

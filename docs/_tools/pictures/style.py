@@ -17,14 +17,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from scipy.optimize import isotonic_regression
 
-from hf_sphere.visualization.figures import COLORS, LINE_COLORS, SMALL, new_figure, plain_text, style_axes
+from hf_sphere.visualization.figures import COLORS, LINE_COLORS, SMALL, new_figure, plain_text
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "docs" / "pictures"
 WIDTH = 3.66
 """Inches: 351 pixels, the column of a page on a phone; on larger screens two panels stand side by side."""
 PAPER, INK, MUTED = "#ffffff", "#1a1a1a", "#595959"
-DARK_PAPER, DARK_INK = "#1e2029", "#e2e4e9"
+DARK_PAPER, DARK_INK = "#1e2129", "#e2e4e9"
 DARK_LINES = ("#3d9bff", "#f59b20", "#84e8a0", "#c770a8", DARK_INK, "#ec5c47")
 """What replaces `LINE_COLORS` on dark pages."""
 RC = {
@@ -52,7 +52,7 @@ def picture(function: Callable[[], Panels]) -> Callable[[], Panels]:
 
 def draw(name: str) -> dict[str, Figure]:
     """Draw the panels of a picture."""
-    with mpl.rc_context(RC), plain_text():
+    with plain_text(), mpl.rc_context(RC):
         return dict(PICTURES[name]())
 
 
@@ -66,7 +66,7 @@ def panel(title: str, height: float = 2.4, **settings: Any) -> tuple[Figure, Axe
     figure = new_figure(WIDTH, height)
     axes = figure.subplots()
     axes.set(title=title, **settings)
-    style_axes(axes)
+    axes.grid()
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
             axis.set_major_formatter(lambda value, _: "10" + f"{round(math.log10(value))}".translate(SUPERSCRIPTS))
@@ -83,7 +83,7 @@ def grid(title: str, titles: Sequence[str], below: str, height: float = 1.15) ->
     cells = figure.subplots(rows, 2, squeeze=False, sharex=True, sharey=True).flatten()
     for axes, name in zip(cells, titles, strict=False):
         axes.set_title(name, weight="normal")
-        style_axes(axes)
+        axes.grid()
     for axes in cells[len(titles) :]:
         axes.set_visible(False)
     cells[len(titles) - 2].tick_params(labelbottom=True)  # there may be no axes below
@@ -123,7 +123,7 @@ def label_ends(figure: Figure, axes: Axes, lines: Iterable[Any] | None = None) -
 def save(name: str, figure: Figure) -> None:
     """Write a panel as SVG, whose colors follow the scheme of the page."""
     buffer = io.StringIO()
-    with mpl.rc_context(RC), plain_text():
+    with plain_text(), mpl.rc_context(RC):
         metadata = {"Date": None, "Creator": None, "Identifier": digest(figure)}
         figure.savefig(buffer, format="svg", metadata=metadata)
     # Hundredths of a point are enough for coordinates of paths, and one line for each file.
