@@ -6,6 +6,7 @@ import inspect
 import itertools
 import pkgutil
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ Every public name, by package. The pages are generated from the docstrings.
 |---|---|
 """
 
-BOOST = {"api/": 0.2, "results/": 0.4, "results.md": 0.4, "changelog.md": 0.1, "renamed.md": 0.1}
+BOOST = {"api/": 0.2, "results/": 0.4, "results.md": 0.4, "changelog.md": 0.1}
 """Factors of the scores in the search of the site, by the start of the path: pages that say what to do come first."""
 
 
@@ -78,7 +79,10 @@ def fold(entry: re.Match[str]) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Let `llms.txt`, whose links are those of the repository, link to the pages of the site."""
+    """Add the examples, and let `llms.txt`, whose links are those of the repository, link to the pages of the site."""
+    Path(config["site_dir"], "examples").mkdir(exist_ok=True)
+    for example in Path(config["docs_dir"]).parent.glob("examples/*.py"):
+        shutil.copy(example, Path(config["site_dir"], "examples"))
     path = Path(config["site_dir"], "llms.txt")
     path.write_text(path.read_text("utf-8").replace(".md)", ".html)"), "utf-8")
 
@@ -136,3 +140,9 @@ def first_line(package: str) -> str:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
     """Set the factor of a page in the search."""
     page.meta["search"] = {"boost": next((BOOST[path] for path in BOOST if page.file.src_uri.startswith(path)), 1)}
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Link the examples that a page names to their files, for readers without the repository."""
+    link = rf'<a href="{"../" * page.url.count("/")}examples/\1">examples/\1</a>'
+    return re.sub(r"(?<=[>\s])examples/(\w+\.py)(?=[<\s])", link, output)
