@@ -105,7 +105,7 @@ def test_empty_output_dir_is_rejected(make_args):
 def test_model_in_the_output_dir_is_not_replaced(make_args, tmp_path, resume):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "model.safetensors").touch()
-    with pytest.raises(FileExistsError, match="not those of a run"):
+    with pytest.raises(FileExistsError, match="files that no run wrote"):
         start_run(make_args(resume_from_checkpoint=resume))
 
 
