@@ -138,9 +138,9 @@ def render_gpu(source: Source) -> str:
             lines.append([f"`{group}`", f"`{entry.entry}`", shown, devices, minutes, "; ".join(parts)])
     header = ["run", "entry of the queue", "test accuracy %", "device", "minutes per run", "seeds"]
     note = (
-        "The runs without a device take longer than a GPU was available. `python benchmarks/reproduce.py --only <entry>` makes the "
-        "runs of an entry, on a GPU if there is one. `python benchmarks/image_training.py` measures throughput there, "
-        "and `make test-devices` runs the tests."
+        "The runs without a device take longer than a GPU was available. `python benchmarks/reproduce.py --only "
+        "<entry>` makes the runs of an entry, on a GPU if there is one. `python benchmarks/image_training.py` measures "
+        "throughput there, and `make test-devices` runs the tests."
     )
     return join_lines(header, lines, [_throughput(), note])
 
