@@ -3,7 +3,8 @@
 python benchmarks/picture_data.py [--only masses] [--mnist ylecun/mnist] [--cifar10 uoft-cs/cifar10]
 
 Single runs with seed 0 on one CPU core: LeNet-9 with true and random labels, LeNet-5 with three units and five heads on
-MNIST, and the toy task of the spherization. Writes `results/pictures/`.
+MNIST, and the toy task of the spherization. A network in `--work_dir` is not trained again. Writes
+`results/pictures/`.
 """
 
 import argparse
@@ -43,6 +44,12 @@ def run(*words: str | Path) -> None:
     subprocess.run([sys.executable, "-m", "hf_sphere.commands.main", *map(str, words)], check=True)
 
 
+def train(folder: Path, *words: str) -> None:
+    """Train a classifier, unless its folder has one."""
+    if not (folder / "model.safetensors").exists():
+        run("train", "classification", *words, "--output_dir", folder, "--disable_tqdm")
+
+
 def read(path: Path) -> Any:
     """Read a JSON file."""
     return json.loads(path.read_text("utf-8"))
@@ -57,7 +64,7 @@ def measure_layers(folder: Path, cifar10: str) -> None:
         words += ["--dataset_name", cifar10, "--max_train_samples", "2000", "--num_train_epochs", "200"]
         words += ["--per_device_train_batch_size", "64", "--learning_rate", "0.02", "--lr_scheduler_type", "cosine"]
         words += ["--early_stopping_patience", "200", "--snapshot_until", "1", "--snapshot_epochs", "50"]
-        run("train", "classification", *words, *labels, "--output_dir", out, "--disable_tqdm")
+        train(out, *words, *labels)
         run("projections", "--model_name_or_path", out, "--output_dir", out / "projections")
         words = ["--split", "train", "--max_samples", "500", "--num_random", "10", "--output_dir", str(out / "reset")]
         run("reinitialize", "--model_name_or_path", out, *words)
@@ -82,7 +89,7 @@ def embed_digits(folder: Path, mnist: str) -> None:
         out = folder / f"mnist-3d-{name}"
         words = ["--config", f"visualization/mnist-3d-{config}", "--backbone", "lenet5", "--bf16", *more]
         words += ["--num_train_epochs", "5", "--dataset_name", mnist]
-        run("train", "classification", *words, "--output_dir", out, "--disable_tqdm")
+        train(out, *words)
         words = ["--dataset_name", mnist, "--split", "test", "--output_dir", str(out / "embeddings")]
         run("extract", "--model_name_or_path", out, *words, "--disable_tqdm")
         data, head = read_embeddings(str(out / "embeddings")), load_embedding_model(str(out)).head
