@@ -16,6 +16,7 @@ from .style import FIXED, INK, MUTED, ROOT, WIDTH, Panels, label, panel, picture
 LABELS = {"true": "true labels", "random": "random labels"}
 
 
+@picture
 def lenet9() -> Panels:
     """LeNet-9 with true and random labels: masses of the layers, and accuracy with one layer reset."""
     for kind, content in read("results/pictures/lenet9.json").items():
@@ -54,6 +55,7 @@ def draw_cells(axes: Any, values: np.ndarray) -> None:
     axes.invert_yaxis()
 
 
+@picture
 def mnist_3d() -> Panels:
     """MNIST test images on the sphere in three dimensions, with four heads."""
     data = load_file(ROOT / "results" / "pictures" / "mnist_3d.safetensors")
@@ -111,6 +113,7 @@ def toy_task() -> Panels:
         yield f"toy_task-{kind}", figure
 
 
+@picture
 def calibration() -> Panels:
     """Accuracy against confidence, as trained and with a fitted temperature."""
     figure, axes = panel("Accuracy, %", 2.9, xlabel="confidence, %", xlim=(20, 102), ylim=(20, 104))
