@@ -13,6 +13,7 @@ from hf_sphere.visualization.sphere import SphereScene, View, choose_view
 
 from .style import FIXED, INK, MUTED, ROOT, WIDTH, Panels, label, panel, picture, read
 
+PREFIX = "sphere_vision.backbone."
 LABELS = {"true": "true labels", "random": "random labels"}
 
 
@@ -27,17 +28,17 @@ def lenet9() -> Panels:
         axes.hlines(rows, start[:, 0], end[:, 0], color=LINE_COLORS[0], linewidth=1)
         axes.plot(start[:, 0], rows, "o", color=LINE_COLORS[0], fillstyle="none", markersize=6)
         axes.plot(end[:, 0], rows, "o", color=LINE_COLORS[0], markersize=6)
-        axes.set_yticks(rows, content["masses"]["0"])
+        axes.set_yticks(rows, [name.removeprefix(PREFIX) for name in content["masses"]["0"]])
         axes.invert_yaxis()
         yield f"lenet9-masses-{kind}", figure
         layers = content["reset"]["layers"]
         epochs = list(next(iter(layers.values()))["snapshots"])
         values = [[*layer["snapshots"].values(), layer["random"]["mean"]] for layer in layers.values()]
-        figure, axes = panel(f"Accuracy with one layer reset, %, {LABELS[kind]}", 2.9, ylabel="layer")
+        figure, axes = panel(f"One layer reset, {LABELS[kind]}", 2.9, ylabel="layer")
         draw_cells(axes, 100 * np.array(values))
-        axes.set_xticks(range(len(values[0])), [*epochs, "random"])
-        axes.set_yticks(range(len(layers)), [name.removeprefix("sphere_vision.backbone.") for name in layers])
-        axes.set_xlabel("to its state after this epoch, or to random weights")
+        axes.set_xticks(range(len(values[0])), [*epochs, "new"])
+        axes.set_yticks(range(len(layers)), [name.removeprefix(PREFIX) for name in layers])
+        axes.set_xlabel("to this epoch, or to new random weights")
         yield f"lenet9-reset-{kind}", figure
 
 
@@ -69,7 +70,7 @@ def mnist_3d() -> Panels:
     cells = figure.subplots(1, 2)
     octant = choose_view(torch.eye(3).double().abs())
     for axes, head, title in zip(cells, ("spherized", "spherized10"), ("radius 1", "radius 10"), strict=True):
-        draw_scene(figure, axes, scene(head, View(octant.elevation, octant.azimuth)), f"Spherized head, {title}")
+        draw_scene(figure, axes, scene(head, View(octant.elevation, octant.azimuth)), f"Spherized, {title}")
     yield "mnist_3d-spherized", figure
     for head in ("cosine", "prototype", "vmf"):
         figure = new_figure(WIDTH, 2.1)
@@ -113,7 +114,6 @@ def toy_task() -> Panels:
         yield f"toy_task-{kind}", figure
 
 
-@picture
 def calibration() -> Panels:
     """Accuracy against confidence, as trained and with a fitted temperature."""
     figure, axes = panel("Accuracy, %", 2.9, xlabel="confidence, %", xlim=(20, 102), ylim=(20, 104))
