@@ -15,7 +15,7 @@ import pytest
 WIDE, NARROW = 1280, 390
 TALLEST_PAGE, TALLEST_ROW, LEAST_CONTRAST = 8000, 300, 4.5
 
-EMPTY_INDEX = '{"config": {"lang": ["en"], "separator": " ", "pipeline": []}, "docs": []}'
+EMPTY_INDEX = '{"config": {"lang": ["en"], "separator": " ", "pipeline": [], "fields": {}}, "docs": []}'
 """Index of the search, which takes longer to read than the page."""
 
 # The height is that of the page as it opens; everything else is measured with all folds open.
