@@ -114,6 +114,7 @@ def toy_task() -> Panels:
         yield f"toy_task-{kind}", figure
 
 
+@picture
 def calibration() -> Panels:
     """Accuracy against confidence, as trained and with a fitted temperature."""
     figure, axes = panel("Accuracy, %", 2.9, xlabel="confidence, %", xlim=(20, 102), ylim=(20, 104))
