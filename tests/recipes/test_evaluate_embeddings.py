@@ -182,7 +182,7 @@ OPEN_SET = {"class_names": ["x", "y", "z"]}
     ("changes", "options", "argv", "absent", "note"),
     [
         ({"count": 7}, {"num_training_images": 7}, [], "overlap", "the model was trained on 7 of these images, so"),
-        ({}, {"num_calibration_images": 7}, [], "calibration", "that of the model was fitted to 7 of these images"),
+        ({}, {"num_calibration_images": 7}, [], "calibration", "calibrated on 7 of these images"),
         ({"zero": True}, {}, [], "sampled", "sampled retrieval is skipped: 1 embedding(s) are zero vectors"),
         ({}, {}, ["--num_samples", 0], "sampled", ""),
         ({}, {}, ["--distance", "hyperbolic", "--curvature", 1e-5], "sampled", ""),
@@ -426,7 +426,7 @@ def test_an_interrupted_run_leaves_no_results(write, measure, monkeypatch):
     ("argv", "message"),
     [
         (["--distance", "hyperbolic"], "the hyperbolic distance needs --curvature"),
-        (["--curvature", "1"], "--curvature is for the hyperbolic distance; that of .* is cosine"),
+        (["--curvature", "1"], "--curvature is for the hyperbolic distance; .* has cosine"),
         (["--curvature", "1", "--distance", "cosine"], "--curvature is for the hyperbolic distance"),
         (["--split", "train"], r"no split 'train'; the data has test\. Choose one with --split"),
     ],

@@ -91,7 +91,7 @@ class TestTraining:
         card = (trained / "README.md").read_text()
         assert expected in card
         assert "| reject | 0.1 |" in card
-        assert "- `eval_rejected`: share of the evaluation images" in card
+        assert "- `eval_rejected`: fraction of the evaluation images" in card
 
     def test_a_tenth_of_the_training_images_is_reserved(self, trained):
         ids = DataRecord.read(trained).ids

@@ -90,7 +90,7 @@ def test_every_head_trains(train, results_of, head):
 
 
 def note(folder: Path) -> str:
-    (line,) = [line for line in (folder / "README.md").read_text().splitlines() if line.startswith("The model is that")]
+    (line,) = [line for line in (folder / "README.md").read_text().splitlines() if line.startswith("The model is from")]
     return line
 
 

@@ -278,7 +278,7 @@ def test_a_model_is_not_replaced_by_the_run_that_starts_from_it(train, finished,
     for name in ("config.json", "model.safetensors", "README.md"):
         shutil.copy(finished / name, model)
     before = contents(model)
-    with pytest.raises(FileExistsError, match="not those of a run"):
+    with pytest.raises(FileExistsError, match="files that no run wrote"):
         train("--model_name_or_path", str(model))
     assert contents(model) == before
 
@@ -333,7 +333,7 @@ def test_the_model_of_another_epoch_is_not_loaded_as_that_of_the_best_one(ruined
     words = [*RUINED, quick.ruinous_gamma, *quick.held_out, "--load_best_model_at_end"]
     folder = train(*words, "--resume_from_checkpoint", "latest")
     assert results_of(folder)["best_epoch"] is None
-    assert "The model is that of the last epoch" in (folder / "README.md").read_text()
+    assert "The model is from the last epoch" in (folder / "README.md").read_text()
 
 
 def test_the_card_states_on_which_data_the_epoch_was_chosen(ruined, task):

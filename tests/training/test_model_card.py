@@ -142,7 +142,7 @@ def test_metrics_are_shown_as_readable_numbers(write, row):
 def test_loss_is_defined_beside_the_likelihood(write):
     text = write(metrics={"eval_accuracy": 0.5, "eval_loss": 6.58, "eval_nll": 1.23}).text
     assert "- `eval_loss`: mean training loss on the evaluation split, including a margin" in text
-    assert "- `eval_nll`: mean negative log-likelihood of the classes, without a margin" in text
+    assert "- `eval_nll`: mean negative log-likelihood of the classes, calibrated, without a margin" in text
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ FOREIGN = ["README.md", "model.safetensors", "notes.txt", "data"]
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_folder_that_is_no_run_is_refused(tmp_path, name, resume):
     (tmp_path / name).mkdir() if name == "data" else (tmp_path / name).touch()
-    with pytest.raises(FileExistsError, match=rf"not those of a run \({name}\)\. .*--overwrite_output_dir"):
+    with pytest.raises(FileExistsError, match=rf"files that no run wrote \({name}\)\. .*--overwrite_output_dir"):
         prepare_output_dir(tmp_path, overwrite=False, resume=resume)
 
 

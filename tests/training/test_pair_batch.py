@@ -234,7 +234,7 @@ def test_regression_is_rejected(tmp_path):
         backbone="linear_embedding", backbone_kwargs={"width": 8}, num_channels=1, image_size=6, embedding_dim=4,
         value_range=[0.0, 1.0],
     )  # fmt: skip
-    with pytest.raises(ValueError, match="for models whose loss is that of one head"):
+    with pytest.raises(ValueError, match="for models with the loss of one head"):
         fit(tmp_path, SphereVisionForRegression(config), 4, 16)
 
 
