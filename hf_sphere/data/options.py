@@ -209,7 +209,8 @@ class OpenSetOptions(Arguments):
 
     train_classes: int | None = argument(
         None,
-        "Pool both splits, train on the first N classes and evaluate on the others; default: keep the splits.",
+        "Pool both splits, train on the first N classes and evaluate on the others; default: keep the splits, or hold "
+        "out `--eval_fraction` of the classes if there is one split.",
         ge=1,
     )
 

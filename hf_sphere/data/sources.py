@@ -196,9 +196,12 @@ def stratifying_column(splits: DatasetDict, options: ImageSourceOptions, task: s
 
 
 def count_training_classes(rows: Dataset, label_column: str, options: ImageSourceOptions) -> int:
-    """Return the number of classes to train on, the first ones, if `eval_fraction` of the classes is held out."""
+    """Return the number of classes to train on, the first ones, if `eval_fraction` of the classes is held out.
+
+    Two are held out at least, where the others are two as well: images of one class have no wrong neighbor.
+    """
     count = len(rows.unique(label_column))
-    train_classes = count - max(round(options.eval_fraction * count), 1)
+    train_classes = count - max(round(options.eval_fraction * count), 2 if count > 3 else 1)
     text = "The data has no evaluation split: %g %% of the %d classes are held out, the last ones; --train_classes %d."
     logger.info(text, 100 * options.eval_fraction, count, train_classes)
     return train_classes

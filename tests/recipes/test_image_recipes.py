@@ -683,7 +683,9 @@ def rejecting_index(run, rejecting, photos, tmp_path_factory) -> Path:
     return folder
 
 
-def test_rejected_queries_and_neighbors_are_unknown_in_the_table(search, rejecting, rejecting_index, photos, tmp_path):
+def test_rejected_queries_and_neighbors_are_unknown_in_the_table(
+    search, rejecting, rejecting_index, photos, tmp_path, capsys
+):
     loaded, output = decisions_of(rejecting, photos)
     names = [loaded.config.id2label[index] for index in output.logits.argmax(1).tolist()]
     p_values = output.p_value.tolist()
@@ -695,6 +697,8 @@ def test_rejected_queries_and_neighbors_are_unknown_in_the_table(search, rejecti
     rows = search("--query", photos, "--top_k", "1", "--contact_sheet", sheet, index=rejecting_index)
     assert [row["class"] for row in rows] == [row["query_class"] for row in rows] == expected
     assert sheet.exists()
+    count = sum(map(bool, output.known.logical_not()))
+    assert f"unknown   {count} of {len(names)} queries are of no class of the model" in capsys.readouterr().err
     found = search("--query", photos, "--top_k", "1", "--classes", "unknown", index=rejecting_index)
     assert {row["class"][:7] for row in found} == {"unknown"}
 

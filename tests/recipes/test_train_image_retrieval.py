@@ -310,6 +310,11 @@ def test_evaluation_data_without_two_images_of_a_class_is_refused_before_trainin
     assert not [*tmp_path.rglob("run.json")]
 
 
+def test_evaluation_images_of_one_class_are_warned_of(train, caplog):
+    train("--train_classes", "9")
+    assert "are of one class, so retrieval is 100 % right for any model" in caplog.text
+
+
 def test_validation_data_without_two_images_of_a_class_is_refused_before_training(train, tmp_path):
     words = ["--train_classes", "2", "--max_train_samples", "3", "--validation_fraction", "0.5"]
     with pytest.raises(ValueError, match="each class of the validation images has a single one"):

@@ -60,10 +60,15 @@ def prepare(
 
 
 def check_queries(images: "ImageData") -> None:
-    """Raise an error if no image of a split has a neighbor of its class."""
+    """Raise an error if no image of a split has a neighbor of its class, and warn if all of them are of one class."""
     evaluated = f"evaluation images ({', '.join(images.eval_class_names[:5])})"
     for what, batches in {evaluated: images.evaluation, "validation images": images.validation}.items():
-        if batches is not None and batches.labels.unique(return_counts=True)[1].max() < 2:
+        if batches is None:
+            continue
+        counts = batches.labels.unique(return_counts=True)[1]
+        if len(counts) == 1:
+            logger.warning("All %s are of one class, so retrieval is 100 %% right for any model; keep two.", what)
+        if counts.max() < 2:
             raise ValueError(
                 f"each class of the {what} has a single one, so no image has a neighbor of its class. Add images, "
                 "or hold out other classes (--train_classes, --eval_fraction, --validation_fraction)."
