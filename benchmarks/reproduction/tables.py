@@ -13,7 +13,7 @@ from hf_sphere.comparison.significance import Test
 from hf_sphere.utils.commands import command_of
 from hf_sphere.utils.configs import config_names, read_yaml
 from reproduction.comparisons import Comparison, compare, correct
-from reproduction.definitions import is_share, scale
+from reproduction.definitions import is_higher_better, is_share, scale
 from reproduction.entries import SCRIPTS, AliasLoader, Entry, PlannedRun, plan, read_settings
 from reproduction.published import read_published, show_published
 from reproduction.results import Results, describe
@@ -283,7 +283,8 @@ def _render_matrix(table: Table, source: Source) -> str:
     header = [f"`{shared}`" if shared else "", *(f"`{t}`" if t else metric for t in titles)]
     if len(measured) <= LARGEST_GRID:
         return join_lines(header, lines, notes)
-    best = max(measured, key=lambda row: statistics.mean(row.values.values()))
+    choose = max if is_higher_better(next(iter(table.metrics.values()))) else min
+    best = choose(measured, key=lambda row: statistics.mean(row.values.values()))
     shown = f"The best of {len(measured)} settings by {metric}: `{best.group}`, {best.measured(best.first)}."
     return f"{shown}\n\n{fold(f'All {len(measured)} settings', join_lines(header, lines, notes))}"
 

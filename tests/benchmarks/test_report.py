@@ -38,7 +38,11 @@ def source(tmp_path):
         for group, values in groups.items():
             for seed, value in values.items():
                 content = {"name": f"{group}-seed{seed}", "group": group, "seed": seed, "digest": ""}
-                content |= {"metrics": {"eval_accuracy": value}, "device": "one core", "core_minutes": 2.0}
+                content |= {
+                    "metrics": {"eval_accuracy": value, "eval_loss": 1 - value},
+                    "device": "one core",
+                    "core_minutes": 2.0,
+                }
                 content |= {"versions": {"torch": "2.0"}, "commit": "abc-modified" if seed == 7 else "abc"}
                 results.write({**content, "data": data or {"name": "ylecun/mnist", "encoding": "PNG"}})
         return Measured.read(results, [])
@@ -343,7 +347,10 @@ def test_long_notes_are_folded_and_exceptions_named_in_the_summary():
     assert join_notes(long) == f"<details markdown>\n{summary}\n\n- {long[0]}\n- {long[1]}\n\n</details>"
 
 
-def test_a_large_grid_of_settings_is_folded_below_its_best_cell(source):
+@pytest.mark.parametrize(
+    ("metric", "cell", "shown"), [("accuracy", "18.00", "| `y6` | 6.00 | 12.00 | 18.00 |"), ("loss", "0.82", "")]
+)
+def test_a_large_grid_of_settings_is_folded_below_its_best_cell(source, metric, cell, shown):
     groups = {f"a-x{column}-y{row}": {0: (row * column) / 100} for column in (1, 2, 3) for row in range(7)}
     measured = source(groups)
     measured.planned = {
@@ -358,9 +365,9 @@ def test_a_large_grid_of_settings_is_folded_below_its_best_cell(source):
         "t",
         "README.md",
         [f"y{row}" for row in range(7)],
-        {"accuracy %": "eval_accuracy"},
+        {metric: f"eval_{metric}"},
         columns=["a-x1", "a-x2", "a-x3"],
     )
     above, _, below = render(grid, measured).partition("<details markdown>")
-    assert above.strip() == "The best of 21 settings by accuracy %: `a-x3-y6`, 18.00."
-    assert "| `y6` | 6.00 | 12.00 | 18.00 |" in below
+    assert above.strip() == f"The best of 21 settings by {metric}: `a-x3-y6`, {cell}."
+    assert shown in below
