@@ -355,6 +355,31 @@ def test_a_temperature_that_is_too_high_for_confident_predictions_is_named(caplo
     assert named == pytest.approx(2 * math.log(0.95) - math.log(math.log(99_999 * 99)), abs=0.01)
 
 
+@pytest.mark.parametrize("options", [{}, {"log_temperature": 0.0}])
+def test_a_trained_head_is_loaded_without_the_warning_of_a_temperature(options, tmp_path, caplog):
+    config = SphereVisionConfig(
+        backbone="linear_embedding", backbone_kwargs={"width": 4}, num_channels=1, image_size=2, embedding_dim=3,
+        head="vmf", head_kwargs=options, num_labels=4, value_range=[0.0, 1.0],
+    )  # fmt: skip
+    SphereVisionForImageClassification(config).save_pretrained(tmp_path)
+    warned = "log_temperature to at most" in caplog.text
+    assert warned == bool(options)
+    caplog.clear()
+    SphereVisionForImageClassification.from_pretrained(tmp_path)
+    assert "log_temperature" not in caplog.text
+
+
+def test_the_gradient_of_a_zero_embedding_is_that_of_a_short_one():
+    head = build_head("vmf", 6, 4, num_samples=20_000)
+    head.initialize_from_data(torch.randn(50, 6))
+    gradients = []
+    for length in (0.0, 0.1):
+        z = (length * F.normalize(torch.randn(20, 6), dim=-1)).requires_grad_()
+        head(z, torch.zeros(20, dtype=torch.long)).loss.backward()
+        gradients.append(20 * z.grad.mean(dim=0))
+    torch.testing.assert_close(*gradients, rtol=0.1, atol=0.3)
+
+
 def test_class_directions_are_uniform():
     directions = make(3, 20_000).directions()
     torch.testing.assert_close(directions.mean(0), torch.zeros(3), rtol=0, atol=0.02)

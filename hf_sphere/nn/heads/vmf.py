@@ -321,7 +321,7 @@ class VMFHead(ClassVectorHead, TemperatureHead):
 
 
 def _split(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return directions (..., d) and norms (...), at least 1e-3."""
-    # Near zero concentration the direction is arbitrary, and its gradient would only be large noise.
-    directions, norms = divide_by_norms(vectors, 1e-3, 1e-3)
+    """Return directions (..., d) and norms (...); vectors up to a norm of 1e-3 are divided by 0.1, which is theirs."""
+    # Near zero the mean is z / d at any concentration, so that z / 0.1 has its gradient, with less noise than z / |z|.
+    directions, norms = divide_by_norms(vectors, 0.1, 1e-3)
     return directions, norms[..., 0]
