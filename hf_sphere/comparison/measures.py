@@ -95,6 +95,8 @@ def _calibration_error(evaluated: Evaluated) -> tuple[Tensor, Statistic]:
 def _retrieval(score: str, part: str) -> Callable[[Evaluated], tuple[Tensor, Statistic]]:
     def compute(evaluated: Evaluated) -> tuple[Tensor, Statistic]:
         outputs: Any = getattr(evaluated, part)
+        if len(outputs.labels.unique()) < 2:
+            raise ValueError("all images are of one class, so each neighbor is right.")
 
         def mean_score(rows: Tensor) -> float:
             return retrieval_scores(outputs.embeddings[rows], outputs.labels[rows], **evaluated.metric)[score]

@@ -117,6 +117,11 @@ class Comparing:
     def check_metric(self, labels: torch.Tensor) -> None:
         """Raise an error if the planned measure is not defined for test images with these labels."""
         metric, counts = self.plan.metric, labels.unique(return_counts=True)[1]
+        if metric.endswith(RETRIEVAL) and len(counts) < 2:
+            raise ValueError(
+                f"--metric {metric} is 100 % for images of a single class; set a larger --left_out_classes or "
+                "--eval_fraction."
+            )
         images, classes = (SHOT + 1, 2) if "few_shot" in metric else (2, 1) if metric.endswith(RETRIEVAL) else (1, 1)
         if (found := int((counts >= images).sum())) < classes:
             raise ValueError(

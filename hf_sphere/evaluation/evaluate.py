@@ -174,8 +174,10 @@ def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: in
 def _evaluate_retrieval(
     evaluation: Evaluation, data: Embeddings, labels: Tensor, options: EvaluationOptions, retrieval: dict[str, Any]
 ) -> None:
-    if labels.unique(return_counts=True)[1].max() < 2:
-        evaluation.notes.append("retrieval is skipped: no class has two images.")
+    counts = labels.unique(return_counts=True)[1]
+    if len(counts) < 2 or counts.max() < 2:
+        found = "all images are of one class" if len(counts) < 2 else "no class has two images"
+        evaluation.notes.append(f"retrieval is skipped: {found}.")
         return
     if data.row_ids is not None and (repeated := len(data.row_ids) - len(data.row_ids.unique())):
         evaluation.notes.append(

@@ -371,6 +371,11 @@ def test_a_measure_that_the_parts_do_not_define_is_refused(refused, photos, metr
     assert message in refused(photos, *HEADS, "--metric", metric, "--eval_fraction", fraction)
 
 
+def test_retrieval_among_images_of_one_left_out_class_is_refused(refused, photos):
+    message = refused(photos, *HEADS, "--metric", "unseen_recall_at_1", "--left_out_classes", "0.1")
+    assert "--metric unseen_recall_at_1 is 100 % for images of a single class" in message
+
+
 def test_an_image_size_that_a_saved_backbone_cannot_have_is_refused(run, backbone):
     with pytest.raises(ValueError, match="lenet needs images of 28 x 28 pixels and 1 channel"):
         run("digits", *HEADS, *frozen_words(backbone), "--image_size", "32")

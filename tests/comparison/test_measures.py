@@ -1,6 +1,7 @@
 import math
 import statistics
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,6 +78,14 @@ EXPECTED = {
 def test_a_measure_has_the_value_of_its_definition(evaluated, name):
     assert 1 < EXPECTED[name](evaluated) < 99.9
     assert mean_or_none(name, evaluated) == pytest.approx(EXPECTED[name](evaluated), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name.endswith(("recall_at_1", "map_at_r"))])
+def test_retrieval_is_not_defined_among_images_of_one_class(evaluated, name):
+    part = "unseen" if name.startswith(UNSEEN) else "known"
+    outputs = getattr(evaluated, part)
+    alike = outputs._replace(labels=torch.zeros_like(outputs.labels))
+    assert mean_or_none(name, replace(evaluated, **{part: alike})) is None
 
 
 @pytest.mark.parametrize("name", MEASURES)

@@ -197,6 +197,7 @@ OPEN_SET = {"class_names": ["x", "y", "z"]}
             "retrieval is skipped: 30 row(s) repeat an image, which would be its own",
         ),
         ({"count": 3}, {}, [], "recall", "retrieval is skipped: no class has two images"),
+        ({"one class": True}, {}, [], "recall", "retrieval is skipped: all images are of one class"),
     ],
 )
 def test_metrics_that_the_data_do_not_allow_are_skipped_with_a_note(
@@ -205,6 +206,8 @@ def test_metrics_that_the_data_do_not_allow_are_skipped_with_a_note(
     columns = columns_of(changes.get("count", 60))
     if "zero" in changes:
         columns["embedding"][5] = 0
+    if "one class" in changes:
+        columns["label"][:] = 0
     if "repeats" in changes:
         columns["row_id"] = torch.arange(60) // 2
     folder = measure(write(columns, **options), *argv)
