@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_table(rows, args.table)
     if (known := neighbors.queries.get("known")) is not None:  # on stderr, since stdout may be the table
         unknown = f"{len(known) - sum(map(bool, known)):,} of {len(known):,} queries"
-        print(f"unknown   {unknown} are of no class of the model", file=sys.stderr)
+        print(f"unknown   {unknown}, at the level of the model", file=sys.stderr)
     if neighbors.accepted is not None:
         matched = f"{int(neighbors.accepted.any(dim=1).sum()):,} of {len(neighbors.rows):,} queries have a match"
         print(f"matches   {matched} at {100 * args.false_accept:.3g} % false accepts", file=sys.stderr)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import timm
 import torch
@@ -99,6 +99,11 @@ def fit(model: FeatureClassifier, features: Tensor, labels: Tensor, *, epochs: i
 @dataclass(frozen=True)
 class FrozenRuns:
     """Trains arms on cached features; can be sent to other processes."""
+
+    training: ClassVar[str] = (
+        f" of AdamW with a cosine schedule and batches of {BATCH_SIZE}, on a linear map of the standardized features "
+        "of the frozen backbone"
+    )
 
     files: Mapping[str, str]  # of `cache_features`, by backbone
     positions: Mapping[str, Tensor]  # indices of the images of each part of the data among the features

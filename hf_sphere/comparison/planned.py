@@ -272,10 +272,9 @@ class Comparing:
         is_frozen = isinstance(runs, frozen.FrozenRuns)
         workers = min(len(arms) * study.seeds, torch.get_num_threads()) if is_frozen else 1  # heads are trained on CPUs
         results = study.complete(arms, print, workers=workers)
-        ranked = report.rank(study, arms, results)
         backbones = dict.fromkeys(arm.backbone for arm in arms) if is_frozen else ()
         scores = {backbone: frozen.score_backbone(runs, backbone, self.parts) for backbone in backbones}
-        comparison = report.write(folder, study, arms, results, scores, len(self.class_names))
+        comparison, ranked = report.write(folder, study, arms, results, scores, len(self.class_names))
         if comparison is not None:
             self.draw(comparison, f"{study.metric}, %", folder / "comparison.png")
         if ranked:

@@ -32,8 +32,8 @@ def write(
     results: Mapping[Any, Any],
     backbones: Mapping[str, Any],
     num_classes: int,
-) -> Comparison | None:
-    """Write `comparison.md` and `comparison.json`, print the verdict, and return the comparison.
+) -> tuple[Comparison | None, list[tuple[Arm, Mapping[str, float]]]]:
+    """Write `comparison.md` and `comparison.json`, print the verdict, and return the comparison and the ranked arms.
 
     `backbones` are scores of the features of each backbone.
     """
@@ -41,11 +41,11 @@ def write(
     ranked = rank(study, arms, results)
     lines = [conclude(study, arms, ranked, comparison, results)]
     if comparison is not None:
-        lines += ["", comparison.to_markdown()]
-    if (margin := judge_margins(study, arms, results)) is not None:
-        lines += ["", margin]
-    loss = describe_loss(*ranked[0], num_classes) if ranked else None
-    lines += [] if loss is None else ["", loss]
+        lines += ["", comparison.to_markdown(), "", explain(comparison)]
+    lines += ["", margin] if (margin := judge_margins(study, arms, results)) is not None else []
+    best_and_reference = [pair for pair in ranked if pair[0] in (ranked[0][0], arms[0])]
+    lines += ["", describe_losses(study, best_and_reference, num_classes)] if ranked else []
+    print("\n".join(["", *lines]))
     settings = []
     for arm in arms:
         tuned = results["tuned", arm.name] or {"setting": {}, "at_end": (), "count": ""}
@@ -72,10 +72,7 @@ def write(
     table = None if comparison is None else comparison.to_frame().reset_index(names="arm").to_dict("records")
     content = {"metric": study.metric, "comparison": table, "arms": values, "backbones": backbones}
     write_json(folder / "comparison.json", content)
-    print("\n".join(["", lines[0], *([] if comparison is None else ["", comparison.to_markdown()])]))
-    for text in filter(None, (margin, loss)):
-        print(f"\n{text}")
-    return comparison
+    return comparison, ranked
 
 
 def conclude(
@@ -100,6 +97,13 @@ def conclude(
     return text + "Differences among these are not tested." * (len(better) > 1)
 
 
+def explain(comparison: Comparison) -> str:
+    """Say for how many comparisons the columns of the table are, and for which difference."""
+    corrected = "Each interval is for one comparison; p-values and verdicts are corrected for all. "
+    of = "" if comparison.minimum is None else f"The power is that for {comparison.minimum:g} points."
+    return (corrected * (len(comparison) > 1) + of).strip()
+
+
 def judge_margins(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any]) -> str | None:
     """Say whether a margin helps, by tests of heads with one against `cosine` on the same backbone, a family."""
     texts = []
@@ -114,14 +118,20 @@ def judge_margins(study: Study, arms: Sequence[Arm], results: Mapping[Any, Any])
     return " ".join(texts) or None
 
 
-def describe_loss(arm: Arm, setting: Mapping[str, float], num_classes: int) -> str:
-    """Return the loss of an arm with its setting, as code for one's own loop."""
+def describe_losses(study: Study, arms: Sequence[tuple[Arm, Mapping[str, float]]], num_classes: int) -> str:
+    """Return the losses of arms with their settings, as code for one's own loop, and what they are applied to."""
+    lines = [f"- {arm.name}: {_describe_loss(arm, setting, num_classes)}" for arm, setting in arms]
+    text = f"In your own loop (see the page Losses), {study.epochs} epochs{study.runs.training}:"
+    return "\n".join([text, "", *lines])
+
+
+def _describe_loss(arm: Arm, setting: Mapping[str, float], num_classes: int) -> str:
     options = apply_setting(arm.options, setting)
     given = [f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value!r}"
              for name, value in options["head_kwargs"].items()]  # fmt: skip
     words = [str(options.get("embedding_dim") or "d"), str(num_classes), f'head="{options["head"]}"', *given]
     rates = ", ".join(f"{name} {options[name]:.3g}" for name in ("learning_rate", "weight_decay") if name in options)
-    return f"In your own loop: `loss = HeadLoss({', '.join(words)})`, {rates}; see docs/losses.md."
+    return f"`loss = HeadLoss({', '.join(words)})`, {rates}"
 
 
 def describe(study: Study, comparison: Comparison | None) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -27,6 +27,8 @@ from hf_sphere.utils.json_lines import JsonLines
 
 class Runs(Protocol):
     """Trains and evaluates an arm; None if it diverges. It can be sent to other processes."""
+
+    training: ClassVar[str]  # what is trained and how, after the number of epochs
 
     def run(self, arm: Arm, setting: Setting, parts: Parts, *, seed: int, epochs: int) -> Evaluated | None:
         """Train an arm on a part of the data and evaluate it on another."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -26,6 +26,8 @@ from hf_sphere.utils.model_sources import file_name
 @dataclass(frozen=True)
 class TrainingRuns:
     """Trains arms by `hf-sphere train classification`."""
+
+    training: ClassVar[str] = ""
 
     folder: Path  # of the models; `train.log` in it has what the runs print
     source: ImageSourceOptions  # the dataset and its columns

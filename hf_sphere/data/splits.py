@@ -298,8 +298,8 @@ def first_classes(labels: Tensor, count: int) -> Tensor:
     if not 1 <= count < len(classes):
         raise ValueError(
             f"--train_classes {count} does not divide {len(classes)} classes: use at least 1, and at most "
-            f"{len(classes) - 1} to leave one for evaluation. To train on all classes, give images of other classes as "
-            "--eval_split."
+            f"{len(classes) - 1} to leave one for evaluation. To train on all of them, leave it out, and name a split "
+            "of other classes, --eval_split."
         )
     return labels < classes[count]
 

@@ -178,7 +178,12 @@ def test_the_files_and_the_printed_plan(run, backbone, photos):
     rows = {row["arm"]: row for row in found["comparison"]}
     for name, arm in found["arms"].items():
         assert rows[name]["mean"] == pytest.approx(np.mean([run["accuracy"] for run in arm["runs"].values()]))
-    assert "Each seed divides the others again" in (out / "comparison.md").read_text()
+    text = (out / "comparison.md").read_text()
+    assert "Each seed divides the others again" in text
+    best = max(rows, key=lambda name: rows[name]["mean"])
+    for name in {best, "softmax"}:  # that with the best mean, and the reference
+        assert f"\n- {name}: `loss = HeadLoss(" in text
+        assert f"\n- {name}: `loss = HeadLoss(" in printed
     assert SphereVisionForImageClassification.from_pretrained(out / "model").config.num_labels == 6
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from hf_sphere.comparison import compare_runs, report
 from hf_sphere.comparison.arms import Arm, Division
+from hf_sphere.comparison.frozen import FrozenRuns
 from hf_sphere.losses import HeadLoss
 
 ARMS = [Arm("softmax", {"head": "softmax"}), Arm("cosine", {"head": "cosine"})]
@@ -53,7 +54,9 @@ def test_without_a_significant_difference_it_is_not_claimed_that_no_arm_is_bette
 
 def test_the_loss_of_an_arm_is_code_that_builds_it():
     arm = Arm("arcface", {"head": "arcface", "embedding_dim": 8, "head_kwargs": {"scale": "learned"}})
-    text = report.describe_loss(arm, {"learning_rate": 0.003, "head_kwargs.margin": 0.1}, 3)
-    assert text.endswith(", learning_rate 0.003; see docs/losses.md.")
+    study = SimpleNamespace(epochs=18, runs=FrozenRuns)
+    text = report.describe_losses(study, [(arm, {"learning_rate": 0.003, "head_kwargs.margin": 0.1})], 3)
+    assert ", 18 epochs of AdamW with a cosine schedule and batches of 256, on a linear map of the" in text
+    assert text.endswith(", learning_rate 0.003")
     loss = eval(text.split("`")[1].removeprefix("loss = "), {"HeadLoss": HeadLoss})
     assert (type(loss.head).__name__, loss.head.margin, loss.head.num_classes) == ("ArcFaceHead", 0.1, 3)

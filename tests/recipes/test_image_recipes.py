@@ -698,7 +698,7 @@ def test_rejected_queries_and_neighbors_are_unknown_in_the_table(
     assert [row["class"] for row in rows] == [row["query_class"] for row in rows] == expected
     assert sheet.exists()
     count = sum(map(bool, output.known.logical_not()))
-    assert f"unknown   {count} of {len(names)} queries are of no class of the model" in capsys.readouterr().err
+    assert f"unknown   {count} of {len(names)} queries, at the level of the model" in capsys.readouterr().err
     found = search("--query", photos, "--top_k", "1", "--classes", "unknown", index=rejecting_index)
     assert {row["class"][:7] for row in found} == {"unknown"}
 

@@ -161,7 +161,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
             logger.warning_once(
                 f"The backbone {self.config.backbone!r} cannot leave out its last activation, as the head, the "
                 "spherization or `final_activation` of the configuration asks, so no embedding has negative "
-                "coordinates. A linear map after it has them: set `embedding_dim`; it starts untrained."
+                "coordinates. For these, set `embedding_dim`, which adds an untrained linear map after it."
             )
 
     def train(self, mode: bool = True) -> "SphereVisionModel":
