@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hf_sphere.utils.files import write_text
-from reproduction.definitions import is_share
+from reproduction.definitions import is_higher_better, is_share
 from reproduction.entries import Entry, PlannedRun, QueueError, plan
 
 REQUIRED = {
@@ -126,9 +126,10 @@ class Results:
                 return None
             # A run that diverged has no metrics and cannot be selected.
             metrics = self.runs[candidate.name]["metrics"]
-            if metrics and run.entry.selection_metric not in metrics:
-                raise QueueError(f"{candidate.name} has no {run.entry.selection_metric}; it has {', '.join(metrics)}.")
-            score = metrics.get(run.entry.selection_metric, float("-inf"))
+            metric = run.entry.selection_metric
+            if metrics and metric not in metrics:
+                raise QueueError(f"{candidate.name} has no {metric}; it has {', '.join(metrics)}.")
+            score = (metrics[metric] if is_higher_better(metric) else -metrics[metric]) if metrics else -math.inf
             scores.setdefault(candidate.group, []).append(score)
             grids[candidate.group] = candidate.grid
         return dict(grids[max(scores, key=lambda group: statistics.mean(scores[group]))])

@@ -194,9 +194,11 @@ def test_a_tuning_without_the_selection_metric_is_an_error(queue, tmp_path):
         results.state(plan(entries[1])[0], entries)
 
 
-def test_tuned_runs_wait_for_the_tuning_and_get_its_best_values(queue, tmp_path):
+@pytest.mark.parametrize("metric", ["validation_accuracy", "validation_loss"])
+def test_tuned_runs_wait_for_the_tuning_and_get_its_best_values(queue, tmp_path, metric):
     tuning = {"priority": 1, "label": "tuning", "grid": {"learning_rate": [0.1, 0.2, 0.3]}, "seeds": 2}
-    entries = read_queue(queue({**tuning, "entry": "tune"}, {"priority": 2, "tuned_by": "tune"}))
+    tuned = {"priority": 2, "tuned_by": "tune", "selection_metric": metric}
+    entries = read_queue(queue({**tuning, "entry": "tune"}, tuned))
     (run,) = plan(entries[1])
     results = Results(tmp_path)
     # 0.2 has the best single value, 0.1 the best mean, and 0.3 diverged once.
@@ -206,7 +208,8 @@ def test_tuned_runs_wait_for_the_tuning_and_get_its_best_values(queue, tmp_path)
         if candidate is last:
             assert results.state(run, entries) == "waiting"
         score = scores[candidate.grid["learning_rate"]][candidate.seed]
-        finish(results, candidate, **({} if score is None else {"validation_accuracy": score}))
+        value = score if score is None or metric == "validation_accuracy" else 1 - score
+        finish(results, candidate, **({} if score is None else {metric: value}))
     assert results.state(run, entries) == "missing"
     assert results.tuned(run, entries) == {"learning_rate": 0.1}
 
