@@ -109,7 +109,8 @@ class Comparison(Mapping[str, Difference]):
         """Return the table for a page."""
         lines = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |" for cells in self._cells()]
         kinds = {name: run.variation for name, run in self.differences.items() if run.variation}
-        note = "; ".join(f"{name}: {kind}" for name, kind in kinds.items())
+        same = len({*kinds.values()}) == 1 and len(kinds) == len(self.differences)
+        note = "; ".join({*kinds.values()} if same else (f"{name}: {kind}" for name, kind in kinds.items()))
         below = ["", f"Variation of the intervals: {note}."] if {*kinds.values()} - {"seeds"} else []
         return "\n".join([lines[0], "|---|" + "---:|" * 5 + "---|", *lines[1:], *below])
 
@@ -123,7 +124,7 @@ class Comparison(Mapping[str, Difference]):
 
     def _cells(self) -> list[list[str]]:
         test = "paired" if self.test == "paired" else "Welch"
-        header = ["run", "seeds", "mean ± deviation", "difference (95 % interval)"]
+        header = ["run", "seeds", "mean ± deviation", f"minus {self.reference} (95 % interval)"]
         header += [f"p ({test}, Holm)", "power", "verdict"]
         rows = [[self.reference, *_show(self.reference_values), "", "", "", "reference"]]
         for name, run in self.differences.items():

@@ -191,6 +191,12 @@ def test_the_table_names_the_variation_unless_it_is_that_of_seeds():
     assert "Variation" not in numbers
 
 
+def test_a_variation_of_all_runs_is_named_once():
+    runs = {"reference": THEIRS, "a": OURS, "b": {seed: value + 0.1 for seed, value in OURS.items()}}
+    text = str(compare_runs(runs, reference="reference", higher_is_better=True, test_fraction=0.2))
+    assert text.endswith("\n\nVariation of the intervals: resampled splits.")
+
+
 def auroc(scores: torch.Tensor, positive: torch.Tensor) -> float:
     ours, others = scores[positive].unsqueeze(1), scores[~positive]
     return ((ours > others).double() + (ours == others).double() / 2).mean().item()
