@@ -20,13 +20,16 @@ the claims of a paper that no table compares are a family of their own.
 The test is planned before the runs. Runs planned before 26 November 2026 have the paired t-test: differences are
 computed for each seed that both have. Later ones have Welch's test of independent groups: runs with the same seed are
 hardly correlated here (0.1 on average over all comparisons), so that pairing only costs power, with three seeds and
-seven tests up to half of it. The table names the planned test before its p-value and has that of the other one in
+seven tests up to half of it. Two comparisons planned before that day have Welch's test all the same: few-shot accuracy
+with selected settings, and eight classes with more settings; both tests agree on their verdicts. A comparison with a
+number has the one-sample test. The table names the planned test before its p-value and has that of the other one in
 parentheses, corrected in the same way. The verdict and the 95 % interval are those of the planned test.
 
 - "better" and "worse": the corrected p-value is below 0.05, and the difference is at least 5 % of the reference's error
   rate, or 0.3 points where that is less: the minimum effect.
 - "equivalent": by two one-sided t-tests at the 5 % level, the difference is smaller than 10 % of the reference's error
-  rate, or than 0.5 points where that is less. These tests are not corrected.
+  rate, or than 0.5 points where that is less. These tests are not corrected. The margin is wider than
+  the minimum effect, so that equivalent runs may differ by an effect that is called better elsewhere.
 - "higher" and "lower": the corrected p-value is below 0.05, for metrics that have no error rate.
 - "no significant difference": everything else. It does not mean that there is none. The power is the probability that
   the test finds a difference of the minimum effect at its level, 0.05 divided by the number of tests of the table, if
@@ -144,7 +147,8 @@ class Comparison:
         planned, other = self.corrected.get(self.test), self.corrected.get(_other(self.test))
         if planned is None:
             return ""
-        first = f"{_name(self.test)} {show_p_value(planned)}"
+        is_number = self.reference.replace(".", "", 1).isdigit()
+        first = f"{'one-sample' if is_number else _name(self.test)} {show_p_value(planned)}"
         if other is None or math.isclose(planned, other):
             return first
         return f"{first} ({_name(_other(self.test))} {show_p_value(other)})"

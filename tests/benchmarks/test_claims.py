@@ -52,6 +52,7 @@ def test_a_number_can_be_the_reference(finished):
     values = {PLAIN: {seed: {"eval_accuracy": 0.9, "projections/mass": 0.61 + seed / 100} for seed in range(3)}}
     row = only_row(claim, [], finished([ENTRY], values))
     assert (row.published, row.measured[:5], row.verdict) == ("none", "+0.12", "higher")
+    assert row.p_values.startswith("one-sample ")
 
 
 def test_a_pair_is_not_tested_until_all_its_seeds_are_finished(finished):
