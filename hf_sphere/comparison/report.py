@@ -92,7 +92,7 @@ def conclude(
     text += f"{best} has the best mean {study.metric}, {mean:.2f} %. "
     better = [name for name, each in comparison.items() if each.verdict == "better"]
     if not better:
-        return text + f"No arm is shown to be better than the reference, {reference}: keep it."
+        return text + f"No arm is shown to be better than {reference}: keep it."
     text += f"Better than {reference}: {', '.join(better)}. "
     return text + "Differences among these are not tested." * (len(better) > 1)
 

@@ -49,7 +49,7 @@ def test_without_a_significant_difference_it_is_not_claimed_that_no_arm_is_bette
         for seed, value in run.items()
     }
     text = report.conclude(a_study(Division("train", "test")), ARMS, [(ARMS[1], {}), (ARMS[0], {})], found, results)
-    assert text.endswith("No arm is shown to be better than the reference, softmax: keep it.")
+    assert text.endswith("No arm is shown to be better than softmax: keep it.")
 
 
 def test_the_loss_of_an_arm_is_code_that_builds_it():
