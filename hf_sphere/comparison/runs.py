@@ -124,7 +124,7 @@ class Comparison(Mapping[str, Difference]):
 
     def _cells(self) -> list[list[str]]:
         test = "paired" if self.test == "paired" else "Welch"
-        header = ["run", "seeds", "mean ± deviation", f"minus {self.reference} (95 % interval)"]
+        header = ["run", "seeds", "mean ± deviation", f"minus {self.reference} (95 % CI)"]
         header += [f"p ({test}, Holm)", "power", "verdict"]
         rows = [[self.reference, *_show(self.reference_values), "", "", "", "reference"]]
         for name, run in self.differences.items():
