@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reproduction.comparisons import Comparison
+from reproduction.comparisons import Comparison, as_number
 from reproduction.tables import (
     P_VALUE,
     Source,
     Table,
-    as_number,
     compare_pairs,
     compare_rows,
     count_runs,

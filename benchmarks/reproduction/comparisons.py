@@ -147,8 +147,8 @@ class Comparison:
         planned, other = self.corrected.get(self.test), self.corrected.get(_other(self.test))
         if planned is None:
             return ""
-        is_number = self.reference.replace(".", "", 1).isdigit()
-        first = f"{'one-sample' if is_number else _name(self.test)} {show_p_value(planned)}"
+        name = _name(self.test) if as_number(self.reference) is None else "one-sample"
+        first = f"{name} {show_p_value(planned)}"
         if other is None or math.isclose(planned, other):
             return first
         return f"{first} ({_name(_other(self.test))} {show_p_value(other)})"
@@ -238,6 +238,14 @@ def relevant(name: str, error_rate: float) -> float:
     """Return the minimum effect or the margin of equivalence in points, for an error rate in percent."""
     share, most = SHARES[name]
     return min(share * error_rate, 100 * most)
+
+
+def as_number(text: str) -> float | None:
+    """Return the number that a text is, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def _other(test: Test) -> Test:

@@ -12,7 +12,7 @@ from hf_sphere.comparison.runs import show_p_value
 from hf_sphere.comparison.significance import Test
 from hf_sphere.utils.commands import command_of
 from hf_sphere.utils.configs import config_names, read_yaml
-from reproduction.comparisons import Comparison, compare, correct
+from reproduction.comparisons import Comparison, as_number, compare, correct
 from reproduction.definitions import is_higher_better, is_share, scale
 from reproduction.entries import SCRIPTS, AliasLoader, Entry, PlannedRun, plan, read_settings
 from reproduction.published import read_published, show_published
@@ -236,14 +236,6 @@ def compare_pairs(table: str, pairs: Iterable[tuple[str, str, str]], source: Sou
             found.append(compare(table, metric, run, values, reference, others, test=test, is_complete=is_complete))
     correct(found, tests)
     return found
-
-
-def as_number(text: str) -> float | None:
-    """Return the number that a text is, or None."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _show_difference(row: "_Row", comparison: Comparison | None, is_named: bool) -> str:
