@@ -25,7 +25,7 @@ from reproduction.comparisons import RULES
 from reproduction.entries import ROOT, read_queue
 from reproduction.results import Results
 from reproduction.rules import check_rules
-from reproduction.summaries import Benchmarks, Measurement, render_front, render_gpu, render_measured
+from reproduction.summaries import Benchmarks, Measurement, render_front, render_gpu, render_measured, render_missed
 from reproduction.tables import Source, Table, compare_rows, read_rows, render
 
 from hf_sphere.utils.files import write_text
@@ -43,10 +43,11 @@ PAGES = {
     "few_shot": "Few-shot learning",
     "heads": "Heads on the fast network",
     "losses": "Margin and proxy losses",
+    "missed": "Goals that were missed",
     "gpu": "Runs that need a GPU",
     "rules": "How runs are compared",
 }
-"""Titles of the pages in `docs/results`, of which those of the last two are written as a whole."""
+"""Titles of the pages in `docs/results`, of which those of the last three are written as a whole."""
 
 COMPARISONS = ROOT / "results" / "comparisons.json"
 
@@ -114,7 +115,7 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     for name in PAPERS:
         path = ROOT / "docs" / "results" / page_name(name)
         files[path] = insert(files.get(path) or path.read_text("utf-8"), "claims", render_claims(claimed, name), path)
-    files |= render_results(measured, render_claims(claimed), render_gpu(source))
+    files |= render_results(measured, render_claims(claimed), render_missed(benchmarks), render_gpu(source))
     shorter = {table.table: render(table, source, only_measured=True) for table in tables}
     files |= fill_pages(texts, shorter, render_benchmarks(benchmarks), files)
     found = compare_all(claims, tables, source)
@@ -124,15 +125,17 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     return files | render_cards(source, papers, limits, find_weights())
 
 
-def render_results(measured: str, claims: str, gpu: str) -> dict[Path, str]:
+def render_results(measured: str, claims: str, missed: str, gpu: str) -> dict[Path, str]:
     """Return the overview, once for the repository and once for the documentation, and the pages that are generated.
 
     Args:
         measured: Table of the measurements.
         claims: Table of all claims.
+        missed: Table of the goals that were missed.
         gpu: Table of the runs that need a GPU.
     """
-    pages = {"rules": f"# {PAGES['rules']}\n\n{RULES}\n", "gpu": f"# {PAGES['gpu']}\n\n{gpu}\n"}
+    texts = {"rules": RULES, "missed": missed, "gpu": gpu}
+    pages = {name: f"# {PAGES[name]}\n\n{text}\n" for name, text in texts.items()}
     links = "\n".join(f"- [{title}](docs/results/{page_name(name)})" for name, title in PAGES.items())
     overview = "\n".join(
         [

@@ -82,7 +82,10 @@ def render_claims(rows: Sequence[ClaimRow], paper: str = "") -> str:
     lines = [[row.claim.claim, row.published, row.measured, row.p_values, row.verdict] for row in measured]
     if not paper:
         lines = [[PAPERS[row.claim.paper], *line] for row, line in zip(measured, lines, strict=True)]
-        late = "The tests of critical layers and of resets (hyperplane arrangements) were stated after the runs."
+        late = (
+            "The tests of critical layers and of resets (hyperplane arrangements) were stated after the runs. For "
+            'resets, "higher" contradicts the claim.'
+        )
         left = f"{len(others)} further claims are not measured; the pages of the papers have them."
         return join_lines(["paper", *header], lines, [late, left])
     about = [(row.claim.note, f"{row.runs}.", row.post_hoc) for row in measured]

@@ -1,3 +1,4 @@
+import json
 import math
 import re
 import statistics
@@ -10,6 +11,7 @@ from reproduction.claims import Claim
 from reproduction.entries import Entry
 from reproduction.published import read_published
 from reproduction.results import Results
+from reproduction.summaries import Benchmarks, render_missed
 from reproduction.tables import CIFAR_NOTE, Source, Table, compare_rows, join_notes, read_rows, render
 
 from hf_sphere.comparison import holm
@@ -80,6 +82,19 @@ def test_pages_of_results_link_only_to_pages_of_the_documentation(page):
     path = report.ROOT / "docs" / page
     targets = re.findall(r"\]\((?!http)(.*?)\)", path.read_text())
     assert [target for target in targets if not (path.parent / target.partition("#")[0]).exists()] == []
+
+
+def test_goals_that_were_missed_are_listed_and_counted(tmp_path):
+    rows = [
+        {"what": "build: peak", "value": 2.4, "bound": "at most 2", "holds": False},
+        {"what": "time", "value": 1.0, "bound": "at most 2", "holds": True},
+        {"what": "without a goal", "value": 1.0},
+    ]
+    (tmp_path / "index.json").write_text(json.dumps({"device": "CPU, 1 threads", "rows": rows}))
+    lines = render_missed(Benchmarks(tmp_path)).splitlines()
+    link = "[index.json](benchmarks/results/index.json)"
+    assert lines[2:4] == [f"| build | peak | 2.4 | at most 2 | CPU, 1 thread | {link} |", ""]
+    assert lines[4].startswith("1 of the 2 goals")
 
 
 def test_every_claim_is_on_the_page_of_its_paper():
