@@ -89,7 +89,7 @@ def render_measured(
     lines = _measured_lines(rows, source, benchmarks, tables)
     note = (
         "Deviations are over seeds. Times are relative to those of the other program on the same machine. The goals "
-        "are ours; those that were missed say so."
+        "are ours; all that were missed, also on a GPU, [are listed](docs/results/missed.md)."
     )
     return join_lines(["measured", "value", "deviation, verdict or goal", "seeds", "machine", "file"], lines, [note])
 
