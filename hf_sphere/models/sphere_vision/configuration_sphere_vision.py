@@ -115,14 +115,15 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Return the configuration with the values of a file, which must not make the model load other files.
 
-        A calibration is that of the saved classifier: with another head or number of classes, it is removed.
+        A calibration or rejection is of the saved classifier: with another head or number of classes, it is removed.
         """
         check_settings(config_dict)
         saved, head = len(config_dict.get("id2label") or range(2)), config_dict.get("head")
         num_labels = kwargs.get("num_labels", len(kwargs.get("id2label") or range(saved)))
-        if config_dict.get("calibration") and (num_labels, kwargs.get("head", head)) != (saved, head):
-            logger.warning("The model gets another classifier, so its calibration is removed.")
-            config_dict = {**config_dict, "calibration": None}
+        fitted = [name for name in ("calibration", "rejection") if config_dict.get(name)]
+        if fitted and (num_labels, kwargs.get("head", head)) != (saved, head):
+            logger.warning(f"The model gets another classifier, so it loses the {' and the '.join(fitted)}.")
+            config_dict = {**config_dict, **dict.fromkeys(fitted)}
         return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
