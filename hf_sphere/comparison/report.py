@@ -69,7 +69,8 @@ def write(
     for arm in arms:
         runs = {s: (results.get(("run", arm.name, s)) or {}).get("values") for s in range(study.seeds)}
         values[arm.name] = {"tuned": results["tuned", arm.name], "runs": runs}
-    table = None if comparison is None else comparison.to_frame().reset_index(names="arm").to_dict("records")
+    frame = None if comparison is None else comparison.to_frame().reset_index(names="arm").astype(object)
+    table = None if frame is None else frame.where(frame.notna(), None).to_dict("records")  # JSON has no NaN
     content = {"metric": study.metric, "comparison": table, "arms": values, "backbones": backbones}
     write_json(folder / "comparison.json", content)
     return comparison, ranked

@@ -5,12 +5,12 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from hf_sphere.comparison.crossed import Outcomes, Variation, widest_test
-from hf_sphere.comparison.significance import LEVEL, Test, TestResult, holm, power
+from hf_sphere.comparison.significance import LEVEL, Test, TestResult, check_test, holm, power
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -254,8 +254,7 @@ def _check(
 ) -> None:
     if reference not in values or len(values) < 2:
         raise ValueError(f"there is no run {reference!r} to compare others with; the runs are {', '.join(values)}.")
-    if test not in get_args(Test):
-        raise ValueError(f"test must be one of {', '.join(get_args(Test))}; got {test!r}.")
+    check_test(test)
     for name, run in values.items():
         found = run.values() if isinstance(run, Mapping) else []
         numbers = [number for v in found for number in (v.values() if isinstance(v, Mapping) else [v])]

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from scipy import stats
@@ -18,6 +18,12 @@ MOST_SEEDS = 10_000
 
 Test = Literal["welch", "paired"]
 """Welch's test of two independent groups, or the test of the differences of pairs."""
+
+
+def check_test(test: str) -> None:
+    """Raise a ValueError for an unknown test."""
+    if test not in get_args(Test):
+        raise ValueError(f"test must be one of {', '.join(get_args(Test))}; got {test!r}.")
 
 
 class TestResult(NamedTuple):
@@ -74,6 +80,9 @@ def holm(p_values: Sequence[float | None], count: int | None = None) -> list[flo
         count: Number of tests of the family, if some are not run yet: they count as if they had the largest p-values.
             By default, only the tests that were run count.
 
+    Raises:
+        ValueError: If a p-value is not from 0 to 1, such as NaN, or more tests were run than the family has.
+
     Reference:
         Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6, 1979.
 
@@ -84,6 +93,8 @@ def holm(p_values: Sequence[float | None], count: int | None = None) -> list[flo
     corrected: list[float | None] = [None] * len(p_values)
     ordered = sorted((value, index) for index, value in enumerate(p_values) if value is not None)
     count = len(ordered) if count is None else count
+    if count < len(ordered) or not all(0 <= value <= 1 + 1e-9 for value, _ in ordered):  # some are rounded up
+        raise ValueError(f"holm needs p-values from 0 to 1, at most {count} of them; got {[*p_values]}.")
     largest = 0.0
     for rank, (value, index) in enumerate(ordered):
         largest = max(largest, min(1.0, (count - rank) * value))
@@ -103,7 +114,7 @@ def power(difference: float, deviation: float, seeds: int, *, tests: int = 1, te
         test: The test.
 
     Raises:
-        ValueError: If a number is out of range.
+        ValueError: If a number is out of range, or the test is unknown.
 
     Example:
         >>> round(power(0.5, 0.3, 5), 2)
@@ -112,6 +123,7 @@ def power(difference: float, deviation: float, seeds: int, *, tests: int = 1, te
     if not (math.isfinite(difference) and 0 < deviation < math.inf and seeds >= 2 and tests >= 1):
         needed = "a finite difference, a positive deviation, at least 2 seeds and at least 1 test"
         raise ValueError(f"power needs {needed}; got {difference}, {deviation}, {seeds} and {tests}.")
+    check_test(test)
     pairs = test == "paired"
     freedom = (1 if pairs else 2) * (seeds - 1)
     # Welch's degrees of freedom depend on the fraction of the variance in one group: the mean over its quantiles.

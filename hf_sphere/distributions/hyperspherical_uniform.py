@@ -20,9 +20,10 @@ class _UnitVector(Constraint):
     event_dim = 1
 
     def check(self, value: Tensor) -> Tensor:
-        norms = torch.linalg.vector_norm(value.to(torch.promote_types(value.dtype, torch.float32)), dim=-1)
-        tolerance = max(1e-5, 4 * torch.finfo(value.dtype).eps)
-        return (norms - 1).abs() <= tolerance
+        wide = value.to(torch.promote_types(value.dtype, torch.float32))
+        rounded = value if value.is_floating_point() else wide  # integers are axes
+        tolerance = max(1e-5, 4 * torch.finfo(rounded.dtype).eps)
+        return (torch.linalg.vector_norm(wide, dim=-1) - 1).abs() <= tolerance
 
     def __repr__(self) -> str:
         return "unit vectors (divide them by their norms: torch.nn.functional.normalize(x, dim=-1))"
@@ -129,7 +130,8 @@ class HypersphericalUniform(Distribution):
         if self._validate_args:
             self._validate_sample(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
-        return value.new_full(shape, log_uniform_density(self.dim))
+        dtype = torch.promote_types(self._like.dtype, value.dtype)
+        return value.new_full(shape, log_uniform_density(self.dim), dtype=dtype)
 
     def entropy(self) -> Tensor:
         """Logarithm of the surface area of the sphere, in nats: (...)."""

@@ -181,8 +181,11 @@ def parallel_transport(point: Tensor, other: Tensor, tangent: Tensor) -> Tensor:
         >>> parallel_transport(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.5]))
         tensor([-0.5000,  0.0000])
     """
-    # The reflection that maps a point to the negative of the other one is exact also near the antipode.
-    axis = point + other
+    # The reflection that maps a point to the negative of the other one is exact also near the antipode, if the axis is
+    # orthogonal to the difference of the points: rounding of their norms would turn a short axis.
+    axis, difference = point + other, point - other
+    gap, along = difference.square().sum(-1, keepdim=True), (axis * difference).sum(-1, keepdim=True)
+    axis = axis - torch.where(gap > 2, along / gap.clamp_min(2), 0.0) * difference
     square = axis.square().sum(-1, keepdim=True)
     axis = torch.where(square == 0, _any_tangent(point), axis)
     return tangent - 2 * (axis * tangent).sum(-1, keepdim=True) / torch.where(square == 0, 1.0, square) * axis

@@ -169,10 +169,10 @@ def _count_fixed_numbers(shape: tuple[int, ...], dim: int) -> int:
 
 
 @assume_constant_result
-def _fixed_numbers(shape: tuple[int, ...], dim: int, seed: int | range) -> tuple[np.ndarray, np.ndarray]:
+def _fixed_numbers(shape: tuple[int, ...], dim: int, seed: int | range) -> tuple[Tensor, ...]:
     size = _count_fixed_numbers(shape, dim) * (1 if isinstance(seed, int) else len(seed))
     draw = _draw_fixed_numbers if size <= LARGEST_CACHED_NOISE else _draw_fixed_numbers.__wrapped__
-    return draw(shape, dim, seed)
+    return tuple(map(torch.from_numpy, draw(shape, dim, seed)))
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.checks import to_tensor
+from hf_sphere.geometry.checks import check_integer, to_tensor
 from hf_sphere.metrics.checks import check_confidences, check_embeddings, check_labels, mean_over_ties
 
 Binning = Literal["equal_mass", "equal_width"]
@@ -69,8 +69,7 @@ def reliability_bins(
     if not ((confidences >= 0) & (confidences <= 1)).all():
         low, high = confidences.min().item(), confidences.max().item()
         raise ValueError(f"confidences must be probabilities, in [0, 1]; got {low:g} to {high:g}.")
-    if not isinstance(num_bins, int) or num_bins < 1:
-        raise ValueError(f"num_bins must be an integer of at least 1; got {num_bins!r}.")
+    num_bins = check_integer("num_bins", num_bins, 1)
     if binning == "equal_mass":
         total = len(confidences)
         rank = torch.empty(total, dtype=torch.float64)

@@ -85,8 +85,7 @@ def score_queries(
         raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(Distance))}.")
     if not isinstance(ks, Sequence):
         raise TypeError(f"ks must be a sequence of integers, for instance (1, 5); got {ks!r}.")
-    if any(not isinstance(k, int) or k < 1 for k in ks):
-        raise ValueError(f"ks must be integers of at least 1; got {list(ks)}.")
+    ks = [check_integer("each of ks", k, 1) for k in ks]
     check_positive("curvature", curvature)
     embeddings = check_embeddings(embeddings)
     labels = check_labels(labels, len(embeddings))

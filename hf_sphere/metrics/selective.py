@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.checks import check_integer
 from hf_sphere.metrics.checks import check_confidences, mean_over_ties
 
 
@@ -58,7 +59,6 @@ def accuracy_by_certainty(confidences: Tensor, correct: Tensor, num_groups: int 
         [0.5, 1.0]
     """
     confidences, correct = check_confidences(confidences, correct)
-    if num_groups < 1:
-        raise ValueError(f"num_groups must be at least 1; got {num_groups}.")
+    num_groups = check_integer("num_groups", num_groups, 1)
     right = mean_over_ties(confidences, correct)[confidences.argsort()]
     return [float(group.mean()) for group in right.tensor_split(min(num_groups, len(right)))]

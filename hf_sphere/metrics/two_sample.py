@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.checks import check_integer
 from hf_sphere.metrics.checks import check_embeddings
 
 
@@ -23,13 +24,15 @@ def energy_test(x: Tensor, y: Tensor, *, permutations: int = 999, seed: int = 0)
         The energy distance, at least 0, and the p-value, from 1 / (permutations + 1) to 1.
 
     Raises:
-        ValueError: If the vectors are not finite, have different dimensions, or one sample has fewer than 2.
+        ValueError: If the vectors are not finite, have different dimensions, one sample has fewer than 2, or
+            `permutations` is not a positive integer.
 
     Example:
         >>> distance, p_value = energy_test(embeddings, embeddings)
         >>> distance, p_value
         (0.0, 1.0)
     """
+    permutations = check_integer("permutations", permutations, 1)
     samples = [check_embeddings(points, 2, name).cpu().double() for name, points in (("x", x), ("y", y))]
     if samples[0].shape[1] != samples[1].shape[1]:
         raise ValueError(f"x and y must have one dimension; got {samples[0].shape[1]} and {samples[1].shape[1]}.")

@@ -1,5 +1,6 @@
-"""What the text of a comparison claims about its parts, intervals and arms."""
+"""What the text of a comparison claims about its parts, intervals and arms, and its file of numbers."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from hf_sphere.comparison import compare_runs, report
 from hf_sphere.comparison.arms import Arm, Division
 from hf_sphere.comparison.frozen import FrozenRuns
+from hf_sphere.comparison.measures import MEASURES
 from hf_sphere.losses import HeadLoss
 
 ARMS = [Arm("softmax", {"head": "softmax"}), Arm("cosine", {"head": "cosine"})]
@@ -50,6 +52,23 @@ def test_without_a_significant_difference_it_is_not_claimed_that_no_arm_is_bette
     }
     text = report.conclude(a_study(Division("train", "test")), ARMS, [(ARMS[1], {}), (ARMS[0], {})], found, results)
     assert text.endswith("No arm is shown to be better than softmax: keep it.")
+
+
+def test_numbers_that_do_not_exist_are_null_in_the_file(tmp_path):
+    results = {
+        ("run", name, seed): {"values": dict.fromkeys(MEASURES, value)}
+        for name, run in VALUES.items()
+        for seed, value in run.items()
+    }
+    results |= {("tuned", name): {"setting": {}, "at_end": (), "count": 3} for name in VALUES}
+    study = a_study(Division("train", "test"))
+    study.runs = FrozenRuns
+    study.compare = lambda *_: compare_runs(VALUES, reference="softmax", higher_is_better=True)
+    report.write(tmp_path, study, ARMS, results, {}, 3)
+    text = (tmp_path / "comparison.json").read_text()
+    reference, other = json.loads(text, parse_constant=pytest.fail)["comparison"]  # NaN is not JSON
+    assert (reference["arm"], reference["seeds"], reference["difference"]) == ("softmax", 3, None)
+    assert (other["difference"], other["verdict"]) == (pytest.approx(1 / 6), "no significant difference")
 
 
 def test_the_loss_of_an_arm_is_code_that_builds_it():

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.distributions import Independent, kl_divergence, transform_to
 from torch.func import vmap
 
-from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher, unit_vector
+from hf_sphere.distributions import HypersphericalUniform, PowerSpherical, VonMisesFisher, unit_vector
 
 HALVES = [torch.float16, torch.bfloat16]
 
@@ -104,6 +104,19 @@ class TestPrecision:
             assert values.dtype == dtype
         assert distribution.support.check(points).all()
         assert HypersphericalUniform(3).sample().dtype == torch.get_default_dtype()
+
+    @pytest.mark.parametrize("validate", [True, False])
+    @pytest.mark.parametrize("kind", [HypersphericalUniform, VonMisesFisher, PowerSpherical])
+    def test_an_axis_as_integers_has_the_density_of_the_same_numbers(self, kind, validate):
+        axis, arguments = torch.tensor([0, 1, 0]), (3,) if kind is HypersphericalUniform else (unit(3).float(), 2.0)
+        distribution = kind(*arguments, validate_args=validate)
+        torch.testing.assert_close(distribution.log_prob(axis), distribution.log_prob(axis.float()))
+
+    @pytest.mark.parametrize("dtype", HALVES)
+    def test_density_of_the_uniform_distribution_has_the_wider_dtype(self, dtype):
+        area = math.log(2) + 150 * math.log(math.pi) - math.lgamma(150)
+        density = HypersphericalUniform(300, dtype=torch.float32).log_prob(torch.eye(300, dtype=dtype)[0])
+        torch.testing.assert_close(density, torch.tensor(-area))
 
     def test_autocast_does_not_lower_the_precision(self):
         loc, concentration = (

@@ -79,6 +79,12 @@ class TestAccuracy:
         expected = across + 2 * (math.cos(angle) * tangent - math.sin(angle) * x)
         torch.testing.assert_close(moved, expected, rtol=1e-6, atol=1e-9)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_parallel_transport_returns_tangents_at_the_other_point(self, angle, dtype):
+        x, tangent, y = (values.to(dtype) for values in pair(angle))
+        component = parallel_transport(x, y, tangent).double() @ y.double()
+        assert component.abs() < 20 * torch.finfo(dtype).eps
+
     def test_geoopt_agrees(self, angle):
         geoopt = pytest.importorskip("geoopt", reason="compares with geoopt")
         sphere = geoopt.Sphere()
@@ -107,10 +113,11 @@ class TestGradients:
             assert gradcheck(function, inputs)
 
     @pytest.mark.parametrize("angle", [0.0, 1e-3, 0.0316, 1.5])
-    def test_log_and_exp_are_smooth_also_at_zero(self, angle):
+    def test_log_exp_and_transport_are_smooth_also_at_zero(self, angle):
         x, tangent, y = (t.requires_grad_() for t in pair(angle))
         step = (angle * tangent).detach().requires_grad_()
         assert gradcheck(log_map, (x, y))
+        assert gradcheck(parallel_transport, (x, y, tangent))
         assert gradcheck(exp_map, (x, step))
         assert gradgradcheck(exp_map, (x, step))
         assert gradgradcheck(log_map, (x, y), atol=1e-4)

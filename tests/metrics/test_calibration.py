@@ -1,6 +1,7 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -142,6 +143,7 @@ def test_invalid_predictions_are_rejected(confidences, correct, message):
     [
         ({"num_bins": 0}, "num_bins must be an integer of at least 1; got 0"),
         ({"num_bins": 2.5}, "got 2.5"),
+        ({"num_bins": True}, "num_bins must be an integer of at least 1; got True"),
         ({"norm": 0.5}, "norm must be finite and at least 1; got 0.5"),
         ({"norm": float("inf")}, "got inf"),
         ({"binning": "equal"}, "unknown binning 'equal'; choose equal_mass or equal_width"),
@@ -150,6 +152,12 @@ def test_invalid_predictions_are_rejected(confidences, correct, message):
 def test_invalid_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         expected_calibration_error(torch.rand(4), torch.ones(4), **options)
+
+
+def test_the_number_of_bins_may_be_of_numpy():
+    confidences, correct = torch.rand(20), torch.arange(20) % 2
+    few, many = (expected_calibration_error(confidences, correct, num_bins=n) for n in (3, np.int64(3)))
+    assert few == many
 
 
 def tenths(dtype):

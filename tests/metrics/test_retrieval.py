@@ -294,8 +294,8 @@ class TestRefusals:
         ("options", "message"),
         [
             ({"distance": "manhattan"}, "unknown distance 'manhattan'; choose one of cosine, euclidean, hyperbolic"),
-            ({"ks": (1, 0)}, r"ks must be integers of at least 1; got \[1, 0\]"),
-            ({"ks": (1.5,)}, "ks must be integers"),
+            ({"ks": (1, 0)}, "each of ks must be an integer of at least 1; got 0"),
+            ({"ks": (1.5,)}, "each of ks must be an integer of at least 1; got 1.5"),
             ({"curvature": -1.0}, "curvature must be finite and positive; got -1.0"),
             (
                 {"distance": "hyperbolic", "curvature": 100.0},
@@ -306,6 +306,12 @@ class TestRefusals:
     def test_invalid_options_are_rejected(self, options, message):
         with pytest.raises(ValueError, match=message):
             retrieval_scores(F.normalize(torch.ones(4, 2), dim=1), torch.zeros(4).long(), **options)
+
+    def test_integers_of_numpy_are_values_of_k(self):
+        embeddings, labels = torch.randn(8, 2), torch.arange(8) % 2
+        assert retrieval_scores(embeddings, labels, ks=[*np.arange(1, 3)]) == retrieval_scores(
+            embeddings, labels, ks=(1, 2)
+        )
 
     def test_a_single_k_is_rejected(self):
         with pytest.raises(TypeError, match=r"ks must be a sequence of integers, for instance \(1, 5\); got 5"):

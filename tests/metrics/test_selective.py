@@ -70,5 +70,7 @@ def test_tied_certainties_share_their_accuracy():
 
 def test_there_are_at_most_as_many_groups_as_predictions():
     assert accuracy_by_certainty(torch.tensor([2.0, 1.0]), torch.tensor([1, 0])) == [0.0, 1.0]
-    with pytest.raises(ValueError, match="num_groups must be at least 1; got 0"):
+    with pytest.raises(ValueError, match="num_groups must be an integer of at least 1; got 0"):
         accuracy_by_certainty(torch.ones(2), torch.ones(2), num_groups=0)
+    with pytest.raises(ValueError, match=r"num_groups must be an integer of at least 1; got 2\.0"):
+        accuracy_by_certainty(torch.ones(2), torch.ones(2), num_groups=2.0)

@@ -173,6 +173,22 @@ def test_a_loaded_model_returns_calibrated_logits_in_eval_mode_only(calibration,
     assert torch.equal(loaded.train()(images, labels).logits, build().train()(images, labels).logits)
 
 
+@pytest.mark.parametrize("calibration", [{"temperature": 2.5}, VECTOR])
+@pytest.mark.parametrize("other", [{"num_labels": 5}, {"id2label": {0: "cat", 1: "dog"}}, {"head": "softmax"}])
+def test_another_classifier_does_not_get_the_calibration_of_the_saved_one(calibration, other, tmp_path):
+    build(calibration=calibration).save_pretrained(tmp_path)
+    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path, ignore_mismatched_sizes=True, **other)
+    assert loaded.config.calibration is None
+    logits = loaded.eval()(images := torch.randn(4, 1, 8, 8)).logits
+    torch.testing.assert_close(logits, loaded.head(loaded.sphere_vision(images).embeddings).logits)
+
+
+def test_the_same_classifier_keeps_its_calibration(tmp_path):
+    build(calibration=VECTOR).save_pretrained(tmp_path)
+    same = {"num_labels": 3, "head": "cosine"}
+    assert SphereVisionForImageClassification.from_pretrained(tmp_path, **same).config.calibration == VECTOR
+
+
 def test_an_exported_model_returns_calibrated_logits(tmp_path):
     model = build(calibration=VECTOR).eval()
     images = torch.randn(4, 1, 8, 8)

@@ -228,6 +228,15 @@ def test_embeddings_of_any_norm_have_a_finite_loss_and_gradient(training, concen
 # Prediction
 
 
+def test_compiled_predictions_are_those_without_compilation_for_any_batch_size():
+    head = make().eval()
+    torch.compiler.reset()
+    compiled = torch.compile(head, fullgraph=True, backend="aot_eager", dynamic=True)
+    for size in (7, 9):
+        z = spread(size, 6, 4.0)
+        torch.testing.assert_close(compiled(z).logits, head(z).logits)
+
+
 @pytest.mark.parametrize("limit", [1, 4 * 102 * 3])
 def test_predictions_do_not_depend_on_the_samples_of_the_classes_at_once(limit, monkeypatch):
     head, z = make().eval(), spread(5, 6, 4.0)

@@ -486,10 +486,10 @@ def test_an_encoder_is_saved_without_the_rejection_of_its_classifier(classifier,
     assert SphereVisionForImageClassification.from_pretrained(tmp_path / "again").rejection is not None
 
 
-def test_a_model_that_is_loaded_for_other_classes_has_no_rejection(classifier, tmp_path):
+@pytest.mark.parametrize("options", [{"num_labels": 5, "ignore_mismatched_sizes": True}, {"head": "cosine"}])
+def test_a_model_that_is_loaded_with_another_classifier_has_no_rejection(options, classifier, tmp_path):
     fit_rejection(classifier, [images(100)], 0.1, "max_logit", by_class=True)
     classifier.save_pretrained(tmp_path)
-    options = {"num_labels": 5, "ignore_mismatched_sizes": True}
     model = SphereVisionForImageClassification.from_pretrained(tmp_path, **options).eval()
     assert model(images(3)[0]).known is None
     assert model.config.rejection is None

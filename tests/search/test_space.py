@@ -459,6 +459,12 @@ def test_the_energy_test_has_uniform_p_values_for_equal_distributions():
     assert stats.kstest(values, "uniform").pvalue > 1e-3
 
 
+@pytest.mark.parametrize("permutations", [-1, 0, 9.0])
+def test_the_energy_test_needs_a_positive_number_of_permutations(permutations):
+    with pytest.raises(ValueError, match=f"permutations must be an integer of at least 1; got {permutations}"):
+        energy_test(unit(6, 3), unit(9, 3), permutations=permutations)
+
+
 def test_the_energy_distance_is_that_of_its_definition():
     x, y = unit(6, 3).double(), unit(9, 3, seed=1).double() + 1
     between, within = torch.cdist(x, y).mean(), torch.cdist(x, x).mean() + torch.cdist(y, y).mean()

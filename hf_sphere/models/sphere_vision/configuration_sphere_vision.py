@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.utils import logging
 
 from hf_sphere.models import REQUIRES
 from hf_sphere.models.own_parts import OwnPartsMixin
@@ -19,6 +20,8 @@ from hf_sphere.nn.prototypical import PrototypicalClassifier
 from hf_sphere.nn.rejection import check_settings as check_rejection
 from hf_sphere.utils.loading import check_settings
 from hf_sphere.utils.options import check_names, check_types
+
+logger = logging.get_logger(__name__)
 
 _OTHER_NAMES = {"num_classes": "num_labels", "pretrained": "pretrained of the model", "metric": "few_shot_kwargs"}
 _OTHER_NAMES |= dict.fromkeys(("margin", "scale", "temperature", "class_weights", "label_smoothing"), "head_kwargs")
@@ -110,8 +113,17 @@ class SphereVisionConfig(OwnPartsMixin, PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Return the configuration with the values of a file, which must not make the model load other files."""
+        """Return the configuration with the values of a file, which must not make the model load other files.
+
+        A calibration or rejection is of the saved classifier: with another head or number of classes, it is removed.
+        """
         check_settings(config_dict)
+        saved, head = len(config_dict.get("id2label") or range(2)), config_dict.get("head")
+        num_labels = kwargs.get("num_labels", len(kwargs.get("id2label") or range(saved)))
+        fitted = [name for name in ("calibration", "rejection") if config_dict.get(name)]
+        if fitted and (num_labels, kwargs.get("head", head)) != (saved, head):
+            logger.warning(f"The model gets another classifier, so it loses the {' and the '.join(fitted)}.")
+            config_dict = {**config_dict, **dict.fromkeys(fitted)}
         return super().from_dict(config_dict, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
