@@ -51,8 +51,13 @@ def load_splits(name: str, config_name: str | None = None, *, streaming: bool = 
     of_tables = not files or folders.has_metadata(Path(name)) or folders.has_tables(Path(name))
     folders.check_found(Path(name), tables if of_tables else files)
     if streaming:
-        return load_dataset(name, config_name, streaming=True)
-    splits = require_splits(load_dataset(name, config_name), name)
+        splits = load_dataset(name, config_name, streaming=True)
+    else:
+        splits = require_splits(load_dataset(name, config_name), name)
+    if of_tables and config_name is None and not folders.has_configs(Path(name)):  # which push_to_hub has checked
+        folders.check_class_names(tables, next(iter(splits.values())).features or {})
+    if streaming:
+        return splits
     if skipped := [file for file in files if file.suffix.lower() in folders.UNREADABLE]:
         message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."
         logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
