@@ -166,9 +166,15 @@ def choose_splits(
     return {key: (name, find_split(splits, name, f"--{key}_split", label_column)) for key, name in names.items()}
 
 
-def group_column(rows: Dataset, name: str) -> str:
-    """Return the name of a column of groups, or raise an error if there is none."""
-    return find_column(rows, name, (), "group", option="--group_column")
+def read_groups(rows: Dataset, column: str) -> list[Any]:
+    """Return the group of each row, or raise an error if there is no such column, or a row has none."""
+    groups = rows[find_column(rows, column, (), "group", option="--group_column")][:]
+    if wrong := [n for n, group in enumerate(groups) if group != group or isinstance(group, (list, dict, type(None)))]:
+        raise ValueError(
+            f"column {column!r} must have the name of a group in each row; {len(wrong):,} rows have none, such as row "
+            f"{wrong[0]}: {groups[wrong[0]]}. Give each of them a group of its own, or leave them out."
+        )
+    return groups
 
 
 def check_validation_split(name: str, others: Mapping[str, str], fraction: float, what: str) -> None:
@@ -296,7 +302,7 @@ def _drawn(rows: Dataset, match: re.Match[str], label_column: str | None) -> Ten
         names = read_class_names(rows, find_column(rows, label_column, (), "label"))
         classes = read_labels(rows, label_column, names, split)
     if by is not None:
-        groups = rows[group_column(rows, by)]
+        groups = read_groups(rows, by)
     held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names, groups)
     return held_out if kind == "held_out" else ~held_out
 

@@ -90,7 +90,7 @@ class ImageSource:
             names = self.labels if groups == "label" and self.labels else table[groups][:]
         else:
             names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
-        if len(names) != len(self) or not {None, ""}.isdisjoint(names):
+        if len(names) != len(self) or None in names or "" in names:
             raise ValueError(f"{what} must have a value in each of the {len(self):,} rows; some have none.")
         return check_names(what, names, len(self))
 
