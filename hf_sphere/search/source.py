@@ -201,7 +201,8 @@ class ImageSource:
             encoded = image_files.encoded_images(rows, column)
             encoded = encoded if column == "image" else encoded.rename_column(column, "image")
         elif content == "vector":
-            encoded = parse_vectors(rows.with_format("numpy")[column][:], what)
+            is_missing = rows.select_columns([column]).with_format("arrow")[:][column].null_count  # numpy fails with it
+            encoded = parse_vectors(rows.with_format(None if is_missing else "numpy")[column][:], what)
         else:
             encoded = rows[column][:]
         name = str(Path(name).resolve()) if name and Path(name).exists() else name
