@@ -24,7 +24,7 @@ from torch import Tensor
 from hf_sphere.data import folders
 from hf_sphere.data.bundled import BUNDLED
 from hf_sphere.data.options import ImageSourceOptions
-from hf_sphere.data.targets import OPEN_SETS, read_class_names, read_labels
+from hf_sphere.data.targets import OPEN_SETS, is_of_classes, read_class_names, read_labels
 from hf_sphere.utils.loading import load_dataset
 
 logger = logging.getLogger(__name__)
@@ -102,6 +102,11 @@ def find_column(
         f"found no {what} column: none of {list(candidates)} is in {dataset.column_names}. "
         f"Name it with {option}{instead}."
     )
+
+
+def usual_label(rows: Dataset) -> str | None:
+    """Return the first usual name of a column of classes; similarities of texts or masks of images are none."""
+    return next((name for name in LABEL_COLUMNS if is_of_classes(rows.features.get(name))), None)
 
 
 def _at_other_depths(dataset: Dataset, column: str) -> str:
@@ -201,9 +206,8 @@ def common_column(
 
 def stratifying_column(splits: DatasetDict, options: ImageSourceOptions, task: str) -> str | None:
     """Return the label column by which parts are held out: that of the options, else detected by name, or None."""
-    columns = next(iter(splits.values())).column_names
-    usual = next((name for name in LABEL_COLUMNS if name in columns), None)
-    return None if task == "regression" else options.label_column_name or usual
+    rows = next(iter(splits.values()))
+    return None if task == "regression" else options.label_column_name or usual_label(rows)
 
 
 def count_training_classes(rows: Dataset, label_column: str, options: ImageSourceOptions) -> int:

@@ -188,8 +188,7 @@ class ImageSource:
             rows = rows.select(kept)
             if not kept:
                 raise ValueError(f"{what} has no texts.")
-        label = next((candidate for candidate in sources.LABEL_COLUMNS if candidate in rows.column_names), None)
-        if label is not None and has_labels(rows, label):
+        if (label := sources.usual_label(rows)) is not None and has_labels(rows, label):
             classes = read_class_names(rows, label)
             labels = [classes[index] for index in read_labels(rows, label, classes, split).tolist()]
         names = image_files.file_names(rows, column, name) if content == "image" else []

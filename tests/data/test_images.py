@@ -230,6 +230,12 @@ class TestLabels:
         data = load_one(embed(train=make_dataset(marked(2)), test=test))
         assert (data.class_names, data.batches.labels.tolist()) == ([], [-1, -1])
 
+    def test_a_label_column_without_classes_is_no_label_unless_it_is_named(self, make_dataset, embed, load_one):
+        name = embed(test=make_dataset(marked(2), [0.5, 1.5], feature=Value("float64")))
+        assert load_one(name).class_names == []
+        with pytest.raises(ValueError, match=r"label column 'label' contains Value\('float64'\)"):
+            load_one(name, label_column_name="label")
+
     def test_all_images_of_unlabeled_data_are_loaded(self, make_dataset, embed, load_one):
         train = make_dataset(marked(5), [-1] * 5, feature=ClassLabel(names=["ant", "bee"]))
         assert load_one(embed(train=train), None).num_images == 5
