@@ -1,7 +1,6 @@
 """Sources of image datasets, their columns, and parts of them by name."""
 
 import difflib
-import glob
 import itertools
 import logging
 import os
@@ -43,8 +42,6 @@ def load_splits(name: str, config_name: str | None = None, *, streaming: bool = 
         return DatasetDict(BUNDLED[name]())
     if Path(name).is_file():
         raise ValueError(f"{name} is a file; give the folder that contains it.")
-    if Path(name).is_dir() and glob.has_magic(name):
-        raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
     files = folders.list_files(Path(name), folders.SUFFIXES | folders.UNREADABLE)
     tables = folders.list_files(Path(name), folders.TABLES)
     folders.check_depth(tables)

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
 from hf_sphere.search.rows import check_names
 from hf_sphere.search.vectors import parse_vectors
-from hf_sphere.utils.loading import load_dataset
+from hf_sphere.utils.loading import load_file
 from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage
 
@@ -122,9 +121,7 @@ class ImageSource:
             path = Path(images)
             if path.is_file() and (kind := FORMATS.get(path.suffix.lower())):
                 folders.check_depth([path])
-                # Otherwise these characters would be a pattern.
-                pattern = re.sub(r"[*?[]", r"[\g<0>]", str(path))
-                return cls._of_splits(str(path), load_dataset(kind, data_files=pattern, source=str(path)), **of_rows)
+                return cls._of_splits(str(path), load_file(kind, path), **of_rows)
             if path.is_file() and content != "image":
                 raise ValueError(f"{path} has no rows: its suffix is none of {', '.join(FORMATS)}.")
             if path.is_file():
