@@ -1,6 +1,7 @@
 """Folders of image files, and of tables that contain or name images."""
 
 import json
+import logging
 import os
 import re
 import shlex
@@ -14,6 +15,8 @@ from datasets import Features, load_dataset_builder
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from hf_sphere.utils.checks import check_regular
+
+logger = logging.getLogger(__name__)
 
 UNREADABLE = {".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".raf"}
 """Suffixes of photos that `datasets` does not read."""
@@ -116,6 +119,18 @@ def _read_schema(table: Path) -> pa.Schema:
             return pa.ipc.open_stream(stored).schema
         except pa.ArrowInvalid:
             return pa.ipc.open_file(stored).schema
+
+
+def log_unread(folder: Path) -> None:
+    """Log the files of a folder that are in no split, if its card does not say which ones belong to it."""
+    if not folder.is_dir() or has_configs(folder):
+        return
+    files = load_dataset_builder(str(folder)).config.data_files or {}
+    read = {os.path.realpath(file) for each in files.values() for file in each}
+    both = list_files(folder, {Path(file).suffix.lower() for file in read})
+    if unread := [file for file in both if os.path.realpath(file) not in read]:
+        text = "%d of %d files in %s are in no split, such as %s: `datasets` takes names with train or test for splits."
+        logger.warning(text, len(unread), len(both), folder, unread[0].relative_to(folder))
 
 
 def has_configs(folder: Path) -> bool:

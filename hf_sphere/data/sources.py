@@ -53,6 +53,7 @@ def load_splits(name: str, config_name: str | None = None, *, streaming: bool = 
         splits = require_splits(load_dataset(name, config_name), name)
     if of_tables and config_name is None and not folders.has_configs(Path(name)):  # which push_to_hub has checked
         folders.check_class_names(tables, next(iter(splits.values())).features or {})
+        folders.log_unread(Path(name))
     if streaming:
         return splits
     if skipped := [file for file in files if file.suffix.lower() in folders.UNREADABLE]:

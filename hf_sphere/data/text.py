@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset, DatasetDict, Features, List, Value
 from torch import Tensor
 
+from hf_sphere.data import folders
 from hf_sphere.data.options import TextDataOptions
 from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.sources import check_validation_split, choose_eval_split, common_column, find_split, require_splits
@@ -150,6 +151,8 @@ def load_text_splits(
         splits = load_dataset(str(path / config_name), cache_dir=cache)
     else:
         splits = load_dataset(name, config_name, cache_dir=cache)
+        if config_name is None:
+            folders.log_unread(path)
     return require_splits(splits, name)
 
 

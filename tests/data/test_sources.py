@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,15 @@ def test_a_folder_of_parquet_files_loads_as_its_splits(make_dataset, save):
     image = np.arange(12, dtype=np.uint8).reshape(3, 4)
     splits = load_splits(save(train=make_dataset([image] * 3), test=make_dataset([image] * 2)))
     assert {split: len(rows) for split, rows in splits.items()} == {"train": 3, "test": 2}
+
+
+def test_parquet_files_that_are_in_no_split_are_logged(make_dataset, save, caplog):
+    folder = Path(save(train=make_dataset([np.zeros((3, 4), np.uint8)])))
+    load_splits(str(folder))
+    assert not caplog.text
+    shutil.copy(folder / "train-00000-of-00001.parquet", folder / "more.parquet")
+    load_splits(str(folder))
+    assert f"1 of 2 files in {folder} are in no split, such as more.parquet" in caplog.text
 
 
 class TestClassNamesOfFiles:
