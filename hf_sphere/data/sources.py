@@ -36,6 +36,8 @@ VALUE_COLUMNS = ("value", "target", "year", "creation_year", "age", "regression_
 
 def load_splits(name: str, config_name: str | None = None, *, streaming: bool = False) -> Any:
     """Load all splits of an image dataset: a bundled one, one on the Hub, or a folder of parquet files or images."""
+    if name in BUNDLED and Path(name).is_dir():
+        raise ValueError(f"{name} is a bundled dataset and a folder; write ./{name} for the folder, or rename it.")
     if name in BUNDLED and streaming:
         raise ValueError(f"the bundled dataset {name} cannot be streamed; leave out streaming.")
     if name in BUNDLED:

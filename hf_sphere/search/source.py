@@ -126,7 +126,7 @@ class ImageSource:
                 raise ValueError(f"{path} has no rows: its suffix is none of {', '.join(FORMATS)}.")
             if path.is_file():
                 return cls.of([path])
-            if content == "image" and column is None:
+            if content == "image" and column is None and str(images) not in sources.BUNDLED:
                 files = folders.list_files(path, folders.SUFFIXES)
                 if path.is_dir() and not files and not folders.list_files(path, folders.TABLES | folders.UNREADABLE):
                     raise ValueError(f"{path} has no images.")

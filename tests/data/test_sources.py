@@ -17,6 +17,7 @@ from hf_sphere.data.sources import (
     held_out_names,
     load_splits,
 )
+from hf_sphere.search import ImageSource
 
 
 def pixels_of(dataset: Dataset) -> np.ndarray:
@@ -94,6 +95,15 @@ def test_bundled_data_is_deterministic(name):
 def test_bundled_data_is_not_searched_elsewhere(name, monkeypatch):
     monkeypatch.setattr(sources, "load_dataset", lambda *_: pytest.fail("looked for bundled data elsewhere"))
     assert set(load_splits(name)) == {"train", "test"}
+
+
+def test_a_folder_with_the_name_of_bundled_data_is_an_error_that_says_how_to_name_it(make_dataset, save, monkeypatch):
+    folder = Path(save(train=make_dataset([np.zeros((3, 4), np.uint8)])))
+    monkeypatch.chdir(folder.rename(folder.with_name("digits")).parent)
+    for load in (load_splits, ImageSource.of):
+        with pytest.raises(ValueError, match=r"digits is a bundled dataset and a folder; write \./digits"):
+            load("digits")
+    assert len(load_splits("./digits")["train"]) == len(ImageSource.of("./digits")) == 1
 
 
 def test_a_folder_of_parquet_files_loads_as_its_splits(make_dataset, save):
