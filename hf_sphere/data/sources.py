@@ -121,7 +121,8 @@ def _at_other_depths(dataset: Dataset, column: str) -> str:
 
 def choose_eval_split(splits: Mapping[str, Any], name: str | None, train: str = "train") -> str | None:
     """Return the name of the evaluation split: `name`, else `test`, else `validation`, but not `train`, else None."""
-    return name or next((key for key in ("test", "validation", "valid") if key in splits and key != train), None)
+    usual = ("test", "validation", "valid", "val", "dev")
+    return name or next((key for key in usual if key in splits and key != train), None)
 
 
 def find_split(splits: DatasetDict, name: str, option: str, label_column: str | None = None) -> Dataset:
