@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import operator
+import os
 import re
 import sys
 import types
@@ -45,6 +46,8 @@ class Arguments:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
             value = getattr(self, field.name)
+            if isinstance(value, str) and value.startswith("~/") and field.name != "text":  # no shell has expanded it
+                setattr(self, field.name, value := os.path.expanduser(value))
             if field.name in ("output", "output_dir") and value is not None and not value.strip():
                 raise ValueError(f"{field.name} must not be empty; name a file or folder.")
             for number in value if isinstance(value, (list, tuple)) else [value]:
