@@ -80,6 +80,9 @@ def run_main(
     user interrupts it, `stopped` is said of its outputs. The environment variables are set before torch is imported,
     unless they are set; `main` is called with None, for the arguments of `sys.argv`.
     """
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # as in a service
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     # Huge pages for large tensors, where Linux offers them; torch reads this at its first allocation. Training of
     # convolutions on CPUs spends up to a quarter of its time on page faults without them.
     variables = {"THP_MEM_ALLOC_ENABLE": "1", "NO_COLOR": "1", **(environment or {})}

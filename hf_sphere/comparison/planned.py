@@ -88,7 +88,7 @@ class Comparing:
         tuning, rows, is_unseen = self.division.tuning(), self.positions, self.plan.metric.startswith(UNSEEN)
         column, units = self.division.group, torch.arange(len(labels))
         if column is not None:
-            groups = [group for split in self.splits.values() for group in split[sources.group_column(split, column)]]
+            groups = [group for split in self.splits.values() for group in sources.read_groups(split, column)]
             units = torch.from_numpy(np.unique(groups, return_inverse=True)[1])
         for parts in (tuning, *self.parts):
             trained = rows[parts.train]

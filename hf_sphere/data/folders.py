@@ -1,16 +1,22 @@
 """Folders of image files, and of tables that contain or name images."""
 
 import json
+import logging
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from datasets import load_dataset_builder
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Features, load_dataset_builder
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from hf_sphere.utils.checks import check_regular
+
+logger = logging.getLogger(__name__)
 
 UNREADABLE = {".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jxl", ".nef", ".raf"}
 """Suffixes of photos that `datasets` does not read."""
@@ -87,6 +93,50 @@ def check_found(folder: Path, files: Sequence[Path]) -> None:
             f"{link} is a link to a folder, which `datasets` does not follow: its {count} file(s) would be left out. "
             f"Replace it by a folder of links to files: {copy}"
         )
+
+
+def check_class_names(tables: Iterable[Path], features: Mapping[str, Any]) -> None:
+    """Raise an error if a file numbers its classes otherwise than the one whose names `datasets` uses for all."""
+    for table in tables:
+        for column, feature in Features.from_arrow_schema(_read_schema(table)).items():
+            stated, used = (getattr(each, "names", []) for each in (feature, features.get(column)))
+            if differing := [f"{a!r} and {b!r}" for a, b in zip(stated, used, strict=False) if a != b]:
+                raise ValueError(
+                    f"{table} and another file number the classes of column {column!r} differently, such as "
+                    f"{differing[0]}; `datasets` would use the names of one for both. Write both with one ClassLabel "
+                    "of all names, or with the names as texts."
+                )
+
+
+def _read_schema(table: Path) -> pa.Schema:
+    """Return the schema of a parquet or arrow file; empty for others."""
+    if table.suffix == ".parquet":
+        return pq.read_schema(table)
+    if table.suffix != ".arrow":
+        return pa.schema([])
+    with pa.memory_map(str(table)) as stored:
+        try:
+            return pa.ipc.open_stream(stored).schema
+        except pa.ArrowInvalid:
+            return pa.ipc.open_file(stored).schema
+
+
+def log_unread(folder: Path) -> None:
+    """Log the files of a folder that are in no split, if its card does not say which ones belong to it."""
+    if not folder.is_dir() or has_configs(folder):
+        return
+    files = load_dataset_builder(str(folder)).config.data_files or {}
+    read = {os.path.realpath(file) for each in files.values() for file in each}
+    both = list_files(folder, {Path(file).suffix.lower() for file in read})
+    if unread := [file for file in both if os.path.realpath(file) not in read]:
+        text = "%d of %d files in %s are in no split, such as %s: `datasets` takes names with train or test for splits."
+        logger.warning(text, len(unread), len(both), folder, unread[0].relative_to(folder))
+
+
+def has_configs(folder: Path) -> bool:
+    """Whether the card of a dataset says which files belong to it."""
+    card = folder / "README.md"
+    return card.is_file() and "\nconfigs:" in card.read_text(encoding="utf-8", errors="replace")
 
 
 def has_metadata(folder: Path) -> bool:

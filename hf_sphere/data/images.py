@@ -297,9 +297,9 @@ def load_image_split(
             name = sources.held_out_names(train, options.eval_fraction, options.eval_seed)[1]
     rows = sources.find_split(dataset, name, "--split", classes)
     image_column = sources.find_column(rows, options.image_column_name, sources.IMAGE_COLUMNS, "image")
-    label_column, class_names = options.label_column_name, []
+    label_column, class_names = options.label_column_name or sources.usual_label(rows), []
     with_train = train_classes is not None or options.sample_classes is not None
-    if with_train or label_column is not None or not set(sources.LABEL_COLUMNS).isdisjoint(rows.column_names):
+    if with_train or label_column is not None:
         label_column = sources.find_column(rows, label_column, sources.LABEL_COLUMNS, "label")
         with_classes = rows
         if with_train:

@@ -27,7 +27,7 @@ class ImageSourceOptions(Arguments):
     dataset_config_name: str | None = argument(None, "Configuration of the dataset.")
     train_split: str = argument("train", "Training split, or a part of the data such as `train[:80%]` or `all`.")
     eval_split: str | None = argument(
-        None, "Evaluation split or part; default: `test`, else `validation`, else held out of the training split."
+        None, "Evaluation split or part; default: `test`, else `validation` (or `val`, `dev`), else held out."
     )
     eval_fraction: float = argument(
         0.2,

@@ -1,7 +1,6 @@
 """Sources of image datasets, their columns, and parts of them by name."""
 
 import difflib
-import glob
 import itertools
 import logging
 import os
@@ -24,7 +23,7 @@ from torch import Tensor
 from hf_sphere.data import folders
 from hf_sphere.data.bundled import BUNDLED
 from hf_sphere.data.options import ImageSourceOptions
-from hf_sphere.data.targets import OPEN_SETS, read_class_names, read_labels
+from hf_sphere.data.targets import OPEN_SETS, is_of_classes, read_class_names, read_labels
 from hf_sphere.utils.loading import load_dataset
 
 logger = logging.getLogger(__name__)
@@ -37,22 +36,28 @@ VALUE_COLUMNS = ("value", "target", "year", "creation_year", "age", "regression_
 
 def load_splits(name: str, config_name: str | None = None, *, streaming: bool = False) -> Any:
     """Load all splits of an image dataset: a bundled one, one on the Hub, or a folder of parquet files or images."""
+    if name in BUNDLED and Path(name).is_dir():
+        raise ValueError(f"{name} is a bundled dataset and a folder; write ./{name} for the folder, or rename it.")
     if name in BUNDLED and streaming:
         raise ValueError(f"the bundled dataset {name} cannot be streamed; leave out streaming.")
     if name in BUNDLED:
         return DatasetDict(BUNDLED[name]())
     if Path(name).is_file():
         raise ValueError(f"{name} is a file; give the folder that contains it.")
-    if Path(name).is_dir() and glob.has_magic(name):
-        raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
     files = folders.list_files(Path(name), folders.SUFFIXES | folders.UNREADABLE)
     tables = folders.list_files(Path(name), folders.TABLES)
     folders.check_depth(tables)
     of_tables = not files or folders.has_metadata(Path(name)) or folders.has_tables(Path(name))
     folders.check_found(Path(name), tables if of_tables else files)
     if streaming:
-        return load_dataset(name, config_name, streaming=True)
-    splits = require_splits(load_dataset(name, config_name), name)
+        splits = load_dataset(name, config_name, streaming=True)
+    else:
+        splits = require_splits(load_dataset(name, config_name), name)
+    if of_tables and config_name is None and not folders.has_configs(Path(name)):  # which push_to_hub has checked
+        folders.check_class_names(tables, next(iter(splits.values())).features or {})
+        folders.log_unread(Path(name))
+    if streaming:
+        return splits
     if skipped := [file for file in files if file.suffix.lower() in folders.UNREADABLE]:
         message = "%d photo(s) in %s are left out, such as %s: convert them to JPEG."
         logger.warning(message, len(skipped), name, skipped[0].relative_to(name))
@@ -99,6 +104,11 @@ def find_column(
     )
 
 
+def usual_label(rows: Dataset) -> str | None:
+    """Return the first usual name of a column of classes; similarities of texts or masks of images are none."""
+    return next((name for name in LABEL_COLUMNS if is_of_classes(rows.features.get(name))), None)
+
+
 def _at_other_depths(dataset: Dataset, column: str) -> str:
     """Return a text that names the files whose depth is not that of most files, if there are any."""
     from hf_sphere.data.image_files import file_names
@@ -111,7 +121,8 @@ def _at_other_depths(dataset: Dataset, column: str) -> str:
 
 def choose_eval_split(splits: Mapping[str, Any], name: str | None, train: str = "train") -> str | None:
     """Return the name of the evaluation split: `name`, else `test`, else `validation`, but not `train`, else None."""
-    return name or next((key for key in ("test", "validation", "valid") if key in splits and key != train), None)
+    usual = ("test", "validation", "valid", "val", "dev")
+    return name or next((key for key in usual if key in splits and key != train), None)
 
 
 def find_split(splits: DatasetDict, name: str, option: str, label_column: str | None = None) -> Dataset:
@@ -161,9 +172,15 @@ def choose_splits(
     return {key: (name, find_split(splits, name, f"--{key}_split", label_column)) for key, name in names.items()}
 
 
-def group_column(rows: Dataset, name: str) -> str:
-    """Return the name of a column of groups, or raise an error if there is none."""
-    return find_column(rows, name, (), "group", option="--group_column")
+def read_groups(rows: Dataset, column: str) -> list[Any]:
+    """Return the group of each row, or raise an error if there is no such column, or a row has none."""
+    groups = rows[find_column(rows, column, (), "group", option="--group_column")][:]
+    if wrong := [n for n, group in enumerate(groups) if group != group or isinstance(group, (list, dict, type(None)))]:
+        raise ValueError(
+            f"column {column!r} must have the name of a group in each row; {len(wrong):,} rows have none, such as row "
+            f"{wrong[0]}: {groups[wrong[0]]}. Give each of them a group of its own, or leave them out."
+        )
+    return groups
 
 
 def check_validation_split(name: str, others: Mapping[str, str], fraction: float, what: str) -> None:
@@ -190,9 +207,8 @@ def common_column(
 
 def stratifying_column(splits: DatasetDict, options: ImageSourceOptions, task: str) -> str | None:
     """Return the label column by which parts are held out: that of the options, else detected by name, or None."""
-    columns = next(iter(splits.values())).column_names
-    usual = next((name for name in LABEL_COLUMNS if name in columns), None)
-    return None if task == "regression" else options.label_column_name or usual
+    rows = next(iter(splits.values()))
+    return None if task == "regression" else options.label_column_name or usual_label(rows)
 
 
 def count_training_classes(rows: Dataset, label_column: str, options: ImageSourceOptions) -> int:
@@ -291,7 +307,7 @@ def _drawn(rows: Dataset, match: re.Match[str], label_column: str | None) -> Ten
         names = read_class_names(rows, find_column(rows, label_column, (), "label"))
         classes = read_labels(rows, label_column, names, split)
     if by is not None:
-        groups = rows[group_column(rows, by)]
+        groups = read_groups(rows, by)
     held_out = draw_held_out(len(rows), float(fraction), int(seed), classes, names, groups)
     return held_out if kind == "held_out" else ~held_out
 

@@ -1,11 +1,11 @@
 """Targets of images: class labels, real values, or both."""
 
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 import pyarrow as pa
 import torch
-from datasets import ClassLabel, Dataset
+from datasets import ClassLabel, Dataset, Value
 from torch import Tensor
 
 from hf_sphere.data.options import DataTask, ImageSourceOptions, ValueOptions
@@ -80,8 +80,7 @@ def read_class_names(rows: Dataset, column: str) -> list[str]:
     feature = rows.features[column]
     if isinstance(feature, ClassLabel):
         return list(feature.names)
-    kind = getattr(feature, "dtype", "")
-    if not kind.startswith(("int", "uint", "bool", "string", "large_string")):
+    if not is_of_classes(feature):
         raise ValueError(f"label column {column!r} contains {feature}; class labels are integers or names.")
     values = set(rows.unique(column)) - {None}
     return [str(value) for value in sorted(values)]
@@ -113,10 +112,15 @@ def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) 
     return torch.tensor([index[str(value)] for value in values])
 
 
+def is_of_classes(feature: Any) -> bool:
+    """Whether a column can be of class labels: `ClassLabel`, integers or texts."""
+    kinds = ("int", "uint", "bool", "string", "large_string")
+    return isinstance(feature, ClassLabel) or str(getattr(feature, "dtype", "")).startswith(kinds)
+
+
 def has_labels(rows: Dataset, column: str) -> bool:
     """Whether a label column has classes; those of test images without labels are all missing or -1."""
-    feature = rows.features.get(column)
-    is_wrong = feature is None or hasattr(feature, "feature")  # missing, or of lists: an error elsewhere
+    is_wrong = not isinstance(rows.features.get(column), (ClassLabel, Value))  # an error elsewhere
     return is_wrong or not set(rows.unique(column)) <= {None, -1}
 
 

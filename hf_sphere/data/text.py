@@ -13,11 +13,12 @@ import torch
 from datasets import Dataset, DatasetDict, Features, List, Value
 from torch import Tensor
 
+from hf_sphere.data import folders
 from hf_sphere.data.options import TextDataOptions
 from hf_sphere.data.sampling import draw_subset
 from hf_sphere.data.sources import check_validation_split, choose_eval_split, common_column, find_split, require_splits
 from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
-from hf_sphere.utils.loading import load_dataset
+from hf_sphere.utils.loading import load_dataset, load_file
 
 TEXT_COLUMNS = ("text", "sentence", "content")
 """Column names used on the Hub, the most common one first."""
@@ -145,11 +146,13 @@ def load_text_splits(
     if path.is_file() and kind not in FILE_KINDS:
         raise ValueError(f"{name} is not a file of text; the supported kinds are: {', '.join(FILE_KINDS)}.")
     if path.is_file():
-        splits = load_dataset(FILE_KINDS[kind], source=name, data_files={"train": name}, cache_dir=cache)
+        splits = load_file(FILE_KINDS[kind], name, cache_dir=cache)
     elif config_name is not None and (path / config_name).is_dir():
         splits = load_dataset(str(path / config_name), cache_dir=cache)
     else:
         splits = load_dataset(name, config_name, cache_dir=cache)
+        if config_name is None:
+            folders.log_unread(path)
     return require_splits(splits, name)
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from hf_sphere.data import folders, image_files, sources
 from hf_sphere.data.targets import has_labels, read_class_names, read_labels
 from hf_sphere.search.rows import check_names
 from hf_sphere.search.vectors import parse_vectors
-from hf_sphere.utils.loading import load_dataset
+from hf_sphere.utils.loading import load_file
 from hf_sphere.utils.pixels import WHITE, convert_image
 from hf_sphere.utils.texts import damage
 
@@ -90,7 +89,7 @@ class ImageSource:
             names = self.labels if groups == "label" and self.labels else table[groups][:]
         else:
             names = groups.tolist() if hasattr(groups, "tolist") else list(groups)
-        if len(names) != len(self) or not {None, ""}.isdisjoint(names):
+        if len(names) != len(self) or None in names or "" in names:
             raise ValueError(f"{what} must have a value in each of the {len(self):,} rows; some have none.")
         return check_names(what, names, len(self))
 
@@ -122,14 +121,12 @@ class ImageSource:
             path = Path(images)
             if path.is_file() and (kind := FORMATS.get(path.suffix.lower())):
                 folders.check_depth([path])
-                # Otherwise these characters would be a pattern.
-                pattern = re.sub(r"[*?[]", r"[\g<0>]", str(path))
-                return cls._of_splits(str(path), load_dataset(kind, data_files=pattern, source=str(path)), **of_rows)
+                return cls._of_splits(str(path), load_file(kind, path), **of_rows)
             if path.is_file() and content != "image":
                 raise ValueError(f"{path} has no rows: its suffix is none of {', '.join(FORMATS)}.")
             if path.is_file():
                 return cls.of([path])
-            if content == "image" and column is None:
+            if content == "image" and column is None and str(images) not in sources.BUNDLED:
                 files = folders.list_files(path, folders.SUFFIXES)
                 if path.is_dir() and not files and not folders.list_files(path, folders.TABLES | folders.UNREADABLE):
                     raise ValueError(f"{path} has no images.")
@@ -188,8 +185,7 @@ class ImageSource:
             rows = rows.select(kept)
             if not kept:
                 raise ValueError(f"{what} has no texts.")
-        label = next((candidate for candidate in sources.LABEL_COLUMNS if candidate in rows.column_names), None)
-        if label is not None and has_labels(rows, label):
+        if (label := sources.usual_label(rows)) is not None and has_labels(rows, label):
             classes = read_class_names(rows, label)
             labels = [classes[index] for index in read_labels(rows, label, classes, split).tolist()]
         names = image_files.file_names(rows, column, name) if content == "image" else []
@@ -201,7 +197,8 @@ class ImageSource:
             encoded = image_files.encoded_images(rows, column)
             encoded = encoded if column == "image" else encoded.rename_column(column, "image")
         elif content == "vector":
-            encoded = parse_vectors(rows.with_format("numpy")[column][:], what)
+            is_missing = rows.select_columns([column]).with_format("arrow")[:][column].null_count  # numpy fails with it
+            encoded = parse_vectors(rows.with_format(None if is_missing else "numpy")[column][:], what)
         else:
             encoded = rows[column][:]
         name = str(Path(name).resolve()) if name and Path(name).exists() else name

@@ -10,6 +10,7 @@ import inspect
 import json
 import math
 import operator
+import os
 import re
 import sys
 import types
@@ -45,6 +46,8 @@ class Arguments:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
             value = getattr(self, field.name)
+            if isinstance(value, str) and value.startswith("~/") and field.name != "text":  # no shell has expanded it
+                setattr(self, field.name, value := os.path.expanduser(value))
             if field.name in ("output", "output_dir") and value is not None and not value.strip():
                 raise ValueError(f"{field.name} must not be empty; name a file or folder.")
             for number in value if isinstance(value, (list, tuple)) else [value]:
@@ -127,7 +130,11 @@ def parse_arguments(
         config_words = [word for config in given_configs(words) for word in _argv_of(config, actions, recipe, places)]
         on_command_line = {word[2:].partition("=")[0] for word in words}
         parser.places = {key: place for key, place in places.items() if key not in on_command_line}
-        parsed, unknown = parser.parse_known_args(config_words + words)
+        # Before a missing argument is named, which may be the one that is mistyped.
+        known = parser._option_string_actions
+        unknown = [word for word in words if re.match(r"--\w", word) and word.partition("=")[0] not in known]
+        if not unknown or "--help" in words:
+            parsed, unknown = parser.parse_known_args(config_words + words)
         if unknown:
             name = unknown[0].partition("=")[0]
             parser.error(f"unknown argument {name!r}.{_hint(name.lstrip('-'), names)}")

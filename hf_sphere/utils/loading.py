@@ -1,5 +1,6 @@
 """Loading of saved models and datasets: whatever a damaged file causes is one error that names the model or data."""
 
+import glob
 import json
 import os
 import re
@@ -174,6 +175,13 @@ def load_sentence_transformer(name: str, device: Any = None) -> Any:
         raise ValueError(f"{name} cannot be loaded as SentenceTransformer: {error_text(error)}") from error
 
 
+def load_file(kind: str, path: str | os.PathLike, **options: Any) -> Any:
+    """Load a file of rows, of a kind of `datasets`, as the split `train`; see `load_dataset`."""
+    options |= {"encoding": "utf-8-sig"} if kind == "text" else {}  # the mark of the byte order is no text
+    pattern = re.sub(r"[*?[]", r"[\g<0>]", str(path))  # otherwise these characters would be a pattern
+    return load_dataset(kind, data_files={"train": pattern}, source=str(path), **options)
+
+
 def load_dataset(name: str, *args: Any, source: str | None = None, **options: Any) -> Any:
     """Call `datasets.load_dataset` for a Hub id, folder, or kind of file; errors name the `source`, or else this name.
 
@@ -183,6 +191,8 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
 
     if not name.strip():
         raise ValueError("the name of the dataset must not be empty.")
+    if Path(name).is_dir() and glob.has_magic(name):
+        raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
     for path in (Path(source or name), Path(name, "README.md"), Path(name, ".huggingface.yaml")):
         check_regular(path)
     try:

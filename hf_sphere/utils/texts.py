@@ -40,7 +40,8 @@ class PrintableStream:
         """Write a text."""
         bar = _BAR.match(text)
         end = bar.end() if bar else 0
-        return self._stream.write(text[:end] + printable(text[end:]))
+        text, encoding = text[:end] + printable(text[end:]), getattr(self._stream, "encoding", None) or "utf-8"
+        return self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], file: Any) -> None:

@@ -1,5 +1,6 @@
 """The command `hf-sphere` as a user meets it, in separate processes."""
 
+import io
 import os
 import pty
 import re
@@ -11,8 +12,12 @@ from contextlib import suppress
 import pytest
 
 from hf_sphere.commands import JOBS
+from hf_sphere.commands.command_line import run_main
 from hf_sphere.commands.main import main
+from hf_sphere.commands.predict import PredictionArguments
 from hf_sphere.commands.train import TASKS
+from hf_sphere.utils.arguments import parse_arguments
+from hf_sphere.utils.texts import PrintableStream
 
 DIGITS = ["--dataset_name", "digits", "--max_train_samples", "60", "--backbone", "linear_embedding"]
 DIGITS += ["--backbone_kwargs", "{width: 8}", "--num_train_epochs", "2", "--cache_dir", "cache", "--output_dir", "out"]
@@ -155,3 +160,25 @@ def test_a_terminal_has_bars(run):
         while part := terminal.read(4096):
             printed += part
     assert (ended.returncode, b"step/s" in printed) == (0, True)
+
+
+@pytest.mark.parametrize("closed", [["stdout"], ["stderr"], ["stdout", "stderr"]], ids=str)
+def test_a_service_without_standard_streams_runs(closed, monkeypatch):
+    for name in closed:
+        monkeypatch.setattr(sys, name, None)
+    run_main(lambda _: [print("text", file=stream) for stream in (sys.stdout, sys.stderr)])
+
+
+def test_characters_that_an_output_lacks_are_escaped():
+    output = io.BytesIO()
+    stream = PrintableStream(io.TextIOWrapper(output, encoding="latin-1", write_through=True), False)
+    stream.write("caf\u00e9, \U0001f436")
+    assert output.getvalue().decode("latin-1") == "caf\u00e9, \\U0001f436"
+
+
+def test_the_home_folder_is_that_of_the_user_where_no_shell_has_expanded_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ["--model_name_or_path=~/model", "--images", "a~/b", "--output=~/x.csv"]
+    (args,) = parse_arguments((PredictionArguments,), words)
+    assert (args.model_name_or_path, args.images) == (f"{tmp_path}/model", "a~/b")
+    assert args.output == f"{tmp_path}/x.csv"

@@ -1,6 +1,7 @@
 """The job `hf-sphere compare`: checks, resumption and results."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -411,6 +412,15 @@ def test_a_test_split_with_groups_of_the_training_images_is_refused(refused, tmp
         Dataset.from_dict(cells | patients, features).to_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
     message = refused(str(tmp_path / "data"), *HEADS, "--group_column", "patient")
     assert "8 of the 24 test images are of groups with images to train or tune on (patient), or" in message
+
+
+@pytest.mark.parametrize("patients", [["a", "b", None], [1, 2, None], [1.0, 2.0, math.nan], [[1], [2], [3]]], ids=str)
+def test_images_without_a_group_are_refused(patients, refused, tmp_path):
+    cells = {"image": [*np.zeros((24, 8, 8), np.uint8)], "label": [n % 2 for n in range(24)], "patient": patients * 8}
+    (tmp_path / "data").mkdir()
+    Dataset.from_dict(cells).cast_column("image", Image()).to_parquet(tmp_path / "data" / "train.parquet")
+    message = refused(str(tmp_path / "data"), *HEADS, "--group_column", "patient")
+    assert "column 'patient' must have the name of a group in each row" in message
 
 
 def test_one_seed_is_refused(capsys, tmp_path):

@@ -161,6 +161,11 @@ class TestSplits:
         name = save(**{split: make_dataset(marked(2)) for split in splits})
         assert load_named(name, train_split=train).eval_split == expected
 
+    @pytest.mark.parametrize("split", ["valid", "val", "dev"])
+    def test_a_short_name_of_the_validation_split_is_known(self, split, make_dataset, embed, load_named):
+        name = embed(**{each: make_dataset(marked(2)) for each in ("train", split)})
+        assert load_named(name).eval_split == split
+
     def test_a_split_to_load_is_the_evaluation_split_if_not_given(self, make_dataset, save, load_one):
         name = save(**{s: make_dataset(marked(n)) for s, n in (("train", 2), ("validation", 3), ("test", 4))})
         assert (load_one(name, None).name, load_one(name, None, eval_split="validation").name) == ("test", "validation")
@@ -229,6 +234,12 @@ class TestLabels:
         test = make_dataset(marked(2), labels, feature=ClassLabel(names=["ant", "bee"]))
         data = load_one(embed(train=make_dataset(marked(2)), test=test))
         assert (data.class_names, data.batches.labels.tolist()) == ([], [-1, -1])
+
+    def test_a_label_column_without_classes_is_no_label_unless_it_is_named(self, make_dataset, embed, load_one):
+        name = embed(test=make_dataset(marked(2), [0.5, 1.5], feature=Value("float64")))
+        assert load_one(name).class_names == []
+        with pytest.raises(ValueError, match=r"label column 'label' contains Value\('float64'\)"):
+            load_one(name, label_column_name="label")
 
     def test_all_images_of_unlabeled_data_are_loaded(self, make_dataset, embed, load_one):
         train = make_dataset(marked(5), [-1] * 5, feature=ClassLabel(names=["ant", "bee"]))

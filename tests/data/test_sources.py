@@ -1,6 +1,9 @@
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict
 from PIL import Image as PILImage
 from sklearn.datasets import load_digits
 
@@ -14,6 +17,7 @@ from hf_sphere.data.sources import (
     held_out_names,
     load_splits,
 )
+from hf_sphere.search import ImageSource
 
 
 def pixels_of(dataset: Dataset) -> np.ndarray:
@@ -93,10 +97,63 @@ def test_bundled_data_is_not_searched_elsewhere(name, monkeypatch):
     assert set(load_splits(name)) == {"train", "test"}
 
 
+def test_a_folder_with_the_name_of_bundled_data_is_an_error_that_says_how_to_name_it(make_dataset, save, monkeypatch):
+    folder = Path(save(train=make_dataset([np.zeros((3, 4), np.uint8)])))
+    monkeypatch.chdir(folder.rename(folder.with_name("digits")).parent)
+    for load in (load_splits, ImageSource.of):
+        with pytest.raises(ValueError, match=r"digits is a bundled dataset and a folder; write \./digits"):
+            load("digits")
+    assert len(load_splits("./digits")["train"]) == len(ImageSource.of("./digits")) == 1
+
+
 def test_a_folder_of_parquet_files_loads_as_its_splits(make_dataset, save):
     image = np.arange(12, dtype=np.uint8).reshape(3, 4)
     splits = load_splits(save(train=make_dataset([image] * 3), test=make_dataset([image] * 2)))
     assert {split: len(rows) for split, rows in splits.items()} == {"train": 3, "test": 2}
+
+
+def test_parquet_files_that_are_in_no_split_are_logged(make_dataset, save, caplog):
+    folder = Path(save(train=make_dataset([np.zeros((3, 4), np.uint8)])))
+    load_splits(str(folder))
+    assert not caplog.text
+    shutil.copy(folder / "train-00000-of-00001.parquet", folder / "more.parquet")
+    load_splits(str(folder))
+    assert f"1 of 2 files in {folder} are in no split, such as more.parquet" in caplog.text
+
+
+class TestClassNamesOfFiles:
+    """`datasets` uses the names of one file for all, and would give images the class of another one."""
+
+    @pytest.fixture
+    def splits(self, make_dataset):
+        image = np.zeros((3, 4), dtype=np.uint8)
+
+        def make(*names: list[str]) -> DatasetDict:
+            parts = (make_dataset([image] * 2, [0, 1], feature=ClassLabel(names=each)) for each in names)
+            return DatasetDict(zip(("train", "test"), parts, strict=True))
+
+        return make
+
+    @pytest.mark.parametrize("names", [["dog", "cat"], ["eel", "fox"], ["cat", "cow", "dog"]])
+    @pytest.mark.parametrize("streaming", [False, True])
+    def test_other_numbers_in_parquet_files_are_an_error(self, names, streaming, splits, save):
+        with pytest.raises(ValueError, match=r"test-0.*number the classes of column 'label' differently"):
+            load_splits(save(**splits(["cat", "dog"], names)), streaming=streaming)
+
+    def test_other_numbers_in_a_folder_of_save_to_disk_are_an_error(self, splits, tmp_path):
+        splits(["cat", "dog"], ["dog", "cat"]).save_to_disk(tmp_path / "pets")
+        with pytest.raises(ValueError, match="such as 'dog' and 'cat'"):
+            load_splits(str(tmp_path / "pets"))
+
+    def test_names_that_begin_alike_are_read(self, splits, save):
+        loaded = load_splits(save(**splits(["cat", "dog", "eel"], ["cat", "dog"])))
+        assert loaded["test"].features["label"].int2str(loaded["test"]["label"][:]) == ["cat", "dog"]
+
+    def test_files_of_other_configurations_are_not_compared(self, splits, save):
+        folder = Path(save(**splits(["cat", "dog"], ["dog", "cat"])))
+        files = "configs:\n- config_name: {0}\n  data_files: {0}-00000-of-00001.parquet\n"
+        (folder / "README.md").write_text(f"---\n{files.format('train')}  default: true\n---\n")
+        assert load_splits(str(folder))["train"].features["label"].names == ["cat", "dog"]
 
 
 def test_an_image_folder_names_classes_after_its_subfolders(tmp_path):

@@ -203,6 +203,33 @@ def test_a_folder_of_text_files_loads_as_its_splits(load, tmp_path):
     assert load(name=str(tmp_path / "texts")).eval_split == "test"
 
 
+def test_a_file_or_folder_whose_name_is_a_pattern_is_not_read_as_another(tmp_path):
+    for number in ("1", "[1]"):
+        (tmp_path / f"book{number}.txt").write_text(number)
+        (tmp_path / f"books{number}").mkdir()
+        (tmp_path / f"books{number}" / "a.txt").write_text(number)
+    assert text.load_text_splits(str(tmp_path / "book[1].txt"))["train"]["text"][:] == ["[1]"]
+    with pytest.raises(ValueError, match=r"reads the characters \*, \? and \[ in .* as a pattern"):
+        text.load_text_splits(str(tmp_path / "books[1]"))
+
+
+def test_the_mark_of_the_byte_order_is_no_text(tmp_path):
+    (tmp_path / "lines.txt").write_text("a\nb", encoding="utf-8-sig")
+    assert text.load_text_splits(str(tmp_path / "lines.txt"))["train"]["text"][:] == ["a", "b"]
+
+
+def test_files_that_are_in_no_split_are_logged(tmp_path, caplog):
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name in ("1", "2"):
+        (folder / f"{name}.txt").write_text(name)
+    assert len(text.load_text_splits(str(folder))["train"]) == 2
+    assert not caplog.text
+    (folder / "train-journey.txt").write_text("3")
+    assert text.load_text_splits(str(folder))["train"]["text"][:] == ["3"]
+    assert f"2 of 3 files in {folder} are in no split, such as 1.txt" in caplog.text
+
+
 def test_a_configuration_is_a_subfolder_of_the_data_set(load, tmp_path):
     load()
     (tmp_path / "data0").rename(tmp_path / "of-two")

@@ -122,6 +122,16 @@ def test_the_card_does_not_deny_that_the_evaluation_split_was_used(train, words)
     assert "was not used for selection" not in note(train(*words))
 
 
+def test_images_of_one_class_are_an_error_that_says_what_to_do(train, tmp_path):
+    (tmp_path / "photos").mkdir()
+    for number in range(10):
+        Image.new("L", (8, 8), number).save(tmp_path / "photos" / f"{number}.png")
+    rows = "".join(f"{number}.png,all\n" for number in range(10))
+    (tmp_path / "photos" / "metadata.csv").write_text(f"file_name,label\n{rows}")
+    with pytest.raises(ValueError, match="images are of one class, all: put the images into one folder per class, or"):
+        train("--dataset_name", str(tmp_path / "photos"))
+
+
 # Randomness
 
 

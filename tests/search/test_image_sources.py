@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image as ImageFeature, IterableDataset
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image as ImageFeature, IterableDataset, List, Value
 from PIL import Image
 
 from hf_sphere.data.decoding import EncodedImages, ImageShape
@@ -316,6 +316,32 @@ def test_groups_are_the_cells_of_a_column(tmp_path):
 def test_other_columns_than_those_of_the_file_are_an_error_that_lists_them(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         ImageSource.of(write_rows(tmp_path / "a.parquet"), **{"content": "text", **options})
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [Value("float32"), List(Value("int64")), {"a": Value("int64")}, Value("timestamp[s]"), ImageFeature()],
+    ids=str,
+)
+def test_a_label_column_without_classes_has_no_labels(labels, digits):
+    cells = {"float32": 0.5, "timestamp[s]": 0}.get(getattr(labels, "dtype", ""), digits[0])
+    cells = [1] if isinstance(labels, List) else {"a": 1} if isinstance(labels, dict) else cells
+    rows = Dataset.from_dict({"text": ["a"], "label": [cells]}, Features({"text": Value("string"), "label": labels}))
+    assert ImageSource.of(rows, content="text").labels == []
+
+
+def test_groups_that_are_lists_are_an_error():
+    with pytest.raises(ValueError, match="groups must be all texts or all integers; got list"):
+        ImageSource.of(Dataset.from_dict({"text": ["a"], "words": [["a"]]}), content="text").read_groups("words")
+
+
+@pytest.mark.parametrize("feature", [List(Value("float32")), List(Value("float32"), length=2)], ids=str)
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_row_without_a_vector_is_named(feature, missing):
+    vectors = [None if row == missing else [1.0, 0.0] for row in range(2)]
+    rows = Dataset.from_dict({"vector": vectors}, Features({"vector": feature}))
+    with pytest.raises(ValueError, match=f"row {missing} has none"):
+        ImageSource.of(rows, content="vector")
 
 
 def test_a_missing_text_is_an_error():

@@ -394,6 +394,12 @@ def test_unknown_option_error_names_a_similar_one(refusal):
     assert "Did you mean learning_rate" in message
 
 
+def test_a_mistyped_required_option_is_not_only_missing(capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments((RecipeArguments,), ["--outputdir", "out", "--seed", "1"])
+    assert "unknown argument '--outputdir'. Did you mean output_dir or" in capsys.readouterr().err
+
+
 def test_unknown_option_error_knows_the_initials(refusal):
     assert "Did you mean learning_rate" in refusal("--lr", "0.1")
 

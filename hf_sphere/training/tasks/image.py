@@ -154,6 +154,9 @@ def load_images(
             num_processes=accelerator.num_processes,
             progress=accelerator.is_main_process and not args.disable_tqdm,
         )
+    if task in ("classification", "joint") and len(images.class_names) == 1:
+        hint = "put the images into one folder per class, or name the column of the classes by --label_column_name"
+        raise ValueError(f"all training images are of one class, {images.class_names[0]}: {hint}.")
     record, earlier = images.record, None if saved is None else DataRecord.read(saved)
     if args.resume_from_checkpoint is not None:
         folder = find_checkpoint(args.resume_from_checkpoint, run.output_dir).parent
