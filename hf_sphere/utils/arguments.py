@@ -15,6 +15,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -139,6 +140,7 @@ def parse_arguments(
             name = unknown[0].partition("=")[0]
             parser.error(f"unknown argument {name!r}.{_hint(name.lstrip('-'), names)}")
         values = tuple(cls(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(cls)}) for cls in types)
+        _check_output({name: value for each in values for name, value in vars(each).items()})
     except ValueError as error:
         parser.error(str(error))
     if parsed.print_config:
@@ -148,6 +150,15 @@ def parse_arguments(
             print(f"{name}: {json.dumps(getattr(parsed, name), default=str, ensure_ascii=False)}")
         parser.exit()
     return values
+
+
+def _check_output(values: Mapping[str, Any]) -> None:
+    """Raise an error if the output would be in the folder of the data, and thus read as data by the next call."""
+    data = next((values[name] for name in ("dataset_name", "images") if values.get(name)), "")
+    for name in ("output_dir", "output"):
+        place = Path(values.get(name) or os.devnull).resolve()
+        if os.path.isdir(data) and place.is_relative_to(Path(data).resolve()):
+            raise ValueError(f"--{name} {values[name]} is in the folder of the data, {data}; choose another folder.")
 
 
 def named_first(name: str, argv: Sequence[str] | None = None) -> list[str]:

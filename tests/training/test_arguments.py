@@ -540,3 +540,20 @@ def test_given_arguments_include_those_equal_to_the_default(tmp_path):
     (tmp_path / "run.yaml").write_text("seed: 0\nlabel_noise: 0.0\n")
     words = ["--config", str(tmp_path / "run.yaml"), "--image-size", "8", "--eval_split=test", "--no_horizontal_flip"]
     assert given_arguments(words) == {"config", "seed", "label_noise", "image_size", "eval_split", "horizontal_flip"}
+
+
+@pytest.mark.parametrize("output", ["photos/run", "photos", "photos/../photos/a/run"])
+def test_an_output_in_the_folder_of_the_data_is_refused(tmp_path, monkeypatch, capsys, output):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    with pytest.raises(SystemExit):
+        parse_arguments((ImageDataArguments, RecipeArguments), ["--dataset_name", "photos", "--output_dir", output])
+    assert f"--output_dir {output} is in the folder of the data, photos" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["photos2/run", "run", "photos/../run"])
+def test_an_output_beside_the_folder_of_the_data_is_accepted(tmp_path, monkeypatch, output):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    words = ["--dataset_name", "photos", "--output_dir", output]
+    assert parse_arguments((ImageDataArguments, RecipeArguments), words)[1].output_dir == output
