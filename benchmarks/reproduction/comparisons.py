@@ -229,9 +229,11 @@ def correct(comparisons: Sequence[Comparison], tests: int | None = None) -> None
     for is_planned in (True, False):
         chosen: list[Test] = [row.test if is_planned else _other(row.test) for row in comparisons]
         p_values = [row.p_value(test) for row, test in zip(comparisons, chosen, strict=True)]
-        for row, test, corrected in zip(comparisons, chosen, holm(p_values, tests), strict=True):
+        run = sum(value is not None for value in p_values)
+        family = max(run, run if tests is None else tests)
+        for row, test, corrected in zip(comparisons, chosen, holm(p_values, family), strict=True):
             row.corrected[test] = corrected
-            row.tests = max(1, sum(value is not None for value in p_values) if tests is None else tests)
+            row.tests = max(1, run if tests is None else tests)
 
 
 def relevant(name: str, error_rate: float) -> float:

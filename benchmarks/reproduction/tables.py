@@ -192,11 +192,13 @@ def _join_rows(rows: "list[_Row]", table: Table, source: Source) -> str:
     if any(row.published for row in rows):
         columns["measured minus published"] = [row.from_published() for row in rows]
     if baselines := {row.baseline for row in rows if row.baseline}:
-        found = {comparison.run: comparison for comparison in compare_rows(table, source)}
+        pairs = {(found.run, found.reference): found for found in compare_rows(table, source)}
+        compared = [pairs.get((row.group, row.baseline or "")) for row in rows]
         title = f"minus `{baselines.pop()}`" if len(baselines) == 1 else "minus another run"
-        columns[title] = [_show_difference(row, found.get(row.group), not baselines) for row in rows]
-        columns[P_VALUE] = [found[row.group].show_p_values() if row.group in found else "" for row in rows]
-        columns["verdict"] = [found[row.group].show_verdict() if row.group in found else "" for row in rows]
+        shown = zip(rows, compared, strict=True)
+        columns[title] = [_show_difference(row, found, not baselines) for row, found in shown]
+        columns[P_VALUE] = [found.show_p_values() if found else "" for found in compared]
+        columns["verdict"] = [found.show_verdict() if found else "" for found in compared]
     columns |= metrics[1:]
     for title, further in table.published.items():
         records = [source.published_of(row.group, further) for row in rows]
@@ -370,7 +372,7 @@ def show_mean(metric: str, values: Sequence[float]) -> str:
 
 
 def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
-    runs = [run for row in rows for run in source.runs(row.group).values()]
+    runs = [run for group in dict.fromkeys(row.group for row in rows) for run in source.runs(group).values()]
     if runs:
         if any(row.count > 1 for row in rows):
             yield "Measured values are means and standard deviations over seeds."

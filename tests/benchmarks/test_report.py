@@ -191,6 +191,13 @@ def test_runs_without_common_seeds_are_not_compared(source):
     assert "verdict" not in row
 
 
+def test_a_run_that_is_compared_with_two_others_has_a_row_for_each(source):
+    found = source({"a": {0: 0.5, 1: 0.52}, "b": {0: 0.4, 1: 0.42}, "c": {0: 0.7, 1: 0.72}})
+    lines = render(table("a - b", "a - c"), found).splitlines()
+    assert ["`b`: +10.00" in lines[2], "`c`: -20.00" in lines[3]] == [True, True]
+    assert " 2 runs on one core" in lines[-1]
+
+
 def test_p_values_are_corrected_within_a_table(source):
     groups = {"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {0: 0.41, 1: 0.59, 2: 0.8}, "c": {0: 0.51, 1: 0.69, 2: 0.95}}
     alone = compare_rows(table("a - b"), source(groups))
